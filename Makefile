@@ -1,0 +1,77 @@
+# The one door. `make run` shows it, `make test` is everything CI does, `make bench` measures it beside its peers.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+STAMP := .venv/.made
+EXTRAS := dev,bench,all
+CODE := $(wildcard src tests tools bench examples)
+ARGS ?=
+
+# Pyright comes with its wheel; without this it would ask the network whether there is a newer one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+step = @printf '\n== %s\n' '$(1)'
+
+.PHONY: help venv run test bench mutants fmt lint types pytest clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+venv: $(STAMP) ## the environment in .venv; made anew only when its inputs change
+
+$(STAMP): pyproject.toml constraints.txt tools/make_venv.sh tools/system_packages.sh
+	$(call step,environment)
+	@tools/system_packages.sh
+	@tools/make_venv.sh $(EXTRAS)
+	@touch $(STAMP)
+
+run: $(STAMP) ## a guided demo
+	@$(BIN)/python -m reefknot.demo $(ARGS)
+
+test: lint types pytest ## everything CI does
+
+bench: $(STAMP) ## side by side with the peers
+	@$(BIN)/python -m bench $(ARGS)
+
+mutants: $(STAMP) ## change the core in every way, count the changes that no test notices
+	@$(BIN)/mutmut run $(ARGS)
+	@$(BIN)/mutmut export-cicd-stats
+	@$(BIN)/python tools/mutant_score.py
+
+fmt: $(STAMP) ## format, and fix what can be fixed
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix $(CODE)
+
+lint: $(STAMP) ## format, lint, import order, sizes, words
+	$(call step,format)
+	@$(BIN)/ruff format --check $(CODE)
+	$(call step,lint)
+	@$(BIN)/ruff check $(CODE)
+	$(call step,import order)
+	@$(BIN)/lint-imports --no-logo
+	$(call step,sizes)
+	@$(BIN)/python tools/check_sizes.py
+	$(call step,words)
+	@$(BIN)/python tools/check_words.py
+
+types: $(STAMP) ## mypy strict, and pyright on tests/typing
+	$(call step,types: mypy)
+	@$(BIN)/mypy $(CODE)
+	$(call step,types: pyright)
+	@if [ -d tests/typing ]; then $(BIN)/pyright; else echo 'tests/typing is not there yet'; fi
+
+pytest: $(STAMP) ## the tests, snippets of the documents and examples among them, with the coverage of the core
+	$(call step,tests)
+	@$(BIN)/coverage run -m pytest $(ARGS)
+	$(call step,branch coverage of the core)
+	@$(BIN)/coverage report
+
+clean: ## remove what was made, .venv too
+	@rm -rf .venv build dist htmlcov mutants .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

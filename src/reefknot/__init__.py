@@ -1,0 +1,90 @@
+"""
+reefknot: unreliable work, run reliably.
+
+The names below are promises. They are loaded when they are first used, so `from reefknot import retry` costs what
+`retry` costs.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
+if TYPE_CHECKING:
+    from typing import Any
+
+    from reefknot import testing as testing
+    from reefknot.core.failure import ErrorCategory as ErrorCategory
+    from reefknot.core.failure import ErrorCode as ErrorCode
+    from reefknot.core.failure import Failure as Failure
+    from reefknot.core.failure import FailureType as FailureType
+    from reefknot.core.outcome import AttemptRecord as AttemptRecord
+    from reefknot.core.outcome import Outcome as Outcome
+    from reefknot.core.overload.breaker import BreakerState as BreakerState
+    from reefknot.core.retry.decide import Reason as Reason
+    from reefknot.core.retry.policy import Jitter as Jitter
+    from reefknot.core.retry.policy import RetryPolicy as RetryPolicy
+    from reefknot.core.retry.policy import RetryStrategy as RetryStrategy
+    from reefknot.core.retry.throttle import RetryThrottle as RetryThrottle
+    from reefknot.errors import AttemptTimeoutError as AttemptTimeoutError
+    from reefknot.errors import BreakerOpenError as BreakerOpenError
+    from reefknot.errors import DeadlineExceededError as DeadlineExceededError
+    from reefknot.errors import LoopMisuseError as LoopMisuseError
+    from reefknot.errors import ParameterError as ParameterError
+    from reefknot.errors import ParameterTypeError as ParameterTypeError
+    from reefknot.errors import ReefknotError as ReefknotError
+    from reefknot.errors import RejectedError as RejectedError
+    from reefknot.errors import RetryAfter as RetryAfter
+    from reefknot.execution.breaker import CircuitBreaker as CircuitBreaker
+    from reefknot.execution.decorator import retry as retry
+    from reefknot.execution.decorator import using as using
+    from reefknot.execution.nature import http_errors as http_errors
+    from reefknot.execution.reading import classify_failure as classify_failure
+    from reefknot.execution.report import RetryEvent as RetryEvent
+    from reefknot.execution.retrier import Retrier as Retrier
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "reefknot.core.failure": ("ErrorCategory", "ErrorCode", "Failure", "FailureType"),
+    "reefknot.core.outcome": ("AttemptRecord", "Outcome"),
+    "reefknot.core.overload.breaker": ("BreakerState",),
+    "reefknot.core.retry.decide": ("Reason",),
+    "reefknot.core.retry.policy": ("Jitter", "RetryPolicy", "RetryStrategy"),
+    "reefknot.core.retry.throttle": ("RetryThrottle",),
+    "reefknot.errors": (
+        "AttemptTimeoutError",
+        "BreakerOpenError",
+        "DeadlineExceededError",
+        "LoopMisuseError",
+        "ParameterError",
+        "ParameterTypeError",
+        "ReefknotError",
+        "RejectedError",
+        "RetryAfter",
+    ),
+    "reefknot.execution.breaker": ("CircuitBreaker",),
+    "reefknot.execution.decorator": ("retry", "using"),
+    "reefknot.execution.nature": ("http_errors",),
+    "reefknot.execution.reading": ("classify_failure",),
+    "reefknot.execution.report": ("RetryEvent",),
+    "reefknot.execution.retrier": ("Retrier",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", "testing", *sorted(_HOME_OF)]  # noqa: PLE0604 - strings all; a test compares them with the names above
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "testing":
+        return import_module("reefknot.testing")
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'reefknot' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

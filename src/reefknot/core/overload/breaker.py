@@ -1,0 +1,116 @@
+"""
+Leave a place alone that does not answer.
+
+    closed ──(failures in a row)──▶ open ──(cool-down over)──▶ half-open ──(probe succeeds)──▶ closed
+                                     ▲                             │
+                                     └────────(probe fails)────────┘
+
+Half-open lets exactly one probe through. A probe that never reports is given up after a cool-down, so a crashed caller
+cannot keep a breaker half-open for ever. Time is an argument; a lock, if one is needed, is the caller's.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from reefknot.errors import ParameterError, ParameterTypeError
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Refused(Struct, frozen=True):
+    """No call now; ask again after `retry_after` seconds."""
+
+    retry_after: float
+
+
+class Permit(Struct, frozen=True):
+    """A call may go through. `generation` tells a late report from a current one."""
+
+    generation: int
+    probe: bool = False
+
+
+class BreakerSnapshot(Struct, frozen=True):
+    """A breaker as it stood at one moment."""
+
+    name: str
+    state: BreakerState
+    failures: int
+    opened: int
+    retry_after: float
+
+
+class Breaker:
+    """The state machine of one destination."""
+
+    __slots__ = ("_failures", "_generation", "_opened", "_probe_until", "_until", "cooldown", "name", "threshold")
+
+    def __init__(self, name: str, *, failures: int = 5, cooldown: float = 30.0) -> None:
+        if not isinstance(name, str):
+            raise ParameterTypeError("name", name, "a text that names the destination")
+        if isinstance(failures, bool) or not isinstance(failures, int):
+            raise ParameterTypeError("failures", failures, "a whole number, 1 or more")
+        if failures < 1:
+            raise ParameterError("failures", failures, "a whole number, 1 or more")
+        if isinstance(cooldown, bool) or not isinstance(cooldown, int | float):
+            raise ParameterTypeError("cooldown", cooldown, "a finite number of seconds above 0")
+        if not 0 < cooldown < float("inf"):
+            raise ParameterError("cooldown", cooldown, "a finite number of seconds above 0")
+        self.name = name
+        self.threshold = failures
+        self.cooldown = float(cooldown)
+        self._failures = 0
+        self._opened = 0
+        self._generation = 0
+        self._until: float | None = None
+        self._probe_until: float | None = None
+
+    def state(self, now: float) -> BreakerState:
+        if self._until is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._until else BreakerState.HALF_OPEN
+
+    def admit(self, now: float) -> Permit | Refused:
+        """May a call go through at `now`?"""
+        if self._until is None:
+            return Permit(self._generation)
+        if now < self._until:
+            return Refused(self._until - now)
+        if self._probe_until is not None and now < self._probe_until:
+            return Refused(self._probe_until - now)
+        self._probe_until = now + self.cooldown
+        self._generation += 1
+        return Permit(self._generation, probe=True)
+
+    def succeeded(self, permit: Permit) -> None:
+        if permit.generation != self._generation:
+            return
+        self._failures = 0
+        self._until = self._probe_until = None
+
+    def failed(self, permit: Permit, now: float) -> None:
+        if permit.generation != self._generation:
+            return
+        self._failures += 1
+        if permit.probe or self._failures >= self.threshold:
+            self._open(now)
+
+    def released(self, permit: Permit) -> None:
+        """The call ended without telling anything about the destination: cancelled, or refused elsewhere."""
+        if permit.probe and permit.generation == self._generation:
+            self._probe_until = None
+
+    def snapshot(self, now: float) -> BreakerSnapshot:
+        left = max(0.0, self._until - now) if self._until is not None else 0.0
+        return BreakerSnapshot(self.name, self.state(now), self._failures, self._opened, left)
+
+    def _open(self, now: float) -> None:
+        self._until = now + self.cooldown
+        self._probe_until = None
+        self._generation += 1
+        self._opened += 1

@@ -1,0 +1,1 @@
+"""Again, or stop: the model of retrying, and the one decision."""

@@ -1,0 +1,255 @@
+"""
+What kind of failure is this?
+
+Evidence is heard in one order: a rate limit first, then what the work itself declared (a code, a type), then the
+exception's class, then the HTTP status, and the message's words last. Nothing here touches an exception: whoever caught
+it hands over names, numbers and cut text.
+"""
+
+import re
+from typing import NamedTuple
+
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.redaction import LONGEST_TEXT
+
+_PERMANENT = ("permission denied", "access denied", "authentication failed", "invalid credentials", "not found")
+_RATE_LIMITED = ("rate limit", "too many requests", "quota exceeded", "429")
+_TRANSIENT = (
+    *("timeout", "connection refused", "temporary", "unavailable", "network", "503", "502"),
+    *("timed out", "connection reset"),
+)
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_BORDER = re.compile(r"[_\-\s]+")
+_STATUS = re.compile(r"\b(?:status(?:[ _]code)?|HTTP(?:/\d(?:\.\d)?)?)\s*[:=]?\s*([1-5]\d\d)\b", re.IGNORECASE)
+
+
+class Kind(NamedTuple):
+    """What a class of exceptions, or a status, says about a failure."""
+
+    code: ErrorCode
+    failure_type: FailureType
+
+
+_TIMEOUT = Kind(ErrorCode.connection_timeout, FailureType.TRANSIENT)
+_NETWORK = Kind(ErrorCode.network_error, FailureType.TRANSIENT)
+_DENIED = Kind(ErrorCode.permission_denied, FailureType.PERMANENT)
+_MISSING = Kind(ErrorCode.execution_failed, FailureType.PERMANENT)
+_BUSY = Kind(ErrorCode.resource_unavailable, FailureType.TRANSIENT)
+
+KNOWN_CLASSES: dict[str, Kind] = {
+    "builtins.TimeoutError": _TIMEOUT,
+    "builtins.ConnectionError": _NETWORK,
+    "builtins.PermissionError": _DENIED,
+    "builtins.FileNotFoundError": _MISSING,
+    "builtins.BlockingIOError": _BUSY,
+    "socket.gaierror": _NETWORK,
+    "ssl.SSLCertVerificationError": _DENIED,
+    "ssl.SSLError": _NETWORK,
+    "http.client.RemoteDisconnected": _NETWORK,
+    "http.client.IncompleteRead": _NETWORK,
+    **{
+        f"{module}.{name}": kind
+        for module in ("httpx", "httpx2", "httpx._exceptions", "httpx2._exceptions")
+        for name, kind in (
+            ("TimeoutException", _TIMEOUT),
+            ("NetworkError", _NETWORK),
+            ("RemoteProtocolError", _NETWORK),
+            ("ProxyError", _NETWORK),
+        )
+    },
+    "requests.exceptions.Timeout": _TIMEOUT,
+    "requests.exceptions.SSLError": _DENIED,
+    "requests.exceptions.ConnectionError": _NETWORK,
+    "requests.exceptions.ChunkedEncodingError": _NETWORK,
+    "urllib3.exceptions.TimeoutError": _TIMEOUT,
+    "urllib3.exceptions.NewConnectionError": _NETWORK,
+    "urllib3.exceptions.ProtocolError": _NETWORK,
+    "aiohttp.client_exceptions.ServerTimeoutError": _TIMEOUT,
+    "aiohttp.client_exceptions.ClientConnectorCertificateError": _DENIED,
+    "aiohttp.client_exceptions.ClientConnectionError": _NETWORK,
+    "aiohttp.client_exceptions.ClientPayloadError": _NETWORK,
+}
+"""Classes whose meaning is known by name; nothing is imported to know it. The first one in the MRO speaks."""
+
+_TYPE_OF_CODE: dict[ErrorCode, FailureType] = {
+    ErrorCode.none: FailureType.UNKNOWN,
+    ErrorCode.invalid_input: FailureType.PERMANENT,
+    ErrorCode.missing_required_field: FailureType.PERMANENT,
+    ErrorCode.invalid_format: FailureType.PERMANENT,
+    ErrorCode.execution_failed: FailureType.UNKNOWN,
+    ErrorCode.resource_unavailable: FailureType.TRANSIENT,
+    ErrorCode.permission_denied: FailureType.PERMANENT,
+    ErrorCode.quota_exceeded: FailureType.RATE_LIMITED,
+    ErrorCode.network_error: FailureType.TRANSIENT,
+    ErrorCode.connection_timeout: FailureType.TRANSIENT,
+    ErrorCode.http_error: FailureType.TRANSIENT,
+    ErrorCode.internal_error: FailureType.UNKNOWN,
+    ErrorCode.system_overload: FailureType.TRANSIENT,
+    ErrorCode.cancelled_by_user: FailureType.PERMANENT,
+    ErrorCode.cancelled_by_timeout: FailureType.PERMANENT,
+}
+_CODE_OF_TYPE: dict[FailureType, ErrorCode] = {
+    FailureType.TRANSIENT: ErrorCode.network_error,
+    FailureType.RATE_LIMITED: ErrorCode.resource_unavailable,
+    FailureType.PERMANENT: ErrorCode.execution_failed,
+    FailureType.UNKNOWN: ErrorCode.execution_failed,
+}
+
+
+def classify(
+    message: str = "",
+    *,
+    code: ErrorCode | None = None,
+    failure_type: FailureType | None = None,
+    exceptions: tuple[str, ...] = (),
+    http_status: int | None = None,
+    retry_after: float | None = None,
+    limit_reached: bool = False,
+) -> Failure:
+    """
+    All evidence as one `Failure`. `message` is cut and redacted already; a status that it names is not looked for
+    here (`status_in` does), because only the caller knows whether the text speaks of its own request.
+
+    `limit_reached` says that the answer's own headers told of a spent rate limit.
+    """
+    kind = _kind(message, code, failure_type, exceptions, http_status, retry_after is not None or limit_reached)
+    return Failure(kind.code, kind.failure_type, message, http_status, retry_after, exceptions)
+
+
+def _kind(
+    message: str,
+    code: ErrorCode | None,
+    failure_type: FailureType | None,
+    exceptions: tuple[str, ...],
+    status: int | None,
+    told_to_wait: bool,
+) -> Kind:
+    if status == 429 or (status == 403 and (told_to_wait or _says(message, _RATE_LIMITED))):
+        return Kind(code or ErrorCode.http_error, FailureType.RATE_LIMITED)
+    if failure_type is not None:
+        return Kind(code or (ErrorCode.http_error if status else _CODE_OF_TYPE[failure_type]), failure_type)
+    if code is not None:
+        by_status = kind_of_status(status) if code is ErrorCode.http_error else None
+        return Kind(code, by_status.failure_type if by_status else _TYPE_OF_CODE[code])
+    return kind_of_class(exceptions) or kind_of_status(status) or kind_of_text(message)
+
+
+def kind_of_class(exceptions: tuple[str, ...]) -> Kind | None:
+    """What the most specific known class says, or None when none is known."""
+    for name in exceptions:
+        kind = KNOWN_CLASSES.get(name)
+        if kind is not None:
+            return kind
+    return None
+
+
+def kind_of_status(status: int | None) -> Kind | None:
+    """What an HTTP status says; 1xx to 3xx are not failures and say nothing."""
+    if status is None or status < 400:
+        return None
+    passing = status >= 500 or status == 408
+    if status == 429:
+        return Kind(ErrorCode.http_error, FailureType.RATE_LIMITED)
+    return Kind(ErrorCode.http_error, FailureType.TRANSIENT if passing else FailureType.PERMANENT)
+
+
+def kind_of_text(message: str) -> Kind:
+    """What a message's words say; unknown when they say nothing."""
+    said = type_in(message)
+    return Kind(_CODE_OF_TYPE[said], said)
+
+
+def type_in(message: str) -> FailureType:
+    """What a message's words say: permanent before rate limited before transient."""
+    text = _words(message)
+    if _any_of(_PERMANENT, text):
+        return FailureType.PERMANENT
+    if _any_of(_RATE_LIMITED, text):
+        return FailureType.RATE_LIMITED
+    if _any_of(_TRANSIENT, text):
+        return FailureType.TRANSIENT
+    return FailureType.UNKNOWN
+
+
+def status_in(message: str) -> int | None:
+    """An HTTP status that a message names as one: `status: 503`, `status 503`, `HTTP 503`."""
+    found = _STATUS.search(message)
+    return int(found[1]) if found else None
+
+
+def retryable_status(status: int) -> bool:
+    """The default table of HTTP statuses: 4xx no, except 408 and 429; 5xx yes."""
+    return status >= 500 or status in (408, 429)
+
+
+_RETRYABLE_CODES = frozenset(
+    {
+        ErrorCode.network_error,
+        ErrorCode.connection_timeout,
+        ErrorCode.http_error,
+        ErrorCode.resource_unavailable,
+        ErrorCode.system_overload,
+    }
+)
+
+
+def retryable_code(code: ErrorCode, http_status: int | None = None) -> bool:
+    """The default table of error codes. `http_error` asks the status, and is retried when there is none."""
+    if code is ErrorCode.http_error and http_status is not None:
+        return retryable_status(http_status)
+    return code in _RETRYABLE_CODES
+
+
+def passing_by_nature(failure: Failure) -> bool:
+    """
+    The library's own answer when the caller gave none: connection errors, time-outs, HTTP 408, 429 and 5xx.
+
+    Words in a message are no evidence here: `ValueError("timeout must be positive")` is not an outage.
+    """
+    kind = kind_of_class(failure.exceptions)
+    if kind is None:
+        if failure.failure_type is FailureType.RATE_LIMITED and failure.http_status is not None:
+            return True
+        kind = kind_of_status(failure.http_status)
+    return kind is not None and kind.failure_type is not FailureType.PERMANENT
+
+
+def _says(message: str, terms: tuple[str, ...]) -> bool:
+    return _any_of(terms, _words(message))
+
+
+def _words(message: str) -> str:
+    """Lower case, one space at every border; `_`, `-` and CamelCase humps are borders."""
+    return " " + _BORDER.sub(" ", _HUMP.sub(" ", message[:LONGEST_TEXT])).lower()
+
+
+def _any_of(terms: tuple[str, ...], text: str) -> bool:
+    return any(_number_in(term, text) if term.isdigit() else _term_in(term, text) for term in terms)
+
+
+def _term_in(term: str, text: str) -> bool:
+    """A word counts where a word begins: "timeouts" yes, "subnetwork" no."""
+    at = text.find(term)
+    while at != -1:
+        if not text[at - 1].isalnum():
+            return True
+        at = text.find(term, at + 1)
+    return False
+
+
+def _number_in(number: str, text: str) -> bool:
+    """A number counts on its own only: not inside "4291", "v1.429" or "429.5"."""
+    at = text.find(number)
+    while at != -1:
+        before, after = text[at - 1], text[at + len(number) : at + len(number) + 2]
+        part_of_more = (
+            before.isalnum()
+            or before in ".,"
+            or after[:1].isalnum()
+            or (after[:1] in (".", ",") and after[1:].isdigit())
+        )
+        if not part_of_more:
+            return True
+        at = text.find(number, at + 1)
+    return False

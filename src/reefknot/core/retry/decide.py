@@ -1,0 +1,126 @@
+"""
+Again, or stop.
+
+`decide` is the only place that answers this. It neither sleeps nor schedules: a worker waits in process, ingestion
+writes a due time, and both obey the same answer. Every input is an argument, so an answer can be had again.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from reefknot.core.failure import ErrorCode, Failure
+from reefknot.core.retry.backoff import delay_before
+from reefknot.core.retry.policy import RetryPolicy, RetryStrategy
+
+_NEVER = RetryStrategy.NO_RETRY
+_OUT_OF_TIME = ErrorCode.cancelled_by_timeout
+
+DECIDER_VERSION = 1
+"""Raised whenever the same inputs may give another answer; events carry it."""
+
+
+class Reason(StrEnum):
+    """Why there is no further attempt."""
+
+    NOT_RETRYABLE = "not_retryable"
+    INNER_EXHAUSTED = "inner_exhausted"
+    ATTEMPTS_SPENT = "attempts_spent"
+    BREAKER_OPEN = "breaker_open"
+    HINT_TOO_LONG = "hint_too_long"
+    BUDGET_SPENT = "budget_spent"
+    THROTTLED = "throttled"
+
+
+class Again(Struct, frozen=True, gc=False):
+    """Another attempt, after `delay` seconds."""
+
+    delay: float
+
+
+class Stop(Struct, frozen=True, gc=False):
+    """No further attempt."""
+
+    reason: Reason
+
+
+Decision = Again | Stop
+
+
+class History(Struct, frozen=True, gc=False):
+    """What was spent so far: executions, seconds since the first began, the last wait."""
+
+    attempts: int
+    elapsed: float = 0.0
+    previous_delay: float = 0.0
+
+    @property
+    def retries(self) -> int:
+        return self.attempts - 1
+
+
+class ThrottleView(Struct, frozen=True, gc=False):
+    """A retry throttle as it stood when the decision was taken."""
+
+    acting: bool
+    tokens: float
+
+
+def decide(
+    policy: RetryPolicy,
+    history: History,
+    failure: Failure,
+    draw: float,
+    *,
+    verdict: bool | None = None,
+    throttle: ThrottleView | None = None,
+    breaker_open: bool = False,
+) -> Decision:
+    """
+    Whether a failed execution gets another one, and when.
+
+    `verdict` is what a predicate or a class list of the caller's answered; None means nobody was asked, and the
+    policy's own exception lists speak. The order of the checks is the order of the reasons.
+    """
+    if failure.code is _OUT_OF_TIME:
+        return Stop(Reason.BUDGET_SPENT)
+    if failure.exhausted:
+        return Stop(Reason.INNER_EXHAUSTED)
+    if not policy.retryable or policy.strategy is _NEVER:
+        return Stop(Reason.NOT_RETRYABLE)
+    if verdict is None and (policy.retryable_exceptions or policy.non_retryable_exceptions):
+        verdict = listed(failure.exceptions, policy)
+    if verdict is False:
+        return Stop(Reason.NOT_RETRYABLE)
+    if history.attempts >= policy.max_attempts:
+        return Stop(Reason.ATTEMPTS_SPENT)
+    if breaker_open:
+        return Stop(Reason.BREAKER_OPEN)
+
+    delay = delay_before(history.retries, policy, draw=draw, previous=history.previous_delay)
+    hint = failure.retry_after
+    if hint is not None:
+        if hint > policy.max_retry_after:
+            return Stop(Reason.HINT_TOO_LONG)
+        delay = max(delay, hint) + draw * min(1.0, 0.1 * hint)
+
+    if history.elapsed + delay >= policy.time_budget:
+        return Stop(Reason.BUDGET_SPENT)
+    if throttle is not None and throttle.acting and throttle.tokens < 1.0:
+        return Stop(Reason.THROTTLED)
+    return Again(delay)
+
+
+def listed(exceptions: tuple[str, ...], policy: RetryPolicy) -> bool:
+    """
+    What the policy's exception lists say of a failure, by the most specific class that is named in either.
+
+    A tie is retryable. A list of retryable classes without a match means no; two empty lists mean yes.
+    """
+    for name in exceptions:
+        bare = name.rpartition(".")[2]
+        if name in policy.retryable_exceptions or bare in policy.retryable_exceptions:
+            return True
+        if name in policy.non_retryable_exceptions or bare in policy.non_retryable_exceptions:
+            return False
+    return not policy.retryable_exceptions

@@ -1,0 +1,318 @@
+"""
+How often, how long, how far apart.
+
+A policy is checked when it is made and never changes. It counts executions: `max_attempts` includes the first one.
+Seconds are floats; "no limit" is infinity. Two spellings are taken for some fields, one is kept.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from math import inf, isfinite
+
+from reefknot.errors import ParameterError, ParameterTypeError
+
+TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Literal, Self
+
+    JitterName = Literal["none", "full", "equal", "proportional", "decorrelated"]
+    StrategyName = Literal[
+        "exponential_backoff",
+        "linear_backoff",
+        "fixed_delay",
+        "immediate",
+        "no_retry",
+        "exponential",
+        "linear",
+        "fixed",
+        "none",
+    ]
+    ExceptionRule = type[BaseException] | str
+
+LONGEST_WAIT = 1e8
+MOST_ATTEMPTS = 1_000_000_000
+
+
+class RetryStrategy(StrEnum):
+    """How the undisturbed delay grows from retry to retry."""
+
+    EXPONENTIAL_BACKOFF = "exponential_backoff"
+    LINEAR_BACKOFF = "linear_backoff"
+    FIXED_DELAY = "fixed_delay"
+    IMMEDIATE = "immediate"
+    NO_RETRY = "no_retry"
+
+
+class Jitter(StrEnum):
+    """How chance spreads a delay."""
+
+    NONE = "none"
+    FULL = "full"
+    EQUAL = "equal"
+    PROPORTIONAL = "proportional"
+    DECORRELATED = "decorrelated"
+
+
+_SHORT_STRATEGIES = {
+    "exponential": RetryStrategy.EXPONENTIAL_BACKOFF,
+    "linear": RetryStrategy.LINEAR_BACKOFF,
+    "fixed": RetryStrategy.FIXED_DELAY,
+    "none": RetryStrategy.NO_RETRY,
+}
+
+
+class RetryPolicy:
+    """
+    One resolved policy: everything `decide` needs to know about what is wanted.
+
+    `RetryPolicy()` is three executions, 1 s doubling up to 30 s, ±10 %. It also takes `backoff_multiplier`,
+    `jitter_enabled`, `retryable_exceptions` and `non_retryable_exceptions`; the most specific class listed decides.
+    """
+
+    __slots__ = (
+        "attempt_timeout",
+        "base_delay",
+        "jitter",
+        "jitter_factor",
+        "max_attempts",
+        "max_delay",
+        "max_retry_after",
+        "multiplier",
+        "non_retryable_exceptions",
+        "retryable",
+        "retryable_exceptions",
+        "strategy",
+        "time_budget",
+        "whole_seconds",
+    )
+
+    strategy: RetryStrategy
+    max_attempts: int
+    base_delay: float
+    max_delay: float
+    multiplier: float
+    jitter: Jitter
+    jitter_factor: float
+    time_budget: float
+    attempt_timeout: float
+    max_retry_after: float
+    retryable: bool
+    whole_seconds: bool
+    """Connectors wait whole seconds, at least one."""
+    retryable_exceptions: tuple[str, ...]
+    non_retryable_exceptions: tuple[str, ...]
+
+    def __init__(
+        self,
+        max_attempts: int = 3,
+        base_delay: float = 1.0,
+        *,
+        max_delay: float = 30.0,
+        multiplier: float | None = None,
+        backoff_multiplier: float | None = None,
+        jitter: JitterName | Jitter | None = None,
+        jitter_enabled: bool | None = None,
+        jitter_factor: float = 0.1,
+        strategy: StrategyName | RetryStrategy = RetryStrategy.EXPONENTIAL_BACKOFF,
+        time_budget: float | None = None,
+        attempt_timeout: float | None = None,
+        max_retry_after: float = 300.0,
+        retryable: bool = True,
+        whole_seconds: bool = False,
+        retryable_exceptions: Iterable[ExceptionRule] = (),
+        non_retryable_exceptions: Iterable[ExceptionRule] = (),
+    ) -> None:
+        put = object.__setattr__
+        put(self, "strategy", _strategy(strategy))
+        put(self, "max_attempts", _count("max_attempts", max_attempts))
+        put(self, "base_delay", _seconds("base_delay", base_delay))
+        put(self, "max_delay", _seconds("max_delay", max_delay))
+        put(self, "multiplier", _multiplier(multiplier, backoff_multiplier))
+        put(self, "jitter", _jitter(jitter, jitter_enabled))
+        put(self, "jitter_factor", _fraction("jitter_factor", jitter_factor))
+        put(self, "time_budget", _limit("time_budget", time_budget))
+        put(self, "attempt_timeout", _limit("attempt_timeout", attempt_timeout))
+        put(self, "max_retry_after", _seconds("max_retry_after", max_retry_after))
+        put(self, "retryable", _truth("retryable", retryable))
+        put(self, "whole_seconds", _truth("whole_seconds", whole_seconds))
+        put(self, "retryable_exceptions", _rules("retryable_exceptions", retryable_exceptions))
+        put(self, "non_retryable_exceptions", _rules("non_retryable_exceptions", non_retryable_exceptions))
+        if self.base_delay > self.max_delay:
+            raise ParameterError("base_delay", base_delay, f"at most max_delay, which is {self.max_delay:g} s")
+
+    @property
+    def retries(self) -> int:
+        """Executions after the first."""
+        return self.max_attempts - 1
+
+    def replace(self, **changes: Any) -> Self:
+        """A policy that differs in the given fields; the result is checked like any other."""
+        kept: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        for other, field in (("backoff_multiplier", "multiplier"), ("jitter_enabled", "jitter")):
+            if other in changes:
+                kept.pop(field)
+        return type(self)(**(kept | changes))
+
+    def describe(self) -> str:
+        """In one line, as notes and tables show it."""
+        count = (
+            "1 attempt" if self.max_attempts == 1 else f"{self.max_attempts} attempts (1 + {_retries(self.retries)})"
+        )
+        match self.strategy:
+            case RetryStrategy.NO_RETRY:
+                return "never retried"
+            case RetryStrategy.IMMEDIATE:
+                waits = "no wait between"
+            case RetryStrategy.FIXED_DELAY:
+                waits = f"{self.base_delay:g} s apart"
+            case RetryStrategy.LINEAR_BACKOFF:
+                waits = f"{self.base_delay:g} s more each time, at most {self.max_delay:g} s"
+            case RetryStrategy.EXPONENTIAL_BACKOFF:
+                waits = f"{self.base_delay:g} s x{self.multiplier:g} each time, at most {self.max_delay:g} s"
+        share = f" ±{self.jitter_factor:.0%}" if self.jitter is Jitter.PROPORTIONAL else ""
+        budget = "" if self.time_budget == inf else f", {self.time_budget:g} s in all"
+        return f"{count}, {waits}, jitter {self.jitter.value}{share}{budget}"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a policy does not change; use replace({name}=…)")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a policy does not change")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        return f"RetryPolicy({', '.join(f'{name}={_plain(getattr(self, name))!r}' for name in self.__slots__)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), {name: getattr(self, name) for name in self.__slots__})
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+
+def _restore(cls: type[RetryPolicy], fields: dict[str, Any]) -> RetryPolicy:
+    return cls(**fields)
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, Enum) else value
+
+
+def _retries(count: int) -> str:
+    return "1 retry" if count == 1 else f"{count} retries"
+
+
+def _number(name: str, value: object, accepted: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ParameterTypeError(name, value, accepted)
+    return float(value)
+
+
+def _count(name: str, value: object) -> int:
+    accepted = f"a whole number from 1 to {MOST_ATTEMPTS} (executions, the first included)"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterTypeError(name, value, accepted)
+    if not 1 <= value <= MOST_ATTEMPTS:
+        raise ParameterError(name, value, accepted)
+    return value
+
+
+def _seconds(name: str, value: object) -> float:
+    accepted = f"a number of seconds from 0 to {LONGEST_WAIT:.0f}"
+    number = _number(name, value, accepted)
+    if not 0 <= number <= LONGEST_WAIT:
+        raise ParameterError(name, value, accepted)
+    return number
+
+
+def _limit(name: str, value: object) -> float:
+    accepted = "a number of seconds above 0, or None for no limit"
+    if value is None:
+        return inf
+    number = _number(name, value, accepted)
+    if not number > 0:
+        raise ParameterError(name, value, accepted)
+    return number
+
+
+def _fraction(name: str, value: object) -> float:
+    accepted = "a number from 0 to 1"
+    number = _number(name, value, accepted)
+    if not 0 <= number <= 1:
+        raise ParameterError(name, value, accepted)
+    return number
+
+
+def _multiplier(value: float | None, other: float | None) -> float:
+    name, given = ("backoff_multiplier", other) if value is None else ("multiplier", value)
+    if value is not None and other is not None and value != other:
+        raise ParameterError("backoff_multiplier", other, "another spelling of multiplier; give one of them")
+    if given is None:
+        return 2.0
+    number = _number(name, given, "a number from 1 to 1000")
+    if not (isfinite(number) and 1 <= number <= 1000):
+        raise ParameterError(name, given, "a number from 1 to 1000")
+    return number
+
+
+def _jitter(value: Any, enabled: object) -> Jitter:
+    if enabled is not None:
+        if not isinstance(enabled, bool):
+            raise ParameterTypeError("jitter_enabled", enabled, "True or False")
+        if value is None:
+            return Jitter.PROPORTIONAL if enabled else Jitter.NONE
+        if enabled is (value in (Jitter.NONE, "none")):
+            raise ParameterError(
+                "jitter_enabled", enabled, f"what agrees with jitter={_plain(value)!r}; give one of them"
+            )
+    if value is None:
+        return Jitter.PROPORTIONAL
+    try:
+        return Jitter(value)
+    except ValueError:
+        raise ParameterError("jitter", value, f"one of {', '.join(Jitter)}") from None
+
+
+def _strategy(value: Any) -> RetryStrategy:
+    if isinstance(value, str) and value in _SHORT_STRATEGIES:
+        return _SHORT_STRATEGIES[value]
+    try:
+        return RetryStrategy(value)
+    except ValueError:
+        raise ParameterError("strategy", value, f"one of {', '.join(RetryStrategy)}") from None
+
+
+def _truth(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ParameterTypeError(name, value, "True or False")
+    return value
+
+
+def _rules(name: str, value: Iterable[ExceptionRule]) -> tuple[str, ...]:
+    accepted = "a list of exception classes or their names"
+    if isinstance(value, str | type):
+        raise ParameterTypeError(name, value, accepted)
+    return tuple(rule_name(name, rule) for rule in value)
+
+
+def rule_name(parameter: str, rule: object) -> str:
+    """A class as its qualified name; a written name as it is. A bare name matches a class of that name anywhere."""
+    if isinstance(rule, str) and rule:
+        return rule
+    if isinstance(rule, type) and issubclass(rule, BaseException):
+        return class_name(rule)
+    raise ParameterTypeError(parameter, rule, "exception classes or their names")
+
+
+def class_name(cls: type) -> str:
+    """`builtins.TimeoutError`, `httpx.ReadTimeout`: how a class is called in failures and rules."""
+    return f"{cls.__module__}.{cls.__qualname__}"

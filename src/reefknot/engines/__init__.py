@@ -1,0 +1,1 @@
+"""What keeps: clocks, stores, queues, transports. Each implements ports; none knows another."""

@@ -1,0 +1,46 @@
+"""What a decorated function looks like to a type checker. Nothing here is on the path of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+if TYPE_CHECKING:
+    from reefknot.execution.options import Options
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+class Retrying(Protocol[P, R_co]):
+    """A decorated function: called as before, with `using` for one request's override."""
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def using(self, **options: Unpack[Options]) -> Callable[P, R_co]:
+        """The same function under other settings. Of a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Retrying[P, R_co]: ...
+    @overload
+    def __get__(
+        self: Retrying[Concatenate[S, Q], R_co], instance: S, owner: type | None = None
+    ) -> Callable[Q, R_co]: ...
+
+
+class Decorator(Protocol):
+    """What `retry(…)` gives: it keeps the type of what it is put on."""
+
+    @overload
+    def __call__(self, fn: staticmethod[P, R]) -> staticmethod[P, R]: ...  # type: ignore[overload-overlap]  # the narrower first
+    @overload
+    def __call__(self, fn: classmethod[S, P, R]) -> classmethod[S, P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R]) -> Retrying[P, R]: ...

@@ -1,0 +1,309 @@
+"""
+A function, wrapped.
+
+The wrapper is specialised when the function is decorated. A first-try success runs through `try: return fn(…)` and
+little else; only a failure builds a `Run` and enters the loop. The loop leaves its `except` block before it waits, so
+that no attempt's frame outlives its attempt and no error becomes the context of the next.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, ParameterError
+from reefknot.execution import exhaustion, timing
+from reefknot.execution.kinds import ASYNC_GENERATOR, GENERATOR, flags_of, is_async
+from reefknot.execution.plan import Plan
+from reefknot.execution.scope import continued, within
+
+TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+    from typing import Any
+
+    from reefknot.execution.run import Run
+
+    Function = Callable[..., Any]
+
+_Run: type[Run] | None = None
+
+
+def begin(plan: Plan, started: float | None, since: int) -> Run:
+    """The run of a call. What it takes to fail is loaded when something fails for the first time."""
+    global _Run
+    if _Run is None:
+        from reefknot.execution.run import Run
+
+        _Run = Run
+    return _Run(plan, started, since)
+
+
+def wrapped(plan: Plan, fn: Function) -> Function:
+    """`fn` under the plan, as the same kind of function."""
+    flags = flags_of(fn)
+    if flags & ASYNC_GENERATOR:
+        return _async_generator(plan, fn)
+    if flags & GENERATOR:
+        return _generator(plan, fn)
+    if plan.breaker is not None:
+        from reefknot.execution.breaker import guarded
+        from reefknot.execution.nature import by_nature
+
+        fn = guarded(plan.breaker, fn, plan.judge or by_nature)
+    if is_async(fn):
+        return _async(plan, fn)
+    refuse_uninterruptible(plan)
+    return _sync_threaded(plan, fn) if plan.in_thread else _sync(plan, fn)
+
+
+def refuse_uninterruptible(plan: Plan) -> None:
+    """A running plain function cannot be stopped, so a limit on its attempts would be a promise not kept."""
+    if plan.policy.attempt_timeout != inf and not plan.in_thread:
+        raise ParameterError(
+            "attempt_timeout",
+            plan.policy.attempt_timeout,
+            "for a plain function only together with in_thread=True (an async function needs nothing)",
+        )
+
+
+# ---- plain functions -------------------------------------------------------------------------------------------------
+
+
+def _sync(plan: Plan, fn: Function) -> Function:
+    if plan.throttle is not None:
+        return _sync_throttled(plan, fn)
+    if plan.timed:
+
+        def timed_call(*args: Any, **kwargs: Any) -> Any:
+            since, started = exhaustion.so_far, timing.now()
+            try:
+                return fn(*args, **kwargs)
+            except Exception as error:
+                run = begin(plan, started, since)
+                if run.stops(error):
+                    raise
+            return resume(run, fn, args, kwargs)
+
+        return timed_call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        since = exhaustion.so_far
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            run = begin(plan, None, since)
+            if run.stops(error):
+                raise
+        return resume(run, fn, args, kwargs)
+
+    return call
+
+
+def _sync_throttled(plan: Plan, fn: Function) -> Function:
+    throttle = plan.throttle
+    assert throttle is not None
+    cap, tick = throttle.cap, throttle.tick
+
+    def throttled_call(*args: Any, **kwargs: Any) -> Any:
+        since, started = exhaustion.so_far, timing.now()
+        if started > throttle.edge:
+            throttle.roll(started)
+        tick()
+        try:
+            value = fn(*args, **kwargs)
+        except Exception as error:
+            run = begin(plan, started, since)
+            if run.stops(error):
+                raise
+        else:
+            if throttle.tokens < cap:
+                throttle.feed()
+            return value
+        return resume(run, fn, args, kwargs)
+
+    return throttled_call
+
+
+def resume(run: Run, fn: Function, args: Any, kwargs: Any) -> Any:
+    """Wait, try, and so on, until it works or `run` says stop."""
+    while True:
+        if run.delay > 0.0:
+            timing.sleep(run.delay)
+        run.began()
+        try:
+            value = fn(*args, **kwargs)
+        except Exception as error:
+            if run.stops(error):
+                raise
+        else:
+            run.succeeded()
+            return value
+
+
+def _sync_threaded(plan: Plan, fn: Function) -> Function:
+    def threaded_call(*args: Any, **kwargs: Any) -> Any:
+        run = begin(plan, timing.now(), exhaustion.so_far)
+        return resume(run, in_thread(run, fn), args, kwargs)
+
+    return threaded_call
+
+
+def in_thread(run: Run, fn: Function) -> Function:
+    """One attempt in a thread of its own, waited for as long as its limit or the deadline allows."""
+    from reefknot.execution.threads import call_within
+
+    plan = run.plan
+
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        left = plan.policy.time_budget - run.elapsed
+        seconds = min(plan.policy.attempt_timeout, left)
+        return call_within(
+            fn, args, kwargs, seconds=seconds, expired=lambda: _out_of_time(plan, seconds, left, abandoned=True)
+        )
+
+    return attempt
+
+
+def _out_of_time(plan: Plan, seconds: float, left: float, *, abandoned: bool = False) -> Exception:
+    """Which limit was it: the attempt's own, or what was left of the deadline?"""
+    if left <= plan.policy.attempt_timeout:
+        return DeadlineExceededError(seconds=plan.policy.time_budget, abandoned=abandoned)
+    return AttemptTimeoutError(seconds=seconds, abandoned=abandoned)
+
+
+# ---- async functions -------------------------------------------------------------------------------------------------
+
+
+def _async(plan: Plan, fn: Function) -> Function:
+    if plan.limited or plan.throttle is not None:
+        return _async_limited(plan, fn)
+    if plan.timed:
+
+        async def timed_call(*args: Any, **kwargs: Any) -> Any:
+            since, started = exhaustion.so_far, timing.now()
+            try:
+                return await fn(*args, **kwargs)
+            except Exception as error:
+                run = begin(plan, started, since)
+                if run.stops(error):
+                    raise
+            return await aresume(run, fn, args, kwargs)
+
+        return timed_call
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        since = exhaustion.so_far
+        try:
+            return await fn(*args, **kwargs)
+        except Exception as error:
+            run = begin(plan, None, since)
+            if run.stops(error):
+                raise
+        return await aresume(run, fn, args, kwargs)
+
+    return call
+
+
+def _async_limited(plan: Plan, fn: Function) -> Function:
+    throttle = plan.throttle
+    seconds = min(plan.policy.attempt_timeout, plan.policy.time_budget)
+    budget = plan.policy.time_budget
+
+    def expired() -> Exception:
+        return _out_of_time(plan, seconds, budget)
+
+    async def limited_call(*args: Any, **kwargs: Any) -> Any:
+        since, started = exhaustion.so_far, timing.now()
+        if throttle is not None:
+            if started > throttle.edge:
+                throttle.roll(started)
+            throttle.tick()
+        try:
+            value = await (fn(*args, **kwargs) if seconds == inf else within(fn(*args, **kwargs), seconds, expired))
+        except Exception as error:
+            run = begin(plan, started, since)
+            if run.stops(error):
+                raise
+        else:
+            if throttle is not None and throttle.tokens < throttle.cap:
+                throttle.feed()
+            return value
+        return await aresume(run, fn, args, kwargs)
+
+    return limited_call
+
+
+async def aresume(run: Run, fn: Function, args: Any, kwargs: Any) -> Any:
+    """`resume`, awaited; every attempt runs under what is left."""
+    while True:
+        if run.delay > 0.0:
+            await timing.asleep(run.delay)
+        run.began()
+        try:
+            value = await attempt_within(run, fn(*args, **kwargs))
+        except Exception as error:
+            if run.stops(error):
+                raise
+        else:
+            run.succeeded()
+            return value
+
+
+async def attempt_within(run: Run, work: Any) -> Any:
+    """One further attempt under the smaller of its own limit and what is left of the deadline."""
+    plan = run.plan
+    if not plan.limited:
+        return await work
+    left = plan.policy.time_budget - run.elapsed
+    seconds = min(plan.policy.attempt_timeout, left)
+    return await within(work, seconds, lambda: _out_of_time(plan, seconds, left))
+
+
+# ---- generators: retried only before their first item ----------------------------------------------------------------
+
+
+def _generator(plan: Plan, fn: Function) -> Function:
+    def begin(*args: Any, **kwargs: Any) -> tuple[Any, bool, Any]:
+        items = fn(*args, **kwargs)
+        try:
+            return items, True, next(items)
+        except StopIteration as ended:
+            return items, False, ended.value
+
+    begun = wrapped(plan, begin)
+
+    def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        items, going, item = begun(*args, **kwargs)
+        if not going:
+            return item
+        return (yield from continued(items, item))
+
+    return generate
+
+
+def _async_generator(plan: Plan, fn: Function) -> Function:
+    async def begin(*args: Any, **kwargs: Any) -> tuple[Any, bool, Any]:
+        items = fn(*args, **kwargs)
+        try:
+            return items, True, await anext(items)
+        except StopAsyncIteration:
+            return items, False, None
+
+    begun = wrapped(plan, begin)
+
+    async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        items, going, item = await begun(*args, **kwargs)
+        try:
+            while going:
+                try:
+                    sent = yield item
+                except Exception as thrown:
+                    item = await items.athrow(thrown)
+                else:
+                    item = await items.asend(sent)
+        except StopAsyncIteration:
+            return
+        finally:
+            await items.aclose()
+
+    return generate

@@ -1,0 +1,102 @@
+"""The word check notices each thing it is there for, and leaves harmless text alone."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import check_words
+
+
+def write(root: Path, source: str, name: str = "m.py") -> None:
+    path = root / "src" / "pkg" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import pickle", "pickle: loading it can run code"),
+        ("import pickle as p", "pickle: loading it can run code"),
+        ("from pickle import loads", "pickle: loading it can run code"),
+        ("def f():\n    import cloudpickle", "cloudpickle: loading it can run code"),
+        ("eval('1')", "eval: runs text as code"),
+        ("exec('x = 1')", "exec: runs text as code"),
+        ("import builtins\nbuiltins.exec('x = 1')", "exec: runs text as code"),
+        ("import yaml\nyaml.load('', Loader=None)", "yaml.load: use the safe loader"),
+        ("import yaml as y\ny.unsafe_load('')", "yaml.unsafe_load: use the safe loader"),
+        ("from yaml import load", "yaml.load: use the safe loader"),
+        ("x = 1  # TODO later", "TODO: do it, or open an issue"),
+        ("x = 'FIXME'", "FIXME: do it, or open an issue"),
+        ("def f():\n    raise NotImplementedError", "NotImplementedError: write it, or leave it out"),
+        ("def f():\n    raise NotImplementedError('x')", "NotImplementedError: write it, or leave it out"),
+    ],
+)
+def test_it_finds(tmp_path: Path, source: str, message: str) -> None:
+    write(tmp_path, source)
+
+    line = source.count("\n") + 1
+    assert check_words.findings(tmp_path) == [f"src/pkg/m.py:{line}: {message}"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Never pickle, never eval()."""',
+        "import yaml\nyaml.safe_load('')",
+        "import json\njson.load(open('x'))",
+        "class Policy:\n    def evaluate(self): ...",
+        "model.eval()",
+        "methodology = 'todo lists'",
+    ],
+)
+def test_it_leaves_alone(tmp_path: Path, source: str) -> None:
+    write(tmp_path, source)
+
+    assert check_words.findings(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["utils.py", "helpers/x.py", "common.py", "_base.py", "misc/__init__.py"])
+def test_a_vague_module_name_is_found(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "", name)
+
+    (finding,) = check_words.findings(tmp_path)
+    assert finding.startswith(f"src/pkg/{name}:1: a module named")
+
+
+@pytest.mark.parametrize("name", ["database.py", "baseline.py"])
+def test_a_name_that_only_contains_a_vague_one_is_fine(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "", name)
+
+    assert check_words.findings(tmp_path) == []
+
+
+def test_a_tracked_lock_file_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "package-lock.json").write_text("{}")
+    assert check_words.findings(tmp_path) == []
+
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    (finding,) = check_words.findings(tmp_path)
+    assert finding.startswith("web/package-lock.json:1: a lock file")
+
+
+def test_outside_a_repository_a_lock_file_at_the_top_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    (tmp_path / "uv.lock").write_text("")
+
+    (finding,) = check_words.findings(tmp_path)
+    assert finding.startswith("uv.lock:1: a lock file")
+
+
+def test_the_exit_code_is_1_when_something_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+    write(tmp_path, "import pickle")
+    assert check_words.main() == 1
+
+    write(tmp_path, "import json")
+    assert check_words.main() == 0

@@ -1,0 +1,132 @@
+"""
+What must not stand in the source, nor in the repository.
+
+Reads the syntax tree, so that a word in a docstring is no finding, and a call behind an alias of its module is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LOCK_FILES = frozenset(
+    {
+        "uv.lock",
+        "poetry.lock",
+        "pdm.lock",
+        "Pipfile.lock",
+        "package-lock.json",
+        "npm-shrinkwrap.json",
+        "yarn.lock",
+        "pnpm-lock.yaml",
+    }
+)
+VAGUE_NAMES = frozenset({"utils", "helpers", "common", "base", "misc"})
+UNSAFE_MODULES = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill"})
+UNSAFE_BUILTINS = frozenset({"eval", "exec"})
+UNSAFE_YAML = frozenset({"load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all"})
+UNFINISHED = re.compile(r"\b(TODO|FIXME)\b")  # the words this file looks for
+
+Finding = tuple[int, str]
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """(module, name or "", the name it is bound to) of every import in a statement."""
+    match node:
+        case ast.Import(names=names):
+            for alias in names:
+                yield alias.name, "", alias.asname or alias.name.partition(".")[0]
+        case ast.ImportFrom(module=str(module), names=names, level=0):
+            for alias in names:
+                yield module, alias.name, alias.asname or alias.name
+        case _:
+            return
+
+
+def _import_findings(node: ast.AST) -> Iterator[Finding]:
+    line = getattr(node, "lineno", 1)
+    for module, name, _ in _imported(node):
+        if module.partition(".")[0] in UNSAFE_MODULES:
+            yield line, f"{module}: loading it can run code"
+        if module == "yaml" and name in UNSAFE_YAML:
+            yield line, f"yaml.{name}: use the safe loader"
+
+
+def _call_findings(node: ast.Call, yaml_names: frozenset[str]) -> Iterator[Finding]:
+    match node.func:
+        case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="builtins"), attr=name) if name in UNSAFE_BUILTINS:
+            yield node.lineno, f"{name}: runs text as code"
+        case ast.Attribute(value=ast.Name(id=module), attr=name) if module in yaml_names and name in UNSAFE_YAML:
+            yield node.lineno, f"yaml.{name}: use the safe loader"
+
+
+def syntax_findings(source: str, path: str) -> Iterator[Finding]:
+    """Unsafe imports and calls, and code that is not there yet."""
+    nodes = list(ast.walk(ast.parse(source, path)))
+    bound = [triple for node in nodes for triple in _imported(node)]
+    yaml_names = frozenset(alias for module, name, alias in bound if module == "yaml" and not name)
+    for node in nodes:
+        yield from _import_findings(node)
+        match node:
+            case ast.Call():
+                yield from _call_findings(node, yaml_names)
+            case ast.Name(id="NotImplementedError"):
+                yield node.lineno, "NotImplementedError: write it, or leave it out"
+            case _:
+                continue
+
+
+def text_findings(source: str) -> Iterator[Finding]:
+    """Promises in comments and strings."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in {tokenize.COMMENT, tokenize.STRING} and (found := UNFINISHED.search(token.string)):
+            yield token.start[0], f"{found.group()}: do it, or open an issue"
+
+
+def name_findings(path: str) -> Iterator[Finding]:
+    """Names that say nothing about what is inside."""
+    for part in PurePosixPath(path).with_suffix("").parts:
+        if part.strip("_") in VAGUE_NAMES:
+            yield 1, f"a module named {part!r} says nothing about what is inside"
+
+
+def tracked_files(root: Path) -> list[str]:
+    """The files git knows; without git, those at the top."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return [entry.name for entry in root.iterdir() if entry.is_file()]
+    return [name for name in listed.stdout.split("\0") if name]
+
+
+def findings(root: Path) -> list[str]:
+    """Everything to report, one line each."""
+    report = [
+        f"{name}:1: a lock file names a registry; pins go into constraints.txt"
+        for name in tracked_files(root)
+        if PurePosixPath(name).name in LOCK_FILES
+    ]
+    for file in sorted((root / "src").rglob("*.py")):
+        path = file.relative_to(root).as_posix()
+        source = file.read_text(encoding="utf-8")
+        found = [*name_findings(path), *syntax_findings(source, path), *text_findings(source)]
+        report += [f"{path}:{line}: {message}" for line, message in sorted(found)]
+    return report
+
+
+def main() -> int:
+    report = findings(ROOT)
+    print("\n".join(report) or "no unsafe call, no open promise, no vague name, no lock file")
+    return 1 if report else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
