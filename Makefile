@@ -54,7 +54,7 @@ lint: $(STAMP) ## format, lint, import order, sizes, words
 	$(call step,lint)
 	@$(BIN)/ruff check $(CODE)
 	$(call step,import order)
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-logo --no-cache
 	$(call step,sizes)
 	@$(BIN)/python tools/check_sizes.py
 	$(call step,words)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from reefknot import testing as testing
+    from reefknot.config.book import PolicyBook as PolicyBook
+    from reefknot.config.registry import ConnectorPolicy as ConnectorPolicy
+    from reefknot.config.registry import RetryBudget as RetryBudget
+    from reefknot.config.registry import RetryPolicyRegistry as RetryPolicyRegistry
     from reefknot.core.failure import ErrorCategory as ErrorCategory
     from reefknot.core.failure import ErrorCode as ErrorCode
     from reefknot.core.failure import Failure as Failure
@@ -19,13 +23,17 @@ if TYPE_CHECKING:
     from reefknot.core.outcome import AttemptRecord as AttemptRecord
     from reefknot.core.outcome import Outcome as Outcome
     from reefknot.core.overload.breaker import BreakerState as BreakerState
+    from reefknot.core.retry.book import ResolvedPolicy as ResolvedPolicy
+    from reefknot.core.retry.connectors import JobType as JobType
     from reefknot.core.retry.decide import Reason as Reason
+    from reefknot.core.retry.operations import RetryCategory as RetryCategory
     from reefknot.core.retry.policy import Jitter as Jitter
     from reefknot.core.retry.policy import RetryPolicy as RetryPolicy
     from reefknot.core.retry.policy import RetryStrategy as RetryStrategy
     from reefknot.core.retry.throttle import RetryThrottle as RetryThrottle
     from reefknot.errors import AttemptTimeoutError as AttemptTimeoutError
     from reefknot.errors import BreakerOpenError as BreakerOpenError
+    from reefknot.errors import ConfigurationError as ConfigurationError
     from reefknot.errors import DeadlineExceededError as DeadlineExceededError
     from reefknot.errors import LoopMisuseError as LoopMisuseError
     from reefknot.errors import ParameterError as ParameterError
@@ -44,15 +52,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "reefknot.config.book": ("PolicyBook",),
+    "reefknot.config.registry": ("ConnectorPolicy", "RetryBudget", "RetryPolicyRegistry"),
     "reefknot.core.failure": ("ErrorCategory", "ErrorCode", "Failure", "FailureType"),
     "reefknot.core.outcome": ("AttemptRecord", "Outcome"),
     "reefknot.core.overload.breaker": ("BreakerState",),
+    "reefknot.core.retry.book": ("ResolvedPolicy",),
+    "reefknot.core.retry.connectors": ("JobType",),
     "reefknot.core.retry.decide": ("Reason",),
+    "reefknot.core.retry.operations": ("RetryCategory",),
     "reefknot.core.retry.policy": ("Jitter", "RetryPolicy", "RetryStrategy"),
     "reefknot.core.retry.throttle": ("RetryThrottle",),
     "reefknot.errors": (
         "AttemptTimeoutError",
         "BreakerOpenError",
+        "ConfigurationError",
         "DeadlineExceededError",
         "LoopMisuseError",
         "ParameterError",

@@ -9,7 +9,29 @@ Everything reefknot raises.
     ├── DeadlineExceededError (TimeoutError)  the whole piece of work ran out of time
     ├── RejectedError                      the work was refused before it ran
     │   └── BreakerOpenError               the destination is being left alone
-    └── LoopMisuseError (RuntimeError)     a retry loop was driven in a way that cannot work
+    ├── LoopMisuseError (RuntimeError)     a retry loop was driven in a way that cannot work
+    ├── VirtualDeadlockError (RuntimeError)  in virtual time, nothing can ever happen again
+    ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
+    ├── StoreError                         a store cannot do what it was asked for
+    │   ├── StoreUnavailableError          it cannot be opened or reached, or was given up
+    │   ├── StoreFullError                 there is no room for the write
+    │   ├── StoreCorruptError              what is stored is damaged
+    │   └── StoreVersionError              it is of another version, or no store of ours
+    ├── NoStoreError (RuntimeError)        a store is needed, and none is open around this code
+    ├── IdempotencyError                   an idempotency key cannot be used in this way
+    │   ├── KeyConflictError               the key was used with another payload
+    │   ├── KeyInProgressError             somebody else holds the key right now
+    │   ├── KeyTooLongError (ValueError)   the key is longer than a key may be
+    │   ├── KeyQuotaError                  the store holds as many keys as it may
+    │   ├── ResultTooLargeError (ValueError)  the result is larger than a record may be
+    │   ├── RecordedFailureError           the key is on record as failed for good
+    │   ├── OutcomeUnknownError            nobody knows whether the effect happened
+    │   └── LeaseLostError                 somebody else owns it by now; the late write was refused
+    ├── AuditUnavailableError              events cannot be kept, and the setting says that work stops then
+    ├── RetryError                         an operation of a RetryManager was given up; it holds the history
+    ├── IllegalMoveError (RuntimeError)    a piece of work cannot go from this state to that
+    └── ConfigurationError                 what was configured cannot be used; it lists every mistake
+        └── ConfigurationMissingError      a configuration file that was named is not there
 
 A class per fact, numbers as fields. All of them survive pickling, because user code sends them between processes.
 """
@@ -18,6 +40,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 
@@ -58,7 +81,7 @@ class RetryAfter(ReefknotError):  # noqa: N818 - a promise of the public surface
     def __init__(self, seconds: float, message: str = "") -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise ParameterTypeError("seconds", seconds, "a number of seconds, 0 or more")
-        if not 0 <= seconds < float("inf"):
+        if not 0 <= seconds <= 1.7976931348623157e308:  # an int may be larger, and then is no float
             raise ParameterError("seconds", seconds, "a finite number of seconds, 0 or more")
         super().__init__(message or f"asked to try again after {seconds:g} s")
         self.retry_after = float(seconds)
@@ -75,7 +98,7 @@ class AttemptTimeoutError(ReefknotError, TimeoutError):
 
 
 class DeadlineExceededError(ReefknotError, TimeoutError):
-    """The deadline over all attempts passed while one of them was running. The last real error is its cause."""
+    """The deadline over all attempts passed while one of them was running. A note names the failure before it."""
 
     def __init__(self, *, seconds: float, abandoned: bool = False) -> None:
         tail = "; its thread was abandoned and may still be running" if abandoned else ""
@@ -99,6 +122,194 @@ class BreakerOpenError(RejectedError):
 
 class LoopMisuseError(ReefknotError, RuntimeError):
     """A retry loop was driven in a way that can never end well."""
+
+
+class VirtualDeadlockError(ReefknotError, RuntimeError):
+    """Every task of a virtual loop waits for something that no timer, socket or thread will bring."""
+
+    def __init__(self, waiting: str) -> None:
+        super().__init__(f"nothing can ever happen again in this virtual loop; what waits: {waiting}")
+        self.waiting = waiting
+
+
+class ConfigurationError(ReefknotError):
+    """The configuration cannot be used. `problems` holds every mistake that was found; nothing was applied."""
+
+    def __init__(self, problems: Iterable[object]) -> None:
+        self.problems = tuple(problems)
+        lines = [" ".join(str(problem).splitlines()) for problem in self.problems[:50]]
+        if len(self.problems) > 50:
+            lines.append(f"… and {len(self.problems) - 50} more")
+        super().__init__("\n".join(lines) or "the configuration cannot be used")
+
+
+class ConfigurationMissingError(ConfigurationError):
+    """A configuration file was named, and there is none at that place."""
+
+
+class NotJsonError(ReefknotError, ValueError):
+    """A value has no canonical JSON form."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path or 'the value'} is not JSON: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class StoreError(ReefknotError):
+    """A store cannot do what it was asked for. The message says the way out."""
+
+    def __init__(self, store: str, problem: str, way_out: str) -> None:
+        super().__init__(f"store {store}: {problem}; {way_out}")
+        self.store = store
+        self.problem = problem
+        self.way_out = way_out
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be opened or reached, or was given up after an error that must not be retried."""
+
+
+class StoreFullError(StoreError):
+    """There is no room for the write. Nothing of it was kept."""
+
+
+class StoreCorruptError(StoreError):
+    """What is stored is damaged."""
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer version, or is no store of ours."""
+
+
+class NoStoreError(ReefknotError, RuntimeError):
+    """No store is in scope."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no store is in scope: run this inside `async with reefknot.open_store(url) as store:`, or pass store="
+        )
+
+
+class AuditUnavailableError(ReefknotError):
+    """The audit log cannot be written, and the setting is `fail_closed`: no work without its record."""
+
+    def __init__(self, *, events: int) -> None:
+        super().__init__(
+            f"{events} events could not be put on record, and audit is set to fail_closed; "
+            "mend the log, or set fail_open to work without it"
+        )
+        self.events = events
+
+
+class RetryError(ReefknotError):
+    """An operation was given up. `attempts` lists every failed execution as data; the last error is the cause."""
+
+    def __init__(self, category: str, attempts: list[Any], operation: str, *, reason: str = "attempts_spent") -> None:
+        count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
+        last = f": {attempts[-1].failure}" if attempts and hasattr(attempts[-1], "failure") else ""
+        super().__init__(f"{operation} ({category}) was given up after {count}, {reason}{last}")
+        self.category = category
+        self.attempts = attempts
+        self.operation = operation
+        self.reason = reason
+
+
+class IdempotencyError(ReefknotError):
+    """An idempotency key cannot be used in this way."""
+
+
+class KeyConflictError(IdempotencyError):
+    """The same key came with another payload."""
+
+    def __init__(self, key: str, *, recorded: str, given: str) -> None:
+        super().__init__(
+            f"key {shown(key)} was used with another payload (fingerprint {recorded}, now {given}); "
+            "give the new payload a key of its own"
+        )
+        self.key = key
+        self.recorded = recorded
+        self.given = given
+
+
+class KeyInProgressError(IdempotencyError):
+    """Somebody else holds the key right now."""
+
+    def __init__(self, key: str, *, owner: str, retry_after: float) -> None:
+        super().__init__(f"key {shown(key)} is in progress at {owner}; its lease runs out in {retry_after:.3g} s")
+        self.key = key
+        self.owner = owner
+        self.retry_after = retry_after
+
+
+class KeyTooLongError(IdempotencyError, ValueError):
+    """The key is longer than a key may be."""
+
+    def __init__(self, *, length: int, limit: int) -> None:
+        super().__init__(f"the key has {length} bytes, {limit} are allowed; use a hash of it")
+        self.length = length
+        self.limit = limit
+
+
+class KeyQuotaError(IdempotencyError):
+    """The store holds as many keys as it may, and all of them are live."""
+
+    def __init__(self, *, keys: int, limit: int) -> None:
+        super().__init__(
+            f"the store holds {keys} of {limit} keys, none of them past its retention; raise the limit or shorten the retention"
+        )
+        self.keys = keys
+        self.limit = limit
+
+
+class ResultTooLargeError(IdempotencyError, ValueError):
+    """The result is larger than a record may be."""
+
+    def __init__(self, *, size: int, limit: int) -> None:
+        super().__init__(f"the result has {size} bytes, {limit} are allowed; keep it elsewhere and record where")
+        self.size = size
+        self.limit = limit
+
+
+class RecordedFailureError(IdempotencyError):
+    """The work of this key failed for good, and that is on record: every caller gets this answer."""
+
+    def __init__(self, key: str, *, failure: str) -> None:
+        super().__init__(f"key {shown(key)} is on record as failed: {failure}")
+        self.key = key
+        self.failure = failure
+
+
+class OutcomeUnknownError(IdempotencyError):
+    """The owner vanished while its effect may have happened, and the effect must not happen twice."""
+
+    def __init__(self, key: str, *, owner: str) -> None:
+        super().__init__(
+            f"key {shown(key)}: {owner} vanished before it recorded a result; find out what happened, then resolve the key"
+        )
+        self.key = key
+        self.owner = owner
+
+
+class LeaseLostError(IdempotencyError):
+    """The lease ran out and somebody else took over: the late write was refused."""
+
+    def __init__(self, key: str, *, owner: str, fence: int) -> None:
+        super().__init__(
+            f"{shown(key)} is no longer held by {owner} (fence {fence}); discard the work, its write was refused"
+        )
+        self.key = key
+        self.owner = owner
+        self.fence = fence
+
+
+class IllegalMoveError(ReefknotError, RuntimeError):
+    """A piece of work cannot go from this state to that."""
+
+    def __init__(self, *, old: str, new: str) -> None:
+        super().__init__(f"work that is {old} cannot become {new}")
+        self.old = old
+        self.new = new
 
 
 def shown(value: object, most: int = 60) -> str:

@@ -13,58 +13,128 @@ LONGEST_TEXT = 4096
 HIDDEN = "[redacted]"
 
 _TELLING = (
-    r"pass(?:word|wd|phrase)?|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|client[_-]?secret|credentials?"
-    r"|auth(?:orization)?|cookie|session(?:[_-]?id)?|signature|sig|pwd|bearer|jwt"
+    # Anywhere at the end of a name: dbpassword, accessToken, X-Api-Key.
+    r"(?:pass(?:word|wd|phrase)|secret|token|(?:api|access|private)[_-]?key|credentials?|signature|session[_-]?id"
+    # Only as a word of its own or a CamelCase hump: "compass=north" is no secret.
+    r"|(?:(?<![a-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))(?:pass|auth|cookie|session|sig|pwd|bearer|jwt))"
 )
+_NAME = r"(?<![\w.-])[\w.-]{0,128}?"
+_IS = r"""\\*["']?[^\S\r\n]*[:=]=?>?(?!//)[^\S\r\n]*"""
+_QUOTED = r"""(\\*["'])(?:(?!\{0})(?:\\.|[^\\]))*+(?:\{0})?"""
+"""To the closing quote, or to the end when the text was cut before it. The quotes themselves may be escaped."""
+_OPAQUE = (
+    # "basic authentication" is prose: a token has a digit, a sign or a hump in it, or is longer than words are.
+    r"(?:(?=[a-z]*(?:[0-9_~+/=-]|\.[a-z0-9]|(?-i:(?<=[a-z])[A-Z])))[a-z0-9._~+/=-]{8,}|[a-z]{24,})"
+)
+_SCHEME = r"(?:(?:basic|bearer|digest|token|apikey|key|negotiate|hmac)[^\S\r\n]+)?"
 _PLACES = re.compile(
     rf"""
-    (?P<url>\b[a-z][a-z0-9+.-]{{0,20}}://)[^\s/@:'"]{{0,256}}(?::[^\s/@'"]{{0,256}})?@            # user:password@
-    | (?P<header>\b(?:proxy-)?authorization["']?\s*[:=]\s*["']?)(?:(?:basic|bearer|digest|token)\s+)?[^\s,"'&;]+
-    | (?P<scheme>\b(?:bearer|basic)\s+)[a-z0-9._~+/=-]{{8,}}
-    | (?P<named>\b(?:[a-z0-9]{{1,20}}[_-]){{0,3}}(?:{_TELLING})["']?\s*(?:=|:(?!//))\s*["']?)[^\s,"'&;)\]}}]+
+    (?P<url>\b[a-z][a-z0-9+.-]{{0,20}}://)[^\s/?\#'"]*(?:@|…\Z)    # user:password@, or the text was cut before the @
+    | (?P<cookie>\bcookie[^\S\r\n]*:)[^\r\n"']+
+    | (?P<header>{_NAME}authorization{_IS})(?:{_QUOTED.format(4)}|{_SCHEME}[^\s,"'&;]+(?:[ ]+{_OPAQUE})?)
+    | (?P<scheme>\b(?:bearer|basic)\s+){_OPAQUE}
+    | (?P<named>{_NAME}{_TELLING}{_IS})(?:{_QUOTED.format(7)}|{_SCHEME}[^\s,"'&;)\]}}]+)
     """,
-    re.IGNORECASE | re.VERBOSE,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+
+_SIGNS = (
+    "://",
+    "pass",
+    "pwd",
+    "secret",
+    "token",
+    "key",
+    "cred",
+    "sig",
+    "session",
+    "auth",
+    "cookie",
+    "jwt",
+)
+"""Text without any of them has no such place; looking for them costs a fiftieth of looking for the places."""
 
 
 def _hide(match: re.Match[str]) -> str:
     url = match["url"]
     if url is not None:
         return f"{url}{HIDDEN}@"
-    return f"{match['header'] or match['scheme'] or match['named']}{HIDDEN}"
+    quote = match[4] or match[7] or ""
+    return f"{match['cookie'] or match['header'] or match['scheme'] or match['named']}{quote}{HIDDEN}{quote}"
 
 
 def redact(text: str) -> str:
     """The text, cut to its bound, without what is secret by its place."""
     if len(text) > LONGEST_TEXT:
         text = text[: LONGEST_TEXT - 1] + "…"
-    if ":" not in text and "=" not in text and "earer" not in text:
-        return text
-    return _PLACES.sub(_hide, text)
+    low = text.lower()
+    if "bearer" in low or "basic" in low or ((":" in text or "=" in text) and any(sign in low for sign in _SIGNS)):
+        return _PLACES.sub(_hide, text)
+    return text
+
+
+_TELLING_KEY = re.compile(rf"(?:{_TELLING}|authorization)\Z", re.IGNORECASE)
+
+
+def telling_name(name: str) -> bool:
+    """Whether a key's name says that its value is secret: `password`, `x-api-key`, `client_secret`."""
+    return _TELLING_KEY.search(name) is not None
 
 
 class Redactor:
     """`redact`, and also every configured secret, raw, URL-encoded or in base64."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_longest", "_values")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        forms = {form for secret in secrets if len(secret) >= 4 for form in _forms(secret)}
-        self._values = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+        known = {form for secret in secrets if len(secret) >= 4 for form in _forms(secret)}
+        forms = sorted(known, key=len, reverse=True)
+        self._values = re.compile("|".join(map(re.escape, forms))) if forms else None
+        self._longest = len(forms[0]) if forms else 0
 
     def __call__(self, text: str) -> str:
         if self._values is not None:
-            text = self._values.sub(HIDDEN, text)
+            text = self._values.sub(HIDDEN, self._cut(text, self._values))
         return redact(text)
+
+    def values_out_of(self, text: str) -> str:
+        """The whole text, however long, without the configured secrets."""
+        return text if self._values is None else self._values.sub(HIDDEN, text)
+
+    def tree(self, value: object, *, deepest: int = 16) -> object:
+        """JSON-like data with its texts redacted, and with the values beside telling keys hidden."""
+        if isinstance(value, str):
+            return self(value)
+        if deepest == 0:
+            return HIDDEN
+        if isinstance(value, dict):
+            return {
+                self(str(key)): HIDDEN if telling_name(str(key)) else self.tree(one, deepest=deepest - 1)
+                for key, one in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.tree(one, deepest=deepest - 1) for one in value]
+        return value
+
+    def _cut(self, text: str, values: re.Pattern[str]) -> str:
+        """The text's bounded beginning, with no secret cut in two: half of one would not be known as a secret."""
+        if len(text) <= LONGEST_TEXT:
+            return text
+        end = LONGEST_TEXT
+        for found in values.finditer(text, 0, LONGEST_TEXT + self._longest):
+            if found.start() < end:
+                end = max(end, found.end())
+        return text[:end] + "…"
 
 
 def _forms(secret: str) -> Iterable[str]:
     from base64 import b64encode, urlsafe_b64encode
     from urllib.parse import quote, quote_plus
 
-    raw = secret.encode()
+    raw = secret.encode("utf-8", "surrogatepass")
     yield secret
-    yield quote(secret, safe="")
-    yield quote_plus(secret)
+    for encoded in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
+        yield encoded
+        yield re.sub("%..", lambda pair: pair[0].lower(), encoded)
     yield b64encode(raw).decode().rstrip("=")
     yield urlsafe_b64encode(raw).decode().rstrip("=")

@@ -3,15 +3,26 @@ Time that passes when nobody waits for it.
 
 `VirtualClock` is for one caller: a sleep moves the clock and returns. `VirtualLoop` is a whole event loop whose time
 jumps to the next timer when nothing else can run, so any number of tasks wait side by side and a day takes
-milliseconds. Neither touches the wall clock of the machine.
+milliseconds. Neither touches the wall clock of the machine. Sockets and threads live in real time: while a timer is
+pending, virtual time does not wait for them.
+
+A loop in which nothing can ever happen again says so (`VirtualDeadlockError`) instead of waiting for ever.
 """
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+from reefknot.errors import VirtualDeadlockError
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+PATIENCE = 10.0
+"""Real seconds that a loop without a timer waits for a thread to wake it. Without other threads it does not wait."""
 
 EPOCH = 1_700_000_000.0
 """Where virtual wall time begins: a fixed moment, so that runs can be compared."""
@@ -77,26 +88,44 @@ class LoopClock:
         await asyncio.sleep(seconds)
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     """Looks for real I/O without waiting; when there is none, the loop's time jumps instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, stuck: Callable[[], Exception]) -> None:
         super().__init__()
         self.jump = 0.0
+        self.listening = False
+        self._stuck = stuck
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
-        if ready or timeout is None:
-            return ready or super().select(0.05)
+        if ready:
+            return ready
+        if timeout is None:
+            return self._wait()
         self.jump += timeout
         return ready
+
+    def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """No timer is pending: only a socket, a signal or another thread can go on from here."""
+        if len(self.get_map()) > 1 or self.listening:  # beside the pipe by which threads wake the loop
+            return super().select(0.05)
+        until = time.monotonic() + PATIENCE
+        while threading.active_count() > 1 and time.monotonic() < until:
+            ready = super().select(0.05)
+            if ready:
+                return ready
+        ready = super().select(0)  # the last thread may have written just before it ended
+        if ready:
+            return ready
+        raise self._stuck()
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time."""
 
     def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
+        self._jumping = _JumpingSelector(self._deadlock)
         super().__init__(self._jumping)
         self._advanced = 0.0
 
@@ -105,6 +134,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def advance(self, seconds: float) -> None:
         self._advanced += max(0.0, seconds)
+
+    def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: *Ts) -> None:
+        super().add_signal_handler(sig, callback, *args)
+        self._jumping.listening = True
+
+    def _deadlock(self) -> VirtualDeadlockError:
+        tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
+        return VirtualDeadlockError(", ".join(sorted(_place(task) for task in tasks[:20])) or "no task at all")
+
+
+def _place(task: "asyncio.Task[Any]") -> str:
+    frames = task.get_stack(limit=1)
+    where = f" at {frames[-1].f_code.co_qualname}, line {frames[-1].f_lineno}" if frames else ""
+    return f"{task.get_name()}{where}"
 
 
 def run_in_virtual_loop(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from reefknot.core.overload.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
-from reefknot.errors import BreakerOpenError, ParameterTypeError
+from reefknot.errors import AttemptTimeoutError, BreakerOpenError, DeadlineExceededError, ParameterTypeError
 from reefknot.execution import timing
 from reefknot.execution.judge import judge_for
 from reefknot.execution.kinds import is_async
@@ -37,7 +37,7 @@ class CircuitBreaker:
 
     def __init__(self, name: str, *, failures: int = 5, cooldown: float = 30.0, on: On | None = None) -> None:
         self._breaker = Breaker(name, failures=failures, cooldown=cooldown)
-        self._judge: Judge = judge_for(on) or by_nature
+        self._judge = judge_for(on)
         self._lock = Lock()
 
     @property
@@ -76,7 +76,10 @@ class CircuitBreaker:
                 self._breaker.released(permit)
 
     def _counts(self, error: Exception, judge: Judge | None) -> bool:
-        return (judge or self._judge)(error, read_failure(error)) is not False
+        """What `on=` of the breaker says stands; else the retrier's; running out of our own time always counts."""
+        if isinstance(error, AttemptTimeoutError | DeadlineExceededError):
+            return True
+        return (self._judge or judge or by_nature)(error, read_failure(error)) is not False
 
     def guard(self, judge: Judge | None = None) -> Guard:
         """`with breaker.guard():` around one call; in async code too."""

@@ -7,7 +7,7 @@ and class methods work as before, and a first-try success costs next to nothing.
 
 from __future__ import annotations
 
-from functools import update_wrapper
+from functools import partial, update_wrapper
 
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterTypeError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
     S = TypeVar("S")
+    F = TypeVar("F", bound=Callable[..., Any])
 
 _PLAN = "__reefknot_plan__"
 
@@ -92,16 +93,19 @@ def decorated(plan: Plan, fn: Any) -> Any:
     return wrapper
 
 
-def using(fn: Callable[P, R], /, **options: Unpack[Options]) -> Callable[P, R]:
+def using(fn: F, /, **options: Unpack[Options]) -> F:
     """
     One request's override of a decorated function or bound method: `using(client.fetch, attempts=2)(url)`.
 
     Types and binding are kept.
     """
+    changed: Any
+    if isinstance(fn, partial):
+        changed = partial(using(fn.func, **options), *fn.args, **fn.keywords)
+        return changed  # type: ignore[no-any-return]  # of the kind of fn
     owner = getattr(fn, "__self__", None)
     function: Any = getattr(fn, "__func__", fn)
     if not hasattr(function, _PLAN):
         raise ParameterTypeError("fn", fn, "a function or method that is decorated with retry")
     changed = function.using(**options)
-    bound: Callable[P, R] = changed if owner is None else changed.__get__(owner)
-    return bound
+    return changed if owner is None else changed.__get__(owner)  # type: ignore[no-any-return]  # of the kind of fn

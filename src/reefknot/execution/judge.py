@@ -7,7 +7,8 @@ predicate that raises is reported, and the error it was asked about goes to the 
 
 from __future__ import annotations
 
-from reefknot.errors import ParameterTypeError
+from reefknot.errors import AttemptTimeoutError, ParameterTypeError, RetryAfter, shown
+from reefknot.execution.kinds import is_async
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
     Answer: TypeAlias = bool | float
     On: TypeAlias = (
-        type[BaseException]
-        | Iterable[type[BaseException]]
-        | Callable[[Exception], Answer]
-        | Callable[[Exception], bool]
+        type[Exception] | Iterable[type[Exception]] | Callable[[Exception], Answer] | Callable[[Exception], bool]
     )
     Judge: TypeAlias = Callable[[Exception, Failure], Answer]
+
+ALWAYS_HEARD = (RetryAfter, AttemptTimeoutError)
+"""Retried whatever `on=` says: your own request for it, and the time limit that you put on an attempt."""
 
 _ACCEPTED = (
     "an exception class, a tuple of them, or a function that takes the exception and answers True, False or seconds"
@@ -37,6 +38,8 @@ def judge_for(on: On | None) -> Judge | None:
     if isinstance(on, type):
         return _by_class((_class(on),))
     if callable(on):
+        if is_async(on):
+            raise ParameterTypeError("on", on, f"{_ACCEPTED}; it is not awaited, so an async function cannot answer")
         return _by_predicate(on)
     if isinstance(on, str) or not hasattr(on, "__iter__"):
         raise ParameterTypeError("on", on, _ACCEPTED)
@@ -53,6 +56,8 @@ def every_leaf(group: BaseExceptionGroup[BaseException], judge: Callable[[Except
         if not isinstance(item, Exception):
             return False
         answer = every_leaf(item, judge) if isinstance(item, BaseExceptionGroup) else judge(item)
+        if answer is False and isinstance(item, ALWAYS_HEARD):
+            answer = True
         if answer is False:
             return False
         if answer is not True:
@@ -60,15 +65,17 @@ def every_leaf(group: BaseExceptionGroup[BaseException], judge: Callable[[Except
     return True if longest is None else longest
 
 
-def _class(item: object) -> type[BaseException]:
+def _class(item: object) -> type[Exception]:
     if not (isinstance(item, type) and issubclass(item, BaseException)):
         raise ParameterTypeError("on", item, _ACCEPTED)
-    if not issubclass(item, Exception) and item is not BaseException:
+    if item is BaseException:
+        raise ParameterTypeError("on", item, f"{_ACCEPTED}; Exception for all of them: control flow is never retried")
+    if not issubclass(item, Exception):
         raise ParameterTypeError("on", item, f"{_ACCEPTED}; {item.__name__} is control flow and is never retried")
     return item
 
 
-def _by_class(classes: tuple[type[BaseException], ...]) -> Judge:
+def _by_class(classes: tuple[type[Exception], ...]) -> Judge:
     def judge(error: Exception, failure: Failure) -> Answer:
         if isinstance(error, classes):
             return True
@@ -96,7 +103,7 @@ def _by_predicate(predicate: Callable[[Exception], Answer]) -> Judge:
             return answer
         if isinstance(answer, int | float) and not isinstance(answer, bool) and 0 <= answer < float("inf"):
             return float(answer)
-        _report(TypeError(f"answered {answer!r}; accepted are True, False or seconds, 0 or more"))
+        _report(TypeError(f"answered {shown(answer)}; accepted are True, False or seconds, 0 or more"))
         return False
 
     def judge(error: Exception, failure: Failure) -> Answer:

@@ -17,14 +17,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from reefknot.core.outcome import AttemptRecord
-from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, LoopMisuseError
+from reefknot.errors import (
+    AttemptTimeoutError,
+    BreakerOpenError,
+    DeadlineExceededError,
+    LoopMisuseError,
+    ParameterError,
+)
 from reefknot.execution import exhaustion, timing
 from reefknot.execution.breaker import Guard
-from reefknot.execution.nature import by_nature
 from reefknot.execution.plan import Plan
 from reefknot.execution.run import Run
 from reefknot.execution.scope import TimeScope
-from reefknot.execution.wrap import refuse_uninterruptible
 
 
 class Attempt:
@@ -52,7 +56,7 @@ class Attempt:
         self._loop.run.began()
         self._guard, self._scope = self._loop.guard(), self._loop.scope()
         if self._guard is not None:
-            self._guard.__enter__()
+            self._ask(self._guard)
         if self._scope is not None:
             self._scope.__enter__()
         return self
@@ -64,10 +68,20 @@ class Attempt:
             try:
                 self._scope.__exit__(kind, error, trace)
             except Exception as expired:
-                return self._ended(expired, replaces=True)
-        return self._ended(error, replaces=False)
+                if self._swallows(expired):
+                    return True
+                raise
+        return self._swallows(error)
 
-    def _ended(self, error: BaseException | None, *, replaces: bool) -> bool:
+    def _ask(self, guard: Guard) -> None:
+        """A refusal is the end of the loop; it gets its note like any other."""
+        try:
+            guard.__enter__()
+        except BreakerOpenError as refused:
+            self._loop.finished = self._loop.run.stops(refused)
+            raise
+
+    def _swallows(self, error: BaseException | None) -> bool:
         if self._guard is not None:
             self._guard.__exit__(None if error is None else type(error), error, None)
         run = self._loop.run
@@ -78,8 +92,6 @@ class Attempt:
         if isinstance(error, Exception) and not run.stops(error):
             return True
         self._loop.finished = True
-        if replaces:
-            raise error
         return False
 
 
@@ -95,7 +107,7 @@ class Attempts:
 
     def guard(self) -> Guard | None:
         breaker = self.plan.breaker
-        return None if breaker is None else breaker.guard(self.plan.judge or by_nature)
+        return None if breaker is None else breaker.guard(self.plan.judge)
 
     def scope(self) -> TimeScope | None:
         """In async code every attempt has its limit; a plain block cannot be stopped."""
@@ -114,7 +126,8 @@ class Attempts:
 
     def __iter__(self) -> Iterator[Attempt]:
         if self.plan.policy.attempt_timeout != inf:
-            refuse_uninterruptible(self.plan)
+            accepted = "in `async for`; a plain block of code cannot be stopped, in a thread neither"
+            raise ParameterError("attempt_timeout", self.plan.policy.attempt_timeout, accepted)
         self._begin()
         while not self.finished:
             if self.run.delay > 0.0:
@@ -134,6 +147,7 @@ class Attempts:
         if self._begun:
             raise LoopMisuseError("this loop was already run; call attempts() for another one")
         self._begun = True
+        self.run = Run(self.plan, timing.now(), exhaustion.so_far)
 
     def _turn(self) -> Iterator[Attempt]:
         attempt = Attempt(self, self.run.attempts + 1)

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING
 
 from reefknot.core.failure import Failure
 from reefknot.core.retry.classify import passing_by_nature
-from reefknot.errors import AttemptTimeoutError, RetryAfter
 from reefknot.execution.judge import every_leaf
 from reefknot.execution.reading import read_failure
 
 if TYPE_CHECKING:
     from reefknot.execution.judge import Answer
-
-ALWAYS_HEARD = (RetryAfter, AttemptTimeoutError)
-"""Retried whatever `on=` says: your own request for it, and the time limit that you put on an attempt."""
 
 
 def by_nature(error: Exception, failure: Failure) -> Answer:

@@ -6,6 +6,8 @@ Everything a call needs is here and nothing of any call: a thousand tasks share 
 
 from __future__ import annotations
 
+from itertools import count
+
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.execution.judge import judge_for
@@ -45,6 +47,18 @@ OTHER_FIELDS = frozenset(
 _POLICY_NAMES = {"attempts": "max_attempts", "deadline": "time_budget"}
 
 
+class LogBudget:
+    """The log lines a retrier may still write. A plan made from another one shares it, or it would bound nothing."""
+
+    __slots__ = ("at", "left", "left_out", "quiet_until")
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.left = LINES_AT_ONCE
+        self.left_out = 0
+        self.quiet_until = 0.0
+
+
 class Plan:
     """A frozen description of one retrier."""
 
@@ -52,15 +66,13 @@ class Plan:
         "breaker",
         "in_thread",
         "judge",
-        "lines_at",
-        "lines_left",
-        "lines_left_out",
+        "lines",
         "name",
+        "next_key",
         "on_give_up",
         "on_recover",
         "on_retry",
         "policy",
-        "quiet_until",
         "resolve",
         "seed",
         "throttle",
@@ -86,10 +98,9 @@ class Plan:
         self.on_recover: Hook | None = None
         self.in_thread = False
         self.seed: int | None = None
-        self.lines_left = LINES_AT_ONCE
-        self.lines_left_out = 0
-        self.lines_at = 0.0
-        self.quiet_until = 0.0
+        self.next_key: Callable[[], int] | None = None
+        """With a seed of its own a retrier counts its own calls: nothing else in the process moves its draws."""
+        self.lines = LogBudget()
 
     @property
     def limited(self) -> bool:
@@ -106,8 +117,10 @@ class Plan:
         said: dict[str, Any] = dict(given)
         fields = {_POLICY_NAMES.get(key, key): said.pop(key) for key in list(said) if key in POLICY_FIELDS}
         plan = Plan(_changed(self.policy, fields), name=self.name, judge=self.judge, resolve=self._overridden(fields))
-        plan.throttle, plan.breaker, plan.in_thread, plan.seed = self.throttle, self.breaker, self.in_thread, self.seed
+        plan.throttle, plan.breaker, plan.in_thread = self.throttle, self.breaker, self.in_thread
+        plan.seed, plan.next_key = self.seed, self.next_key
         plan.on_retry, plan.on_give_up, plan.on_recover = self.on_retry, self.on_give_up, self.on_recover
+        plan.lines = self.lines
         for key, value in said.items():
             match key:
                 case "on":
@@ -123,7 +136,7 @@ class Plan:
                 case "name":
                     plan.name = _text(key, value)
                 case "seed":
-                    plan.seed = _whole(key, value)
+                    plan.seed, plan.next_key = _whole(key, value), count(1).__next__
                 case _:
                     accepted = ", ".join(sorted(POLICY_FIELDS | OTHER_FIELDS))
                     raise ParameterTypeError(key, value, f"no such option; accepted are {accepted}")

@@ -24,6 +24,9 @@ _TELLING = ("retry_after", "response", "status_code", "status", "headers", "erro
 
 _Shape = tuple[tuple[str, ...], Kind | None, bool]
 _shapes: dict[type, _Shape] = {}
+_last_read: dict[type, Failure] = {}
+"""The last failure of each class that is told by its text alone: an outage says the same again and again. What is kept
+was redacted, so a text with a secret in it never equals it and is read anew."""
 
 
 def read_failure(error: BaseException, since: int = 0) -> Failure:
@@ -34,34 +37,58 @@ def read_failure(error: BaseException, since: int = 0) -> Failure:
     belongs to another piece of work.
     """
     cls = type(error)
-    names, kind, plain = _shapes.get(cls) or _shape(cls)
     try:
-        message = redact(str(error))
+        text = str(error)
+        last = _last_read.get(cls)
+        if last is not None and last.message == text and error.__cause__ is None and not error.__dict__:
+            return last
+        message = redact(text)
     except Exception:
         message = f"<{cls.__name__} cannot be shown>"
+    names, kind, plain = _shapes.get(cls) or _shape(cls)
     if plain and not error.__dict__:
         exhausted = error.__cause__ is not None and _exhausted(error, since)
         if kind is None:
             kind = kind_of_text(message)
-        return Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
+        failure = Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
+        if not exhausted:
+            _last_read[cls] = failure
+        return failure
+    try:
+        failure = _read_closely(error, message, names)
+    except Exception:  # a foreign attribute that raises when it is looked at tells nothing; class and words still do
+        failure = classify(message, exceptions=names)
+    return replace(failure, exhausted=True) if _exhausted(error, since) else failure
+
+
+def _read_closely(error: BaseException, message: str, names: tuple[str, ...]) -> Failure:
     status, hint, limit_reached = read_hints(error)
-    failure = classify(
+    return classify(
         message,
         code=_enum(ErrorCode, getattr(error, "error_code", None)),
         failure_type=_enum(FailureType, getattr(error, "failure_type", None)),
-        exceptions=names,
+        exceptions=names + _names_of_reason(error, names),
         http_status=status,
         retry_after=hint,
         limit_reached=limit_reached,
     )
-    return replace(failure, exhausted=True) if _exhausted(error, since) else failure
+
+
+def _names_of_reason(error: BaseException, names: tuple[str, ...]) -> tuple[str, ...]:
+    """urllib wraps what happened: its `URLError` means what its reason means."""
+    reason = getattr(error, "reason", None)
+    if not isinstance(reason, BaseException) or "urllib.error.URLError" not in names:
+        return ()
+    cls = type(reason)
+    return (_shapes.get(cls) or _shape(cls))[0]
 
 
 def _shape(cls: type) -> _Shape:
     names = tuple(class_name(c) for c in cls.__mro__ if c is not object and c is not BaseException)
-    plain = not any(hasattr(cls, name) for name in _TELLING)
+    plain = not issubclass(cls, BaseExceptionGroup) and not any(hasattr(cls, name) for name in _TELLING)
     if len(_shapes) >= _TYPES_KEPT:
         _shapes.clear()
+        _last_read.clear()
     shape = _shapes[cls] = (names, kind_of_class(names), plain)
     return shape
 
@@ -76,14 +103,19 @@ def _exhausted(error: BaseException, since: int) -> bool:
     for _ in range(_CAUSES_FOLLOWED):
         if link is None:
             return False
-        if getattr(link, EXHAUSTED_MARK, 0) > since:
+        if link.__dict__.get(EXHAUSTED_MARK, 0) > since:
+            return True
+        if isinstance(link, BaseExceptionGroup) and any(_exhausted(leaf, since) for leaf in link.exceptions):
             return True
         link = link.__cause__
     return False
 
 
 def read_hints(error: object) -> tuple[int | None, float | None, bool]:
-    """Status, retry-after in seconds, and whether the headers say that a rate limit is spent."""
+    """Status, retry-after in seconds, whether the headers say that a limit is spent. Of a group, the longest hint."""
+    if isinstance(error, BaseExceptionGroup):
+        hints = [hint for _, hint, _ in map(read_hints, error.exceptions) if hint is not None]
+        return None, max(hints, default=None), False
     response = getattr(error, "response", None)
     status = _status(error) or _status(response)
     headers = _headers(error) or _headers(response)
@@ -155,18 +187,23 @@ def _until_reset(text: str | None) -> float | None:
 
 
 def classify_failure(message: str, exception: BaseException | None = None) -> FailureType:
-    """Transient, rate limited, permanent or unknown: by the exception if there is one, else by the message's words."""
-    text = redact(message)
+    """
+    Transient, rate limited, permanent or unknown: by the exception if it tells, else by the message's words.
+
+    An empty message leaves the words to the exception.
+    """
+    words = redact(message)
     if exception is None:
-        return classify(text, http_status=status_in(text)).failure_type
+        return classify(words, http_status=status_in(words)).failure_type
     seen = read_failure(exception)
-    if seen.failure_type is not FailureType.UNKNOWN and not text:
-        return seen.failure_type
+    words = words or seen.message
     status, hint, limit_reached = read_hints(exception)
     return classify(
-        text or seen.message,
+        words,
+        code=_enum(ErrorCode, getattr(exception, "error_code", None)),
+        failure_type=_enum(FailureType, getattr(exception, "failure_type", None)),
         exceptions=seen.exceptions,
-        http_status=status or status_in(text),
+        http_status=status or status_in(words),
         retry_after=hint,
-        limit_reached=limit_reached,
+        limit_reached=limit_reached or seen.failure_type is FailureType.RATE_LIMITED,
     ).failure_type

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from reefknot.core.failure import Failure
+from reefknot.core.redaction import redact
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.execution.plan import LINES_AT_ONCE, Plan
+from reefknot.execution.plan import LINES_AT_ONCE, LogBudget
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -48,20 +49,20 @@ def logger() -> Logger:
     return _logger
 
 
-def retrying(event: RetryEvent, plan: Plan, now: float) -> None:
+def retrying(event: RetryEvent, lines: LogBudget, now: float) -> None:
     """The one line a retry logs. It takes from the retrier's budget, and sets the time before which it stays quiet."""
-    left = min(LINES_AT_ONCE, plan.lines_left + max(0.0, now - plan.lines_at)) - 1.0
-    plan.lines_at, plan.lines_left = now, left
+    left = min(LINES_AT_ONCE, lines.left + max(0.0, now - lines.at)) - 1.0
+    lines.at, lines.left = now, left
     if left < 1.0:
-        plan.quiet_until = now + 1.0 - left
-    left_out, plan.lines_left_out = plan.lines_left_out, 0
+        lines.quiet_until = now + 1.0 - left
+    left_out, lines.left_out = lines.left_out, 0
     logger().warning(
-        "%s: attempt %d of %d failed with %s; trying again in %.3g s%s",
-        event.name,
+        "%s: attempt %d of %d failed with %s; trying again in %s s%s",
+        printable(event.name, most=100),
         event.attempt,
         event.max_attempts,
         printable(str(event.failure), most=300),
-        event.delay,
+        seconds(event.delay or 0.0),
         f" ({left_out} such lines left out)" if left_out else "",
         extra={"retry_attempt": event.attempt, "retry_delay": event.delay},
     )
@@ -78,9 +79,11 @@ def call_hook(hook: Hook | None, which: str, event: RetryEvent) -> None:
 
 def broken_callback(which: str, broken: Exception) -> None:
     """A hook or predicate of the caller's failed; the work goes on as if it had not been there."""
-    logger().error(
-        "%s= raised %s: %s; the outcome is unchanged", which, type(broken).__name__, printable(str(broken), most=300)
-    )
+    try:
+        said = printable(redact(str(broken)), most=300)
+    except Exception:
+        said = "which cannot be shown"
+    logger().error("%s= raised %s: %s; the outcome is unchanged", which, type(broken).__name__, said)
 
 
 _WHY = {
@@ -99,9 +102,9 @@ def annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
     assert event.reason is not None
     head = f"reefknot[{event.name}]"
     hint = event.failure.retry_after if event.failure is not None else None
-    asked = f"; the server asked for {hint:g} s" if hint is not None else ""
+    asked = f"; the server asked for {hint:g} s" if hint is not None and event.reason is not Reason.BREAKER_OPEN else ""
     count = "1 attempt" if event.attempt == 1 else f"{event.attempt} attempts"
-    note = f"{head}: {_WHY[event.reason]}{asked} ({count}, {event.elapsed:.3g} s; policy: {policy.describe()})"
+    note = f"{head}: {_WHY[event.reason]}{asked} ({count}, {seconds(event.elapsed)} s; policy: {policy.describe()})"
     try:
         notes = getattr(error, "__notes__", None)
         if notes:
@@ -109,6 +112,11 @@ def annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
         error.add_note(note)
     except Exception:  # an exception that refuses notes still goes to the caller unharmed
         return
+
+
+def seconds(value: float) -> str:
+    """To the millisecond, without zeros that say nothing and without exponents."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def printable(text: str, *, most: int) -> str:

@@ -14,14 +14,12 @@ from reefknot.core.outcome import Outcome
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterTypeError
 from reefknot.execution import exhaustion, timing
-from reefknot.execution.breaker import guarded
 from reefknot.execution.kinds import is_async, name_of, what_to_pass
 from reefknot.execution.loop import Attempts
-from reefknot.execution.nature import by_nature
 from reefknot.execution.options import Options
 from reefknot.execution.plan import LIBRARY_DEFAULT, Plan
 from reefknot.execution.run import Run
-from reefknot.execution.wrap import aresume, in_thread, refuse_uninterruptible, resume, wrapped
+from reefknot.execution.wrap import aresume, behind_breaker, in_thread, refuse_uninterruptible, resume, wrapped
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +27,7 @@ R = TypeVar("R")
 
 class Retrier:
     """
-    Runs work under a policy: `call`, `acall`, `run`, `arun`, `attempts`, or as a decorator.
+    Runs work under a policy: `call`, `acall`, `run`, `arun`, `attempts`; as a decorator, `@retry(policy=retrier)`.
 
     Without `on=`, connection errors, time-outs and HTTP 408, 429, 5xx are retried.
     """
@@ -77,7 +75,7 @@ class Retrier:
         plan = self._named(_plain(fn))
         refuse_uninterruptible(plan)
         run = Run(plan, timing.now(), exhaustion.so_far)
-        attempt = in_thread(run, _guarded(plan, fn)) if plan.in_thread else _guarded(plan, fn)
+        attempt = behind_breaker(plan, in_thread(run, fn) if plan.in_thread else fn)
         try:
             value = resume(run, attempt, args, kwargs)
         except Exception as error:
@@ -86,10 +84,10 @@ class Retrier:
 
     async def arun(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """`run`, awaited."""
-        plan = self._named(fn)
-        run = Run(plan, timing.now(), exhaustion.so_far)
+        awaited = _awaited(fn)
+        run = Run(self._named(fn), timing.now(), exhaustion.so_far)
         try:
-            value = await aresume(run, _guarded(plan, _awaited(fn)), args, kwargs)
+            value = await aresume(run, awaited, args, kwargs)
         except Exception as error:
             return _failed(run, error)
         return _succeeded(run, value)
@@ -105,10 +103,6 @@ class Retrier:
 
     def __repr__(self) -> str:
         return f"<Retrier {self._plan.name or 'unnamed'}: {self._plan.policy.describe()}>"
-
-
-def _guarded(plan: Plan, fn: Callable[..., Any]) -> Callable[..., Any]:
-    return fn if plan.breaker is None else guarded(plan.breaker, fn, plan.judge or by_nature)
 
 
 def _plain(fn: Callable[P, R]) -> Callable[P, R]:

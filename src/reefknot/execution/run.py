@@ -20,11 +20,14 @@ from reefknot.core.retry.draw import draw
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
 from reefknot.execution import chance, exhaustion, report, timing
-from reefknot.execution.nature import ALWAYS_HEARD, by_nature
+from reefknot.execution.judge import ALWAYS_HEARD
+from reefknot.execution.nature import by_nature
 from reefknot.execution.plan import Plan
 from reefknot.execution.reading import EXHAUSTED_MARK, read_failure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from reefknot.execution.judge import Judge
 
 _TELLS_OUTER_ONES = frozenset({Reason.ATTEMPTS_SPENT, Reason.BUDGET_SPENT, Reason.THROTTLED, Reason.HINT_TOO_LONG})
@@ -33,16 +36,18 @@ _TELLS_OUTER_ONES = frozenset({Reason.ATTEMPTS_SPENT, Reason.BUDGET_SPENT, Reaso
 class Run:
     """One call on its way through failures."""
 
-    __slots__ = ("_records", "attempts", "delay", "judge", "key", "plan", "reason", "since", "started")
+    __slots__ = ("_records", "attempts", "delay", "judge", "key", "observe", "plan", "reason", "since", "started")
 
     def __init__(self, plan: Plan, started: float | None, since: int) -> None:
         self.plan = plan
         self.started = started
         self.since = since
-        self.key = chance.next_key()
+        self.key = chance.next_key() if plan.next_key is None else plan.next_key()
         self.attempts = 0
         self.delay = 0.0
         self.reason: Reason | None = None
+        self.observe: Callable[..., object] | None = None
+        """Given each decision with all of its inputs, by whoever puts them on record."""
         self._records: list[tuple[Failure, float, float | None, float]] = []
         self.judge = plan.judge or _default_judge(plan)
 
@@ -64,8 +69,8 @@ class Run:
         verdict: bool | None = None
         if self.judge is not None:
             verdict = self.judge(error, failure)  # type: ignore[assignment]  # seconds are told from bools below
-        if verdict is not True:
-            failure, verdict = _heard(error, failure, verdict)
+        if verdict is not True or type(error) is DeadlineExceededError:
+            failure, verdict = _heard(error, failure, verdict, plan)
         policy = plan.policy if plan.resolve is None else plan.resolve(failure)
         now = timing.now()
         if self.started is None:
@@ -74,18 +79,23 @@ class Run:
         chosen = 0.0
         if policy.base_delay or failure.retry_after is not None:
             chosen = draw(chance.process_seed if plan.seed is None else plan.seed, self.key, attempts - 1)
-        decision = decide(
-            policy,
-            History(attempts, elapsed, self.delay),
-            failure,
-            chosen,
-            verdict=verdict,
-            throttle=None if plan.throttle is None else plan.throttle.view(now),
-            breaker_open=plan.breaker is not None and _left_alone(plan, error),
-        )
+        history = History(attempts, elapsed, self.delay)
+        view = None if plan.throttle is None else plan.throttle.view(now)
+        alone = plan.breaker is not None and _left_alone(plan, error)
+        decision = decide(policy, history, failure, chosen, verdict=verdict, throttle=view, breaker_open=alone)
+        if self.observe is not None:
+            self.observe(decision, policy, history, failure, chosen, verdict=verdict, throttle=view, breaker_open=alone)
         if type(decision) is Again:
+            self.delay = decision.delay
             self._records.append((failure, elapsed, decision.delay, chosen))
-            self._go_on(decision.delay, error, failure, policy, now)
+            if plan.throttle is not None:
+                plan.throttle.spend()
+            lines = plan.lines
+            quiet = lines.at <= now < lines.quiet_until
+            if quiet:
+                lines.left_out += 1
+            if not quiet or plan.on_retry is not None:
+                self._tell(error, failure, policy, None if quiet else now)
             return False
         assert isinstance(decision, Stop)
         self._records.append((failure, elapsed, None, chosen))
@@ -109,20 +119,12 @@ class Run:
                 throttle.roll(now)
             throttle.tick()
 
-    def _go_on(self, delay: float, error: Exception, failure: Failure, policy: RetryPolicy, now: float) -> None:
-        plan = self.plan
-        self.delay = delay
-        if plan.throttle is not None:
-            plan.throttle.spend()
-        quiet = plan.lines_at <= now < plan.quiet_until
-        if quiet:
-            plan.lines_left_out += 1
-            if plan.on_retry is None:
-                return
+    def _tell(self, error: Exception, failure: Failure, policy: RetryPolicy, log_at: float | None) -> None:
+        """Log and hook of a retry. `log_at` is the time of the line, None where the line is left out."""
         event = self._event(self.attempts, failure, error, policy)
-        if not quiet:
-            report.retrying(event, plan, now)
-        report.call_hook(plan.on_retry, "on_retry", event)
+        if log_at is not None:
+            report.retrying(event, self.plan.lines, log_at)
+        report.call_hook(self.plan.on_retry, "on_retry", event)
 
     def _give_up(self, reason: Reason, error: Exception, failure: Failure, policy: RetryPolicy) -> None:
         self.reason = reason
@@ -130,7 +132,7 @@ class Run:
         if reason in _TELLS_OUTER_ONES:
             exhaustion.so_far += 1
             _mark(error, exhaustion.so_far)
-        if isinstance(error, DeadlineExceededError) and len(self._records) > 1:
+        if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
         report.annotate(error, event, policy)
         report.call_hook(self.plan.on_give_up, "on_give_up", event)
@@ -144,19 +146,22 @@ class Run:
     ) -> report.RetryEvent:
         most = (policy or self.plan.policy).max_attempts
         delay = self.delay if failure is not None and self.reason is None else None
-        return report.RetryEvent(self.plan.name, attempt, most, failure, error, delay, self.elapsed, self.reason)
+        name = self.plan.name or "unnamed"
+        return report.RetryEvent(name, attempt, most, failure, error, delay, self.elapsed, self.reason)
 
 
-def _heard(error: Exception, failure: Failure, answer: object) -> tuple[Failure, bool | None]:
-    """What is not a plain yes: a refusal that our own errors overrule, or seconds to wait."""
-    if isinstance(error, DeadlineExceededError):
+def _heard(error: Exception, failure: Failure, answer: object, plan: Plan) -> tuple[Failure, bool | None]:
+    """What is not a plain yes: our own deadline, seconds to wait, or a refusal that our own errors overrule."""
+    if isinstance(error, DeadlineExceededError) and not failure.exhausted:
         return replace(failure, code=ErrorCode.cancelled_by_timeout), None
+    if isinstance(answer, float):
+        return replace(failure, retry_after=max(answer, failure.retry_after or 0.0)), True
     if isinstance(error, ALWAYS_HEARD):
         return failure, True
-    if answer is None or answer is False:
-        return failure, answer
-    assert isinstance(answer, float)
-    return replace(failure, retry_after=max(answer, failure.retry_after or 0.0)), True
+    if plan.breaker is not None and isinstance(error, BreakerOpenError):
+        return failure, True  # the breaker is the reason to stop, not the kind of error it raises
+    assert answer is None or isinstance(answer, bool)
+    return failure, answer
 
 
 def _left_alone(plan: Plan, error: Exception) -> bool:

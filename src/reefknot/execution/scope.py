@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from types import coroutine
 
+from reefknot.execution import timing
+
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     import asyncio
@@ -63,14 +65,16 @@ class TimeScope:
 
 
 @coroutine
-def within(work: Coroutine[Any, Any, T], seconds: float, expired: Callable[[], Exception]) -> Generator[Any, Any, T]:
-    """Await `work` for at most `seconds`; a timer exists only if it suspends."""
+def within(
+    work: Coroutine[Any, Any, T], seconds: float, expired: Callable[[], Exception], started: float
+) -> Generator[Any, Any, T]:
+    """Await `work` for at most `seconds` after `started`; a timer exists only if it suspends."""
     try:
         waiting_for = work.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
-    with TimeScope(seconds, expired):
+    with TimeScope(seconds - (timing.now() - started), expired):
         return (yield from continued(work, waiting_for))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 if TYPE_CHECKING:
     from reefknot.execution.options import Options
 
+MYPY = False  # mypy takes it for True
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
@@ -24,15 +25,66 @@ class Retrying(Protocol[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
-    def using(self, **options: Unpack[Options]) -> Callable[P, R_co]:
+    def using(self, **options: Unpack[Options]) -> Retrying[P, R_co]:
         """The same function under other settings. Of a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""
 
+    # What `Class.name` and `instance.name` are. Whether a class method or a static method was meant shows in the first
+    # parameter: it is the class, or nothing that the instance would fit. Mypy does not look at it here, so for mypy
+    # both readings are allowed, the likelier one first.
+    if MYPY:
+
+        @overload
+        def __get__(self: Retrying[Concatenate[S, Q], R_co], instance: None, owner: type) -> OfClass[P, Q, R_co]: ...
+        @overload
+        def __get__(
+            self: Retrying[Concatenate[S, Q], R_co], instance: object, owner: type | None = None
+        ) -> OfInstance[P, Q, R_co]: ...
+
+    else:
+
+        @overload
+        def __get__(
+            self: Retrying[Concatenate[type[S], Q], R_co], instance: None, owner: type[S]
+        ) -> Callable[Q, R_co]: ...
+        @overload
+        def __get__(self, instance: None, owner: type) -> Retrying[P, R_co]: ...
+        @overload
+        def __get__(
+            self: Retrying[Concatenate[type[S], Q], R_co], instance: S, owner: type | None = None
+        ) -> Callable[Q, R_co]: ...
+        @overload
+        def __get__(
+            self: Retrying[Concatenate[S, Q], R_co], instance: S, owner: type | None = None
+        ) -> Callable[Q, R_co]: ...
+        @overload
+        def __get__(self, instance: object, owner: type | None = None) -> Retrying[P, R_co]: ...
+
+
+class OfClass(Protocol[P, Q, R_co]):
+    """`Class.name`: a function or static method; or a class method, bound."""
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
+
     @overload
-    def __get__(self, instance: None, owner: type) -> Retrying[P, R_co]: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
-    def __get__(
-        self: Retrying[Concatenate[S, Q], R_co], instance: S, owner: type | None = None
-    ) -> Callable[Q, R_co]: ...
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
+    def using(self, **options: Unpack[Options]) -> Retrying[P, R_co]: ...
+
+
+class OfInstance(Protocol[P, Q, R_co]):
+    """`instance.name`: a bound method; or a static method."""
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
+
+    @overload
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
 class Decorator(Protocol):

@@ -9,6 +9,7 @@ context is ever looked at.
 from __future__ import annotations
 
 import time
+from _thread import allocate_lock  # what threading.Lock is, without its import
 from contextvars import ContextVar
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _chosen: ContextVar[Clock | None] = ContextVar("reefknot_clock", default=None)
 _users = 0
+_counting = allocate_lock()
 
 
 def _real_sleep(seconds: float) -> None:
@@ -78,8 +80,9 @@ class using_clock:  # noqa: N801 - used like a function; contextlib would be imp
 
 def _count(change: int) -> None:
     global _users, now, wall, sleep, asleep
-    _users += change
-    if _users:
-        now, wall, sleep, asleep = _scoped_now, _scoped_wall, _scoped_sleep, _scoped_asleep
-    else:
-        now, wall, sleep, asleep = time.monotonic, time.time, _real_sleep, _real_asleep
+    with _counting:
+        _users += change
+        if _users:
+            now, wall, sleep, asleep = _scoped_now, _scoped_wall, _scoped_sleep, _scoped_asleep
+        else:
+            now, wall, sleep, asleep = time.monotonic, time.time, _real_sleep, _real_asleep

@@ -45,15 +45,19 @@ def wrapped(plan: Plan, fn: Function) -> Function:
         return _async_generator(plan, fn)
     if flags & GENERATOR:
         return _generator(plan, fn)
-    if plan.breaker is not None:
-        from reefknot.execution.breaker import guarded
-        from reefknot.execution.nature import by_nature
-
-        fn = guarded(plan.breaker, fn, plan.judge or by_nature)
     if is_async(fn):
         return _async(plan, fn)
     refuse_uninterruptible(plan)
-    return _sync_threaded(plan, fn) if plan.in_thread else _sync(plan, fn)
+    return _sync_threaded(plan, fn) if plan.in_thread else _sync(plan, behind_breaker(plan, fn))
+
+
+def behind_breaker(plan: Plan, fn: Function) -> Function:
+    """`fn` behind the plan's breaker, if any. A time limit goes inside it: running out of time is a failure."""
+    if plan.breaker is None:
+        return fn
+    from reefknot.execution.breaker import guarded
+
+    return guarded(plan.breaker, fn, plan.judge)
 
 
 def refuse_uninterruptible(plan: Plan) -> None:
@@ -143,7 +147,7 @@ def resume(run: Run, fn: Function, args: Any, kwargs: Any) -> Any:
 def _sync_threaded(plan: Plan, fn: Function) -> Function:
     def threaded_call(*args: Any, **kwargs: Any) -> Any:
         run = begin(plan, timing.now(), exhaustion.so_far)
-        return resume(run, in_thread(run, fn), args, kwargs)
+        return resume(run, behind_breaker(plan, in_thread(run, fn)), args, kwargs)
 
     return threaded_call
 
@@ -175,6 +179,12 @@ def _out_of_time(plan: Plan, seconds: float, left: float, *, abandoned: bool = F
 
 
 def _async(plan: Plan, fn: Function) -> Function:
+    if plan.breaker is not None:
+
+        async def guarded_call(*args: Any, **kwargs: Any) -> Any:
+            return await aresume(begin(plan, timing.now(), exhaustion.so_far), fn, args, kwargs)
+
+        return guarded_call
     if plan.limited or plan.throttle is not None:
         return _async_limited(plan, fn)
     if plan.timed:
@@ -219,7 +229,9 @@ def _async_limited(plan: Plan, fn: Function) -> Function:
                 throttle.roll(started)
             throttle.tick()
         try:
-            value = await (fn(*args, **kwargs) if seconds == inf else within(fn(*args, **kwargs), seconds, expired))
+            value = await (
+                fn(*args, **kwargs) if seconds == inf else within(fn(*args, **kwargs), seconds, expired, started)
+            )
         except Exception as error:
             run = begin(plan, started, since)
             if run.stops(error):
@@ -240,7 +252,7 @@ async def aresume(run: Run, fn: Function, args: Any, kwargs: Any) -> Any:
             await timing.asleep(run.delay)
         run.began()
         try:
-            value = await attempt_within(run, fn(*args, **kwargs))
+            value = await attempt_within(run, fn, args, kwargs)
         except Exception as error:
             if run.stops(error):
                 raise
@@ -249,14 +261,23 @@ async def aresume(run: Run, fn: Function, args: Any, kwargs: Any) -> Any:
             return value
 
 
-async def attempt_within(run: Run, work: Any) -> Any:
-    """One further attempt under the smaller of its own limit and what is left of the deadline."""
+async def attempt_within(run: Run, fn: Function, args: Any, kwargs: Any) -> Any:
+    """One attempt behind the breaker, under its limits."""
+    breaker = run.plan.breaker
+    if breaker is None:
+        return await _limited(run, fn(*args, **kwargs))
+    with breaker.guard(run.plan.judge):
+        return await _limited(run, fn(*args, **kwargs))
+
+
+def _limited(run: Run, work: Any) -> Any:
+    """`work` under the smaller of the attempt's own limit and what is left of the deadline."""
     plan = run.plan
     if not plan.limited:
-        return await work
+        return work
     left = plan.policy.time_budget - run.elapsed
     seconds = min(plan.policy.attempt_timeout, left)
-    return await within(work, seconds, lambda: _out_of_time(plan, seconds, left))
+    return within(work, seconds, lambda: _out_of_time(plan, seconds, left), timing.now())
 
 
 # ---- generators: retried only before their first item ----------------------------------------------------------------
@@ -297,7 +318,9 @@ def _async_generator(plan: Plan, fn: Function) -> Function:
             while going:
                 try:
                     sent = yield item
-                except Exception as thrown:
+                except GeneratorExit:
+                    raise
+                except BaseException as thrown:
                     item = await items.athrow(thrown)
                 else:
                     item = await items.asend(sent)

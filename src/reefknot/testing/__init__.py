@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from reefknot.engines.virtual import LoopClock, SkippingClock, VirtualClock, VirtualLoop, run_in_virtual_loop
+from reefknot.errors import VirtualDeadlockError
 from reefknot.execution.timing import using_clock
 
 T = TypeVar("T")
 
-__all__ = ["SkippingClock", "VirtualClock", "no_wait", "run_virtual", "virtual_time"]
+__all__ = ["SkippingClock", "VirtualClock", "VirtualDeadlockError", "no_wait", "run_virtual", "virtual_time"]
 
 
 @contextmanager
@@ -41,7 +42,8 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """
     Run a coroutine to its end in virtual time, every task and `asyncio.sleep` in it included.
 
-    Time jumps to the next timer whenever nothing else can run.
+    Time jumps to the next timer whenever nothing else can run. When there is no timer either, and nothing real that
+    could wake a task, it raises `VirtualDeadlockError` and says what waits where.
     """
     loop = VirtualLoop()
     with using_clock(LoopClock(loop)):

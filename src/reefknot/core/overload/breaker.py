@@ -59,7 +59,7 @@ class Breaker:
             raise ParameterError("failures", failures, "a whole number, 1 or more")
         if isinstance(cooldown, bool) or not isinstance(cooldown, int | float):
             raise ParameterTypeError("cooldown", cooldown, "a finite number of seconds above 0")
-        if not 0 < cooldown < float("inf"):
+        if not 0 < cooldown <= 1.7976931348623157e308:  # an int may be larger, and then is no float
             raise ParameterError("cooldown", cooldown, "a finite number of seconds above 0")
         self.name = name
         self.threshold = failures

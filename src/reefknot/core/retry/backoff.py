@@ -65,7 +65,7 @@ def delay_before(k: int, policy: RetryPolicy, *, draw: float, previous: float = 
 
     `draw` is in [0, 1); `previous` is the wait before, which only decorrelated jitter looks at.
     """
-    if policy.base_delay == 0.0:
+    if policy.base_delay == 0.0 and not policy.whole_seconds:
         return 0.0
     low, high = wait_range(k, policy, previous=previous)
     delay = low + draw * (high - low)

@@ -21,7 +21,9 @@ _TRANSIENT = (
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _BORDER = re.compile(r"[_\-\s]+")
-_STATUS = re.compile(r"\b(?:status(?:[ _]code)?|HTTP(?:/\d(?:\.\d)?)?)\s*[:=]?\s*([1-5]\d\d)\b", re.IGNORECASE)
+_STATUS = re.compile(
+    r"\b(?:status(?:[ _]code)?|HTTP(?:/\d(?:\.\d)?)?)\s{0,8}[:=]?\s{0,8}([1-5]\d\d)\b", re.IGNORECASE | re.ASCII
+)
 
 
 class Kind(NamedTuple):
@@ -174,7 +176,7 @@ def type_in(message: str) -> FailureType:
 
 def status_in(message: str) -> int | None:
     """An HTTP status that a message names as one: `status: 503`, `status 503`, `HTTP 503`."""
-    found = _STATUS.search(message)
+    found = _STATUS.search(message, 0, LONGEST_TEXT)
     return int(found[1]) if found else None
 
 
@@ -239,7 +241,7 @@ def _term_in(term: str, text: str) -> bool:
 
 
 def _number_in(number: str, text: str) -> bool:
-    """A number counts on its own only: not inside "4291", "v1.429" or "429.5"."""
+    """A number counts on its own only: not inside "4291", "v1.429", "429.5" or "429.pdf"."""
     at = text.find(number)
     while at != -1:
         before, after = text[at - 1], text[at + len(number) : at + len(number) + 2]
@@ -247,7 +249,7 @@ def _number_in(number: str, text: str) -> bool:
             before.isalnum()
             or before in ".,"
             or after[:1].isalnum()
-            or (after[:1] in (".", ",") and after[1:].isdigit())
+            or (after[:1] in (".", ",") and after[1:].isalnum())
         )
         if not part_of_more:
             return True

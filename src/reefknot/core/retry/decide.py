@@ -97,12 +97,13 @@ def decide(
     if breaker_open:
         return Stop(Reason.BREAKER_OPEN)
 
-    delay = delay_before(history.retries, policy, draw=draw, previous=history.previous_delay)
+    delay = delay_before(history.attempts - 1, policy, draw=draw, previous=history.previous_delay)
     hint = failure.retry_after
     if hint is not None:
-        if hint > policy.max_retry_after:
+        if not hint <= policy.max_retry_after:  # what is no number is no wait either
             return Stop(Reason.HINT_TOO_LONG)
-        delay = max(delay, hint) + draw * min(1.0, 0.1 * hint)
+        if hint > 0.0:
+            delay = max(delay, hint) + draw * min(1.0, 0.1 * hint)
 
     if history.elapsed + delay >= policy.time_budget:
         return Stop(Reason.BUDGET_SPENT)

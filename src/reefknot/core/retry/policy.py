@@ -63,6 +63,24 @@ _SHORT_STRATEGIES = {
 }
 
 
+FIELDS = (
+    "strategy",
+    "max_attempts",
+    "base_delay",
+    "max_delay",
+    "multiplier",
+    "jitter",
+    "jitter_factor",
+    "time_budget",
+    "attempt_timeout",
+    "max_retry_after",
+    "retryable",
+    "whole_seconds",
+    "retryable_exceptions",
+    "non_retryable_exceptions",
+)
+
+
 class RetryPolicy:
     """
     One resolved policy: everything `decide` needs to know about what is wanted.
@@ -71,22 +89,7 @@ class RetryPolicy:
     `jitter_enabled`, `retryable_exceptions` and `non_retryable_exceptions`; the most specific class listed decides.
     """
 
-    __slots__ = (
-        "attempt_timeout",
-        "base_delay",
-        "jitter",
-        "jitter_factor",
-        "max_attempts",
-        "max_delay",
-        "max_retry_after",
-        "multiplier",
-        "non_retryable_exceptions",
-        "retryable",
-        "retryable_exceptions",
-        "strategy",
-        "time_budget",
-        "whole_seconds",
-    )
+    __slots__ = FIELDS
 
     strategy: RetryStrategy
     max_attempts: int
@@ -149,7 +152,7 @@ class RetryPolicy:
 
     def replace(self, **changes: Any) -> Self:
         """A policy that differs in the given fields; the result is checked like any other."""
-        kept: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        kept: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
         for other, field in (("backoff_multiplier", "multiplier"), ("jitter_enabled", "jitter")):
             if other in changes:
                 kept.pop(field)
@@ -169,7 +172,7 @@ class RetryPolicy:
                 waits = f"{self.base_delay:g} s apart"
             case RetryStrategy.LINEAR_BACKOFF:
                 waits = f"{self.base_delay:g} s more each time, at most {self.max_delay:g} s"
-            case RetryStrategy.EXPONENTIAL_BACKOFF:
+            case _:
                 waits = f"{self.base_delay:g} s x{self.multiplier:g} each time, at most {self.max_delay:g} s"
         share = f" ±{self.jitter_factor:.0%}" if self.jitter is Jitter.PROPORTIONAL else ""
         budget = "" if self.time_budget == inf else f", {self.time_budget:g} s in all"
@@ -190,13 +193,13 @@ class RetryPolicy:
         return hash(self._values())
 
     def __repr__(self) -> str:
-        return f"RetryPolicy({', '.join(f'{name}={_plain(getattr(self, name))!r}' for name in self.__slots__)})"
+        return f"RetryPolicy({', '.join(f'{name}={_plain(getattr(self, name))!r}' for name in FIELDS)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), {name: getattr(self, name) for name in self.__slots__})
+        return _restore, (type(self), {name: getattr(self, name) for name in FIELDS})
 
     def _values(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.__slots__)
+        return tuple(getattr(self, name) for name in FIELDS)
 
 
 def _restore(cls: type[RetryPolicy], fields: dict[str, Any]) -> RetryPolicy:
@@ -214,7 +217,10 @@ def _retries(count: int) -> str:
 def _number(name: str, value: object, accepted: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ParameterTypeError(name, value, accepted)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ParameterError(name, value, accepted) from None
 
 
 def _count(name: str, value: object) -> int:
@@ -299,7 +305,7 @@ def _truth(name: str, value: object) -> bool:
 
 def _rules(name: str, value: Iterable[ExceptionRule]) -> tuple[str, ...]:
     accepted = "a list of exception classes or their names"
-    if isinstance(value, str | type):
+    if isinstance(value, str | type) or not hasattr(value, "__iter__"):
         raise ParameterTypeError(name, value, accepted)
     return tuple(rule_name(name, rule) for rule in value)
 

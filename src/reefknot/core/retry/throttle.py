@@ -13,6 +13,8 @@ from typing import Any
 from reefknot.core.retry.decide import ThrottleView
 from reefknot.errors import ParameterError, ParameterTypeError
 
+_LARGEST = 1.7976931348623157e308  # an int may be larger, and then is no float
+
 
 class RetryThrottle:
     """
@@ -92,14 +94,19 @@ class RetryThrottle:
         return ThrottleView(acting=self.recent(now) >= self.least, tokens=self.tokens)
 
     def spend(self) -> None:
-        """One retry was granted."""
-        self.tokens -= 1.0
+        """
+        One retry was granted.
+
+        While the throttle does not act, retries are granted without tokens; they must not pile up a debt that would
+        refuse every retry for hours once it does. What a race lent, one token, stays missing.
+        """
+        self.tokens = max(-1.0, self.tokens - 1.0)
 
 
 def _positive(name: str, value: object, least: float = 0.0) -> float:
     accepted = f"a finite number, {least:g} or more"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ParameterTypeError(name, value, accepted)
-    if not least <= value < float("inf"):
+    if not least <= value <= _LARGEST:
         raise ParameterError(name, value, accepted)
     return float(value)

@@ -1,0 +1,1 @@
+"""One module a group of tables. `TABLES` in it is what gets measured."""

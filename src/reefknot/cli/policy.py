@@ -1,0 +1,236 @@
+"""`reefknot policy`: the policy book, asked before anything has failed. Nothing here runs or changes anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from reefknot.cli.asking import Asked, Config, Happened, Json, Seed, Source, Target, known_target, one_of, settings
+from reefknot.cli.exits import CommandError, Exit
+from reefknot.cli.output import put, put_json, put_table, say
+
+if TYPE_CHECKING:
+    from reefknot.config.settings import Settings
+    from reefknot.core.failure import Failure
+
+app = App(
+    name="policy",
+    help="Ask the policy book: who is retried, why, and when.",
+    help_epilogue="Example:\n\n    reefknot policy explain --target block:http --status 429",
+)
+
+Kind = Annotated[
+    Literal["block", "connector", "operation"] | None, Parameter(help="Only blocks, connectors or operations.")
+]
+EXPLAIN = "reefknot policy explain --target"
+
+
+@app.command(name="list", help_epilogue="Example:\n\n    reefknot policy list --kind connector")
+def list_policies(*, kind: Kind = None, config: Config = None, json: Json = False) -> int:
+    """Every target and source with its policy, and where that comes from."""
+    from reefknot.cli.listing import listed, put_list
+
+    found = settings(config)
+    rows = listed(found.book, kind)
+    if json:
+        gate = "on" if found.retries_gate else "off"
+        put_json({"gate": gate, "policies": [row.as_json() for row in rows]})
+    else:
+        put_list(rows)
+    return Exit.FINE
+
+
+@app.command(help_epilogue="Example:\n\n    reefknot policy show connector:imap_mailbox")
+def show(target: Target = None, *, source: Source = None, config: Config = None, json: Json = False) -> int:
+    """One target's policy, field by field: what it is, which layer said so, and instead of what."""
+    from reefknot.cli import explaining, wording
+    from reefknot.cli.listing import condition_name, overrides_of
+
+    found = settings(config)
+    name = known_target(found.book, target, source)
+    policy = found.book.resolve(name, source=source)
+    particular = overrides_of(found.book, name, source)
+    if json:
+        document: dict[str, Any] = {
+            "target": name,
+            "source": source,
+            "gate": "on" if found.retries_gate else "off",
+            "policy": explaining.policy_json(policy, policy.provenance),
+            "overrides": {
+                condition_name(condition): {
+                    field: {"value": said.value, "layer": said.layer, "source": said.source}
+                    for field, said in fields.items()
+                }
+                for condition, fields in particular.items()
+            },
+        }
+        put_json(document)
+        return Exit.FINE
+    put(f"{name}: {wording.attempts(policy.max_attempts)}, {wording.growth(policy)}; {wording.limits(policy)}")
+    put()
+    explaining.put_policy(policy, policy.provenance)
+    rows = [
+        (condition_name(condition), field, wording.field_value(field, said.value), explaining.where(said.source))
+        for condition, fields in particular.items()
+        for field, said in fields.items()
+    ]
+    if rows:
+        put()
+        put_table(("for failures", "field", "value", "where"), rows, styles=("cyan", "", "bold"))
+    return Exit.FINE
+
+
+@app.command(
+    help_epilogue=f"Examples:\n\n    {EXPLAIN} block:http --status 429 --retry-count 2\n"
+    f"    {EXPLAIN} connector:imap_mailbox --message timeout\n"
+    f"    {EXPLAIN} operation:nats.publish --seed 7 --json"
+)
+def explain(
+    target: Target = None,
+    *,
+    source: Source = None,
+    happened: Happened | None = None,
+    asked: Asked | None = None,
+    seed: Seed = None,
+    baseline: Annotated[bool, Parameter(help="Answer for the baseline, the behaviour while the gate is off.")] = False,
+    config: Config = None,
+    json: Json = False,
+) -> int:
+    """
+    Would this failure be retried, why, and when?
+
+    The answer "stop" is an answer: the exit code is 0.
+    """
+    from reefknot.cli.explaining import answer_json, put_answer
+
+    found = settings(config)
+    happened, asked = happened or Happened(), asked or Asked()
+    name = known_target(found.book, target, source)
+    failure = happened.failure()
+    if failure is None:
+        failure = _unknown_failure()
+    if baseline:
+        answer = _baseline_answer(found, name, happened, asked, failure, seed)
+    else:
+        policy = found.book.resolve(name, failure, source=source, request=asked.request())
+        answer = _answer(found, name, happened, failure, policy, policy.provenance, seed)
+    if json:
+        put_json(answer_json(answer))
+    else:
+        put_answer(answer)
+    return Exit.FINE
+
+
+def _unknown_failure() -> Failure:
+    from reefknot.config.book import failure_of
+
+    say("No failure was given, so this is the answer for an unknown one; say more with --error, --status, --exception …")
+    return failure_of()
+
+
+def _answer(
+    found: Settings, name: str, happened: Happened, failure: Failure, policy: Any, provenance: Any, seed: int | None
+) -> Any:
+    from reefknot.cli.explaining import CONTROL_FLOW, RETRYABLE, Answer
+    from reefknot.core.retry.explain import explain as decided
+
+    explanation = decided(name, policy, failure, seed=seed)
+    reason = RETRYABLE if explanation.reason is None else explanation.reason.value
+    schedule = explanation.schedule
+    if happened.is_control_flow:
+        reason, schedule = CONTROL_FLOW, ()
+    gate = found.retries_gate
+    return Answer(name, failure, policy, provenance, reason, schedule, gate.on, gate.said_by)
+
+
+def _baseline_answer(
+    found: Settings, name: str, happened: Happened, asked: Asked, failure: Failure, seed: int | None
+) -> Any:
+    from reefknot.cli.explaining import baseline_provenance
+    from reefknot.core.failure import ErrorCategory
+    from reefknot.core.retry.builtin import BASELINE_RETRIES, DEFAULT_TIMEOUT, baseline
+
+    if not name.startswith("block:"):
+        raise CommandError(f"--baseline: {name} has none; the gate worker.retries.v2 governs blocks alone")
+    request = asked.request()
+    policy = baseline(
+        BASELINE_RETRIES if request.retries is None else request.retries,
+        timeout=DEFAULT_TIMEOUT if request.time_budget is None else request.time_budget,
+        retryable=failure.category is not ErrorCategory.CANCELLATION,
+    )
+    provenance = baseline_provenance(
+        policy, counted=request.retries is not None, timed=request.time_budget is not None
+    )
+    return _answer(found, name, happened, failure, policy, provenance, seed)
+
+
+@app.command(help_epilogue="Example:\n\n    reefknot policy schedule connector:github_repository --seed 7")
+def schedule(
+    target: Target = None,
+    *,
+    source: Source = None,
+    happened: Happened | None = None,
+    asked: Asked | None = None,
+    seed: Seed = None,
+    config: Config = None,
+    json: Json = False,
+) -> int:
+    """Draw the waits of a target: where chance may put each, and how much time has gone by then."""
+    from reefknot.cli import explaining, wording
+    from reefknot.cli.drawing import put_waits
+    from reefknot.core.retry.explain import explain as decided
+    from reefknot.core.retry.explain import schedule as planned
+
+    found = settings(config)
+    name = known_target(found.book, target, source)
+    failure = (happened or Happened()).failure()
+    policy = found.book.resolve(name, failure, source=source, request=(asked or Asked()).request())
+    if failure is None:
+        waits = tuple(planned(policy, seed=seed, key=name)) if policy.retryable else ()
+    else:
+        waits = decided(name, policy, failure, seed=seed).schedule
+    if json:
+        put_json({"target": name, "max_attempts": policy.max_attempts, "schedule": explaining.schedule_json(waits)})
+        return Exit.FINE
+    put(f"{name}: {wording.attempts(policy.max_attempts)}, {wording.growth(policy)}; {wording.limits(policy)}")
+    put()
+    if waits:
+        put_waits(waits)
+    else:
+        put("It is not retried, so there is no wait.")
+    return Exit.FINE
+
+
+@app.command(help_epilogue="Example:\n\n    reefknot policy check reefknot.yaml staging.yaml")
+def check(*files: str, config: Config = None, json: Json = False) -> int:
+    """Check the policies of files: every mistake with its line. Exits with 78 when there is one."""
+    from reefknot.cli.checking import check_files
+
+    named = [*files, *(() if config is None else (config,))]
+    return check_files(named or [None], json=json, policies_only=True)
+
+
+@app.command(help_epilogue="Examples:\n\n    reefknot policy templates\n    reefknot policy templates mailbox")
+def templates(
+    name: Annotated[str | None, Parameter(help="Print this template, ready to be kept in a file.")] = None,
+    /,
+    *,
+    json: Json = False,
+) -> int:
+    """Ready-made policies for common situations: list them, or print one."""
+    from reefknot.config.templates import TEMPLATES, template
+
+    if name is None:
+        if json:
+            put_json({"templates": [{"name": one, "about": about} for one, about in TEMPLATES.items()]})
+        else:
+            put_table(("template", "when"), TEMPLATES.items(), styles=("cyan",))
+        return Exit.FINE
+    known = one_of("NAME", name, {one.replace("-", "_"): one for one in TEMPLATES})
+    text = template(known)
+    if json:
+        put_json({"name": known, "about": TEMPLATES[known], "text": text})
+    else:
+        put(text.rstrip("\n"))
+    return Exit.FINE

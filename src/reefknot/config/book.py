@@ -1,0 +1,209 @@
+"""
+`PolicyBook`: the front of the policy book.
+
+Reads the dialects from one file or several, resolves with provenance, explains, and hands out retriers. A book is
+reloaded only when asked, whole or not at all; policies that were handed out stay as they were.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, Unpack
+
+from reefknot.config.check import checked
+from reefknot.config.document import Tree, environment, merge, read_file, read_text
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.retry.book import Book, Request, ResolvedPolicy
+from reefknot.core.retry.builtin import builtin_book
+from reefknot.core.retry.classify import classify, status_in
+from reefknot.core.retry.explain import Explanation, explain
+from reefknot.core.retry.operations import operation_target
+from reefknot.errors import ParameterError
+from reefknot.execution.options import Options
+from reefknot.execution.retrier import Retrier
+
+
+class PolicyBook:
+    """
+    All policies of a system, in layers.
+
+    `PolicyBook.load("reefknot.yaml")`, `PolicyBook.loads(text)`, or `PolicyBook()` for what is built in.
+    """
+
+    def __init__(self) -> None:
+        self._paths: tuple[Path, ...] = ()
+        self._environ: Mapping[str, str] = {}
+        self._tree = Tree(value={}, marks={})
+        self._book = builtin_book()
+        self.version = 1
+
+    @classmethod
+    def load(cls, *paths: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Self:
+        """Read files, later ones over earlier ones, and `REEFKNOT__…` variables over them."""
+        book = cls()
+        book._paths = tuple(Path(path) for path in paths)
+        book._environ = os.environ if environ is None else environ
+        book._tree, book._book = book._read()
+        return book
+
+    @classmethod
+    def loads(cls, text: str, *, format: Literal["yaml", "json", "toml"] = "yaml", name: str = "<text>") -> Self:  # noqa: A002
+        """Read a text."""
+        book = cls()
+        book._tree = read_text(text, name=name, format=format)
+        book._book = checked(book._tree)[1]
+        return book
+
+    @classmethod
+    def of(cls, book: Book) -> Self:
+        """The front of a book that was read elsewhere."""
+        front = cls()
+        front._book = book
+        return front
+
+    def reload(self) -> bool:
+        """Read the files again: True when the policies changed. On a mistake the old ones stay, and it is raised."""
+        tree, book = self._read()
+        changed = book.hash != self._book.hash
+        self._tree, self._book = tree, book
+        self.version += changed
+        return changed
+
+    def _read(self) -> tuple[Tree, Book]:
+        tree = merge(*(read_file(path) for path in self._paths), environment(self._environ))
+        return tree, checked(tree)[1]
+
+    @property
+    def hash(self) -> str:
+        """Stands for what the book says, wherever it was written."""
+        return self._book.hash
+
+    @property
+    def snapshot(self) -> Book:
+        """The frozen book of this moment."""
+        return self._book
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every target that something is said about."""
+        return tuple(sorted(self._book.targets))
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Every configured source, with its connector."""
+        return {name: connector for name, (connector, _) in self._book.sources.items()}
+
+    def dump(self) -> str:
+        """What was written, as YAML; loading it gives the same book."""
+        import yaml
+
+        return str(yaml.safe_dump(self._tree.value, sort_keys=False, allow_unicode=True))
+
+    def resolve(
+        self,
+        target: str,
+        *,
+        source: str | None = None,
+        retry_count: int | None = None,
+        timeout_ms: int | None = None,
+        backoff_ms: int | None = None,
+        **failure: Any,
+    ) -> ResolvedPolicy:
+        """
+        The policy for a target, with the provenance of every field.
+
+        Of the failure: `code`, `http_status`, `failure_type`, `exception`, `message`, `retry_after`. Without any of
+        them the answer is the policy before anything has failed.
+        """
+        request = request_of(retry_count=retry_count, timeout_ms=timeout_ms, backoff_ms=backoff_ms)
+        happened = failure_of(**failure) if failure else None
+        return self._book.resolve(_target(target), happened, source=source, request=request)
+
+    def explain(self, target: str, failure: Failure, *, source: str | None = None, **request: Any) -> Explanation:
+        """Would it be retried, why, and when?"""
+        seed = request.pop("seed", None)
+        policy = self._book.resolve(_target(target), failure, source=source, request=request_of(**request))
+        return explain(_target(target), policy, failure, seed=seed)
+
+    def retrier(self, target: str, *, source: str | None = None, **options: Unpack[Options]) -> Retrier:
+        """A retrier that asks the book about every failure. Also good as `retry(policy=…)`."""
+        name = _target(target)
+        policy = self._book.resolve(name, source=source)
+        return Retrier.following(self._book.resolver(name, source=source), policy, name).using(**options)
+
+
+def request_of(
+    *, retry_count: int | None = None, timeout_ms: int | None = None, backoff_ms: int | None = None
+) -> Request:
+    """What one request says, checked."""
+    for name, value, least in (
+        ("retry_count", retry_count, 0),
+        ("timeout_ms", timeout_ms, 1),
+        ("backoff_ms", backoff_ms, 0),
+    ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ParameterError(name, value, f"a whole number, {least} or more")
+    return Request(
+        retries=retry_count,
+        base_delay=None if backoff_ms is None else backoff_ms / 1000,
+        time_budget=None if timeout_ms is None else timeout_ms / 1000,
+    )
+
+
+def failure_of(
+    *,
+    code: ErrorCode | str | None = None,
+    http_status: int | None = None,
+    failure_type: FailureType | str | None = None,
+    exception: str | None = None,
+    message: str = "",
+    retry_after: float | None = None,
+) -> Failure:
+    """A failure from what is known of it."""
+    known = _code(code)
+    status = http_status if http_status is not None else status_in(message)
+    if known is None and status is not None and failure_type is None and exception is None:
+        known = ErrorCode.http_error
+    return classify(
+        message,
+        code=known,
+        failure_type=_failure_type(failure_type),
+        exceptions=() if exception is None else _ancestry(exception),
+        http_status=status,
+        retry_after=retry_after,
+    )
+
+
+def _target(target: str) -> str:
+    kind, _, name = target.partition(":")
+    return operation_target(name) if kind == "operation" and name else target
+
+
+def _code(code: ErrorCode | str | None) -> ErrorCode | None:
+    if code is None or isinstance(code, ErrorCode):
+        return code
+    if code.isdigit() and int(code) in {one.value for one in ErrorCode}:
+        return ErrorCode(int(code))
+    try:
+        return ErrorCode[code.lower()]
+    except KeyError:
+        raise ParameterError("code", code, f"one of {', '.join(one.name for one in ErrorCode)}") from None
+
+
+def _failure_type(failure_type: FailureType | str | None) -> FailureType | None:
+    if failure_type is None:
+        return None
+    try:
+        return FailureType(failure_type)
+    except ValueError:
+        raise ParameterError("failure_type", failure_type, f"one of {', '.join(FailureType)}") from None
+
+
+def _ancestry(name: str) -> tuple[str, ...]:
+    """The classes above a builtin exception; a foreign name stands alone, because nothing is imported."""
+    import builtins
+
+    found = getattr(builtins, name.removeprefix("builtins."), None)
+    if isinstance(found, type) and issubclass(found, BaseException):
+        return tuple(f"builtins.{cls.__name__}" for cls in found.__mro__ if cls not in (object, BaseException))
+    return (name,)

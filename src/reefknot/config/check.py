@@ -1,0 +1,297 @@
+"""
+All mistakes at once.
+
+The schema finds wrong names, kinds and bounds; the dialects find words that mean nothing; here both are gathered with
+what only shows when things are put together. Each mistake says where it is, what is accepted, and what was perhaps
+meant. Nothing is half-applied: either there is a whole configuration, or an error with all of them.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from itertools import product, takewhile
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from reefknot.config.dialects import Reading
+from reefknot.config.document import Path, Problem, Tree, dotted, suggest
+from reefknot.config.positions import shortened
+from reefknot.config.schema import Configuration
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.retry.book import Book, families
+from reefknot.errors import ConfigurationError, ParameterError
+
+_QUEUE: Path = ("worker", "queue", "v2")
+
+
+def checked(tree: Tree) -> tuple[Configuration, Book]:
+    """The configuration and its book, or `ConfigurationError` with every mistake."""
+    configuration, kept, problems = _validated(tree)
+    reading = Reading(tree, configuration)
+    book = reading.book(book_hash(kept))
+    problems += [*reading.problems, *_queue_problems(tree, configuration), *_unresolvable(tree, book)]
+    if problems:
+        problems.sort(key=_by_place)
+        raise ConfigurationError(tuple(problems))
+    return configuration, book
+
+
+def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]]:
+    """The configuration without what the schema refuses, so that the other mistakes are found in the same go."""
+    problems: list[Problem] = []
+    value = tree.value
+    while True:
+        try:
+            return Configuration.model_validate(value), value, problems
+        except ValidationError as error:
+            found = [(_path(one["loc"], value), one) for one in error.errors(include_url=False)]
+            problems += [Problem(tree.mark(path), dotted(path), _message(path, one)) for path, one in found]
+            value = copy.deepcopy(value)
+            cut = [_cut_out(value, path[:-1] if one["type"] == "missing" else path) for path, one in found]
+            if not any(cut):  # what cannot be cut out cannot be checked around either
+                value = {}
+
+
+def _cut_out(value: dict[str, Any], path: Path) -> bool:
+    """Remove what stands at `path`, a list as a whole; what is left is smaller, so checking it comes to an end."""
+    names = list(takewhile(lambda part: isinstance(part, str), path))
+    holder: Any = value
+    for name in names[:-1]:
+        holder = holder.get(name) if isinstance(holder, dict) else None
+    return isinstance(holder, dict) and bool(names) and holder.pop(names[-1], _NOTHING) is not _NOTHING
+
+
+_NOTHING = object()
+
+
+def book_hash(value: dict[str, Any]) -> str:
+    """Stands for what a configuration says about retries, wherever and in whatever order it was written."""
+    return sha256(msgspec.json.encode(_retry_part(value), order="sorted")).hexdigest()
+
+
+def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
+    """What a book's hash stands for: the policies, wherever they were written."""
+    v2 = value.get("worker", {}).get("retries", {}).get("v2", {})
+    sources = {
+        name: {"connector": source.get("connector"), "retry": source.get("retry", {})}
+        for name, source in value.get("sources", {}).items()
+    }
+    return {
+        "worker": {name: part for name, part in v2.items() if name != "enabled"},
+        "retry_policies": value.get("retry_policies", {}),
+        "operations": value.get("operations", {}),
+        "sources": sources,
+    }
+
+
+def _by_place(problem: Problem) -> tuple[str, int, int]:
+    return problem.mark.source, problem.mark.line or 0, problem.mark.column or 0
+
+
+# ---- what the schema finds -------------------------------------------------------------------------------------------
+
+
+def _path(location: Path, value: Any) -> Path:
+    """Where in the file. A refused key is marked by one more part, which is no key of the file."""
+    if location[-1:] != ("[key]",):
+        return location
+    for part in location[:-1]:
+        value = value[part]
+    return location if isinstance(value, dict) and "[key]" in value else location[:-1]
+
+
+def _message(path: Path, found: Any) -> str:
+    context = found.get("ctx", {})
+    given = found.get("input")
+    if path[:1] == ("secrets",) and len(path) > 1:
+        return "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
+    match found["type"]:
+        case "extra_forbidden":
+            accepted = sorted(_fields_at(path[:-1]))
+            return f"unknown key; accepted: {', '.join(accepted)}{suggest(str(path[-1]), accepted)}"
+        case "missing":
+            return "missing; it must be given"
+        case "literal_error" if path[-1:] == (given,):
+            return f"unknown key; accepted: {context['expected']}{_near(given, context['expected'])}"
+        case "literal_error":
+            return (
+                f"{_shown(given)} is not accepted; accepted: {context['expected']}{_near(given, context['expected'])}"
+            )
+        case "greater_than_equal" | "greater_than" | "less_than_equal" | "less_than":
+            return f"{_shown(given)} is out of bounds; accepted: {_bounds(path)}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            keys = ", ".join(sorted(_fields_at(path)))
+            return (
+                f"{_shown(given)} is not accepted; accepted: a mapping{keys and f' of {keys}'}, or no such key at all"
+            )
+        case kind:
+            return f"{_shown(given)} is {_WRONG_KIND.get(kind, found['msg'].lower())}"
+
+
+_WRONG_KIND = {
+    "int_type": "not accepted; accepted: a whole number",
+    "int_from_float": "not accepted; accepted: a whole number",
+    "float_type": "not accepted; accepted: a number",
+    "bool_type": "not accepted; accepted: true or false",
+    "string_type": "not accepted; accepted: text",
+    "list_type": "not accepted; accepted: a list",
+    "string_too_short": "not accepted; accepted: text that is not empty",
+}
+
+
+def _shown(value: object) -> str:
+    """A value as the file's formats spell it, cut."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return shortened(repr(value))
+
+
+def _near(given: object, expected: str) -> str:
+    words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
+    return suggest(given, words) if isinstance(given, str) else ""
+
+
+def _fields_at(path: Path) -> Iterable[str]:
+    """The keys that are accepted at a place in the file."""
+    model = _kind_at(path)
+    return model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else ()
+
+
+def _bounds(path: Path) -> str:
+    """From where to where a number may go, read off the schema."""
+    lowest, highest = "", ""
+    for bound in _metadata_at(path):
+        for name, words in (("ge", "from {}"), ("gt", "above {}"), ("le", "to {}"), ("lt", "below {}")):
+            limit = getattr(bound, name, None)
+            if limit is not None and name in ("ge", "gt"):
+                lowest = words.format(limit)
+            elif limit is not None:
+                highest = words.format(limit)
+    return f"{lowest} {highest}".strip()
+
+
+def _metadata_at(path: Path) -> Iterator[Any]:
+    model = _kind_at(path[:-1])
+    if isinstance(model, type) and issubclass(model, BaseModel) and path[-1] in model.model_fields:
+        field = model.model_fields[str(path[-1])]
+        yield from _flattened(field.metadata)
+        yield from _annotated(field.annotation)
+
+
+def _annotated(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Annotated:
+        yield from _flattened(get_args(annotation)[1:])
+    for part in get_args(annotation):
+        yield from _annotated(part)
+
+
+def _flattened(metadata: Iterable[Any]) -> Iterator[Any]:
+    for one in metadata:
+        yield one
+        yield from getattr(one, "metadata", ())
+
+
+def _kind_at(path: Path) -> Any:
+    kind: Any = Configuration
+    for part in path:
+        kind = _inside(kind, str(part))
+    return kind
+
+
+def _inside(kind: Any, key: str) -> Any:
+    """The kind of what stands under `key` in something of this kind."""
+    for one in _alternatives(kind):
+        if isinstance(one, type) and issubclass(one, BaseModel) and key in one.model_fields:
+            return _plain(one.model_fields[key].annotation)
+        if get_origin(one) is dict:
+            return _plain(get_args(one)[1])
+    return Any
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _plain(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+# ---- what only shows when things are put together --------------------------------------------------------------------
+
+
+def _queue_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
+    queue = configuration.worker.queue.v2
+    steps = queue.overload_thresholds
+    if not steps.degraded < steps.overloaded < steps.critical:
+        path = (*_QUEUE, "overload_thresholds")
+        given = f"{steps.degraded:g}, {steps.overloaded:g}, {steps.critical:g}"
+        message = f"{given} do not ascend; accepted: degraded < overloaded < critical"
+        yield Problem(tree.mark(path), dotted(path), message)
+    if (
+        getattr(queue.policies, queue.rejection_policy).enabled is False
+        and "rejection_policy" in queue.model_fields_set
+    ):
+        path = (*_QUEUE, "policies", queue.rejection_policy, "enabled")
+        message = f"rejection_policy names {queue.rejection_policy!r}, so it cannot be disabled; accepted: true"
+        yield Problem(tree.mark(path), dotted(path), message)
+
+
+_ANY_BLOCK = "block:*"
+
+
+def _probes(book: Book, target: str) -> Iterator[Failure | None]:
+    """Every failure that this target's layers could tell from another one. Only blocks look at codes and statuses."""
+    yield None
+    if not target.startswith("block:"):
+        yield from (Failure(ErrorCode.execution_failed, failure_type) for failure_type in FailureType)
+        return
+    spoken_of = {
+        condition for name in families(target) for one in book.targets.get(name, ()) for condition in one.overrides
+    }
+    types = [one for one in FailureType if one in spoken_of] or [FailureType.UNKNOWN]
+    statuses: list[int | None] = [None, *sorted(one for one in spoken_of if type(one) is int)]
+    for code, failure_type, status in product(ErrorCode, types, statuses):
+        yield Failure(code, failure_type, "", status)
+
+
+def _unresolvable(tree: Tree, book: Book) -> Iterator[Problem]:
+    """Policies that make no sense once all layers are on each other: a base delay above its cap, say."""
+    told: set[tuple[str, str]] = set()
+    pairs: list[tuple[str, str | None]] = [(target, None) for target in book.targets]
+    pairs += [(f"connector:{connector}", source) for source, (connector, _) in book.sources.items()]
+    pairs.append((_ANY_BLOCK, None))
+    for target, source in pairs:
+        for failure in _probes(book, target):
+            try:
+                book.resolve(target, failure, source=source)
+            except ParameterError as error:
+                problem = _placed(tree, book, target, source, failure, error)
+                if (str(problem.mark), problem.message) not in told:
+                    told.add((str(problem.mark), problem.message))
+                    yield problem
+
+
+def _placed(
+    tree: Tree, book: Book, target: str, source: str | None, failure: Failure | None, error: ParameterError
+) -> Problem:
+    settled = book.settled(target, failure, source=source)
+    base, cap = settled["base_delay"], settled["max_delay"]
+    field, blamed = ("max_delay", cap) if cap.layer.rank > base.layer.rank else ("base_delay", base)
+    written = [path for path, mark in tree.marks.items() if str(mark) == blamed.source]
+    if not written:
+        return Problem(tree.mark(()), target, str(error))
+    # A variable marks all that it brings with one place: the word that speaks of the field is meant.
+    path = max(written, key=lambda path: (str(path[-1:]).count(field), len(path)))
+    spoken = "any block" if target == _ANY_BLOCK else target
+    message = (
+        f"for {spoken}, the base delay of {base.value:g} s is above the cap of {cap.value:g} s;"
+        " accepted: base at most the cap"
+    )
+    return Problem(tree.mark(path), dotted(path), message)

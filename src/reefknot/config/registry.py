@@ -1,0 +1,160 @@
+"""
+The connectors' own front to their policies, in their own words: retries, whole seconds, failure types.
+
+`max_attempts` here counts retries, as connectors write it; only a resolved policy counts executions. The arithmetic is
+the core's.
+"""
+
+import logging
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from msgspec import Struct
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from reefknot.config.check import checked
+from reefknot.config.document import read_file
+from reefknot.config.schema import ConnectorEntry
+from reefknot.core.failure import FailureType
+from reefknot.core.retry.backoff import delay_before
+from reefknot.core.retry.connectors import CONNECTORS, OTHER_CONNECTORS, JobType
+from reefknot.core.retry.draw import draw
+from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
+from reefknot.execution import chance
+
+
+class ConnectorPolicy(BaseModel):
+    """The retry policy of one connector, as it is written."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    connector_type: JobType | str
+    strategy: RetryStrategy = RetryStrategy.EXPONENTIAL_BACKOFF
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    base_delay_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    max_delay_seconds: Annotated[int, Field(ge=1, le=86400)] = 3600
+    jitter_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    backoff_multiplier: Annotated[float, Field(ge=1.0, le=10.0)] = 2.0
+    transient_max_attempts: Annotated[int, Field(ge=1, le=20)] | None = None
+    rate_limit_delay_seconds: Annotated[int, Field(ge=1, le=7200)] | None = None
+    permanent_failures_no_retry: bool = True
+
+    @model_validator(mode="after")
+    def _base_within_cap(self) -> Self:
+        if self.base_delay_seconds > self.max_delay_seconds:
+            raise ValueError(
+                f"base_delay_seconds={self.base_delay_seconds} is above max_delay_seconds={self.max_delay_seconds}"
+            )
+        return self
+
+    def retries_for(self, failure_type: FailureType) -> int:
+        """How many retries this kind of failure gets."""
+        if self.strategy is RetryStrategy.NO_RETRY:
+            return 0
+        if failure_type is FailureType.PERMANENT and self.permanent_failures_no_retry:
+            return 0
+        if failure_type is FailureType.TRANSIENT and self.transient_max_attempts is not None:
+            return self.transient_max_attempts
+        return self.max_attempts
+
+    def resolved(self, failure_type: FailureType = FailureType.UNKNOWN) -> RetryPolicy:
+        """The policy of the core for one kind of failure: executions, seconds."""
+        base = self.base_delay_seconds
+        if failure_type is FailureType.RATE_LIMITED and self.rate_limit_delay_seconds is not None:
+            base = self.rate_limit_delay_seconds
+        retries = self.retries_for(failure_type)
+        return RetryPolicy(
+            retries + 1,
+            float(base),
+            max_delay=float(max(self.max_delay_seconds, base)),
+            multiplier=self.backoff_multiplier,
+            strategy=self.strategy,
+            jitter=Jitter.PROPORTIONAL if self.jitter_factor else Jitter.NONE,
+            jitter_factor=self.jitter_factor,
+            retryable=retries > 0,
+            whole_seconds=True,
+        )
+
+    def calculate_delay(self, attempt: int, failure_type: FailureType = FailureType.UNKNOWN) -> int:
+        """Whole seconds before the retry after `attempt` retries; at least one, unless retries are immediate."""
+        chosen = draw(chance.process_seed, chance.next_key(), attempt)
+        return int(delay_before(attempt, self.resolved(failure_type), draw=chosen))
+
+
+class RetryBudget(Struct):
+    """The retries of one job: `attempts` counts the retries that were scheduled."""
+
+    job_id: str
+    job_type: JobType | str
+    attempts: int = 0
+    failure_type: FailureType = FailureType.UNKNOWN
+    first_attempt_at: datetime | None = None
+    last_attempt_at: datetime | None = None
+    total_delay_seconds: int = 0
+
+    def can_retry(self, policy: ConnectorPolicy) -> bool:
+        """Whether another retry may be scheduled: with 3, at 0, 1 and 2 yes, at 3 no."""
+        return self.attempts < policy.retries_for(self.failure_type)
+
+    def next_delay(self, policy: ConnectorPolicy) -> int:
+        return policy.calculate_delay(self.attempts, self.failure_type)
+
+    def spend(self, delay_seconds: int, *, now: datetime | None = None) -> None:
+        """A retry was scheduled."""
+        at = now or datetime.now(UTC)
+        self.first_attempt_at = self.first_attempt_at or at
+        self.last_attempt_at = at
+        self.attempts += 1
+        self.total_delay_seconds += delay_seconds
+
+
+class RetryPolicyRegistry:
+    """The policies of all connectors: built in, from a file, or set by hand."""
+
+    def __init__(self, config_path: str | os.PathLike[str] | None = None) -> None:
+        self._policies = {job_type: _builtin(job_type) for job_type in JobType}
+        self._others: dict[str, ConnectorPolicy] = {}
+        if config_path is None:
+            return
+        path = Path(config_path)
+        if not path.exists():
+            logging.getLogger("reefknot").warning("%s does not exist; connectors keep their built-in policies", path)
+            return
+        configuration, _ = checked(read_file(path))
+        for name, entry in configuration.retry_policies.items():
+            self.set_policy(_overlaid(self.get_policy(name), entry))
+
+    def get_policy(self, job_type: JobType | str) -> ConnectorPolicy:
+        """The policy of a connector; one that nobody spoke of gets the default."""
+        try:
+            return self._policies[JobType(job_type)]
+        except ValueError:
+            return self._others.get(str(job_type)) or _builtin(job_type)
+
+    def set_policy(self, policy: ConnectorPolicy) -> None:
+        """Replace the policy of the connector that it names."""
+        try:
+            self._policies[JobType(policy.connector_type)] = policy
+        except ValueError:
+            self._others[str(policy.connector_type)] = policy
+
+    def list_policies(self) -> list[ConnectorPolicy]:
+        """All policies, the built-in connectors first."""
+        return [*self._policies.values(), *self._others.values()]
+
+
+def _builtin(job_type: JobType | str) -> ConnectorPolicy:
+    try:
+        row = CONNECTORS[JobType(job_type)]
+    except ValueError:
+        row = OTHER_CONNECTORS
+    return ConnectorPolicy(connector_type=job_type, **row._asdict())
+
+
+def _overlaid(policy: ConnectorPolicy, entry: ConnectorEntry) -> ConnectorPolicy:
+    written = {name: getattr(entry, name) for name in entry.model_fields_set}
+    if written.get("strategy") is not None:
+        written["strategy"] = RetryStrategy(written["strategy"])
+    return ConnectorPolicy(**(policy.model_dump() | written))

@@ -1,0 +1,246 @@
+"""
+What a configuration file may say.
+
+Models of the written form only: names, kinds and bounds as people write them. What the words mean is for `dialects` to
+say; what is not written stays unset, because not said differs from "said: none".
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
+StrategyWord = Literal["exponential_backoff", "linear_backoff", "fixed_delay", "immediate", "no_retry"]
+Milliseconds = Annotated[float, Field(ge=0, le=86_400_000)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+RetryCount = Annotated[int, Field(ge=0, le=100)]
+StatusFlags = dict[str, bool]
+ExceptionName = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A part of the file: unknown keys and wrong kinds are mistakes."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Backoff(Section):
+    """The worker's words for a policy. `max_attempts` counts retries."""
+
+    max_attempts: RetryCount | None = None
+    base_delay_ms: Milliseconds | None = None
+    max_delay_ms: Milliseconds | None = None
+    jitter_type: JitterWord | None = None
+    jitter_factor: Annotated[float, Field(ge=0, le=1)] | None = None
+    exponential_base: Annotated[float, Field(ge=1, le=1000)] | None = None
+    strategy: StrategyWord | None = None
+    max_retry_after_ms: Milliseconds | None = None
+
+
+class ErrorOverride(Backoff):
+    """A block's policy for one status (`"429"`), error code (`connection_timeout`) or failure type (`rate_limited`)."""
+
+    retryable: bool | None = None
+
+
+class BlockPolicy(Backoff):
+    """The policy of one kind of block."""
+
+    error_overrides: dict[str, ErrorOverride] = {}
+
+
+class StatusHundred(Section):
+    """Whether a hundred of HTTP statuses is retried, and which of them differ."""
+
+    retryable: bool | None = None
+    exceptions: StatusFlags = {}
+
+
+class Category(Backoff):
+    """One category of error codes. `retryable` is true, false, or a mapping of its codes."""
+
+    retryable: Any = Field(
+        default=None,
+        json_schema_extra={
+            "anyOf": [
+                {"type": "boolean"},
+                {"type": "object", "additionalProperties": {"enum": [True, False, "conditional"]}},
+            ]
+        },
+    )
+
+
+class NetworkCategory(Category):
+    """Network errors also say which HTTP statuses are retried."""
+
+    http_status_mapping: dict[Literal["4xx", "5xx"], StatusHundred] = {}
+
+
+class ErrorClassification(Section):
+    """By category of error code."""
+
+    validation_errors: Category = Category()
+    execution_errors: Category = Category()
+    network_errors: NetworkCategory = NetworkCategory()
+    system_errors: Category = Category()
+    cancellation_errors: Category = Category()
+
+
+class Throttle(Section):
+    """Success-fed tokens per destination, so that retries do not multiply an outage."""
+
+    enabled: bool = True
+    tokens: Annotated[float, Field(ge=1, le=1_000_000)] = 10.0
+    per_success: Annotated[float, Field(ge=0, le=1000)] = 0.1
+    per_second: Annotated[float, Field(ge=0, le=1000)] = 0.1
+
+
+class RetriesV2(Section):
+    """`worker.retries.v2`: how blocks are retried."""
+
+    enabled: bool | None = None
+    default_policy: Backoff = Backoff()
+    error_classification: ErrorClassification = ErrorClassification()
+    block_policies: dict[str, BlockPolicy] = {}
+    throttle: Throttle = Throttle()
+
+
+class OverloadThresholds(Section):
+    """Shares of a full queue at which the worker changes its level."""
+
+    degraded: Annotated[float, Field(gt=0, le=10)] = 0.5
+    overloaded: Annotated[float, Field(gt=0, le=10)] = 0.8
+    critical: Annotated[float, Field(gt=0, le=10)] = 1.0
+
+
+class RejectNew(Section):
+    enabled: bool | None = None
+    default: bool | None = None
+
+
+class DropOldest(RejectNew):
+    max_drop_age_ms: Annotated[int, Field(ge=0)] = 60_000
+
+
+class Defer(RejectNew):
+    max_defer_time_ms: Annotated[int, Field(ge=0)] = 30_000
+
+
+class Degradation(Section):
+    """What a level of degradation takes away."""
+
+    skip_retries: bool = False
+    reduce_timeout: bool = False
+    timeout_reduction_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    skip_circuit_breaker: bool = False
+
+
+class DegradationLevels(Section):
+    light: Degradation = Degradation()
+    medium: Degradation = Degradation(skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.8)
+    heavy: Degradation = Degradation(
+        skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.5, skip_circuit_breaker=True
+    )
+
+
+class Degrade(RejectNew):
+    degradation_levels: DegradationLevels = DegradationLevels()
+
+
+class RejectionPolicies(Section):
+    reject_new: RejectNew = RejectNew()
+    drop_oldest: DropOldest = DropOldest()
+    defer: Defer = Defer()
+    degrade: Degrade = Degrade()
+
+
+class ResourcePool(Section):
+    max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    max_concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = None
+
+
+class QueueV2(Section):
+    """`worker.queue.v2`: how much may wait, and what happens when it is more."""
+
+    enabled: bool | None = None
+    max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] = 1000
+    rejection_policy: Literal["reject_new", "drop_oldest", "defer", "degrade"] = "reject_new"
+    reject_at: Literal["overloaded", "critical"] = "critical"
+    max_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = 0.5
+    overload_thresholds: OverloadThresholds = OverloadThresholds()
+    policies: RejectionPolicies = RejectionPolicies()
+    resource_pools: dict[str, ResourcePool] = {}
+
+
+class Retries(Section):
+    v2: RetriesV2 = RetriesV2()
+
+
+class Queue(Section):
+    v2: QueueV2 = QueueV2()
+
+
+class Worker(Section):
+    retries: Retries = Retries()
+    queue: Queue = Queue()
+    quarantine_failed: bool = False
+
+
+class ConnectorEntry(Section):
+    """A connector's words for a policy. Numbers are retries and whole seconds; what is left out keeps its default."""
+
+    strategy: StrategyWord | None = None
+    max_attempts: Annotated[int, Field(ge=1, le=10)] | None = None
+    base_delay_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
+    max_delay_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
+    jitter_factor: Annotated[float, Field(ge=0, le=1)] | None = None
+    backoff_multiplier: Annotated[float, Field(ge=1, le=10)] | None = None
+    transient_max_attempts: Annotated[int, Field(ge=1, le=20)] | None = None
+    rate_limit_delay_seconds: Annotated[int, Field(ge=1, le=7200)] | None = None
+    permanent_failures_no_retry: bool | None = None
+
+
+class OperationEntry(Section):
+    """An operation's words for a policy. `max_attempts` counts executions; exceptions are given by name."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=100)] | None = None
+    base_delay: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    max_delay: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    backoff_multiplier: Annotated[float, Field(ge=1, le=1000)] | None = None
+    jitter_enabled: bool | None = None
+    jitter_factor: Annotated[float, Field(ge=0, le=1)] | None = None
+    retryable_exceptions: list[ExceptionName] | None = None
+    non_retryable_exceptions: list[ExceptionName] | None = None
+    timeout: Seconds | None = None
+
+
+class Source(BaseModel):
+    """An instance of a connector. Beside these keys, it holds its connector's own settings."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    connector: str
+    retry: ConnectorEntry = ConnectorEntry()
+
+
+Unchecked = dict[str, Any]
+
+
+class Configuration(Section):
+    """The whole file."""
+
+    worker: Worker = Worker()
+    retry_policies: dict[str, ConnectorEntry] = {}
+    operations: dict[str, OperationEntry] = {}
+    sources: dict[str, Source] = {}
+    engine: str | None = None
+    secrets: dict[str, str] = {}
+    idempotency: Unchecked = {}
+    audit: Unchecked = {}
+    router: Unchecked = {}
+    blocks: Unchecked = {}
+    dashboard: Unchecked = {}
+
+
+UNCHECKED_SECTIONS = ("idempotency", "audit", "router", "blocks", "dashboard")
+"""Read by parts that check them themselves."""

@@ -1,0 +1,147 @@
+"""
+Secrets by reference: `env:NAME` and `file:PATH`.
+
+A configuration names where a secret is, never the secret. What a reference leads to is wrapped so that showing, logging
+or encoding it by accident shows nothing, and no message here holds a value.
+"""
+
+import hmac
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from reefknot.config.files import UnreadableError, read_small
+from reefknot.config.positions import Mark, Problem, dotted, shortened
+from reefknot.config.tree import Tree
+
+MOST_SECRET_BYTES = 64 * 1024
+ACCEPTED = "a reference: env:NAME or file:PATH"
+
+
+class SecretText:
+    """A text that does not show itself. `reveal` hands it out."""
+
+    __slots__ = ("__text",)
+
+    def __init__(self, text: str) -> None:
+        self.__text = text
+
+    def reveal(self) -> str:
+        """The secret itself, for the call that needs it."""
+        return self.__text
+
+    def __repr__(self) -> str:
+        return "SecretText('***')"
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __format__(self, spec: str) -> str:
+        return "***"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SecretText):
+            return NotImplemented
+        return hmac.compare_digest(self.__text.encode(), other.__text.encode())
+
+    __hash__ = None  # type: ignore[assignment] # a hash would say something about the text
+
+    def __copy__(self) -> "SecretText":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SecretText":
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a secret is not pickled; send its reference")
+
+
+def is_reference(text: object) -> bool:
+    """Whether it has the form of a reference."""
+    return isinstance(text, str) and text.startswith(("env:", "file:")) and text.partition(":")[2] != ""
+
+
+def resolve(
+    reference: str,
+    *,
+    environ: Mapping[str, str],
+    folder: str | os.PathLike[str],
+    mark: Mark,
+    path: str = "",
+) -> SecretText | Problem:
+    """What a reference leads to, or what is wrong with it. A file's path is taken from the configuration's folder."""
+    if not is_reference(reference):
+        return Problem(mark, path, f"is not {ACCEPTED}")
+    kind, _, name = reference.partition(":")
+    shown = shortened(reference, 200)
+    if kind == "env":
+        if name not in environ:
+            return Problem(mark, path, f"{shown}: there is no such environment variable")
+        text: str | None = environ[name]
+    else:
+        try:
+            data = read_small(Path(folder, name), MOST_SECRET_BYTES)
+        except UnreadableError as error:
+            return Problem(mark, path, f"{shown}: {error}")
+        text = _text(data)
+        if text is None:
+            return Problem(mark, path, f"{shown}: the file is not UTF-8 text")
+    if not text:
+        return Problem(mark, path, f"{shown}: is empty")
+    if "\x00" in text or not _is_encodable(text):
+        return Problem(mark, path, f"{shown}: holds a NUL or what is not UTF-8")
+    return SecretText(text)
+
+
+def _text(data: bytes) -> str | None:
+    """The text without its one trailing line break. The decoder's error holds the bytes, so it ends here."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def resolve_section(
+    tree: Tree,
+    *,
+    environ: Mapping[str, str],
+    folder: str | os.PathLike[str],
+    section: str = "secrets",
+) -> tuple[dict[str, SecretText], tuple[Problem, ...]]:
+    """Every named secret of a section, and every mistake in it."""
+    found: dict[str, SecretText] = {}
+    problems: list[Problem] = []
+    for name, outcome in _outcomes(tree, section, environ=environ, folder=folder):
+        if isinstance(outcome, Problem):
+            problems.append(outcome)
+        else:
+            found[name] = outcome
+    return found, tuple(problems)
+
+
+def _outcomes(
+    tree: Tree, section: str, *, environ: Mapping[str, str], folder: str | os.PathLike[str]
+) -> Iterator[tuple[str, SecretText | Problem]]:
+    written = tree.value.get(section)
+    if written is None:
+        return
+    if not isinstance(written, dict):
+        yield section, Problem(tree.mark((section,)), section, f"is a mapping of names, each to {ACCEPTED}")
+        return
+    for name, reference in written.items():
+        path = (section, name)
+        mark = tree.mark(path)
+        if not isinstance(reference, str):
+            yield name, Problem(mark, dotted(path), f"is not {ACCEPTED}")
+        else:
+            yield name, resolve(reference, environ=environ, folder=folder, mark=mark, path=dotted(path))

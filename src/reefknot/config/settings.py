@@ -1,0 +1,84 @@
+"""
+Everything a process is told before it starts: the file, the environment over it, flags over that; frozen.
+
+A named file that is missing is an error. The worker's own commands forgive it when the environment alone opened the
+gate: then the baseline is in force, and a warning says so.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from reefknot.config.check import checked
+from reefknot.config.gates import QUEUE, RETRIES, Gate, gate, said_by_environment
+from reefknot.config.load import load_tree
+from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
+from reefknot.core.retry.book import Book
+
+
+class Settings(Struct, frozen=True):
+    """A checked configuration, its book, its gates, and what a person should know about them."""
+
+    configuration: Configuration
+    book: Book
+    retries_gate: Gate
+    queue_gate: Gate
+    path: Path | None
+    warnings: tuple[str, ...] = ()
+
+
+def load_settings(
+    explicit: str | None = None,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    overrides: Mapping[str, Any] | None = None,
+    forgiving: bool = False,
+) -> Settings:
+    """
+    Read, check and freeze.
+
+    `forgiving` is for `worker start`, `run` and `up`: with the environment's gate open, no file means the baseline.
+    """
+    named = explicit or environ.get("REEFKNOT_CONFIG")
+    opened = said_by_environment(RETRIES, environ) is True
+    if forgiving and opened and named and not Path(cwd, named).exists():
+        return _baseline(named, environ)
+    tree, path = load_tree(explicit, environ=environ, cwd=cwd, overrides=overrides or {})
+    configuration, book = checked(tree)
+    worker = configuration.worker
+    return Settings(
+        configuration,
+        book,
+        gate(RETRIES, environ, worker.retries.v2.enabled, where=str(tree.mark(("worker", "retries", "v2", "enabled")))),
+        gate(QUEUE, environ, worker.queue.v2.enabled, where=str(tree.mark(("worker", "queue", "v2", "enabled")))),
+        path,
+        tuple(_warnings(configuration)),
+    )
+
+
+def _baseline(named: str, environ: Mapping[str, str]) -> Settings:
+    from reefknot.config.document import Tree
+
+    configuration, book = checked(Tree(value={}, marks={}))
+    warning = (
+        f"{named} is missing, so the baseline is in force although {RETRIES} is on; create the file, or do not name it"
+    )
+    queue = gate(QUEUE, environ, None)
+    return Settings(configuration, book, Gate(False, f"missing file {named}"), queue, None, (warning,))
+
+
+def _warnings(configuration: Configuration) -> list[str]:
+    warnings = []
+    levels = configuration.worker.queue.v2.policies.degrade.degradation_levels
+    if configuration.worker.queue.v2.rejection_policy == "degrade" and levels.heavy.skip_circuit_breaker:
+        warnings.append(
+            "worker.queue.v2.policies.degrade: heavy degradation skips the circuit breaker, so an overloaded worker"
+            " keeps calling a destination that is down; set skip_circuit_breaker: false unless you mean it"
+        )
+    given = [name for name in UNCHECKED_SECTIONS if name in configuration.model_fields_set]
+    if given:
+        warnings.append(f"not checked by this version: {', '.join(given)}")
+    return warnings

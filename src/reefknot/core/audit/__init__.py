@@ -1,0 +1,1 @@
+"""What was decided, on record: events, their chain, and deciding them again."""

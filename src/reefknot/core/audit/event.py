@@ -1,0 +1,354 @@
+"""
+What is put on record: one closed set of events.
+
+Flat JSON with the documented keys on top. An event of a decision carries every input of that decision, redacted before
+it was taken, so that a replay is arithmetic. Nothing here writes anything.
+"""
+
+from datetime import UTC, datetime
+from math import inf
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.retry.decide import DECIDER_VERSION, Again, Decision, History, Reason, Stop, ThrottleView
+from reefknot.core.retry.policy import FIELDS, RetryPolicy
+
+
+class PolicyRecord(Struct, frozen=True):
+    """A resolved policy as it is stored: seconds, and null for "no limit"."""
+
+    strategy: str
+    max_attempts: int
+    base_delay: float
+    max_delay: float
+    multiplier: float
+    jitter: str
+    jitter_factor: float
+    time_budget: float | None
+    attempt_timeout: float | None
+    max_retry_after: float
+    retryable: bool
+    whole_seconds: bool = False
+    retryable_exceptions: tuple[str, ...] = ()
+    non_retryable_exceptions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, policy: RetryPolicy) -> "PolicyRecord":
+        return cls(**{name: _stored(getattr(policy, name)) for name in FIELDS})
+
+    def policy(self) -> RetryPolicy:
+        return RetryPolicy(**{name: getattr(self, name) for name in FIELDS})
+
+
+def _stored(value: Any) -> Any:
+    if value == inf:
+        return None
+    return str(value) if isinstance(value, str) else value
+
+
+class FailureRecord(Struct, frozen=True):
+    """A failure as it is stored; codes by their names."""
+
+    code: str
+    failure_type: FailureType
+    message: str = ""
+    http_status: int | None = None
+    retry_after: float | None = None
+    exceptions: tuple[str, ...] = ()
+    exhausted: bool = False
+
+    @classmethod
+    def of(cls, failure: Failure) -> "FailureRecord":
+        return cls(
+            failure.code.wire,
+            failure.failure_type,
+            failure.message,
+            failure.http_status,
+            failure.retry_after,
+            failure.exceptions,
+            failure.exhausted,
+        )
+
+    def failure(self) -> Failure:
+        return Failure(
+            ErrorCode[self.code.lower()],
+            self.failure_type,
+            self.message,
+            self.http_status,
+            self.retry_after,
+            self.exceptions,
+            self.exhausted,
+        )
+
+
+class DecisionRecord(Struct, frozen=True):
+    """Every input of one decision, and its answer."""
+
+    policy: PolicyRecord
+    history: History
+    failure: FailureRecord
+    draw: float
+    verdict: bool | None = None
+    throttle: ThrottleView | None = None
+    breaker_open: bool = False
+    decider_version: int = DECIDER_VERSION
+    book_hash: str | None = None
+    answer: str = ""
+    """`again`, or the reason to stop."""
+    delay: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        decision: Decision,
+        policy: RetryPolicy,
+        history: History,
+        failure: Failure,
+        draw: float,
+        *,
+        verdict: bool | None = None,
+        throttle: ThrottleView | None = None,
+        breaker_open: bool = False,
+    ) -> "DecisionRecord":
+        return cls(
+            PolicyRecord.of(policy),
+            history,
+            FailureRecord.of(failure),
+            draw,
+            verdict,
+            throttle,
+            breaker_open,
+            DECIDER_VERSION,
+            getattr(policy, "book_hash", None),
+            *answer_of(decision),
+        )
+
+
+def answer_of(decision: Decision) -> tuple[str, float | None]:
+    """A decision in two words: `again` and its delay, or the reason."""
+    match decision:
+        case Again(delay=delay):
+            return "again", delay
+        case Stop(reason=reason):
+            return reason.value, None
+
+
+class Event(Struct, frozen=True, tag_field="event_type", kw_only=True):
+    """What every event has: when it happened, and whose it is."""
+
+    timestamp: str
+    event_code: str = ""
+    """Stable for ever; dashboards and alerts are built on it."""
+    event_id: str = ""
+    tenant_id: str | None = None
+    correlation_id: str | None = None
+    trace_id: str | None = None
+    work_id: str | None = None
+
+    @property
+    def event_type(self) -> str:
+        return str(type(self).__struct_config__.tag)
+
+
+class _OfOperation(Event, frozen=True, kw_only=True):
+    retry_category: str | None = None
+    operation: str | None = None
+    additional_context: dict[str, Any] | None = None
+
+
+class RetryAttempt(_OfOperation, frozen=True, tag="retry_attempt", kw_only=True):
+    """An execution failed and will be followed by another."""
+
+    event_code: str = "RK-101"
+    attempt_number: int
+    max_attempts: int
+    delay_seconds: float
+    exception_type: str
+    exception_message: str
+    decision: DecisionRecord
+
+
+class RetryExhausted(_OfOperation, frozen=True, tag="retry_exhausted", kw_only=True):
+    """The last execution failed: attempts, time, or patience are spent."""
+
+    event_code: str = "RK-102"
+    total_attempts: int
+    final_exception_type: str
+    final_exception_message: str
+    reason: Reason
+    decision: DecisionRecord
+
+
+class RetryRefused(_OfOperation, frozen=True, tag="retry_refused", kw_only=True):
+    """A failure that is not one to retry, or that the throttle or a breaker did not let be retried."""
+
+    event_code: str = "RK-103"
+    total_attempts: int
+    final_exception_type: str
+    final_exception_message: str
+    reason: Reason
+    decision: DecisionRecord
+
+
+class RetryRecovered(_OfOperation, frozen=True, tag="retry_recovered", kw_only=True):
+    """An execution after the first succeeded."""
+
+    event_code: str = "RK-104"
+    total_attempts: int
+    elapsed_seconds: float
+
+
+class IdempotencyEvent(_OfOperation, frozen=True, tag="idempotency", kw_only=True):
+    """A key was answered from its record (`hit`), recorded (`record`), or found in another state."""
+
+    event_code: str = "RK-201"
+    idempotency_key: str
+    action: str
+
+
+class TimeoutOccurred(_OfOperation, frozen=True, tag="timeout_occurred", kw_only=True):
+    """One attempt, or the whole piece of work, ran out of time."""
+
+    event_code: str = "RK-105"
+    attempt_number: int
+    timeout_seconds: float
+    whole: bool = False
+
+
+class Admission(Event, frozen=True, tag="admission", kw_only=True):
+    """An assignment was accepted, deferred, degraded or rejected."""
+
+    event_code: str = "RK-301"
+    status: str
+    reason: str | None = None
+    resource_class: str | None = None
+    queue_depth: int | None = None
+    overload_status: str | None = None
+    inputs: dict[str, Any] | None = None
+
+
+class Routing(Event, frozen=True, tag="routing", kw_only=True):
+    """A worker was chosen, or none could be."""
+
+    event_code: str = "RK-302"
+    worker_id: str | None = None
+    reason: str | None = None
+    inputs: dict[str, Any] | None = None
+
+
+class Dropped(Event, frozen=True, tag="dropped", kw_only=True):
+    """Queued work was given up before it ran."""
+
+    event_code: str = "RK-303"
+    reason: str
+    resource_class: str | None = None
+
+
+class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
+    """Work went to where only a person takes it out again."""
+
+    event_code: str = "RK-401"
+    reason: str
+    failure: FailureRecord | None = None
+
+
+class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
+    """Work came back from quarantine, or from a lost lease."""
+
+    event_code: str = "RK-402"
+    reason: str
+    generation: int | None = None
+
+
+class BreakerEvent(Event, frozen=True, tag="breaker", kw_only=True):
+    """A circuit breaker changed its state."""
+
+    event_code: str = "RK-501"
+    name: str
+    state: str
+
+
+class OperatorAction(Event, frozen=True, tag="operator_action", kw_only=True):
+    """A person did something."""
+
+    event_code: str = "RK-601"
+    actor: str
+    action: str
+    subject: str | None = None
+    details: dict[str, Any] | None = None
+
+
+class BookStored(Event, frozen=True, tag="book_stored", kw_only=True):
+    """The policy book that later decisions refer to by its hash."""
+
+    event_code: str = "RK-701"
+    book_hash: str
+    content: dict[str, Any]
+
+
+class Anchor(Event, frozen=True, tag="anchor", kw_only=True):
+    """Retention removed what came before; the chain goes on from here."""
+
+    event_code: str = "RK-702"
+    chain: str
+    sequence: int
+    hash: str
+    removed: int
+
+
+AnyEvent: TypeAlias = (
+    RetryAttempt
+    | RetryExhausted
+    | RetryRefused
+    | RetryRecovered
+    | IdempotencyEvent
+    | TimeoutOccurred
+    | Admission
+    | Routing
+    | Dropped
+    | Quarantined
+    | Requeued
+    | BreakerEvent
+    | OperatorAction
+    | BookStored
+    | Anchor
+)
+EVENT_TYPES: tuple[type[Event], ...] = (
+    RetryAttempt,
+    RetryExhausted,
+    RetryRefused,
+    RetryRecovered,
+    IdempotencyEvent,
+    TimeoutOccurred,
+    Admission,
+    Routing,
+    Dropped,
+    Quarantined,
+    Requeued,
+    BreakerEvent,
+    OperatorAction,
+    BookStored,
+    Anchor,
+)
+
+_encoder = msgspec.json.Encoder(order="sorted")
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+def encode(event: Event) -> bytes:
+    """Canonical JSON: keys sorted at every depth, the same bytes for the same event."""
+    return _encoder.encode(event)
+
+
+def decode(body: bytes) -> AnyEvent:
+    """An event from its bytes; `msgspec.ValidationError` when it is none."""
+    event: AnyEvent = _decoder.decode(body)
+    return event
+
+
+def timestamp(wall: float) -> str:
+    """Seconds since the epoch as events write them: UTC, to the millisecond."""
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,83 @@
+"""
+Why: a decision before it is needed.
+
+The same `decide`, asked about a failure that has not happened, with the policy's provenance beside the answer and every
+wait that would follow. Explaining runs nothing and waits for nothing.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from reefknot.core.failure import Failure
+from reefknot.core.retry.backoff import delay_before, wait_range, whole
+from reefknot.core.retry.decide import Again, History, Reason, decide
+from reefknot.core.retry.draw import draw, key_number
+from reefknot.core.retry.policy import RetryPolicy
+
+MOST_SHOWN = 100
+
+
+class PlannedWait(Struct, frozen=True):
+    """The wait before retry `retry` (counted from 0): its range, and with a seed the very number."""
+
+    retry: int
+    min: float
+    max: float
+    delay: float | None = None
+
+
+class Explanation(Struct, frozen=True):
+    """What would be decided after a first failed execution, and what would follow if it kept failing that way."""
+
+    target: str
+    failure: Failure
+    policy: RetryPolicy
+    reason: Reason | None
+    """None when the answer is "retry"."""
+    schedule: tuple[PlannedWait, ...]
+
+    @property
+    def retries(self) -> bool:
+        return self.reason is None
+
+
+def explain(target: str, policy: RetryPolicy, failure: Failure, *, seed: int | None = None) -> Explanation:
+    """The answer for `failure` under `policy`, as `decide` gives it."""
+    first = decide(policy, History(attempts=1), failure, 0.0)
+    if not isinstance(first, Again):
+        return Explanation(target, failure, policy, first.reason, ())
+    return Explanation(
+        target, failure, policy, None, tuple(schedule(policy, failure.retry_after, seed=seed, key=target))
+    )
+
+
+def schedule(
+    policy: RetryPolicy, hint: float | None = None, *, seed: int | None = None, key: str = ""
+) -> Iterator[PlannedWait]:
+    """
+    Every wait, were it needed, as long as the budget has room for the shortest ones.
+
+    At most a hundred are given: a longer schedule repeats its cap.
+    """
+    number = key_number(key)
+    longest = shortest_sum = 0.0
+    previous: float | None = None
+    for k in range(min(policy.retries, MOST_SHOWN)):
+        low, high = wait_range(k, policy, previous=longest)
+        longest = high
+        chosen = None if seed is None else draw(seed, number, k)
+        delay = None
+        if chosen is not None:
+            delay = delay_before(k, policy, draw=chosen, previous=previous or 0.0)
+            previous = delay
+        if policy.whole_seconds:
+            low, high = whole(low, policy), whole(high, policy)
+        if hint is not None:
+            spread = min(1.0, 0.1 * hint)
+            low, high = max(low, hint), max(high, hint) + spread
+            delay = None if delay is None or chosen is None else max(delay, hint) + chosen * spread
+        shortest_sum += low
+        if shortest_sum >= policy.time_budget:
+            return
+        yield PlannedWait(k, low, high, delay)

@@ -1,0 +1,332 @@
+"""
+One piece of work, from accepted to ended.
+
+    pending ──▶ running ──▶ succeeded
+       ▲ ▲         │ ├────▶ failed ──▶ pending | quarantined     another try, or none
+       │ └─────────┘ └────▶ quarantined                          crashed too often
+       └── quarantined ───▶ discarded                            a person's decision
+    pending, running ─────▶ cancelled
+
+`MOVES` is the only table of moves; every other move is an error. Four counters tell why a piece of work ran or did not:
+attempts (it really ran), snoozes (it was put off), interruptions (shutdown) and crashes (its owner vanished). Only
+attempts are spent by failures. The payload is bytes and is never touched.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct, structs
+
+from reefknot.core.moment import Moment
+from reefknot.errors import IllegalMoveError
+
+CRASH_LIMIT = 3
+LONGEST_HISTORY = 100
+
+
+class WorkState(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    QUARANTINED = "quarantined"
+    CANCELLED = "cancelled"
+    DISCARDED = "discarded"
+
+
+_S = WorkState
+MOVES: dict[WorkState, frozenset[WorkState]] = {
+    _S.PENDING: frozenset({_S.RUNNING, _S.CANCELLED}),
+    _S.RUNNING: frozenset({_S.SUCCEEDED, _S.FAILED, _S.PENDING, _S.QUARANTINED, _S.CANCELLED}),
+    _S.FAILED: frozenset({_S.PENDING, _S.QUARANTINED}),
+    _S.QUARANTINED: frozenset({_S.PENDING, _S.DISCARDED}),
+    _S.SUCCEEDED: frozenset(),
+    _S.CANCELLED: frozenset(),
+    _S.DISCARDED: frozenset(),
+}
+
+ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.DISCARDED})
+"""Nothing more happens by itself, and nobody has to look at it."""
+
+
+class Budget(Struct, frozen=True, array_like=True):
+    """What retrying has cost so far. It goes when the work ends."""
+
+    attempts: int = 0
+    failure_type: str | None = None
+    first_attempt_at: int | None = None
+    last_attempt_at: int | None = None
+    total_delay_ms: int = 0
+    trigger: str | None = None
+
+
+class Chapter(Struct, frozen=True, array_like=True):
+    """One entry of the history: what happened, when, to what end, and by whom."""
+
+    at: int
+    what: str
+    why: str = ""
+    who: str = ""
+
+
+class WorkItem(Struct, frozen=True, array_like=True):
+    """A piece of work as it is stored. `failure` and `result` are JSON text; times are milliseconds UTC."""
+
+    id: str
+    kind: str
+    resource_class: str = "cpu"
+    source: str = ""
+    tenant_id: str | None = None
+    correlation_id: str | None = None
+    trace_id: str | None = None
+    priority: int = 0
+    state: WorkState = WorkState.PENDING
+    due_at: int = 0
+    deadline_at: int | None = None
+    created_at: int = 0
+    updated_at: int = 0
+    generation: int = 0
+    attempts: int = 0
+    snoozes: int = 0
+    interruptions: int = 0
+    crashes: int = 0
+    owner: str = ""
+    fence: int = 0
+    lease_until: int = 0
+    lease_ms: int = 0
+    reason: str = ""
+    failure: str | None = None
+    result: str | None = None
+    budget: Budget = Budget()
+    history: tuple[Chapter, ...] = ()
+    payload: bytes = b""
+
+
+class WorkDone(Struct, frozen=True):
+    """It succeeded."""
+
+    result: str | None = None
+
+
+class WorkFailed(Struct, frozen=True):
+    """It failed for good, and nobody has to look at it."""
+
+    failure: str | None = None
+    result: str | None = None
+    reason: str = ""
+
+
+class TryAgain(Struct, frozen=True):
+    """It failed and is due again at this time. This spends an attempt."""
+
+    due_at: int
+    failure: str | None = None
+    failure_type: str | None = None
+    delay_ms: int = 0
+    reason: str = ""
+
+
+class Snooze(Struct, frozen=True):
+    """It was put off, and spends nothing."""
+
+    due_at: int
+    reason: str = ""
+
+
+class HandBack(Struct, frozen=True):
+    """Its owner is going away: whoever is free may take it at once."""
+
+    reason: str = "shutdown"
+
+
+class Quarantine(Struct, frozen=True):
+    """It will not be tried again without a person."""
+
+    reason: str
+    failure: str | None = None
+    result: str | None = None
+
+
+Settled = WorkDone | WorkFailed | TryAgain | Snooze | HandBack | Quarantine
+
+
+def moved(item: WorkItem, state: WorkState) -> WorkState:
+    """The new state, if the table allows the move."""
+    if state not in MOVES[item.state]:
+        raise IllegalMoveError(old=item.state, new=state)
+    return state
+
+
+def accepted(item: WorkItem, now: Moment) -> WorkItem:
+    """A new piece of work as it enters the queue, whatever state the caller had it in."""
+    return WorkItem(
+        id=item.id,
+        kind=item.kind,
+        resource_class=item.resource_class,
+        source=item.source,
+        tenant_id=item.tenant_id,
+        correlation_id=item.correlation_id,
+        trace_id=item.trace_id,
+        priority=item.priority,
+        due_at=item.due_at or now.wall,
+        deadline_at=item.deadline_at,
+        created_at=now.wall,
+        updated_at=now.wall,
+        payload=item.payload,
+    )
+
+
+def started(item: WorkItem, *, owner: str, fence: int, lease_ms: int, now: Moment) -> WorkItem:
+    """Taken by an owner, for one attempt."""
+    return structs.replace(
+        item,
+        state=moved(item, WorkState.RUNNING),
+        owner=owner,
+        fence=fence,
+        lease_until=now.steady + lease_ms,
+        lease_ms=lease_ms,
+        updated_at=now.wall,
+    )
+
+
+def holds(item: WorkItem | None, *, owner: str, fence: int) -> bool:
+    """Is this still the one who runs it?"""
+    return item is not None and item.state is WorkState.RUNNING and item.owner == owner and item.fence == fence
+
+
+def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
+    """The item after its owner reported. Whether it *is* the owner is asked with `holds`, before."""
+    match settled:
+        case WorkDone(result=result):
+            spent = _attempted(item, now)
+            return _ended(spent, WorkState.SUCCEEDED, now, result=result)
+        case WorkFailed(failure=failure, result=result, reason=reason):
+            spent = _told(_attempted(item, now), now, "failed", reason)
+            return _ended(spent, WorkState.FAILED, now, result=result, failure=failure, reason=reason)
+        case TryAgain():
+            return _again(item, settled, now)
+        case Snooze(due_at=due_at, reason=reason):
+            return _waiting(structs.replace(item, snoozes=item.snoozes + 1), now, due_at=due_at, reason=reason)
+        case HandBack(reason=reason):
+            back = structs.replace(item, interruptions=item.interruptions + 1)
+            return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
+        case Quarantine(reason=reason, failure=failure, result=result):
+            spent = _told(_attempted(item, now), now, "quarantined", reason)
+            return _aside(spent, now, reason=reason, failure=failure, result=result)
+
+
+def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT) -> WorkItem:
+    """Its owner vanished: back to the queue, or aside when that has happened too often."""
+    crashed = _told(structs.replace(item, crashes=item.crashes + 1), now, "crashed", item.owner)
+    if crashed.crashes >= crash_limit:
+        reason = f"its owner vanished {crashed.crashes} times"
+        return _aside(crashed, now, reason=reason, failure=item.failure, result=None)
+    return _waiting(crashed, now, due_at=min(item.due_at, now.wall), reason="lease ran out")
+
+
+def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
+    """A person called it off. A running attempt loses its lease and so cannot report any more."""
+    told = _told(item, now, "cancelled", reason, who)
+    return _ended(told, WorkState.CANCELLED, now, reason=reason)
+
+
+def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
+    """Out of quarantine, under its own id, with a fresh budget."""
+    told = _told(item, now, "requeued", item.reason, who)
+    return structs.replace(
+        told,
+        state=moved(item, WorkState.PENDING),
+        generation=item.generation + 1,
+        attempts=0,
+        snoozes=0,
+        interruptions=0,
+        crashes=0,
+        due_at=now.wall,
+        updated_at=now.wall,
+        reason="",
+        failure=None,
+        result=None,
+        budget=Budget(),
+    )
+
+
+def discard(item: WorkItem, now: Moment, *, who: str, reason: str) -> WorkItem:
+    """A person decided that it is not worth another try."""
+    told = _told(item, now, "discarded", reason, who)
+    return structs.replace(told, state=moved(item, WorkState.DISCARDED), updated_at=now.wall)
+
+
+def _attempted(item: WorkItem, now: Moment) -> WorkItem:
+    budget = structs.replace(
+        item.budget,
+        attempts=item.budget.attempts + 1,
+        first_attempt_at=item.budget.first_attempt_at or now.wall,
+        last_attempt_at=now.wall,
+    )
+    return structs.replace(item, attempts=item.attempts + 1, budget=budget)
+
+
+def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
+    spent = _attempted(item, now)
+    failed = structs.replace(
+        _told(spent, now, "retry", again.reason),
+        state=moved(item, WorkState.FAILED),
+        failure=again.failure,
+        budget=structs.replace(
+            spent.budget,
+            failure_type=again.failure_type,
+            total_delay_ms=spent.budget.total_delay_ms + again.delay_ms,
+            trigger=again.reason or None,
+        ),
+    )
+    return _waiting(failed, now, due_at=again.due_at, reason=again.reason)
+
+
+def _told(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "") -> WorkItem:
+    return structs.replace(item, history=(*item.history, Chapter(now.wall, what, why, who))[-LONGEST_HISTORY:])
+
+
+def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkItem:
+    return structs.replace(
+        item,
+        state=moved(item, WorkState.PENDING),
+        due_at=due_at,
+        updated_at=now.wall,
+        owner="",
+        lease_until=0,
+        reason=reason,
+    )
+
+
+def _ended(
+    item: WorkItem,
+    state: WorkState,
+    now: Moment,
+    *,
+    result: str | None = None,
+    failure: str | None = None,
+    reason: str = "",
+) -> WorkItem:
+    return structs.replace(
+        item,
+        state=moved(item, state),
+        updated_at=now.wall,
+        owner="",
+        lease_until=0,
+        result=result,
+        failure=failure,
+        reason=reason,
+        budget=Budget(),
+    )
+
+
+def _aside(item: WorkItem, now: Moment, *, reason: str, failure: str | None, result: str | None) -> WorkItem:
+    return structs.replace(
+        item,
+        state=moved(item, WorkState.QUARANTINED),
+        updated_at=now.wall,
+        owner="",
+        lease_until=0,
+        reason=reason,
+        failure=failure,
+        result=result,
+    )

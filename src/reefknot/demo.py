@@ -1,0 +1,339 @@
+"""
+A guided tour of retrying: `make run`, or `python -m reefknot.demo`.
+
+A small HTTP service on this machine misbehaves on purpose, and each scene shows what a retry does about it. Nothing
+leaves the machine. With `--fast` a virtual clock moves instead of anybody waiting. Every number shown was counted, not
+written down beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+from typing import Any, NamedTuple, Self
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
+
+import reefknot as rk
+
+LOOPBACK = "127.0.0.1"
+BLOCKS_PER_SECOND = 20
+WIDEST_BAR = 48
+STOPPED_BY_SIGNAL = 130
+
+
+# ---- the service -----------------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """What the service says to one request."""
+
+    status: int
+    retry_after: int | None = None
+    hangs: bool = False
+
+
+OK, DOWN, HANGS = Answer(200), Answer(503), Answer(200, hangs=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def __init__(self, service: Service, *rest: Any) -> None:
+        self._service = service
+        super().__init__(*rest)
+
+    def do_GET(self) -> None:
+        answer = self._service.next_answer(self.path)
+        if answer.hangs:
+            self._service.closing.wait(30)
+            return
+        body = b"here you are\n"
+        self.send_response(answer.status)
+        if answer.retry_after is not None:
+            self.send_header("Retry-After", str(answer.retry_after))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the standard library's
+        """The tour tells what happens; the server stays silent."""
+
+
+class Service:
+    """Answers each path as it was told to, in order; the last answer is repeated."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.closing = Event()
+        self._answers: dict[str, list[Answer]] = {}
+        self._server = ThreadingHTTPServer((LOOPBACK, 0), partial(_Handler, self))
+        self._server.daemon_threads = True
+        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def will(self, path: str, *answers: Answer) -> None:
+        """From now on `path` answers like this, and requests are counted from 0."""
+        self._answers[path] = list(answers)
+        self.requests = 0
+
+    def next_answer(self, path: str) -> Answer:
+        self.requests += 1
+        waiting = self._answers.get(path, [Answer(404)])
+        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+# ---- the guide -------------------------------------------------------------------------------------------------------
+
+
+def _voice() -> Callable[[str, str], None]:
+    """Say a line in a style. With rich in colour, without it plainly."""
+    try:
+        from rich.console import Console
+        from rich.text import Text
+    except ImportError:
+        return lambda text, style: print(text, flush=True)
+    console = Console(highlight=False)
+    return lambda text, style: console.print(Text(text, style=style), soft_wrap=True)
+
+
+class Tour:
+    """Talks, fetches and waits for the scenes."""
+
+    def __init__(self, service: Service, pause: Callable[[float], None]) -> None:
+        self.service = service
+        self.pause = pause
+        self._say = _voice()
+        self._open = build_opener(ProxyHandler({})).open  # a proxy of this machine has no business with its loopback
+        self._scene = 0
+
+    def scene(self, title: str, code: str) -> None:
+        self._scene += 1
+        self._say(f"\n{self._scene}. {title}", "bold")
+        self._say(f"   {code}", "cyan")
+
+    def tell(self, text: str, style: str = "") -> None:
+        self._say(f"   {text}", style)
+
+    def conclude(self, text: str) -> None:
+        self._say(f"   => {text}", "green")
+
+    def fetch(self, path: str) -> str:
+        """One GET, told as it happens."""
+        try:
+            with self._open(f"http://{LOOPBACK}:{self.service.port}{path}", timeout=5) as answer:
+                text: str = answer.read().decode().strip()
+        except HTTPError as error:
+            error.close()
+            self._answered(path, error.code)
+            raise
+        self._answered(path, 200)
+        return text
+
+    async def afetch(self, path: str) -> str:
+        """`fetch`, awaited; cancelling it closes the connection."""
+        reader, writer = await asyncio.open_connection(LOOPBACK, self.service.port)
+        try:
+            writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+            self._answered(path, int(head.split()[1]))
+            return body.strip()
+        finally:
+            writer.close()
+
+    def _answered(self, path: str, status: int) -> None:
+        self.tell(f"GET {path:<8} {status} {HTTPStatus(status).phrase}", "" if status == HTTPStatus.OK else "yellow")
+
+    def bar(self, event: rk.RetryEvent) -> None:
+        """`on_retry=`: the wait that begins now, drawn."""
+        delay = event.delay or 0.0
+        blocks = min(WIDEST_BAR, max(1, round(delay * BLOCKS_PER_SECOND)))
+        cause = "" if event.failure is None or event.failure.http_status else f"  after {event.failure.exception}"
+        self.tell(f"wait {delay:5.2f} s  {'█' * blocks}{cause}", "blue")
+
+    def note(self, error: Exception) -> None:
+        """What reefknot wrote onto an exception that goes to the caller."""
+        for line in getattr(error, "__notes__", []):
+            self.tell(f"note: {line}", "dim")
+
+
+# ---- the scenes ------------------------------------------------------------------------------------------------------
+
+
+def plain_failure(tour: Tour) -> None:
+    tour.scene("A service is down, and nobody retries", "fetch(url)")
+    tour.service.will("/flaky", DOWN)
+    try:
+        tour.fetch("/flaky")
+    except HTTPError as error:
+        tour.conclude(f"the caller gets {type(error).__name__} {error.code}, at once")
+
+
+def recovery(tour: Tour) -> None:
+    tour.scene("A retry that recovers", '@rk.retry(attempts=5, base_delay=0.3, jitter="equal")')
+    tour.service.will("/flaky", DOWN, DOWN, DOWN, OK)
+    fetch = rk.retry(attempts=5, base_delay=0.3, jitter="equal", on_retry=tour.bar)(tour.fetch)
+
+    text = fetch("/flaky")
+    tour.conclude(f"{text!r}, after {tour.service.requests} requests; waits double, and chance spreads a fleet's")
+
+
+def server_hint(tour: Tour) -> None:
+    tour.scene("The server says when: Retry-After", "@rk.retry(attempts=3, base_delay=0.1)")
+    fetch = rk.retry(attempts=3, base_delay=0.1, on_retry=tour.bar, name="fetch")(tour.fetch)
+    tour.service.will("/busy", Answer(429, retry_after=1), OK)
+    fetch("/busy")
+    tour.conclude("own backoff would be 0.1 s at most; the server's 1 s is honoured, plus a little chance")
+
+    tour.service.will("/busy", Answer(429, retry_after=3600))
+    try:
+        fetch("/busy")
+    except HTTPError as error:
+        tour.note(error)
+        tour.conclude("an hour is beyond max_retry_after (300 s): the caller is told now, not in an hour")
+
+
+def deadline(tour: Tour) -> None:
+    tour.scene("A deadline that holds", 'rk.Retrier(attempts=100, deadline=1.5, strategy="fixed", base_delay=0.4, …)')
+    tour.service.will("/down", DOWN)
+    retrier = rk.Retrier(
+        attempts=100, deadline=1.5, strategy="fixed", base_delay=0.4, jitter="none", on_retry=tour.bar, name="fetch"
+    )
+
+    outcome = retrier.run(tour.fetch, "/down")
+    assert outcome.error is not None
+    tour.note(outcome.error)
+    tour.conclude(f"given up after {outcome.elapsed:.2f} s: one more wait would have ended too late, so it never began")
+
+
+def nesting(tour: Tour) -> None:
+    tour.scene("A retry inside a retry", "@rk.retry(attempts=3, …) around @rk.retry(attempts=3, …)")
+    tour.service.will("/down", DOWN)
+    inner = rk.retry(attempts=3, base_delay=0.1, on_retry=tour.bar, name="inner")(tour.fetch)
+
+    @rk.retry(attempts=3, base_delay=0.1, on_retry=tour.bar, name="outer")
+    def report() -> str:
+        return inner("/down")
+
+    try:
+        report()
+    except HTTPError as error:
+        tour.note(error)
+        tour.conclude(
+            f"{tour.service.requests} requests, not {3 * 3}: the outer retry hears that the inner one gave up"
+        )
+
+
+def breaker(tour: Tour) -> None:
+    billing = rk.CircuitBreaker("billing", failures=3, cooldown=1.0)
+    tour.scene(
+        "A circuit breaker", 'rk.Retrier(attempts=10, breaker=rk.CircuitBreaker("billing", failures=3, cooldown=1), …)'
+    )
+    tour.service.will("/bill", DOWN, DOWN, DOWN, OK)
+    retrier = rk.Retrier(attempts=10, base_delay=0.1, breaker=billing, on_retry=tour.bar)
+
+    retrier.run(tour.fetch, "/bill")
+    tour.tell(f"the breaker is {billing.state} after {tour.service.requests} failures in a row")
+    refused = retrier.run(tour.fetch, "/bill")
+    tour.tell(f"next call: {refused.error}", "yellow")
+    tour.tell(f"the service saw {tour.service.requests} requests: it was left alone")
+    tour.tell("a second passes")
+    tour.pause(1.0)
+    retrier.call(tour.fetch, "/bill")
+    tour.conclude(f"one probe went through and the breaker is {billing.state} again")
+
+
+def asynchronous(tour: Tour) -> None:
+    tour.scene(
+        "The same in async code, where a hanging attempt can be cut", "@rk.retry(attempt_timeout=0.25, deadline=3)"
+    )
+    tour.service.will("/hangs", HANGS, OK)
+    fetch = rk.retry(attempt_timeout=0.25, deadline=3, base_delay=0.2, on_retry=tour.bar)(tour.afetch)
+
+    text = asyncio.run(fetch("/hangs"))
+    tour.conclude(
+        f"{text!r}: a hanging attempt was cancelled after 0.25 s, and request {tour.service.requests} was answered"
+    )
+
+
+SCENES: tuple[Callable[[Tour], None], ...] = (
+    plain_failure,
+    recovery,
+    server_hint,
+    deadline,
+    nesting,
+    breaker,
+    asynchronous,
+)
+
+
+# ---- the door --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _log_kept_quiet() -> Iterator[None]:
+    """The tour tells every retry itself; the log would tell it twice."""
+    logger, handler = logging.getLogger("reefknot"), logging.NullHandler()
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated
+
+
+def _tour(fast: bool) -> None:
+    with ExitStack() as opened:
+        pause: Callable[[float], None] = time.sleep
+        if fast:
+            pause = opened.enter_context(rk.testing.virtual_time()).advance
+        opened.enter_context(_log_kept_quiet())
+        tour = Tour(opened.enter_context(Service()), pause)
+        tour.tell(f"A service that misbehaves on purpose listens on {LOOPBACK}:{tour.service.port}.")
+        for scene in SCENES:
+            scene(tour)
+            if not fast:
+                time.sleep(0.4)
+        tour.tell("")
+        tour.tell("That was all. README.md and docs/tutorial.md go on from here.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tour; the answer is the exit code."""
+    parser = ArgumentParser(prog="python -m reefknot.demo", description="A guided tour of retrying, about ten seconds.")
+    parser.add_argument("--fast", action="store_true", help="virtual time: the same tour without waiting")
+    asked = parser.parse_args(arguments)
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")  # a terminal without the block character still gets its tour
+    try:
+        _tour(asked.fast)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return STOPPED_BY_SIGNAL
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

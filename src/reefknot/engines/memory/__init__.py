@@ -1,0 +1,44 @@
+"""
+A store in this process's memory. Not durable: it ends with the process.
+
+The same contracts as the durable engines, for tests, simulation and small tools. It belongs to one event loop. Every
+step happens between two awaits, which is what makes it atomic.
+"""
+
+from reefknot.engines.memory.audit import MemoryAuditLog
+from reefknot.engines.memory.control import MemoryControl
+from reefknot.engines.memory.idempotency import MemoryIdempotencyStore
+from reefknot.engines.memory.quarantine import MemoryQuarantine
+from reefknot.engines.memory.state import Shared
+from reefknot.engines.memory.work import MemoryWorkQueue
+from reefknot.ports.clock import Clock
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    """All parts over one state."""
+
+    durable = False
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        chain: str = "memory",
+        retention: float = 7 * 86400.0,
+        largest_result: int = 1 << 20,
+        most_keys: int | None = None,
+    ) -> None:
+        shared = Shared(clock)
+        self.audit = MemoryAuditLog(shared, chain)
+        self.idempotency = MemoryIdempotencyStore(
+            shared, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
+        )
+        self.work = MemoryWorkQueue(shared, self.audit)
+        self.quarantine = MemoryQuarantine(self.work, self.audit)
+        self.control = MemoryControl(shared, self.audit)
+        self._shared = shared
+
+    async def close(self) -> None:
+        self._shared.close()

@@ -1,0 +1,240 @@
+"""Work in a dictionary, and in one heap for each class that says what is next."""
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from msgspec import structs
+
+from reefknot.core import work as core
+from reefknot.core.moment import Moment, milliseconds
+from reefknot.core.work import ENDED, WorkItem, WorkState
+from reefknot.engines.memory.audit import MemoryAuditLog
+from reefknot.engines.memory.state import Shared
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot
+
+_Place = tuple[int, int, int, str]
+
+
+class MemoryWorkQueue:
+    """The work of a memory store."""
+
+    def __init__(self, shared: Shared, audit: MemoryAuditLog) -> None:
+        self.shared = shared
+        self._audit = audit
+        self.items: dict[str, WorkItem] = {}
+        self._running: set[str] = set()
+        self._pending: Counter[str] = Counter()
+        self._arrivals = count()
+        self._order: dict[str, int] = {}
+        self._ready: dict[str, list[_Place]] = {}
+        self._later: list[tuple[int, int, str]] = []
+
+    async def enqueue(
+        self, items: Sequence[WorkItem], *, limit: int | None = None, events: Sequence[AuditEntry] = ()
+    ) -> list[Enqueued]:
+        now = self.shared.now()
+        answers: list[Enqueued] = []
+        for item in items:
+            if item.id in self.items:
+                answers.append(Enqueued.DUPLICATE)
+            elif limit is not None and self._pending[item.resource_class] >= limit:
+                answers.append(Enqueued.FULL)
+            else:
+                self._order[item.id] = next(self._arrivals)
+                self.put(core.accepted(item, now), now)
+                answers.append(Enqueued.ACCEPTED)
+        if Enqueued.ACCEPTED in answers:
+            self._audit.add(events)
+            self.shared.changed()
+        return answers
+
+    async def claim(
+        self,
+        n: int,
+        *,
+        owner: str,
+        classes: Sequence[str] = (),
+        lease: float = 60.0,
+        newest_first: bool = False,
+        crash_limit: int = core.CRASH_LIMIT,
+        crash_events: CrashEvents | None = None,
+    ) -> list[WorkItem]:
+        now = self.shared.now()
+        self._reap(now, crash_limit, crash_events)
+        self._promote(now)
+        lease_ms = milliseconds(lease)
+        taken: list[WorkItem] = []
+        for place in self._next(n, classes or tuple(self._ready), newest_first):
+            item = self.items[place[3]]
+            item = core.started(item, owner=owner, fence=item.fence + 1, lease_ms=lease_ms, now=now)
+            self.put(item, now)
+            taken.append(item)
+        return taken
+
+    async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
+        now = self.shared.now()
+        answers = [core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence) for one in held]
+        lease_ms = milliseconds(lease)
+        for one, ours in zip(held, answers, strict=True):
+            if ours:
+                renewed = structs.replace(
+                    self.items[one.id], lease_until=now.steady + lease_ms, lease_ms=lease_ms, updated_at=now.wall
+                )
+                self.items[one.id] = renewed
+        return answers
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        now = self.shared.now()
+        answers: list[bool] = []
+        for one in settlements:
+            item = self.items.get(one.id)
+            ours = item is not None and core.holds(item, owner=one.owner, fence=one.fence)
+            if ours and item is not None:
+                self.put(core.settle(item, one.settled, now), now)
+                self._audit.add(one.events)
+            answers.append(ours)
+        self.shared.changed()
+        return answers
+
+    async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
+        now = self.shared.now()
+        item = self.items.get(work_id)
+        if item is None or WorkState.CANCELLED not in core.MOVES[item.state]:
+            return False
+        self.put(core.cancel(item, now, reason=reason, who=who), now)
+        self._audit.add(events)
+        self.shared.changed()
+        return True
+
+    async def get(self, work_id: str) -> WorkItem | None:
+        self.shared.now()
+        return self.items.get(work_id)
+
+    async def find(
+        self,
+        *,
+        state: WorkState | None = None,
+        kind: str | None = None,
+        source: str | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[WorkItem]:
+        self.shared.now()
+        found: list[WorkItem] = []
+        for work_id in sorted(key for key in self.items if key > after):
+            item = self.items[work_id]
+            if state in (None, item.state) and kind in (None, item.kind) and source in (None, item.source):
+                found.append(structs.replace(item, payload=b""))
+            if len(found) >= limit:
+                break
+        return found
+
+    async def counts(self) -> Mapping[WorkState, int]:
+        self.shared.now()
+        return Counter(item.state for item in self.items.values())
+
+    async def snapshot(self) -> WorkSnapshot:
+        now = self.shared.now()
+        counts: dict[str, dict[WorkState, int]] = {}
+        due: Counter[str] = Counter()
+        oldest: dict[str, int] = {}
+        for item in self.items.values():
+            of_class = counts.setdefault(item.resource_class, {})
+            of_class[item.state] = of_class.get(item.state, 0) + 1
+            if item.state is WorkState.PENDING and item.due_at <= now.wall:
+                due[item.resource_class] += 1
+                waited = now.wall - item.due_at
+                oldest[item.resource_class] = max(waited, oldest.get(item.resource_class, 0))
+        return WorkSnapshot(counts, dict(due), oldest)
+
+    async def purge(self, before: int) -> int:
+        self.shared.now()
+        gone = [item.id for item in self.items.values() if item.state in ENDED and item.updated_at < before]
+        for work_id in gone:
+            self.remove(work_id)
+        return len(gone)
+
+    async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
+        until = self.shared.now().steady + timeout * 1000
+        while True:
+            now = self.shared.now()
+            soonest = self._soonest(now, classes)
+            if soonest == 0:
+                return True
+            left = until - now.steady
+            if left <= 0:
+                return False
+            await self.shared.change(min(left, left if soonest is None else soonest) / 1000)
+
+    def put(self, item: WorkItem, now: Moment) -> None:
+        """Keep an item as it is now, at the place that belongs to its state."""
+        old = self.items.get(item.id)
+        if old is not None and old.state is WorkState.PENDING:
+            self._pending[old.resource_class] -= 1
+        self.items[item.id] = item
+        self._running.discard(item.id)
+        if item.state is WorkState.RUNNING:
+            self._running.add(item.id)
+        elif item.state is WorkState.PENDING:
+            self._pending[item.resource_class] += 1
+            heapq.heappush(self._later, (item.due_at, self._order[item.id], item.id))
+            self._promote(now)
+
+    def remove(self, work_id: str) -> None:
+        """Forget an item that is neither pending nor running."""
+        del self.items[work_id]
+        del self._order[work_id]
+
+    def _promote(self, now: Moment) -> None:
+        while self._later and self._later[0][0] <= now.wall:
+            due_at, order, work_id = heapq.heappop(self._later)
+            item = self.items.get(work_id)
+            if item is not None and item.state is WorkState.PENDING and item.due_at == due_at:
+                ready = self._ready.setdefault(item.resource_class, [])
+                heapq.heappush(ready, (-item.priority, due_at, order, work_id))
+
+    def _reap(self, now: Moment, crash_limit: int, crash_events: CrashEvents | None) -> None:
+        expired = [work_id for work_id in self._running if self.items[work_id].lease_until <= now.steady]
+        for work_id in sorted(expired, key=self._order.__getitem__):
+            item = core.lease_ran_out(self.items[work_id], now, crash_limit=crash_limit)
+            self.put(item, now)
+            self._audit.add(tuple(crash_events(item)) if crash_events else ())
+
+    def _is_ready(self, place: _Place) -> bool:
+        item = self.items.get(place[3])
+        return item is not None and item.state is WorkState.PENDING and item.due_at == place[1]
+
+    def _next(self, n: int, classes: Sequence[str], newest_first: bool) -> list[_Place]:
+        heaps = [self._ready[name] for name in dict.fromkeys(classes) if name in self._ready]
+        if newest_first:
+            places = sorted({place for heap in heaps for place in heap if self._is_ready(place)}, key=_newest)[:n]
+            for heap in heaps:
+                heap[:] = [place for place in heap if place not in places and self._is_ready(place)]
+                heapq.heapify(heap)
+            return places
+        taken: list[_Place] = []
+        while len(taken) < n:
+            filled = [heap for heap in heaps if heap]
+            if not filled:
+                break
+            place = heapq.heappop(min(filled, key=lambda heap: heap[0]))
+            if self._is_ready(place) and place not in taken:
+                taken.append(place)
+        return taken
+
+    def _soonest(self, now: Moment, classes: Sequence[str]) -> int | None:
+        """Milliseconds until something can be claimed, None when only a change can bring it."""
+        ends = [max(0, self.items[work_id].lease_until - now.steady) for work_id in self._running]
+        dues = [
+            max(0, item.due_at - now.wall)
+            for item in self.items.values()
+            if item.state is WorkState.PENDING and (not classes or item.resource_class in classes)
+        ]
+        return min(ends + dues, default=None)
+
+
+def _newest(place: _Place) -> tuple[int, int, int]:
+    return place[0], -place[1], -place[2]

@@ -1,0 +1,99 @@
+"""
+The tables, and how an older file becomes a current one.
+
+`user_version` counts the steps below. A file with a higher number was written by a newer version and is refused: it is
+never downgraded and never guessed at. Steps are only ever added.
+"""
+
+import secrets
+
+import apsw
+
+from reefknot.errors import StoreVersionError
+
+APPLICATION_ID = 0x5EEF1207
+"""Written into the file's header: this database is ours."""
+
+_FIRST = """
+CREATE TABLE counter (
+    one INTEGER PRIMARY KEY CHECK (one = 1), fence INTEGER NOT NULL, keys INTEGER NOT NULL, command INTEGER NOT NULL
+) STRICT;
+INSERT INTO counter VALUES (1, 0, 0, 0);
+
+CREATE TABLE idempotency (
+    key TEXT PRIMARY KEY, state TEXT NOT NULL, owner TEXT NOT NULL, fence INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL, lease_ms INTEGER NOT NULL, fingerprint TEXT NOT NULL, guard INTEGER NOT NULL,
+    result TEXT, failure TEXT, metadata TEXT,
+    created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, expires_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE work (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, ready INTEGER NOT NULL,
+    id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, resource_class TEXT NOT NULL, source TEXT NOT NULL,
+    tenant_id TEXT, correlation_id TEXT, trace_id TEXT, priority INTEGER NOT NULL, state TEXT NOT NULL,
+    due_at INTEGER NOT NULL, deadline_at INTEGER, created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL,
+    generation INTEGER NOT NULL, attempts INTEGER NOT NULL, snoozes INTEGER NOT NULL, interruptions INTEGER NOT NULL,
+    crashes INTEGER NOT NULL, owner TEXT NOT NULL, fence INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL, lease_ms INTEGER NOT NULL, reason TEXT NOT NULL, failure TEXT, result TEXT,
+    budget TEXT NOT NULL, history TEXT NOT NULL, payload BLOB NOT NULL
+) STRICT;
+CREATE INDEX work_ready ON work (resource_class, priority DESC, due_at, seq) WHERE state = 'pending' AND ready = 1;
+CREATE INDEX work_later ON work (due_at) WHERE state = 'pending' AND ready = 0;
+CREATE INDEX work_leased ON work (lease_until) WHERE state = 'running';
+CREATE INDEX work_quarantined ON work (id) WHERE state = 'quarantined';
+
+CREATE TABLE audit_head (
+    one INTEGER PRIMARY KEY CHECK (one = 1), chain TEXT NOT NULL, sequence INTEGER NOT NULL, hash TEXT NOT NULL,
+    anchor_sequence INTEGER NOT NULL, anchor_hash TEXT NOT NULL
+) STRICT;
+CREATE TABLE audit (
+    sequence INTEGER PRIMARY KEY, hash TEXT NOT NULL, at INTEGER NOT NULL, event_type TEXT NOT NULL,
+    correlation_id TEXT, trace_id TEXT, work_id TEXT, body TEXT NOT NULL
+) STRICT;
+CREATE INDEX audit_correlation ON audit (correlation_id) WHERE correlation_id IS NOT NULL;
+CREATE INDEX audit_trace ON audit (trace_id) WHERE trace_id IS NOT NULL;
+CREATE INDEX audit_work ON audit (work_id) WHERE work_id IS NOT NULL;
+
+CREATE TABLE command (
+    sequence INTEGER PRIMARY KEY, name TEXT NOT NULL, target TEXT NOT NULL, body TEXT NOT NULL, sender TEXT NOT NULL,
+    at INTEGER NOT NULL, stale_at INTEGER NOT NULL
+) STRICT;
+"""
+
+STEPS = (_FIRST,)
+VERSION = len(STEPS)
+
+
+def migrate(connection: apsw.Connection, path: str) -> int:
+    """Bring the file to the current version in one transaction. Answers the version it had."""
+    found = check_version(connection, path)
+    if found == VERSION:
+        return found
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        found = check_version(connection, path)  # another process may have done it meanwhile
+        for step in STEPS[found:]:
+            connection.execute(step)
+        if found == 0:
+            start = (secrets.token_hex(8), "0" * 64, "0" * 64)
+            connection.execute("INSERT INTO audit_head VALUES (1, ?, 0, ?, 0, ?)", start)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+    return found
+
+
+def check_version(connection: apsw.Connection, path: str) -> int:
+    """The file's version, if this program can work with it."""
+    store = f"sqlite:{path}"
+    found = int(connection.pragma("user_version"))  # type: ignore[arg-type]  # SQLite gives a number
+    ours = connection.pragma("application_id") == APPLICATION_ID
+    if not ours and (found or connection.execute("SELECT count(*) FROM sqlite_schema").get):
+        raise StoreVersionError(store, "it is a database of another program", "name another file")
+    if found > VERSION:
+        raise StoreVersionError(
+            store, f"it has version {found}, this program knows up to {VERSION}", "use a newer reefknot, or another file"
+        )
+    return found

@@ -1,0 +1,94 @@
+"""
+What all requests of one transaction share.
+
+Fences and counts are read once and written once; events gather and are chained at the end, in the order they came.
+"""
+
+from collections.abc import Iterable
+
+import apsw
+
+from reefknot.core.audit.chain import Head, link
+from reefknot.core.moment import Moment
+from reefknot.ports.audit_log import AuditEntry
+
+_INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Transaction:
+    """One write transaction under way. It lives in the writer's thread."""
+
+    __slots__ = ("_counters", "_entries", "_saved", "connection", "now", "touched")
+
+    def __init__(self, connection: apsw.Connection, now: Moment) -> None:
+        self.connection = connection
+        self.now = now
+        self.touched: set[str] = set()
+        self._entries: list[AuditEntry] = []
+        self._counters: list[int] | None = None
+        self._saved: list[int] = []
+
+    def tell(self, entries: Iterable[AuditEntry]) -> None:
+        """Keep these events with this transaction."""
+        self._entries += entries
+
+    def next_fence(self) -> int:
+        """A number higher than any given out before, by any process."""
+        counters = self._counted()
+        counters[0] += 1
+        return counters[0]
+
+    def next_command(self) -> int:
+        counters = self._counted()
+        counters[2] += 1
+        return counters[2]
+
+    @property
+    def keys(self) -> int:
+        """How many idempotency keys there are."""
+        return self._counted()[1]
+
+    @keys.setter
+    def keys(self, number: int) -> None:
+        self._counted()[1] = number
+
+    def flush(self) -> None:
+        """Write what was shared, right before the commit."""
+        if self._counters is not None and self._counters != self._saved:
+            self.connection.execute("UPDATE counter SET fence = ?, keys = ?, command = ?", self._counters)
+        if self._entries:
+            self.chain()
+
+    def chain(self) -> Head:
+        """Write the events gathered so far, and tell where the chain stands."""
+        chain, sequence, hashed = self.connection.execute("SELECT chain, sequence, hash FROM audit_head").fetchone()
+        head = Head(str(chain), int(sequence), str(hashed))
+        if not self._entries:
+            return head
+        rows = []
+        for entry in self._entries:
+            head, hashed = link(head, entry.body)
+            rows.append(
+                (
+                    head.sequence,
+                    hashed,
+                    entry.at,
+                    entry.event_type,
+                    entry.correlation_id,
+                    entry.trace_id,
+                    entry.work_id,
+                    entry.body.decode(),
+                )
+            )
+        self.connection.executemany(_INSERT_EVENT, rows)
+        self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
+        self._entries.clear()
+        self.touched.add("audit")
+        return head
+
+    def _counted(self) -> list[int]:
+        if self._counters is None:
+            row = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
+            self._saved = [int(number) for number in row]
+            self._counters = list(self._saved)
+        return self._counters

@@ -1,0 +1,250 @@
+"""
+One thread writes, for everybody.
+
+Callers hand in requests; whatever has gathered by the time the thread is free becomes one transaction, one fsync and
+one call back into the loop. A lone caller does not wait for company. A request is handled by a function that takes all
+requests of its kind at once and answers each with a value or an error of its own; if a whole batch fails, its requests
+are done one by one, so that a bad one harms nobody else. After an error of the disk nothing more is written.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import apsw
+
+from reefknot.core.moment import Moment
+from reefknot.engines.sqlite.connection import is_fatal, translated
+from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
+"""All requests of one kind in, one answer for each out."""
+
+
+class _Request:
+    __slots__ = ("argument", "future", "handler")
+
+    def __init__(self, handler: Handler[Any, Any], argument: Any, future: asyncio.Future[Any]) -> None:
+        self.handler = handler
+        self.argument = argument
+        self.future = future
+
+
+class Writer:
+    """The only one that writes through this store. `inline`: no thread, for simulations in virtual time."""
+
+    def __init__(
+        self,
+        open_it: Callable[[], apsw.Connection],
+        now: Callable[[], Moment],
+        *,
+        path: str,
+        patience: float,
+        committed: Callable[[set[str]], None],
+        inline: bool = False,
+    ) -> None:
+        self._open_it = open_it
+        self._now = now
+        self._path = path
+        self._patience = patience
+        self._committed = committed
+        self._inline = inline
+        self._pid = os.getpid()
+        self._waiting: deque[_Request] = deque()
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._idle = True
+        self._current: list[_Request] = []
+        self._busy_since = 0.0
+        self._watched = False
+        self._closing = False
+        self._dead: ReefknotError | None = None
+        self._connection: apsw.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self.batches = 0
+
+    async def start(self) -> None:
+        """Open the file, in the thread that will write it."""
+        if self._inline:
+            self._connection = self._open_it()
+            return
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="reefknot-writer", daemon=True)
+        self._thread.start()
+        await opened
+
+    def submit(self, handler: Handler[A, R], argument: A) -> asyncio.Future[R]:
+        """Hand in a request. Its future is answered when the transaction is on disk."""
+        self._check()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        request = _Request(handler, argument, future)
+        if self._inline:
+            answers, touched = self._execute([request])
+            self._deliver([(request, answers[0])], touched)
+            return future
+        self._waiting.append(request)
+        if self._idle:
+            self._idle = False
+            self._wake.put(None)
+        if not self._watched:
+            self._watched = True
+            loop.call_later(self._patience, self._watch, loop)
+        return future
+
+    def _check(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+        if self._closing:
+            raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
+        if os.getpid() != self._pid:
+            problem = "it was opened before a fork"
+            raise StoreUnavailableError(f"sqlite:{self._path}", problem, "open it again in the child process")
+
+    async def close(self) -> None:
+        """Write what was handed in, then let go of the file."""
+        self._closing = True
+        if self._inline:
+            if self._connection is not None:
+                self._connection.close()
+            return
+        thread, self._thread = self._thread, None
+        if thread is not None and os.getpid() == self._pid:
+            self._wake.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, thread.join, self._patience)
+
+    def _run(self, opened: asyncio.Future[None]) -> None:
+        loop = opened.get_loop()
+        try:
+            self._connection = self._open_it()
+        except BaseException as error:
+            _call(loop, _fail, opened, translated(error, self._path))
+            return
+        _call(loop, _succeed, opened)
+        while True:
+            self._wake.get()
+            while self._drain():
+                continue
+            if self._closing:
+                self._connection.close()
+                return
+
+    def _drain(self) -> bool:
+        """One batch. False when there was none."""
+        batch = self._current
+        waiting = self._waiting
+        while waiting:
+            batch.append(waiting.popleft())
+        if not batch:
+            self._idle = True
+            # Somebody may have come between the last look and the flag.
+            return bool(waiting) and not self._dead
+        self._idle = False
+        self._busy_since = time.monotonic()
+        answers, touched = self._execute(batch)
+        self._current = []
+        self.batches += 1
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Request, Any]]] = {}
+        for request, answer in zip(batch, answers, strict=True):
+            by_loop.setdefault(request.future.get_loop(), []).append((request, answer))
+        for loop, answered in by_loop.items():
+            _call(loop, self._deliver, answered, touched)
+        return True
+
+    def _execute(self, batch: list[_Request]) -> tuple[list[Any], set[str]]:
+        if self._dead is not None:
+            return [self._dead] * len(batch), set()
+        assert self._connection is not None
+        try:
+            return self._transact(self._connection, batch)
+        except Exception as error:
+            ours = translated(error, self._path)
+            ours.__cause__ = error if ours is not error else error.__cause__
+            if is_fatal(error):
+                self._dead = ours
+            if len(batch) == 1 or (isinstance(ours, StoreError) and type(ours) is not StoreError):
+                return [ours] * len(batch), set()
+        answers: list[Any] = []
+        touched: set[str] = set()
+        for request in batch:
+            answer, topics = self._execute([request])
+            answers += answer
+            touched |= topics
+        return answers, touched
+
+    def _transact(self, connection: apsw.Connection, batch: list[_Request]) -> tuple[list[Any], set[str]]:
+        kinds: dict[Handler[Any, Any], list[int]] = {}
+        for index, request in enumerate(batch):
+            kinds.setdefault(request.handler, []).append(index)
+        answers: list[Any] = [None] * len(batch)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            # Read after the lock was granted: the order of times is then the order of transactions.
+            transaction = Transaction(connection, self._now())
+            for handler, indexes in kinds.items():
+                results = handler(transaction, [batch[index].argument for index in indexes])
+                for index, result in zip(indexes, results, strict=True):
+                    answers[index] = result
+            transaction.flush()
+            connection.execute("COMMIT")
+        except BaseException:
+            if not connection.get_autocommit():
+                _quietly(connection, "ROLLBACK")
+            raise
+        return answers, transaction.touched
+
+    def _deliver(self, answered: list[tuple[_Request, Any]], touched: set[str]) -> None:
+        for request, answer in answered:
+            future = request.future
+            if future.done():
+                continue
+            if isinstance(answer, ReefknotError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        self._committed(touched)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A disk that never answers must not make callers wait for ever."""
+        stuck = self._current and time.monotonic() - self._busy_since > self._patience * 2
+        if stuck and self._dead is None:
+            problem = f"a write has not finished for {self._patience * 2:g} s; whether it was kept is not known"
+            self._dead = StoreUnavailableError(f"sqlite:{self._path}", problem, "check the disk, then open it again")
+            for request in [*self._current, *self._waiting]:
+                if request.future.get_loop() is loop and not request.future.done():
+                    request.future.set_exception(self._dead)
+        self._watched = bool(self._current or self._waiting)
+        if self._watched:
+            loop.call_later(self._patience, self._watch, loop)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        return  # the loop is closed: nobody is left to be told
+
+
+def _succeed(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _fail(future: asyncio.Future[None], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _quietly(connection: apsw.Connection, statement: str) -> None:
+    try:
+        connection.execute(statement)
+    except apsw.Error:
+        return  # the error that led here is the one to report

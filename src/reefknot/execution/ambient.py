@@ -1,0 +1,25 @@
+"""
+The store in scope.
+
+`async with open_store(…)` puts its store here for the code inside, so that a decorated function need not be handed one.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from reefknot.errors import NoStoreError
+
+if TYPE_CHECKING:
+    from reefknot.ports.store import Store
+
+current: ContextVar[Store | None] = ContextVar("reefknot_store", default=None)
+
+
+def store_in_scope() -> Store:
+    """The innermost open store."""
+    store = current.get()
+    if store is None:
+        raise NoStoreError
+    return store

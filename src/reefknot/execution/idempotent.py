@@ -1,0 +1,141 @@
+"""
+`@idempotent`: a function whose effect is guarded by a key.
+
+    @rk.idempotent(key=lambda order: order.id)
+    async def charge(order): ...
+
+The record lives in the store in scope, under the function's name and the key. Every caller of a key gets the recorded
+result, the first one too: as JSON gives it back, or as `result_type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from math import inf
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import msgspec
+
+from reefknot.core.audit.event import IdempotencyEvent
+from reefknot.core.canonical import fingerprint as fingerprint_of
+from reefknot.core.redaction import Redactor
+from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
+from reefknot.execution.ambient import store_in_scope
+from reefknot.execution.journal import Journal, event_id, now_text
+from reefknot.execution.kinds import is_async, name_of
+from reefknot.execution.once import How, Mode, Once, mode_named
+
+if TYPE_CHECKING:
+    from reefknot.ports.audit_log import AuditEntry
+    from reefknot.ports.store import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_KEY_PARAMETER = "idempotency_key"
+
+
+def idempotent(
+    *,
+    key: Callable[..., object],
+    mode: Mode | str = Mode.RETRY,
+    lease: float = 60.0,
+    wait: float = 60.0,
+    store: Store | None = None,
+    result_type: Any = Any,
+    fingerprint: Callable[..., object] | bool = True,
+    name: str = "",
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    """
+    Guard an async function by a key made from its arguments.
+
+    `mode` says what is promised: `retry` at least once, `guard` at most once, `dedup` once where the sink deduplicates
+    on the `idempotency_key` that the function is given. `wait` bounds how long a later caller waits for the first; 0
+    means that it is told (`KeyInProgressError`). The arguments' fingerprint tells a key that is used for something
+    else; `fingerprint=False` leaves that out, a function says what counts.
+    """
+    if not callable(key):
+        raise ParameterTypeError("key", key, "a function that makes the key from the arguments")
+    chosen = mode_named(mode)
+    how = How(chosen, _seconds("lease", lease, above_zero=True), _seconds("wait", wait), result_type=result_type)
+
+    def decorate(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        if not is_async(fn):
+            raise ParameterTypeError("fn", fn, "an async function; records are kept by awaiting a store")
+        if chosen is Mode.DEDUP and not _takes_key(fn):
+            raise ParameterError("mode", mode, f"for a function that takes {_KEY_PARAMETER}, to hand it to its sink")
+        return _guarded(fn, key, how, store, fingerprint, name or name_of(fn))
+
+    return decorate
+
+
+def _guarded(
+    fn: Callable[P, Awaitable[R]],
+    key: Callable[..., object],
+    how: How,
+    given: Store | None,
+    fingerprint: Callable[..., object] | bool,
+    name: str,
+) -> Callable[P, Awaitable[R]]:
+    @wraps(fn)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        store = given or store_in_scope()
+        full = f"{name}:{_key_text(key(*args, **kwargs))}"
+        mine = msgspec.structs.replace(how, fingerprint=_fingerprint(fingerprint, args, kwargs))
+        journal = Journal(store.audit, redactor=Redactor())
+
+        def event(action: str) -> IdempotencyEvent:
+            return IdempotencyEvent(
+                timestamp=now_text(), event_id=event_id(), operation=name, idempotency_key=full, action=action
+            )
+
+        def events(action: str) -> list[AuditEntry]:
+            return journal.entries([event(action)])
+
+        async def work() -> Any:
+            if how.mode is Mode.DEDUP:
+                return await fn(*args, **{**kwargs, _KEY_PARAMETER: full})  # type: ignore[arg-type]  # checked above
+            return await fn(*args, **kwargs)
+
+        value, hit = await Once.of(store.idempotency).run(full, work, mine, events=events)
+        if hit:
+            await journal.write(event("hit"))
+        answer: R = value
+        return answer
+
+    return call
+
+
+def _key_text(made: object) -> str:
+    if isinstance(made, str) and made:
+        return made
+    if isinstance(made, int) and not isinstance(made, bool):
+        return str(made)
+    raise ParameterTypeError("key", made, "a function that gives a text that is not empty, or a whole number")
+
+
+def _fingerprint(wanted: Callable[..., object] | bool, args: Any, kwargs: Any) -> str:
+    """What the arguments look like, so that another payload under the same key is seen; empty when nobody can tell."""
+    if wanted is False:
+        return ""
+    try:
+        payload = [args, kwargs] if wanted is True else wanted(*args, **kwargs)
+        return fingerprint_of(msgspec.to_builtins(payload, str_keys=True))
+    except (TypeError, NotJsonError, NotImplementedError):
+        return ""
+
+
+def _takes_key(fn: Callable[..., object]) -> bool:
+    code = fn.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return _KEY_PARAMETER in names or bool(code.co_flags & 0x08)
+
+
+def _seconds(parameter: str, value: float, *, above_zero: bool = False) -> float:
+    accepted = "a finite number of seconds, " + ("above 0" if above_zero else "0 or more")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ParameterTypeError(parameter, value, accepted)
+    if not (value > 0 if above_zero else value >= 0) or value == inf:
+        raise ParameterError(parameter, value, accepted)
+    return float(value)

@@ -1,0 +1,311 @@
+"""
+Operations with a category, a record and a key.
+
+    answer from the record → try under the category's policy, every attempt under its timeout → record → tell
+
+The policy comes from the book by category; the loop is the library's own `Run`, so there is one decision here too. An
+operation that fails for good raises `RetryError` from its last error; one that is not to be retried gives back its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from reefknot.core.audit.event import (
+    DecisionRecord,
+    Event,
+    FailureRecord,
+    IdempotencyEvent,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRecovered,
+    RetryRefused,
+    TimeoutOccurred,
+)
+from reefknot.core.idempotency import KeyState, compute_key
+from reefknot.core.redaction import Redactor
+from reefknot.core.retry.decide import Reason
+from reefknot.core.retry.operations import RetryCategory, operation_target
+from reefknot.errors import AttemptTimeoutError, ParameterTypeError, RetryError
+from reefknot.execution import exhaustion, timing
+from reefknot.execution.journal import Journal, event_id, now_text
+from reefknot.execution.kinds import what_to_pass
+from reefknot.execution.once import How, Mode, Once, mode_named
+from reefknot.execution.plan import Plan
+from reefknot.execution.run import Run
+from reefknot.execution.wrap import attempt_within
+
+if TYPE_CHECKING:
+    from reefknot.core.retry.book import Book
+    from reefknot.core.retry.policy import RetryPolicy
+    from reefknot.ports.audit_log import AuditEntry
+    from reefknot.ports.idempotency_store import IdempotencyStore
+
+_REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
+
+
+class HasSnapshot(Protocol):
+    """A policy book's front."""
+
+    @property
+    def snapshot(self) -> Book: ...
+
+
+class _Call(Struct, frozen=True):
+    """Whose operation it is, for its events."""
+
+    category: str
+    operation: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    context: dict[str, Any] | None
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "timestamp": now_text(),
+            "event_id": event_id(),
+            "retry_category": self.category,
+            "operation": self.operation,
+            "tenant_id": self.tenant_id,
+            "correlation_id": self.correlation_id,
+            "trace_id": self.trace_id,
+            "additional_context": self.context,
+        }
+
+
+class Lookup(Struct, frozen=True):
+    """What is on record for a key; a recorded None is told from none at all."""
+
+    found: bool
+    result: Any = None
+    state: str | None = None
+
+
+class IdempotencyManager:
+    """Keys and their records, by the documented names."""
+
+    def __init__(self, store: IdempotencyStore) -> None:
+        self.store = store
+        self.once = Once.of(store)
+
+    @staticmethod
+    def compute_idempotency_key(
+        operation: str,
+        tenant_id: str | None = None,
+        correlation_id: str | None = None,
+        additional_params: Mapping[str, object] | None = None,
+    ) -> str:
+        """The same four, the same key, whatever the order inside the parameters."""
+        return compute_key(operation, tenant_id, correlation_id, additional_params)
+
+    async def check_idempotency(self, idempotency_key: str) -> Any | None:
+        """The recorded result, or None when there is none. `lookup` tells a recorded None apart."""
+        return (await self.lookup(idempotency_key)).result
+
+    async def lookup(self, idempotency_key: str) -> Lookup:
+        """What is on record."""
+        import msgspec
+
+        record = await self.store.get(idempotency_key)
+        if record is None:
+            return Lookup(False)
+        if record.state is not KeyState.DONE or record.result is None:
+            return Lookup(False, state=record.state.value)
+        return Lookup(True, msgspec.json.decode(record.result), record.state.value)
+
+    async def record_result(self, idempotency_key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
+        """Put a result on record by hand. One that is there already stays, and another answer is refused."""
+
+        async def known() -> Any:
+            return result
+
+        await self.once.run(idempotency_key, known, How(wait=0.0))
+
+    async def clear_idempotency(self, idempotency_key: str) -> None:
+        """Forget a key that nobody holds."""
+        await self.store.forget(idempotency_key)
+
+
+class RetryManager:
+    """Executes operations under the policy of their category."""
+
+    def __init__(
+        self,
+        *,
+        book: HasSnapshot,
+        idempotency: IdempotencyStore,
+        audit: Any = None,
+        secrets: tuple[str, ...] = (),
+        on_audit_failure: str = "fail_open",
+        lease: float = 60.0,
+        wait_for_result: float = 60.0,
+    ) -> None:
+        self._book = book
+        self._redactor = Redactor(secrets)
+        self.journal = Journal(audit, on_failure=on_audit_failure, redactor=self._redactor)
+        self.idempotency_manager = IdempotencyManager(idempotency)
+        self._one_chain = audit is not None and getattr(idempotency, "audit", None) is audit
+        self._lease = lease
+        self._wait = wait_for_result
+
+    def get_policy(self, category: RetryCategory | str) -> RetryPolicy:
+        """The policy of a category; an unknown one gets the default."""
+        return self._book.snapshot.resolve(operation_target(str(category)))
+
+    async def execute_with_retry(
+        self,
+        category: RetryCategory | str,
+        operation: str,
+        coro: Callable[[], Awaitable[Any]],
+        policy: RetryPolicy | None = None,
+        idempotency_key: str | None = None,
+        tenant_id: str | None = None,
+        correlation_id: str | None = None,
+        trace_id: str | None = None,
+        additional_context: Mapping[str, Any] | None = None,
+        *,
+        mode: Mode | str = Mode.RETRY,
+        fingerprint: str = "",
+        result_type: Any = Any,
+    ) -> Any:
+        """
+        The result of `coro()`, tried as often as the category's policy says.
+
+        `coro` is a function to call for every attempt. With a key, the result is recorded and every caller of the key
+        gets it; a recorded None is a result.
+        """
+        if not callable(coro):
+            raise ParameterTypeError("coro", coro, what_to_pass(coro))
+        context = None if additional_context is None else dict(additional_context)
+        call = _Call(
+            str(category),
+            self._redactor(operation),
+            tenant_id,
+            correlation_id,
+            trace_id,
+            self._redactor.tree(context),  # type: ignore[arg-type]  # a dictionary stays one
+        )
+        plan = self._plan(category, policy, operation)
+        if idempotency_key is None:
+            return await self._tried(call, plan, coro)
+        how = How(mode_named(mode), self._lease, self._wait, fingerprint, result_type)
+
+        def events(action: str) -> list[AuditEntry]:
+            return self.journal.entries([self._key_event(call, idempotency_key, action)]) if self._one_chain else []
+
+        value, hit = await self.idempotency_manager.once.run(
+            idempotency_key, lambda: self._tried(call, plan, coro), how, events=events
+        )
+        if hit or not self._one_chain:
+            await self.journal.write(self._key_event(call, idempotency_key, "hit" if hit else "record"))
+        return value
+
+    async def execute_with_nats_retry(
+        self,
+        operation: str,
+        coro: Callable[[], Awaitable[Any]],
+        *,
+        category: RetryCategory | str | None = None,
+        **more: Any,
+    ) -> Any:
+        """A NATS operation: a publish, unless the category says otherwise."""
+        return await self.execute_with_retry(category or RetryCategory.NATS_PUBLISH, operation, coro, **more)
+
+    async def execute_with_kv_retry(
+        self,
+        operation: str,
+        coro: Callable[[], Awaitable[Any]],
+        *,
+        category: RetryCategory | str | None = None,
+        **more: Any,
+    ) -> Any:
+        """A key-value operation: a get, unless the category says otherwise."""
+        return await self.execute_with_retry(category or RetryCategory.KV_GET, operation, coro, **more)
+
+    def _plan(self, category: RetryCategory | str, policy: RetryPolicy | None, operation: str) -> Plan:
+        name = f"{category}: {operation}"
+        if policy is not None:
+            return Plan(policy, name=name, resolve=lambda failure: policy)
+        target = operation_target(str(category))
+        book = self._book.snapshot
+        return Plan(book.resolve(target), name=name, resolve=book.resolver(target))
+
+    async def _tried(self, call: _Call, plan: Plan, coro: Callable[[], Awaitable[Any]]) -> Any:
+        """The loop: every attempt under its timeout, every failure on record before the wait begins."""
+        run = Run(plan, timing.now(), exhaustion.so_far)
+        facts: list[DecisionRecord] = []
+        run.observe = lambda *inputs, **more: facts.append(DecisionRecord.of(*inputs, **more))
+        while True:
+            if run.delay > 0.0:
+                await timing.asleep(run.delay)
+            try:
+                value = await attempt_within(run, _started, (coro,), {})
+            except Exception as error:
+                if not run.stops(error):
+                    await self._told(call, run, error, facts[-1])
+                else:
+                    await self._given_up(call, run, error, facts[-1])
+                    if run.reason is Reason.NOT_RETRYABLE:
+                        raise
+                    raise RetryError(
+                        call.category, list(run.records), call.operation, reason=str(run.reason)
+                    ) from error
+            else:
+                if run.attempts:
+                    await self.journal.write(
+                        RetryRecovered(**call.about(), total_attempts=run.attempts + 1, elapsed_seconds=run.elapsed)
+                    )
+                return value
+
+    async def _told(self, call: _Call, run: Run, error: Exception, facts: DecisionRecord) -> None:
+        failure = facts.failure
+        await self.journal.write(
+            *self._timeout(call, run, error),
+            RetryAttempt(
+                **call.about(),
+                attempt_number=run.attempts,
+                max_attempts=facts.policy.max_attempts,
+                delay_seconds=run.delay,
+                exception_type=_name_of(failure),
+                exception_message=failure.message,
+                decision=facts,
+            ),
+        )
+
+    async def _given_up(self, call: _Call, run: Run, error: Exception, facts: DecisionRecord) -> None:
+        assert run.reason is not None
+        failure = facts.failure
+        kind = RetryRefused if run.reason in _REFUSED else RetryExhausted
+        await self.journal.write(
+            *self._timeout(call, run, error),
+            kind(
+                **call.about(),
+                total_attempts=run.attempts,
+                final_exception_type=_name_of(failure),
+                final_exception_message=failure.message,
+                reason=run.reason,
+                decision=facts,
+            ),
+        )
+
+    def _timeout(self, call: _Call, run: Run, error: Exception) -> list[Event]:
+        if not isinstance(error, AttemptTimeoutError):
+            return []
+        return [TimeoutOccurred(**call.about(), attempt_number=run.attempts, timeout_seconds=error.seconds)]
+
+    def _key_event(self, call: _Call, key: str, action: str) -> IdempotencyEvent:
+        return IdempotencyEvent(**call.about(), idempotency_key=key, action=action)
+
+
+async def _started(coro: Callable[[], Awaitable[Any]]) -> Any:
+    """One execution; a plain function that gives a plain value is as good."""
+    value = coro()
+    return await value if hasattr(value, "__await__") else value
+
+
+def _name_of(failure: FailureRecord) -> str:
+    return failure.exceptions[0].rpartition(".")[2] if failure.exceptions else failure.code

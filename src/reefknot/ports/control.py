@@ -1,0 +1,51 @@
+"""
+Words between processes.
+
+A command is addressed to one target by name, or to `*`. Every reader keeps its own place and sees each command once.
+Commands go stale: one that nobody read in time is not obeyed later.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from reefknot.ports.audit_log import AuditEntry
+
+EVERYONE = "*"
+
+
+class Command(Struct, frozen=True):
+    """Do this. `body` is JSON text; `at` is milliseconds UTC."""
+
+    sequence: int
+    name: str
+    target: str
+    body: str
+    sender: str
+    at: int
+
+
+class Control(Protocol):
+    """Posts, polls, wakes up."""
+
+    async def post(
+        self,
+        name: str,
+        *,
+        target: str = EVERYONE,
+        body: str = "{}",
+        sender: str = "",
+        keep: float = 300.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> int:
+        """Say it; it goes stale after `keep` seconds. Answers its sequence."""
+
+    async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
+        """What was said to this target or to everyone after this sequence and is not stale."""
+
+    async def latest(self) -> int:
+        """The last sequence given out: where a reader that only wants what comes now begins."""
+
+    async def wait(self, timeout: float) -> bool:
+        """Until anything in the store has changed, at most `timeout` seconds. False: nothing has."""

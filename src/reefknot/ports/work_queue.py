@@ -1,0 +1,118 @@
+"""
+Where work waits, and who runs it.
+
+Accepted means kept. A claim is one atomic step with a lease and a fence; a lease that runs out comes back by itself at
+the next claim, counted as a crash. Events go with the change they tell of, or not at all.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState
+from reefknot.ports.audit_log import AuditEntry
+
+
+class Enqueued(StrEnum):
+    """What became of an item that was handed in."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    FULL = "full"
+
+
+class Settlement(Struct, frozen=True):
+    """What an owner reports of one item it holds."""
+
+    id: str
+    owner: str
+    fence: int
+    settled: Settled
+    events: tuple[AuditEntry, ...] = ()
+
+
+class Held(Struct, frozen=True):
+    """An item that an owner believes it holds."""
+
+    id: str
+    owner: str
+    fence: int
+
+
+class WorkSnapshot(Struct, frozen=True):
+    """The queue at one moment: how many in each state of each class, how many are due, how long the oldest waits."""
+
+    counts: dict[str, dict[WorkState, int]]
+    due: dict[str, int]
+    oldest_due_ms: dict[str, int]
+
+
+CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
+"""The events of an item whose owner vanished, given the item as it is afterwards."""
+
+
+class WorkQueue(Protocol):
+    """Takes work in, hands it out, hears what came of it."""
+
+    async def enqueue(
+        self, items: Sequence[WorkItem], *, limit: int | None = None, events: Sequence[AuditEntry] = ()
+    ) -> list[Enqueued]:
+        """
+        Keep these, in one step. An id that is there already is a duplicate, whatever state it is in.
+
+        `limit` bounds the pending items of a class. The events are kept when at least one item was accepted.
+        """
+
+    async def claim(
+        self,
+        n: int,
+        *,
+        owner: str,
+        classes: Sequence[str] = (),
+        lease: float = 60.0,
+        newest_first: bool = False,
+        crash_limit: int = CRASH_LIMIT,
+        crash_events: CrashEvents | None = None,
+    ) -> list[WorkItem]:
+        """
+        Take up to `n` due items of these classes (all, when none is named): highest priority first, then oldest.
+
+        First, every lease that ran out comes back as a crash, with the events `crash_events` gives for it.
+        """
+
+    async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
+        """Hold them for longer. False: that one is lost, stop working on it."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """Report, in one step. False: that lease was lost, and nothing of its report was kept."""
+
+    async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
+        """Call it off, pending or running. False when there is no such item or it has ended."""
+
+    async def get(self, work_id: str) -> WorkItem | None:
+        """One item, with its payload."""
+
+    async def find(
+        self,
+        *,
+        state: WorkState | None = None,
+        kind: str | None = None,
+        source: str | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[WorkItem]:
+        """Items in the order of their ids, without payloads; `after` the last one's id gives the next page."""
+
+    async def counts(self) -> Mapping[WorkState, int]:
+        """How many items there are in each state."""
+
+    async def snapshot(self) -> WorkSnapshot:
+        """The queue at this moment, by class."""
+
+    async def purge(self, before: int) -> int:
+        """Remove items that ended before this time (ms UTC), and tell how many went. Quarantine stays."""
+
+    async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
+        """Until there may be something to claim, at most `timeout` seconds. False: there is nothing."""

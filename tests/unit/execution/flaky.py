@@ -1,0 +1,46 @@
+"""Work that fails as often as it is told to, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Flaky:
+    """Raises the errors in their order, one a call; then returns `value`."""
+
+    def __init__(self, *errors: BaseException | type[BaseException], value: object = "ok") -> None:
+        self.errors: Sequence[BaseException | type[BaseException]] = errors
+        self.value = value
+        self.calls = 0
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        self.calls += 1
+        if self.calls <= len(self.errors):
+            raise self.errors[self.calls - 1]
+        return self.value
+
+
+class AsyncFlaky(Flaky):
+    """The same, awaited."""
+
+    async def __call__(self, *args: object, **kwargs: object) -> object:
+        return super().__call__(*args, **kwargs)
+
+
+class Always(Flaky):
+    """Never works."""
+
+    def __init__(self, error: type[Exception] = ConnectionError) -> None:
+        super().__init__()
+        self.error = error
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        self.calls += 1
+        raise self.error(f"call {self.calls}")
+
+
+class AsyncAlways(Always):
+    """The same, awaited."""
+
+    async def __call__(self, *args: object, **kwargs: object) -> object:
+        return super().__call__(*args, **kwargs)

@@ -1,0 +1,46 @@
+"""What `from reefknot import retry` loads, seen from a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = ("typing", "re", "msgspec", "asyncio", "logging", "inspect", "dataclasses")
+
+
+def loaded_by(code: str) -> set[str]:
+    """Those of the heavy modules that are there after the code ran. `-S`: what a site brings along is not ours."""
+    paths = [path for path in sys.path if path]
+    program = f"import sys; sys.path[:] = {paths!r}\n{code}\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    return set(done.stdout.strip("[]\n").replace("'", "").split(", ")) - {""}
+
+
+def test_importing_decorating_and_succeeding_load_nothing_heavy() -> None:
+    code = """
+from reefknot import retry
+
+@retry(on=ConnectionError, attempts=5, deadline=10)
+def work():
+    return 1
+
+assert work() == 1
+"""
+    assert loaded_by(code) == set()
+
+
+def test_the_first_failure_loads_the_rest() -> None:
+    """The control: the look at the modules does see them when they are there."""
+    code = """
+from reefknot import retry
+
+@retry(on=KeyError, attempts=5)
+def work():
+    raise ValueError
+
+try:
+    work()
+except ValueError:
+    pass
+"""
+    assert {"typing", "re", "msgspec"} <= loaded_by(code)

@@ -1,0 +1,120 @@
+"""The public tools for tests: `virtual_time`, `no_wait`, `run_virtual`, and the fixtures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+import reefknot as rk
+from reefknot.engines.virtual import SkippingClock, VirtualClock
+from reefknot.execution import timing
+from tests.unit.execution.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
+
+pytest_plugins = ["pytester"]
+
+
+def test_virtual_time_counts_waits_and_deadlines_and_takes_none() -> None:
+    began = time.perf_counter()
+    with rk.testing.virtual_time() as clock:
+        outcome = rk.Retrier(attempts=99, base_delay=30, jitter="none", deadline=3600).run(Always())
+    assert time.perf_counter() - began < 1.0
+    assert outcome.reason is rk.Reason.BUDGET_SPENT
+    assert clock.waited == outcome.elapsed == 3570.0
+
+
+def test_virtual_time_works_in_async_code() -> None:
+    async def main() -> list[float]:
+        with rk.testing.virtual_time() as clock:
+            await rk.retry(base_delay=30, jitter="none")(AsyncFlaky(ConnectionError))()
+        return clock.waits
+
+    assert asyncio.run(main()) == [30.0]
+
+
+def test_a_slow_attempt_is_told_by_advancing_the_clock() -> None:
+    with rk.testing.virtual_time(start=50) as clock:
+        assert clock.now() == 50
+        outcome = rk.Retrier(deadline=5).run(lambda: clock.advance(3))
+    assert outcome.elapsed == 3
+
+
+def test_no_wait_counts_waits_and_brings_no_deadline_nearer() -> None:
+    with rk.testing.no_wait() as clock:
+        outcome = rk.Retrier(attempts=20, base_delay=30, jitter="none", deadline=60).run(Always())
+    assert (outcome.attempts, outcome.elapsed) == (20, 0.0)
+    assert clock.waits == [30.0] * 19
+
+
+def test_run_virtual_gives_the_value_or_the_error() -> None:
+    assert rk.testing.run_virtual(asyncio.sleep(3600, "value")) == "value"
+    with pytest.raises(ConnectionError, match="call 4"):
+        rk.testing.run_virtual(rk.retry(AsyncAlways())())
+
+
+def test_run_virtual_is_scoped_to_its_loop() -> None:
+    async def main() -> float:
+        await asyncio.sleep(3600)
+        return timing.now()
+
+    assert rk.testing.run_virtual(main()) == 3600.0
+    assert timing.now is time.monotonic
+
+
+def test_a_thousand_retries_wait_side_by_side() -> None:
+    """Each waits 1 + 2 + 4 s; together they take no longer than one."""
+
+    async def main() -> float:
+        call = rk.retry(base_delay=1, jitter="none")
+        await asyncio.gather(*(call(AsyncFlaky(*[ConnectionError] * 3))() for _ in range(1000)))
+        return timing.now()
+
+    assert rk.testing.run_virtual(main()) == 7.0
+
+
+def test_the_fixture_virtual_time_is_the_clock(virtual_time: VirtualClock) -> None:
+    rk.retry(base_delay=30, jitter="none")(Flaky(ConnectionError))()
+    assert virtual_time.waits == [30.0]
+    assert timing.now() == 1030.0
+
+
+def test_the_fixture_no_wait_is_the_clock_that_counted(no_wait: SkippingClock) -> None:
+    rk.retry(base_delay=30, jitter="none")(Flaky(ConnectionError))()
+    assert no_wait.waits == [30.0]
+    assert timing.now() == 1000.0
+
+
+def test_the_fixtures_end_with_their_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import time
+        from reefknot.execution import timing
+
+        def test_inside(virtual_time):
+            assert timing.now() == 1000.0
+
+        def test_after():
+            assert timing.now is time.monotonic
+
+        def test_no_wait(no_wait):
+            timing.sleep(3600)
+            assert no_wait.waits == [3600]
+
+        def test_after_that():
+            assert timing.now is time.monotonic
+        """
+    )
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=4)
+
+
+def test_the_fixtures_are_there_by_installing() -> None:
+    from importlib.metadata import entry_points
+
+    (plugin,) = [entry for entry in entry_points(group="pytest11") if entry.name == "reefknot"]
+    assert plugin.value == "reefknot.testing.pytest_plugin"
+
+
+def test_the_public_names_load() -> None:
+    for name in rk.testing.__all__:
+        assert getattr(rk.testing, name)
