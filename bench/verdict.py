@@ -30,7 +30,7 @@ class AtMostSeconds:
     limit: float
 
     def __str__(self) -> str:
-        return f"≤ {self.limit * 1e6:g} µs"
+        return f"≤ {self.limit * 1e3:g} ms" if self.limit >= 1e-3 else f"≤ {self.limit * 1e6:g} µs"
 
 
 @dataclass(frozen=True, slots=True)

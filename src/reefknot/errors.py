@@ -8,7 +8,8 @@ Everything reefknot raises.
     ├── AttemptTimeoutError (TimeoutError) one attempt ran longer than it may
     ├── DeadlineExceededError (TimeoutError)  the whole piece of work ran out of time
     ├── RejectedError                      the work was refused before it ran
-    │   └── BreakerOpenError               the destination is being left alone
+    │   ├── BreakerOpenError               the destination is being left alone
+    │   └── QueueFullError                 a bounded queue has no free place
     ├── LoopMisuseError (RuntimeError)     a retry loop was driven in a way that cannot work
     ├── VirtualDeadlockError (RuntimeError)  in virtual time, nothing can ever happen again
     ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
@@ -117,6 +118,16 @@ class BreakerOpenError(RejectedError):
     def __init__(self, *, name: str, retry_after: float) -> None:
         super().__init__(f"circuit breaker {name!r} is open; it may be tried again in {retry_after:.3g} s")
         self.name = name
+        self.retry_after = retry_after
+
+
+class QueueFullError(RejectedError):
+    """A bounded queue has no free place; `retry_after` says when to come back."""
+
+    def __init__(self, *, depth: int, limit: int, retry_after: float = 1.0) -> None:
+        super().__init__(f"queue is full: {depth} of {limit} places taken; come back in {retry_after:.3g} s")
+        self.depth = depth
+        self.limit = limit
         self.retry_after = retry_after
 
 
@@ -236,7 +247,8 @@ class KeyInProgressError(IdempotencyError):
     """Somebody else holds the key right now."""
 
     def __init__(self, key: str, *, owner: str, retry_after: float) -> None:
-        super().__init__(f"key {shown(key)} is in progress at {owner}; its lease runs out in {retry_after:.3g} s")
+        lease = f"; its lease runs out in {retry_after:.3g} s" if retry_after else ""  # a transaction has none
+        super().__init__(f"key {shown(key)} is in progress at {owner}{lease}")
         self.key = key
         self.owner = owner
         self.retry_after = retry_after

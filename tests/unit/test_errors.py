@@ -44,7 +44,25 @@ SAMPLES: list[ReefknotError] = [
 
 
 DECLARED = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, ReefknotError)]
-VALUES = {"str": "x", "int": 3, "float": 1.5, "bool": True, "object": "o", "Iterable[object]": ("a", "b")}
+VALUES: dict[str, object] = {
+    "str": "x",
+    "int": 3,
+    "float": 1.5,
+    "bool": True,
+    "object": "o",
+    "None": None,
+    "Any": "o",
+    "list": ["a"],
+    "tuple": ("a", "b"),
+    "Sequence": ("a", "b"),
+    "Iterable": ("a", "b"),
+    "dict": {"a": 1},
+    "Mapping": {"a": 1},
+}
+
+
+def value_of(annotation: object) -> object:
+    return VALUES[str(annotation).partition(" |")[0].partition("[")[0]]
 
 
 def made(cls: type[ReefknotError]) -> ReefknotError:
@@ -53,9 +71,9 @@ def made(cls: type[ReefknotError]) -> ReefknotError:
     named: dict[str, object] = {}
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            named[parameter.name] = VALUES[str(parameter.annotation)]
+            named[parameter.name] = value_of(parameter.annotation)
         elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-            arguments.append(VALUES[str(parameter.annotation)])
+            arguments.append(value_of(parameter.annotation))
     return cls(*arguments, **named)
 
 

@@ -19,6 +19,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and answer its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        _settle_in()
     if words == ["--version"]:
         from reefknot import __version__
 
@@ -27,3 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from reefknot.cli.app import run
 
     return run(words)
+
+
+def _settle_in() -> None:
+    """What only a process of our own may do: it is not done to somebody who calls `main` in theirs."""
+    import gc
+
+    gc.set_threshold(50_000)  # starting makes many objects and drops few: looking for garbage would be a tenth of it
+    # What the terminal's encoding cannot show is shown as an escape, not as a traceback.
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")

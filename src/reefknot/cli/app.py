@@ -1,8 +1,8 @@
 """
 All nouns, and the one place where a command ends.
 
-Nouns are loaded when they are named. Whatever a command raises becomes a line on stderr and an exit code here; a command
-never prints an error itself.
+Nouns are loaded when they are named. Whatever a command raises becomes a line on stderr and an exit code here; no
+command prints an error itself.
 """
 
 from __future__ import annotations
@@ -65,12 +65,20 @@ def run(words: Sequence[str]) -> int:
         code, lines = told(error)
         for line in lines:
             say(line)
+        _flush_or_drop()
         return code
     return answer if isinstance(answer, int) else Exit.FINE
 
 
+def _flush_or_drop() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+
+
 def _drop_output() -> None:
-    """Whoever read us has gone. What is still buffered goes nowhere, so that the interpreter does not complain."""
+    """Nobody takes what we write. What is still buffered goes nowhere, so that the interpreter does not complain."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -7,11 +7,12 @@ Names that mean nothing are refused here, with what is accepted and what was per
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 from cyclopts import Parameter
 
@@ -21,9 +22,12 @@ from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, Request
 
 if TYPE_CHECKING:
+    from reefknot.config.gates import Gate
     from reefknot.config.settings import Settings
 
-CONTROL_FLOW = frozenset({"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "asyncio.CancelledError"})
+CONTROL_FLOW = frozenset(
+    {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "asyncio.CancelledError"}
+)
 """What is never retried and never classified, whatever a policy says."""
 
 Config = Annotated[str | None, Parameter(help="The configuration file, instead of the one that would be found.")]
@@ -40,9 +44,9 @@ class Happened:
 
     error: Annotated[str | None, Parameter(help="Its error code, such as http_error or 3003.")] = None
     status: Annotated[int | None, Parameter(help="Its HTTP status.")] = None
-    failure_type: Annotated[
-        str | None, Parameter(help="Its type: transient, rate_limited, permanent or unknown.")
-    ] = None
+    failure_type: Annotated[str | None, Parameter(help="Its type: transient, rate_limited, permanent or unknown.")] = (
+        None
+    )
     exception: Annotated[str | None, Parameter(help="Its exception, by name: TimeoutError, httpx.ReadTimeout.")] = None
     message: Annotated[str | None, Parameter(help="Its message.")] = None
     retry_after: Annotated[float | None, Parameter(help="Seconds that the server asked to wait.")] = None
@@ -115,14 +119,58 @@ def _code(given: str) -> ErrorCode:
     return numbers.get(given) or one_of("--error", given, names)
 
 
+def load(config: str | None) -> Settings:
+    """The settings in force, or every mistake in them."""
+    with _without_plugins():
+        from reefknot.config.settings import load_settings
+
+    return load_settings(config, environ=os.environ, cwd=Path.cwd())
+
+
+@contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Plugins of pydantic are for the models of applications. Looking for them is a good part of a cold start."""
+    name = "PYDANTIC_DISABLE_PLUGINS"
+    before = os.environ.get(name)
+    os.environ[name] = "__all__"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def settings(config: str | None) -> Settings:
     """The settings in force. What a person should know about them is said on stderr."""
-    from reefknot.config.settings import load_settings
-
-    found = load_settings(config, environ=os.environ, cwd=Path.cwd())
+    found = load(config)
     for warning in found.warnings:
         say(f"warning: {warning}")
     return found
+
+
+class InForce(NamedTuple):
+    """What policy commands ask: the book, and whether a worker obeys it."""
+
+    book: Book
+    gate: Gate
+
+
+def in_force(config: str | None) -> InForce:
+    """The book and the gate. Where nothing is configured, what reads configuration is not loaded: it takes a while."""
+    from reefknot.config.gates import QUEUE, RETRIES, gate
+    from reefknot.config.load import find
+    from reefknot.config.overlay import PREFIX
+
+    silent = config is None and not any(name.startswith(PREFIX) for name in os.environ)
+    if silent and find(None, environ=os.environ, cwd=Path.cwd()) is None:
+        from reefknot.core.retry.builtin import builtin_book
+
+        gate(QUEUE, os.environ, None)  # only to hear of a word that it does not know
+        return InForce(builtin_book(), gate(RETRIES, os.environ, None))
+    found = settings(config)
+    return InForce(found.book, found.retries_gate)
 
 
 def known_target(book: Book, target: str | None, source: str | None = None) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reefknot.cli.asking import load
 from reefknot.cli.exits import Exit
 from reefknot.cli.output import put, put_json, say
 from reefknot.errors import ConfigurationError
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
 
 def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool = False) -> int:
     """Check each file on its own; None is the one that would be found."""
-    from reefknot.config.settings import load_settings
-
     results: list[dict[str, Any]] = []
     for name in dict.fromkeys(files):
         try:
-            found = load_settings(name, environ=os.environ, cwd=Path.cwd())
+            found = load(name)
         except ConfigurationError as error:
             problems = str(error).splitlines()
             results.append({"file": name, "ok": False, "problems": problems, "warnings": []})

@@ -1,8 +1,8 @@
 """
 How a command ends.
 
-One number per kind of ending, and the words that go with it. An error of the person who typed is never a traceback; what
-is our own mistake says so, and `REEFKNOT_TRACEBACK=1` shows it whole.
+One number per kind of ending, and the words that go with it. An error of the person who typed is never a traceback;
+what is our own mistake says so, and `REEFKNOT_TRACEBACK=1` shows it whole.
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.layers import Layer, Said, Settled
 from reefknot.core.retry.policy import RetryPolicy
 
-FIELDS = tuple(
-    name for shown in SHOWN_FIELDS for name in ((shown, "retries") if shown == "max_attempts" else (shown,))
-)
+FIELDS = tuple(name for shown in SHOWN_FIELDS for name in ((shown, "retries") if shown == "max_attempts" else (shown,)))
 """A policy's fields as they are shown: `retries` stands beside the number that it follows from."""
 
 RETRYABLE = "retryable"

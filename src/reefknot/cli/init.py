@@ -16,7 +16,7 @@ NAME = "reefknot.yaml"
 
 app = App(
     name="init",
-    help="Write a commented reefknot.yaml with the recommended policies and both v2 gates on. A file that is there stays.",
+    help="Write a commented reefknot.yaml: the recommended policies, both v2 gates on. A file that is there stays.",
     help_epilogue="Examples:\n\n    reefknot init\n    reefknot init --template mailbox --dry-run",
 )
 

@@ -6,13 +6,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from reefknot.cli.asking import Asked, Config, Happened, Json, Seed, Source, Target, known_target, one_of, settings
+from reefknot.cli.asking import (
+    Asked,
+    Config,
+    Happened,
+    InForce,
+    Json,
+    Seed,
+    Source,
+    Target,
+    in_force,
+    known_target,
+    one_of,
+)
 from reefknot.cli.exits import CommandError, Exit
 from reefknot.cli.output import put, put_json, put_table, say
 
 if TYPE_CHECKING:
-    from reefknot.config.settings import Settings
+    from collections.abc import Mapping
+
+    from reefknot.cli.explaining import Answer
     from reefknot.core.failure import Failure
+    from reefknot.core.retry.layers import Settled
+    from reefknot.core.retry.policy import RetryPolicy
 
 app = App(
     name="policy",
@@ -31,10 +47,10 @@ def list_policies(*, kind: Kind = None, config: Config = None, json: Json = Fals
     """Every target and source with its policy, and where that comes from."""
     from reefknot.cli.listing import listed, put_list
 
-    found = settings(config)
+    found = in_force(config)
     rows = listed(found.book, kind)
     if json:
-        gate = "on" if found.retries_gate else "off"
+        gate = "on" if found.gate else "off"
         put_json({"gate": gate, "policies": [row.as_json() for row in rows]})
     else:
         put_list(rows)
@@ -47,7 +63,7 @@ def show(target: Target = None, *, source: Source = None, config: Config = None,
     from reefknot.cli import explaining, wording
     from reefknot.cli.listing import condition_name, overrides_of
 
-    found = settings(config)
+    found = in_force(config)
     name = known_target(found.book, target, source)
     policy = found.book.resolve(name, source=source)
     particular = overrides_of(found.book, name, source)
@@ -55,7 +71,7 @@ def show(target: Target = None, *, source: Source = None, config: Config = None,
         document: dict[str, Any] = {
             "target": name,
             "source": source,
-            "gate": "on" if found.retries_gate else "off",
+            "gate": "on" if found.gate else "off",
             "policy": explaining.policy_json(policy, policy.provenance),
             "overrides": {
                 condition_name(condition): {
@@ -104,7 +120,7 @@ def explain(
     """
     from reefknot.cli.explaining import answer_json, put_answer
 
-    found = settings(config)
+    found = in_force(config)
     happened, asked = happened or Happened(), asked or Asked()
     name = known_target(found.book, target, source)
     failure = happened.failure()
@@ -125,13 +141,21 @@ def explain(
 def _unknown_failure() -> Failure:
     from reefknot.config.book import failure_of
 
-    say("No failure was given, so this is the answer for an unknown one; say more with --error, --status, --exception …")
+    say(
+        "No failure was given, so this is the answer for an unknown one; say more with --error, --status, --exception …"
+    )
     return failure_of()
 
 
 def _answer(
-    found: Settings, name: str, happened: Happened, failure: Failure, policy: Any, provenance: Any, seed: int | None
-) -> Any:
+    found: InForce,
+    name: str,
+    happened: Happened,
+    failure: Failure,
+    policy: RetryPolicy,
+    provenance: Mapping[str, Settled],
+    seed: int | None,
+) -> Answer:
     from reefknot.cli.explaining import CONTROL_FLOW, RETRYABLE, Answer
     from reefknot.core.retry.explain import explain as decided
 
@@ -140,13 +164,13 @@ def _answer(
     schedule = explanation.schedule
     if happened.is_control_flow:
         reason, schedule = CONTROL_FLOW, ()
-    gate = found.retries_gate
+    gate = found.gate
     return Answer(name, failure, policy, provenance, reason, schedule, gate.on, gate.said_by)
 
 
 def _baseline_answer(
-    found: Settings, name: str, happened: Happened, asked: Asked, failure: Failure, seed: int | None
-) -> Any:
+    found: InForce, name: str, happened: Happened, asked: Asked, failure: Failure, seed: int | None
+) -> Answer:
     from reefknot.cli.explaining import baseline_provenance
     from reefknot.core.failure import ErrorCategory
     from reefknot.core.retry.builtin import BASELINE_RETRIES, DEFAULT_TIMEOUT, baseline
@@ -159,9 +183,7 @@ def _baseline_answer(
         timeout=DEFAULT_TIMEOUT if request.time_budget is None else request.time_budget,
         retryable=failure.category is not ErrorCategory.CANCELLATION,
     )
-    provenance = baseline_provenance(
-        policy, counted=request.retries is not None, timed=request.time_budget is not None
-    )
+    provenance = baseline_provenance(policy, counted=request.retries is not None, timed=request.time_budget is not None)
     return _answer(found, name, happened, failure, policy, provenance, seed)
 
 
@@ -182,7 +204,7 @@ def schedule(
     from reefknot.core.retry.explain import explain as decided
     from reefknot.core.retry.explain import schedule as planned
 
-    found = settings(config)
+    found = in_force(config)
     name = known_target(found.book, target, source)
     failure = (happened or Happened()).failure()
     policy = found.book.resolve(name, failure, source=source, request=(asked or Asked()).request())

@@ -8,9 +8,9 @@ reloaded only when asked, whole or not at all; policies that were handed out sta
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Self, Unpack
 
-from reefknot.config.check import checked
 from reefknot.config.document import Tree, environment, merge, read_file, read_text
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, Request, ResolvedPolicy
@@ -32,9 +32,9 @@ class PolicyBook:
 
     def __init__(self) -> None:
         self._paths: tuple[Path, ...] = ()
-        self._environ: Mapping[str, str] = {}
-        self._tree = Tree(value={}, marks={})
-        self._book = builtin_book()
+        self._environ: Mapping[str, str] | None = None
+        self._tree = merge()
+        self._book = builtin_book(_check().book_hash({}))
         self.version = 1
 
     @classmethod
@@ -43,7 +43,7 @@ class PolicyBook:
         book = cls()
         book._paths = tuple(Path(path) for path in paths)
         book._environ = os.environ if environ is None else environ
-        book._tree, book._book = book._read()
+        book._tree, book._book = book._read(book._environ)
         return book
 
     @classmethod
@@ -51,7 +51,7 @@ class PolicyBook:
         """Read a text."""
         book = cls()
         book._tree = read_text(text, name=name, format=format)
-        book._book = checked(book._tree)[1]
+        book._book = _check().checked(book._tree)[1]
         return book
 
     @classmethod
@@ -62,16 +62,22 @@ class PolicyBook:
         return front
 
     def reload(self) -> bool:
-        """Read the files again: True when the policies changed. On a mistake the old ones stay, and it is raised."""
-        tree, book = self._read()
+        """
+        Read the files again: True when the policies changed. On a mistake the old ones stay, and it is raised.
+
+        A book that was not read from files stays as it is.
+        """
+        if self._environ is None:
+            return False
+        tree, book = self._read(self._environ)
         changed = book.hash != self._book.hash
         self._tree, self._book = tree, book
         self.version += changed
         return changed
 
-    def _read(self) -> tuple[Tree, Book]:
-        tree = merge(*(read_file(path) for path in self._paths), environment(self._environ))
-        return tree, checked(tree)[1]
+    def _read(self, environ: Mapping[str, str]) -> tuple[Tree, Book]:
+        tree = merge(*(read_file(path) for path in self._paths), environment(environ))
+        return tree, _check().checked(tree)[1]
 
     @property
     def hash(self) -> str:
@@ -132,6 +138,13 @@ class PolicyBook:
         return Retrier.following(self._book.resolver(name, source=source), policy, name).using(**options)
 
 
+def _check() -> ModuleType:
+    """What checks files, loaded when there is something to check: it costs more than all the rest of the book."""
+    from reefknot.config import check
+
+    return check
+
+
 def request_of(
     *, retry_count: int | None = None, timeout_ms: int | None = None, backoff_ms: int | None = None
 ) -> Request:
@@ -160,6 +173,8 @@ def failure_of(
     retry_after: float | None = None,
 ) -> Failure:
     """A failure from what is known of it."""
+    if http_status is not None and (isinstance(http_status, bool) or not isinstance(http_status, int)):
+        raise ParameterError("http_status", http_status, "a whole number, such as 503")
     known = _code(code)
     status = http_status if http_status is not None else status_in(message)
     if known is None and status is not None and failure_type is None and exception is None:
@@ -182,7 +197,7 @@ def _target(target: str) -> str:
 def _code(code: ErrorCode | str | None) -> ErrorCode | None:
     if code is None or isinstance(code, ErrorCode):
         return code
-    if code.isdigit() and int(code) in {one.value for one in ErrorCode}:
+    if code.isascii() and code.isdigit() and int(code) in {one.value for one in ErrorCode}:
         return ErrorCode(int(code))
     try:
         return ErrorCode[code.lower()]

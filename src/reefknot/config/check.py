@@ -22,6 +22,7 @@ from reefknot.config.positions import shortened
 from reefknot.config.schema import Configuration
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, families
+from reefknot.core.retry.builtin import TARGETS
 from reefknot.errors import ConfigurationError, ParameterError
 
 _QUEUE: Path = ("worker", "queue", "v2")
@@ -41,14 +42,14 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
 
 def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]]:
     """The configuration without what the schema refuses, so that the other mistakes are found in the same go."""
-    problems: list[Problem] = []
+    told: dict[Path, Problem] = {}  # what is cut out for its kind is not missing as well
     value = tree.value
     while True:
         try:
-            return Configuration.model_validate(value), value, problems
+            return Configuration.model_validate(value), value, [*told.values()]
         except ValidationError as error:
             found = [(_path(one["loc"], value), one) for one in error.errors(include_url=False)]
-            problems += [Problem(tree.mark(path), dotted(path), _message(path, one)) for path, one in found]
+            told = {path: Problem(tree.mark(path), dotted(path), _message(path, one)) for path, one in found} | told
             value = copy.deepcopy(value)
             cut = [_cut_out(value, path[:-1] if one["type"] == "missing" else path) for path, one in found]
             if not any(cut):  # what cannot be cut out cannot be checked around either
@@ -255,7 +256,7 @@ def _probes(book: Book, target: str) -> Iterator[Failure | None]:
     spoken_of = {
         condition for name in families(target) for one in book.targets.get(name, ()) for condition in one.overrides
     }
-    types = [one for one in FailureType if one in spoken_of] or [FailureType.UNKNOWN]
+    types = list(FailureType) if spoken_of & {*FailureType} else [FailureType.UNKNOWN]
     statuses: list[int | None] = [None, *sorted(one for one in spoken_of if type(one) is int)]
     for code, failure_type, status in product(ErrorCode, types, statuses):
         yield Failure(code, failure_type, "", status)
@@ -264,7 +265,9 @@ def _probes(book: Book, target: str) -> Iterator[Failure | None]:
 def _unresolvable(tree: Tree, book: Book) -> Iterator[Problem]:
     """Policies that make no sense once all layers are on each other: a base delay above its cap, say."""
     told: set[tuple[str, str]] = set()
-    pairs: list[tuple[str, str | None]] = [(target, None) for target in book.targets]
+    # What nobody spoke of is as it is built in, and a test holds that that makes sense.
+    spoken_of = (target for target, entries in book.targets.items() if entries is not TARGETS.get(target))
+    pairs: list[tuple[str, str | None]] = [(target, None) for target in spoken_of]
     pairs += [(f"connector:{connector}", source) for source, (connector, _) in book.sources.items()]
     pairs.append((_ANY_BLOCK, None))
     for target, source in pairs:

@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from reefknot.config.document import Path, Problem, Tree, dotted, suggest
-from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
 from reefknot.config.positions import shortened
+from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
 from reefknot.config.words import BACKOFF_WORDS, CONNECTOR_WORDS, OPERATION_WORDS
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
 from reefknot.core.retry import builtin

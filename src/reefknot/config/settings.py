@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.config.check import checked
+from reefknot.config.document import environment, flags, merge
 from reefknot.config.gates import QUEUE, RETRIES, Gate, gate, said_by_environment
 from reefknot.config.load import load_tree
 from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
@@ -45,7 +46,7 @@ def load_settings(
     named = explicit or environ.get("REEFKNOT_CONFIG")
     opened = said_by_environment(RETRIES, environ) is True
     if forgiving and opened and named and not Path(cwd, named).exists():
-        return _baseline(named, environ)
+        return _baseline(named, environ, overrides or {})
     tree, path = load_tree(explicit, environ=environ, cwd=cwd, overrides=overrides or {})
     configuration, book = checked(tree)
     worker = configuration.worker
@@ -59,24 +60,27 @@ def load_settings(
     )
 
 
-def _baseline(named: str, environ: Mapping[str, str]) -> Settings:
-    from reefknot.config.document import Tree
-
-    configuration, book = checked(Tree(value={}, marks={}))
+def _baseline(named: str, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    """Without the file; what variables and flags say still holds."""
+    configuration, book = checked(merge(environment(environ), flags(overrides)))
     warning = (
         f"{named} is missing, so the baseline is in force although {RETRIES} is on; create the file, or do not name it"
     )
-    queue = gate(QUEUE, environ, None)
-    return Settings(configuration, book, Gate(False, f"missing file {named}"), queue, None, (warning,))
+    queue = gate(QUEUE, environ, configuration.worker.queue.v2.enabled, where="the environment or a flag")
+    retries = Gate(False, f"missing file {named}")
+    return Settings(configuration, book, retries, queue, None, (warning, *_warnings(configuration)))
 
 
 def _warnings(configuration: Configuration) -> list[str]:
     warnings = []
-    levels = configuration.worker.queue.v2.policies.degrade.degradation_levels
-    if configuration.worker.queue.v2.rejection_policy == "degrade" and levels.heavy.skip_circuit_breaker:
+    queue = configuration.worker.queue.v2
+    levels = queue.policies.degrade.degradation_levels
+    skipping = [name for name, level in levels if level.skip_circuit_breaker]
+    if queue.rejection_policy == "degrade" and skipping:
         warnings.append(
-            "worker.queue.v2.policies.degrade: heavy degradation skips the circuit breaker, so an overloaded worker"
-            " keeps calling a destination that is down; set skip_circuit_breaker: false unless you mean it"
+            f"worker.queue.v2.policies.degrade: {' and '.join(skipping)} degradation skips the circuit breaker, so an"
+            " overloaded worker keeps calling a destination that is down;"
+            " set skip_circuit_breaker: false unless you mean it"
         )
     given = [name for name in UNCHECKED_SECTIONS if name in configuration.model_fields_set]
     if given:

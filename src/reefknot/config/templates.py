@@ -1,8 +1,8 @@
 """
 Configurations to start from: the recommended one, and a template for each common situation.
 
-They are files, so that people may read them; a test loads every one of them. A template is a whole, valid file that says
-only what its situation needs.
+They are files, so that people may read them; a test loads every one of them. A template is a whole, valid file that
+says only what its situation needs.
 """
 
 from pathlib import Path

@@ -195,7 +195,7 @@ def claim(record: KeyRecord | None, asking: Asking, *, fence: int, now: Moment, 
             return Uncertain(record)
         case KeyState.RELEASED:
             return Claimed(_held(asking, fence, now, retention_ms, since=record.created_at))
-        case KeyState.IN_PROGRESS:
+        case _:
             return _claim_held(record, asking, fence, now, retention_ms)
 
 
@@ -292,7 +292,7 @@ def _ended(record: KeyRecord, ending: Ending, now: Moment, retention_ms: int) ->
             return structs.replace(blank, state=KeyState.FAILED, failure=ending.failure, metadata=ending.metadata)
         case Unknown():
             return structs.replace(blank, state=KeyState.UNKNOWN, failure=ending.failure)
-        case Released():
+        case _:
             return blank
 
 

@@ -97,6 +97,11 @@ class Redactor:
             text = self._values.sub(HIDDEN, self._cut(text, self._values))
         return redact(text)
 
+    @property
+    def knows_values(self) -> bool:
+        """Whether any secret is configured."""
+        return self._values is not None
+
     def values_out_of(self, text: str) -> str:
         """The whole text, however long, without the configured secrets."""
         return text if self._values is None else self._values.sub(HIDDEN, text)

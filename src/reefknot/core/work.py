@@ -209,9 +209,9 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case HandBack(reason=reason):
             back = structs.replace(item, interruptions=item.interruptions + 1)
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
-        case Quarantine(reason=reason, failure=failure, result=result):
-            spent = _told(_attempted(item, now), now, "quarantined", reason)
-            return _aside(spent, now, reason=reason, failure=failure, result=result)
+        case _:
+            spent = _told(_attempted(item, now), now, "quarantined", settled.reason)
+            return _aside(spent, now, reason=settled.reason, failure=settled.failure, result=settled.result)
 
 
 def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT) -> WorkItem:

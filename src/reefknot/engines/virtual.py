@@ -14,6 +14,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from math import inf, nextafter, ulp
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from reefknot.errors import VirtualDeadlockError
@@ -23,6 +24,9 @@ Ts = TypeVarTuple("Ts")
 
 PATIENCE = 10.0
 """Real seconds that a loop without a timer waits for a thread to wake it. Without other threads it does not wait."""
+
+_LOOPS_GRAIN = 1e-9
+"""A loop's clock has a grain; where floats are coarser than it, "now" alone never reaches a timer."""
 
 EPOCH = 1_700_000_000.0
 """Where virtual wall time begins: a fixed moment, so that runs can be compared."""
@@ -93,7 +97,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
     def __init__(self, stuck: Callable[[], Exception]) -> None:
         super().__init__()
-        self.jump = 0.0
+        self.now = 0.0
         self.listening = False
         self._stuck = stuck
 
@@ -103,7 +107,9 @@ class _JumpingSelector(selectors.DefaultSelector):
             return ready
         if timeout is None:
             return self._wait()
-        self.jump += timeout
+        self.now += timeout
+        if ulp(self.now) >= _LOOPS_GRAIN:
+            self.now = nextafter(self.now, inf)  # past the timer: the loop fires what lies before now plus its grain
         return ready
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
@@ -127,13 +133,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector(self._deadlock)
         super().__init__(self._jumping)
-        self._advanced = 0.0
 
     def time(self) -> float:
-        return self._jumping.jump + self._advanced
+        return self._jumping.now
 
     def advance(self, seconds: float) -> None:
-        self._advanced += max(0.0, seconds)
+        self._jumping.now += max(0.0, seconds)
 
     def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: *Ts) -> None:
         super().add_signal_handler(sig, callback, *args)

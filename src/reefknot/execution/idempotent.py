@@ -122,7 +122,7 @@ def _fingerprint(wanted: Callable[..., object] | bool, args: Any, kwargs: Any) -
     try:
         payload = [args, kwargs] if wanted is True else wanted(*args, **kwargs)
         return fingerprint_of(msgspec.to_builtins(payload, str_keys=True))
-    except (TypeError, NotJsonError, NotImplementedError):
+    except (TypeError, NotJsonError):
         return ""
 
 

@@ -2,16 +2,21 @@
 Events on their way to the log.
 
 A journal turns an event into bytes, takes out configured secrets once more, and hands it to the log under a time limit.
-A log that fails is tried again and buffered for, with a bound. After that it is a setting: work stops, or a loud
-counter and log line stand in. Never silent.
+A log that fails is tried again and buffered for, with a bound; journals of one log share the buffer. After that it is a
+setting: work stops, or a loud counter and log line stand in. Never silent. An append whose answer was lost is repeated:
+the event's id tells a repeat.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import msgspec
 
 from reefknot.core.audit.event import Event, encode, timestamp
 from reefknot.core.redaction import Redactor
@@ -19,12 +24,14 @@ from reefknot.errors import AuditUnavailableError
 from reefknot.execution import chance, report, timing
 from reefknot.ports.audit_log import AuditEntry
 
-if TYPE_CHECKING:
-    from reefknot.core.audit.chain import Head
-
 TRIES = 3
 SECONDS_A_TRY = 10.0
 MOST_BUFFERED = 1000
+LEFT_ALONE = 1.0
+"""Seconds that a log is not asked again after it failed, so that its outage does not slow the work."""
+
+_OURS = frozenset({"event_type", "event_code", "event_id", "timestamp"})
+"""What is never anybody's text."""
 
 _next_number = count(1).__next__
 
@@ -32,7 +39,7 @@ _next_number = count(1).__next__
 class AuditSink(Protocol):
     """The part of a log that a journal needs."""
 
-    async def append(self, entries: Sequence[AuditEntry]) -> Head: ...
+    async def append(self, entries: Sequence[AuditEntry]) -> object: ...
 
 
 class OnFailure(StrEnum):
@@ -40,6 +47,19 @@ class OnFailure(StrEnum):
 
     FAIL_OPEN = "fail_open"
     FAIL_CLOSED = "fail_closed"
+
+
+class _Backlog:
+    """What waits for one log."""
+
+    def __init__(self) -> None:
+        self.waiting: list[AuditEntry] = []
+        self.lost = 0
+        self.again_at = 0.0
+        self.quiet_until = 0.0
+
+
+_backlogs: WeakKeyDictionary[AuditSink, _Backlog] = WeakKeyDictionary()
 
 
 def event_id() -> str:
@@ -64,65 +84,110 @@ class Journal:
         most_buffered: int = MOST_BUFFERED,
     ) -> None:
         self._sink = sink
-        self._on_failure = OnFailure(on_failure)
+        self._closed = OnFailure(on_failure) is OnFailure.FAIL_CLOSED
         self._redactor = redactor or Redactor()
         self._most = most_buffered
-        self._waiting: list[AuditEntry] = []
-        self.lost = 0
-        """Events that are on no record. Anything but 0 is an incident."""
+        self._backlog = _Backlog() if sink is None else _backlogs.setdefault(sink, _Backlog())
 
     @property
     def buffered(self) -> int:
         """Events that wait for the log to come back."""
-        return len(self._waiting)
+        return len(self._backlog.waiting)
+
+    @property
+    def lost(self) -> int:
+        """Events that are on no record. Anything but 0 is an incident."""
+        return self._backlog.lost
 
     def entries(self, events: Sequence[Event]) -> list[AuditEntry]:
         """Events as the log keeps them."""
         return [self._entry(event) for event in events]
 
     def _entry(self, event: Event) -> AuditEntry:
-        body = self._redactor.values_out_of(encode(event).decode()).encode()
-        return AuditEntry(
-            body, event.event_type, int(timing.wall() * 1000), event.correlation_id, event.trace_id, event.work_id
-        )
+        at = int(timing.wall() * 1000)
+        if not self._redactor.knows_values:
+            ids = event.correlation_id, event.trace_id, event.work_id
+            return AuditEntry(encode(event), event.event_type, at, *ids)
+        told = msgspec.to_builtins(event)
+        safe = {key: one if key in _OURS else self._without_secrets(one) for key, one in told.items()}
+        body = msgspec.json.encode(safe, order="sorted")
+        return AuditEntry(body, event.event_type, at, safe["correlation_id"], safe["trace_id"], safe["work_id"])
+
+    def _without_secrets(self, value: Any) -> Any:
+        """The values, text by text: a secret of digits must not be looked for inside of numbers."""
+        if isinstance(value, str):
+            return self._redactor.values_out_of(value)
+        if isinstance(value, dict):
+            return {self._redactor.values_out_of(key): self._without_secrets(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._without_secrets(one) for one in value]
+        return value
+
+    async def ready(self) -> None:
+        """With `fail_closed`: no work begins while events of earlier work are on no record."""
+        if self._closed and self._backlog.waiting:
+            await self.write()
 
     async def write(self, *events: Event) -> None:
-        """Put events on record. With `fail_closed`, `AuditUnavailableError` when that cannot be done."""
-        if self._sink is None or not (events or self._waiting):
-            return
-        pending = [*self._waiting, *self.entries(events)]
-        trouble = await self._append(pending)
-        if trouble is None:
-            self._waiting.clear()
-            return
-        if self._on_failure is OnFailure.FAIL_CLOSED:
-            raise AuditUnavailableError(events=len(events)) from trouble
-        self._keep_back(pending, trouble)
+        """
+        Put events on record. With `fail_closed`, `AuditUnavailableError` when that cannot be done.
 
-    async def _append(self, entries: Sequence[AuditEntry]) -> Exception | None:
-        import asyncio
+        Without any, only what waits is written.
+        """
+        backlog = self._backlog
+        if self._sink is None or not (events or backlog.waiting):
+            return
+        # Taken out before the first await: of two writers at once, only one hands in what waited.
+        pending, backlog.waiting = [*backlog.waiting, *self.entries(events)], []
+        trouble: Exception | None = None
+        left_alone = timing.now() < backlog.again_at
+        if not left_alone:
+            try:
+                trouble = await self._append(self._sink, pending)
+            except BaseException:
+                self._keep_back(pending)
+                raise
+            if trouble is None:
+                backlog.again_at = 0.0
+                return
+            backlog.again_at = timing.now() + LEFT_ALONE
+        self._keep_back(pending)
+        self._say(trouble)
+        if self._closed:
+            raise AuditUnavailableError(events=len(events) or len(pending)) from trouble
 
-        assert self._sink is not None
+    async def _append(self, sink: AuditSink, entries: Sequence[AuditEntry]) -> Exception | None:
         trouble: Exception | None = None
         for attempt in range(TRIES):
+            if attempt:
+                await timing.asleep(0.05 * 2 ** (attempt - 1))
             try:
                 async with asyncio.timeout(SECONDS_A_TRY):
-                    await self._sink.append(entries)
+                    await sink.append(entries)
+            except TimeoutError as error:  # a log that hangs would hang again
+                return error
             except Exception as error:
                 trouble = error
-                await timing.asleep(0.05 * 2**attempt)
             else:
                 return None
         return trouble
 
-    def _keep_back(self, pending: list[AuditEntry], trouble: Exception) -> None:
-        overflow = max(0, len(pending) - self._most)
-        self.lost += overflow
-        self._waiting = pending[overflow:]
+    def _keep_back(self, pending: list[AuditEntry]) -> None:
+        """In their order, and the oldest go when there are too many."""
+        waiting = [*pending, *self._backlog.waiting]
+        overflow = max(0, len(waiting) - self._most)
+        self._backlog.lost += overflow
+        self._backlog.waiting = waiting[overflow:]
+
+    def _say(self, trouble: Exception | None) -> None:
+        backlog, now = self._backlog, timing.now()
+        if now < backlog.quiet_until:
+            return
+        backlog.quiet_until = now + LEFT_ALONE
+        reason = "it failed a moment ago" if trouble is None else f"{type(trouble).__name__}: {trouble}"
         report.logger().error(
-            "the audit log cannot be written (%s: %s); %d events wait, %d are lost in all",
-            type(trouble).__name__,
-            report.printable(str(trouble), most=300),
-            len(self._waiting),
-            self.lost,
+            "the audit log cannot be written (%s); %d events wait, %d are lost in all",
+            report.printable(self._redactor(reason), most=300),
+            len(backlog.waiting),
+            backlog.lost,
         )

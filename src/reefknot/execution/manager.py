@@ -25,23 +25,25 @@ from reefknot.core.audit.event import (
     RetryRefused,
     TimeoutOccurred,
 )
-from reefknot.core.idempotency import KeyState, compute_key
+from reefknot.core.canonical import canonical
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.operations import RetryCategory, operation_target
 from reefknot.errors import AttemptTimeoutError, ParameterTypeError, RetryError
 from reefknot.execution import exhaustion, timing
-from reefknot.execution.journal import Journal, event_id, now_text
+from reefknot.execution.answers import checked_type, plain
+from reefknot.execution.journal import AuditSink, Journal, OnFailure, event_id, now_text
+from reefknot.execution.keys import IdempotencyManager
 from reefknot.execution.kinds import what_to_pass
-from reefknot.execution.once import How, Mode, Once, mode_named
+from reefknot.execution.once import How, Mode, mode_named
 from reefknot.execution.plan import Plan
 from reefknot.execution.run import Run
+from reefknot.execution.telling import Telling
 from reefknot.execution.wrap import attempt_within
 
 if TYPE_CHECKING:
     from reefknot.core.retry.book import Book
     from reefknot.core.retry.policy import RetryPolicy
-    from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.idempotency_store import IdempotencyStore
 
 _REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
@@ -77,59 +79,6 @@ class _Call(Struct, frozen=True):
         }
 
 
-class Lookup(Struct, frozen=True):
-    """What is on record for a key; a recorded None is told from none at all."""
-
-    found: bool
-    result: Any = None
-    state: str | None = None
-
-
-class IdempotencyManager:
-    """Keys and their records, by the documented names."""
-
-    def __init__(self, store: IdempotencyStore) -> None:
-        self.store = store
-        self.once = Once.of(store)
-
-    @staticmethod
-    def compute_idempotency_key(
-        operation: str,
-        tenant_id: str | None = None,
-        correlation_id: str | None = None,
-        additional_params: Mapping[str, object] | None = None,
-    ) -> str:
-        """The same four, the same key, whatever the order inside the parameters."""
-        return compute_key(operation, tenant_id, correlation_id, additional_params)
-
-    async def check_idempotency(self, idempotency_key: str) -> Any | None:
-        """The recorded result, or None when there is none. `lookup` tells a recorded None apart."""
-        return (await self.lookup(idempotency_key)).result
-
-    async def lookup(self, idempotency_key: str) -> Lookup:
-        """What is on record."""
-        import msgspec
-
-        record = await self.store.get(idempotency_key)
-        if record is None:
-            return Lookup(False)
-        if record.state is not KeyState.DONE or record.result is None:
-            return Lookup(False, state=record.state.value)
-        return Lookup(True, msgspec.json.decode(record.result), record.state.value)
-
-    async def record_result(self, idempotency_key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
-        """Put a result on record by hand. One that is there already stays, and another answer is refused."""
-
-        async def known() -> Any:
-            return result
-
-        await self.once.run(idempotency_key, known, How(wait=0.0))
-
-    async def clear_idempotency(self, idempotency_key: str) -> None:
-        """Forget a key that nobody holds."""
-        await self.store.forget(idempotency_key)
-
-
 class RetryManager:
     """Executes operations under the policy of their category."""
 
@@ -138,16 +87,16 @@ class RetryManager:
         *,
         book: HasSnapshot,
         idempotency: IdempotencyStore,
-        audit: Any = None,
+        audit: AuditSink | None = None,
         secrets: tuple[str, ...] = (),
-        on_audit_failure: str = "fail_open",
+        on_audit_failure: OnFailure | str = OnFailure.FAIL_OPEN,
         lease: float = 60.0,
         wait_for_result: float = 60.0,
     ) -> None:
         self._book = book
         self._redactor = Redactor(secrets)
         self.journal = Journal(audit, on_failure=on_audit_failure, redactor=self._redactor)
-        self.idempotency_manager = IdempotencyManager(idempotency)
+        self.idempotency_manager = IdempotencyManager(idempotency, journal=self.journal)
         self._one_chain = audit is not None and getattr(idempotency, "audit", None) is audit
         self._lease = lease
         self._wait = wait_for_result
@@ -180,29 +129,53 @@ class RetryManager:
         """
         if not callable(coro):
             raise ParameterTypeError("coro", coro, what_to_pass(coro))
-        context = None if additional_context is None else dict(additional_context)
-        call = _Call(
-            str(category),
+        call = self._call(category, operation, tenant_id, correlation_id, trace_id, additional_context)
+        chosen = mode_named(mode)
+        plan = self._plan(call, policy, once_only=chosen is Mode.GUARD)
+        await self.journal.ready()
+        if idempotency_key is None:
+            value, more = await self._tried(call, plan, coro)
+            await self.journal.write(*more)
+            return value
+
+        async def work() -> Any:
+            result, telling.with_record[:] = await self._tried(call, plan, coro)
+            return result
+
+        how = How(chosen, self._lease, self._wait, fingerprint, checked_type(result_type))
+        telling = Telling(
+            self.journal, lambda action: self._key_event(call, idempotency_key, action), one_chain=self._one_chain
+        )
+        try:
+            value = await self.idempotency_manager.once.run(idempotency_key, work, how, telling)
+        except Exception:
+            await telling.tell()
+            raise
+        except BaseException:
+            telling.tell_later()
+            raise
+        await telling.tell()
+        return value
+
+    def _call(
+        self,
+        category: RetryCategory | str,
+        operation: str,
+        tenant_id: str | None,
+        correlation_id: str | None,
+        trace_id: str | None,
+        context: Mapping[str, Any] | None,
+    ) -> _Call:
+        shown = None if context is None else plain(dict(context))
+        canonical(shown)  # what no event could hold is refused before anything happens
+        return _Call(
+            _wire(category),
             self._redactor(operation),
             tenant_id,
             correlation_id,
             trace_id,
-            self._redactor.tree(context),  # type: ignore[arg-type]  # a dictionary stays one
+            self._redactor.tree(shown),  # type: ignore[arg-type]  # a dictionary stays one
         )
-        plan = self._plan(category, policy, operation)
-        if idempotency_key is None:
-            return await self._tried(call, plan, coro)
-        how = How(mode_named(mode), self._lease, self._wait, fingerprint, result_type)
-
-        def events(action: str) -> list[AuditEntry]:
-            return self.journal.entries([self._key_event(call, idempotency_key, action)]) if self._one_chain else []
-
-        value, hit = await self.idempotency_manager.once.run(
-            idempotency_key, lambda: self._tried(call, plan, coro), how, events=events
-        )
-        if hit or not self._one_chain:
-            await self.journal.write(self._key_event(call, idempotency_key, "hit" if hit else "record"))
-        return value
 
     async def execute_with_nats_retry(
         self,
@@ -226,17 +199,27 @@ class RetryManager:
         """A key-value operation: a get, unless the category says otherwise."""
         return await self.execute_with_retry(category or RetryCategory.KV_GET, operation, coro, **more)
 
-    def _plan(self, category: RetryCategory | str, policy: RetryPolicy | None, operation: str) -> Plan:
-        name = f"{category}: {operation}"
-        if policy is not None:
-            return Plan(policy, name=name, resolve=lambda failure: policy)
-        target = operation_target(str(category))
+    def _plan(self, call: _Call, given: RetryPolicy | None, *, once_only: bool) -> Plan:
+        """Under a guard there is one execution: after a failure nobody knows whether the effect happened."""
+        name = f"{call.category}: {call.operation}"
+        target = operation_target(call.category)
         book = self._book.snapshot
-        return Plan(book.resolve(target), name=name, resolve=book.resolver(target))
+        policy, resolve = book.resolve(target), book.resolver(target)
+        if given is not None:
+            policy = given.replace(attempt_timeout=min(given.attempt_timeout, policy.attempt_timeout))
+            plan = Plan(policy, name=name, resolve=lambda failure: policy)
+        else:
+            plan = Plan(policy, name=name, resolve=resolve)
+        return plan.with_options({"attempts": 1}) if once_only else plan
 
-    async def _tried(self, call: _Call, plan: Plan, coro: Callable[[], Awaitable[Any]]) -> Any:
-        """The loop: every attempt under its timeout, every failure on record before the wait begins."""
+    async def _tried(self, call: _Call, plan: Plan, coro: Callable[[], Awaitable[Any]]) -> tuple[Any, list[Event]]:
+        """
+        The loop: every attempt under its timeout, every failure on record before the wait begins.
+
+        Gives the value, and the events that are to be told with it: a success must not fail because of them.
+        """
         run = Run(plan, timing.now(), exhaustion.so_far)
+        run.redact = self._redactor
         facts: list[DecisionRecord] = []
         run.observe = lambda *inputs, **more: facts.append(DecisionRecord.of(*inputs, **more))
         while True:
@@ -255,11 +238,12 @@ class RetryManager:
                         call.category, list(run.records), call.operation, reason=str(run.reason)
                     ) from error
             else:
-                if run.attempts:
-                    await self.journal.write(
-                        RetryRecovered(**call.about(), total_attempts=run.attempts + 1, elapsed_seconds=run.elapsed)
-                    )
-                return value
+                return value, self._recovered(call, run)
+
+    def _recovered(self, call: _Call, run: Run) -> list[Event]:
+        if not run.attempts:
+            return []
+        return [RetryRecovered(**call.about(), total_attempts=run.attempts + 1, elapsed_seconds=run.elapsed)]
 
     async def _told(self, call: _Call, run: Run, error: Exception, facts: DecisionRecord) -> None:
         failure = facts.failure
@@ -298,13 +282,21 @@ class RetryManager:
         return [TimeoutOccurred(**call.about(), attempt_number=run.attempts, timeout_seconds=error.seconds)]
 
     def _key_event(self, call: _Call, key: str, action: str) -> IdempotencyEvent:
-        return IdempotencyEvent(**call.about(), idempotency_key=key, action=action)
+        return IdempotencyEvent(**call.about(), idempotency_key=self._redactor(key), action=action)
 
 
 async def _started(coro: Callable[[], Awaitable[Any]]) -> Any:
     """One execution; a plain function that gives a plain value is as good."""
     value = coro()
     return await value if hasattr(value, "__await__") else value
+
+
+def _wire(category: RetryCategory | str) -> str:
+    """The category as it travels; a name that is not built in stays as it is."""
+    try:
+        return RetryCategory(category).value
+    except ValueError:
+        return str(category)
 
 
 def _name_of(failure: FailureRecord) -> str:

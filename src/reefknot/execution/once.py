@@ -4,7 +4,8 @@ One effect per key.
     claim the key → run the work under a renewed lease → record what came of it, outside of the work
 
 Later callers get the recorded answer, wait for the first one, or are told. A record that cannot be written never makes
-the effect happen again in this process. What is promised depends on the mode, and is stated with it:
+the effect happen again in this process: it is remembered here, answered from, and written later. What is promised
+depends on the mode, and is stated with it:
 
     retry   at least once: a crash in between runs it again
     dedup   once, where the sink deduplicates on the key that the work is given
@@ -15,12 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
-import msgspec
 from msgspec import Struct
 
 from reefknot.core.canonical import canonical
@@ -41,7 +39,6 @@ from reefknot.core.idempotency import (
     checked_key,
 )
 from reefknot.errors import (
-    IdempotencyError,
     KeyConflictError,
     KeyInProgressError,
     LeaseLostError,
@@ -50,20 +47,22 @@ from reefknot.errors import (
     ParameterError,
     RecordedFailureError,
     ResultTooLargeError,
-    StoreError,
+    StoreUnavailableError,
 )
-from reefknot.execution import report, timing
+from reefknot.execution import background, report, timing
+from reefknot.execution.answers import read_as, text_of
 from reefknot.execution.journal import event_id
+from reefknot.execution.lease import Renewal
 from reefknot.execution.reading import read_failure
+from reefknot.execution.unrecorded import Outstanding, outstanding_of
 
 if TYPE_CHECKING:
+    from reefknot.execution.telling import Telling
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.idempotency_store import IdempotencyStore
 
-LARGEST_RESULT = 256 * 1024
 STORE_TIMEOUT = 30.0
 RECORD_TRIES = 5
-MOST_UNRECORDED = 1000
 
 
 class Mode(StrEnum):
@@ -82,206 +81,225 @@ class How(Struct, frozen=True):
     wait: float = 60.0
     fingerprint: str = ""
     result_type: Any = Any
-
-
-Events = Callable[[str], Sequence["AuditEntry"]]
-"""The events of an action on the key: `hit`, `record`, `release`, `unknown`."""
-
-
-def _no_events(action: str) -> Sequence[AuditEntry]:
-    return ()
+    metadata: str | None = None
+    """JSON text that is kept beside the result."""
 
 
 class Once:
-    """Runs work at most as often as its key's mode says. One for each store: `Once.of(store)`."""
+    """Runs work at most as often as its key's mode says. Any number of them may share a store."""
 
     def __init__(self, store: IdempotencyStore) -> None:
         self._store = store
-        self._unrecorded: dict[str, tuple[Claim, Done]] = {}
+        self._outstanding = outstanding_of(store)
 
-    @classmethod
-    def of(cls, store: IdempotencyStore) -> Once:
-        """The one for this store; what could not be recorded is remembered there."""
-        once = _for_store.get(store)
-        if once is None:
-            once = _for_store[store] = cls(store)
-        return once
-
-    async def run(
-        self, key: str, work: Callable[[], Awaitable[Any]], how: How, *, events: Events = _no_events
-    ) -> tuple[Any, bool]:
-        """The answer, and whether it came from the record."""
+    async def run(self, key: str, work: Callable[[], Awaitable[Any]], how: How, telling: Telling) -> Any:
+        """What came of the key: from the record, or by running `work`."""
         checked_key(key)
-        if key in self._unrecorded:
-            return await self._recorded_late(key, how, events), True
         waits_until = timing.now() + how.wait
         while True:
+            late = self._outstanding.get(key)
+            if late is not None and await self._recorded_late(late, telling):
+                return _answer(late, how, telling)
             answer = await self._claim(key, how)
             match answer:
                 case Claimed(claim=claim):
-                    return await self._do(claim, work, how, events), False
+                    if self._outstanding.is_full:
+                        await self._end(claim, Released(), "release", telling)
+                        raise self._outstanding.refusal()
+                    return await self._do(claim, work, how, telling)
                 case Hit(record=record):
-                    return _answer(record, how), True
+                    telling.saw("hit")
+                    return _on_record(record, how)
                 case Conflict(record=record, given=given):
+                    telling.saw("conflict")
                     raise KeyConflictError(key, recorded=record.fingerprint, given=given)
                 case Uncertain(record=record):
+                    telling.saw("unknown")
                     raise OutcomeUnknownError(key, owner=record.owner)
                 case Busy(record=record, remaining_ms=remaining):
                     left = waits_until - timing.now()
                     if left <= 0:
+                        telling.saw("in_progress")
                         raise KeyInProgressError(key, owner=record.owner, retry_after=remaining / 1000)
-                    await self._store.wait(key, min(left, max(0.001, remaining / 1000)))
+                    await self._wait(key, min(left, max(0.001, remaining / 1000)))
 
     async def _claim(self, key: str, how: How) -> Claimed | Hit | Busy | Conflict | Uncertain:
-        async with asyncio.timeout(STORE_TIMEOUT):
-            return await self._store.claim(
-                key,
-                owner=event_id(),
-                fingerprint=how.fingerprint,
-                lease=how.lease,
-                guard=how.mode is Mode.GUARD,
-            )
-
-    async def _do(self, claim: Claim, work: Callable[[], Awaitable[Any]], how: How, events: Events) -> Any:
+        owner, guard = event_id(), how.mode is Mode.GUARD
+        asking = self._store.claim(key, owner=owner, fingerprint=how.fingerprint, lease=how.lease, guard=guard)
         try:
-            async with _Renewal(self._store, claim, how.lease):
+            return await _bounded(asking)
+        except (asyncio.CancelledError, StoreUnavailableError):  # it may have been granted all the same
+            background.start(self._give_back(key, owner, how), "giving a key back")
+            raise
+
+    async def _give_back(self, key: str, owner: str, how: How) -> None:
+        """The answer to a claim was lost, and nothing was done: ask again as the same owner, and let go."""
+        guard = how.mode is Mode.GUARD
+        answer = await _bounded(
+            self._store.claim(key, owner=owner, fingerprint=how.fingerprint, lease=how.lease, guard=guard)
+        )
+        if isinstance(answer, Claimed):
+            await self._finish(answer.claim, Released(), ())
+
+    async def _wait(self, key: str, seconds: float) -> None:
+        async with asyncio.timeout(seconds + STORE_TIMEOUT):
+            await self._store.wait(key, seconds)
+
+    async def _do(self, claim: Claim, work: Callable[[], Awaitable[Any]], how: How, telling: Telling) -> Any:
+        renewal = Renewal(self._store, claim, how.lease)
+        try:
+            async with renewal:
                 value = await work()
-        except LeaseLostError:
+        except GeneratorExit:  # nobody runs this coroutine any more, so nothing can be awaited; the lease runs out
             raise
         except BaseException as error:
-            await self._let_go(claim, error, how, events)
+            if not renewal.lost:
+                await self._let_go(claim, error, how, telling)
             raise
-        return await self._record(claim, value, how, events)
+        return await self._record(claim, value, how, telling)
 
-    async def _let_go(self, claim: Claim, error: BaseException, how: How, events: Events) -> None:
+    async def _let_go(self, claim: Claim, error: BaseException, how: How, telling: Telling) -> None:
         """The work failed, or was cancelled. What it did before that nobody knows; the mode says what that means."""
         if how.mode is Mode.GUARD:
             failure = read_failure(error)
-            ending: Ending = Unknown(canonical({"message": failure.message, "exception": failure.exception}).decode())
+            name = type(error).__name__
+            ending: Ending = Unknown(canonical({"message": failure.message, "exception": name}).decode())
             action = "unknown"
         else:
             ending, action = Released(), "release"
-        finishing = asyncio.ensure_future(self._finish(claim, ending, events(action)))
-        with suppress(IdempotencyError, StoreError, TimeoutError):  # the lease runs out by itself
-            await asyncio.shield(finishing)
+        await asyncio.shield(background.start(self._end(claim, ending, action, telling), "letting a key go"))
 
-    async def _record(self, claim: Claim, value: Any, how: How, events: Events) -> Any:
+    async def _end(self, claim: Claim, ending: Ending, action: str, telling: Telling) -> None:
         try:
-            done = Done(_text(value))
-        except (NotJsonError, ResultTooLargeError) as error:
-            await self._finish(claim, Failed(canonical({"message": str(error)}).decode()), events("record"))
-            raise
-        self._unrecorded[claim.key] = (claim, done)
-        if len(self._unrecorded) > MOST_UNRECORDED:
-            self._unrecorded.pop(next(iter(self._unrecorded)))
-        trouble = await self._finish_with_patience(claim, done, events("record"))
-        if trouble is None:
-            self._unrecorded.pop(claim.key, None)
-        elif isinstance(trouble, LeaseLostError):
-            self._unrecorded.pop(claim.key, None)
-            raise trouble
+            await self._finish(claim, ending, telling.beside(action))
+        except LeaseLostError:
+            return
+        except Exception as trouble:  # the lease runs out by itself
+            _say("could not be let go, and stays taken until its lease runs out", claim, trouble)
         else:
-            report.logger().error(
-                "key %s: the effect happened but could not be recorded (%s: %s); this process remembers it",
-                report.printable(claim.key, most=80),
-                type(trouble).__name__,
-                report.printable(str(trouble), most=300),
-            )
-        return _typed(done.result, how)
+            telling.did(action)
 
-    async def _recorded_late(self, key: str, how: How, events: Events) -> Any:
-        """The effect happened in this process, but its record is not there yet: try to write it, and answer from it."""
-        claim, done = self._unrecorded[key]
-        trouble = await self._finish_with_patience(claim, done, events("record"), tries=1)
+    async def _record(self, claim: Claim, value: Any, how: How, telling: Telling) -> Any:
+        refused: Exception | None = None
+        try:
+            ending: Done | Failed = Done(text_of(value), how.metadata)
+        except NotJsonError as error:
+            ending, refused = _unfit(error), error
+        try:
+            trouble = await self._write_down(claim, ending, how, telling)
+            if isinstance(trouble, ResultTooLargeError):
+                ending, refused = _unfit(trouble), trouble
+                trouble = await self._write_down(claim, ending, how, telling)
+        except asyncio.CancelledError:  # the effect has happened, and its record does not depend on who waits for it
+            background.start(self._write_down_and_tell(claim, ending, how, telling), "recording a result")
+            raise
+        if isinstance(trouble, LeaseLostError):
+            raise trouble
+        if refused is not None:
+            raise refused
+        assert isinstance(ending, Done)
+        return read_as(ending.result, how.result_type)
+
+    async def _write_down_and_tell(self, claim: Claim, ending: Done | Failed, how: How, telling: Telling) -> None:
+        trouble = await self._write_down(claim, ending, how, telling)
+        if isinstance(trouble, ResultTooLargeError):
+            await self._write_down(claim, _unfit(trouble), how, telling)
+        await telling.tell()
+
+    async def _write_down(self, claim: Claim, ending: Done | Failed, how: How, telling: Telling) -> Exception | None:
+        """Record it with patience; what cannot be recorded is remembered."""
+        late = Outstanding(claim, ending, how.fingerprint, tuple(telling.beside("record")))
+        self._outstanding.remember(late)
+        trouble = await self._finish_with_patience(late)
         if trouble is None:
-            self._unrecorded.pop(key, None)
-        return _typed(done.result, how)
+            if self._outstanding.forget(late):
+                telling.did("record")
+            if self._outstanding.any_stuck:
+                background.start(self._catch_up(), "recording earlier results")
+        elif isinstance(trouble, LeaseLostError | ResultTooLargeError):
+            self._outstanding.forget(late)
+        elif self._outstanding.stuck(late):
+            telling.saw("unrecorded")
+            _say("is done but could not be recorded; this process remembers it", claim, trouble)
+        return trouble
 
-    async def _finish_with_patience(
-        self, claim: Claim, ending: Ending, events: Sequence[AuditEntry], *, tries: int = RECORD_TRIES
-    ) -> Exception | None:
+    async def _catch_up(self) -> None:
+        """The store works again: write what it could not take before."""
+        for late in self._outstanding.take_stuck():
+            trouble = await self._finish_with_patience(late, tries=1)
+            if trouble is None or isinstance(trouble, LeaseLostError):
+                self._outstanding.forget(late)
+            else:
+                self._outstanding.stuck(late)
+
+    async def _recorded_late(self, late: Outstanding, telling: Telling) -> bool:
+        """
+        The effect happened in this process, but its record is not there yet: try to write it.
+
+        False when somebody else took the key over meanwhile: then their record counts.
+        """
+        trouble = await self._finish_with_patience(late, tries=1)
+        if trouble is None and self._outstanding.forget(late):
+            telling.did("record")
+        if isinstance(trouble, LeaseLostError):
+            self._outstanding.forget(late)
+            return False
+        return True
+
+    async def _finish_with_patience(self, late: Outstanding, *, tries: int = RECORD_TRIES) -> Exception | None:
         trouble: Exception | None = None
         for attempt in range(tries):
+            if attempt:
+                await timing.asleep(0.05 * 2 ** (attempt - 1))
             try:
-                await self._finish(claim, ending, events)
-            except LeaseLostError as lost:
-                return lost
+                await self._finish(late.claim, late.ending, late.entries)
+            except (LeaseLostError, ResultTooLargeError) as final:
+                return final
             except Exception as error:
                 trouble = error
-                if attempt + 1 < tries:
-                    await timing.asleep(0.05 * 2**attempt)
             else:
                 return None
         return trouble
 
-    async def _finish(self, claim: Claim, ending: Ending, events: Sequence[AuditEntry]) -> None:
-        async with asyncio.timeout(STORE_TIMEOUT):
-            await self._store.finish(claim, ending, events=events)
+    async def _finish(self, claim: Claim, ending: Ending, entries: Sequence[AuditEntry]) -> None:
+        await _bounded(self._store.finish(claim, ending, events=entries))
 
 
-class _Renewal:
-    """Keeps a lease alive while work runs, and ends the work when the lease is lost."""
-
-    def __init__(self, store: IdempotencyStore, claim: Claim, lease: float) -> None:
-        self._store = store
-        self._claim = claim
-        self._lease = lease
-        self._worker: asyncio.Task[Any] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._lost: LeaseLostError | None = None
-
-    async def __aenter__(self) -> None:
-        self._worker = asyncio.current_task()
-        self._task = asyncio.get_running_loop().create_task(self._renew())
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease / 3)
-            try:
-                async with asyncio.timeout(self._lease / 3):
-                    await self._store.renew(self._claim, lease=self._lease)
-            except LeaseLostError as lost:
-                self._lost = lost
-                assert self._worker is not None
-                self._worker.cancel()
-                return
-            except (StoreError, TimeoutError) as error:  # the next turn may succeed before the lease runs out
-                report.logger().warning("a lease could not be renewed: %s", report.printable(str(error), most=300))
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        assert self._task is not None
-        assert self._worker is not None
-        self._task.cancel()
-        if self._lost is not None:
-            self._worker.uncancel()
-            raise self._lost from error
-
-
-_for_store: WeakKeyDictionary[IdempotencyStore, Once] = WeakKeyDictionary()
-
-
-def _text(value: Any) -> str:
-    """The result as it is recorded."""
+async def _bounded(asking: Awaitable[Any]) -> Any:
     try:
-        plain = msgspec.to_builtins(value, str_keys=True)
-    except (TypeError, NotImplementedError) as error:
-        raise NotJsonError("", str(error)) from error
-    text = canonical(plain)
-    if len(text) > LARGEST_RESULT:
-        raise ResultTooLargeError(size=len(text), limit=LARGEST_RESULT)
-    return text.decode()
+        async with asyncio.timeout(STORE_TIMEOUT):
+            return await asking
+    except TimeoutError as error:
+        problem = f"no answer within {STORE_TIMEOUT:g} s"
+        raise StoreUnavailableError("of idempotency keys", problem, "see whether it is overloaded or gone") from error
 
 
-def _typed(text: str, how: How) -> Any:
-    """The recorded result, as the type that was asked for: every caller gets the same, the first one too."""
-    return msgspec.json.decode(text, type=how.result_type)
+def _unfit(error: Exception) -> Failed:
+    """The effect has happened and must not happen again, but what it gave cannot be kept."""
+    return Failed(canonical({"message": f"it happened, but its result could not be kept: {error}"}).decode())
 
 
-def _answer(record: KeyRecord, how: How) -> Any:
+def _answer(late: Outstanding, how: How, telling: Telling) -> Any:
+    given = how.fingerprint
+    if late.fingerprint and given and late.fingerprint != given:
+        telling.saw("conflict")
+        raise KeyConflictError(late.claim.key, recorded=late.fingerprint, given=given)
+    telling.saw("hit")
+    if isinstance(late.ending, Failed):
+        raise RecordedFailureError(late.claim.key, failure=late.ending.failure)
+    return read_as(late.ending.result, how.result_type)
+
+
+def _on_record(record: KeyRecord, how: How) -> Any:
     if record.state is KeyState.FAILED:
         raise RecordedFailureError(record.key, failure=record.failure or "")
     assert record.result is not None
-    return _typed(record.result, how)
+    return read_as(record.result, how.result_type)
+
+
+def _say(what: str, claim: Claim, trouble: Exception) -> None:
+    key, said = report.printable(claim.key, most=80), report.printable(str(trouble), most=300)
+    report.logger().error("key %s %s: %s: %s", key, what, type(trouble).__name__, said)
 
 
 def mode_named(mode: Mode | str) -> Mode:

@@ -36,7 +36,19 @@ _TELLS_OUTER_ONES = frozenset({Reason.ATTEMPTS_SPENT, Reason.BUDGET_SPENT, Reaso
 class Run:
     """One call on its way through failures."""
 
-    __slots__ = ("_records", "attempts", "delay", "judge", "key", "observe", "plan", "reason", "since", "started")
+    __slots__ = (
+        "_records",
+        "attempts",
+        "delay",
+        "judge",
+        "key",
+        "observe",
+        "plan",
+        "reason",
+        "redact",
+        "since",
+        "started",
+    )
 
     def __init__(self, plan: Plan, started: float | None, since: int) -> None:
         self.plan = plan
@@ -48,6 +60,8 @@ class Run:
         self.reason: Reason | None = None
         self.observe: Callable[..., object] | None = None
         """Given each decision with all of its inputs, by whoever puts them on record."""
+        self.redact: Callable[[str], str] | None = None
+        """Takes configured secrets out of a failure's text, before anything is decided or told."""
         self._records: list[tuple[Failure, float, float | None, float]] = []
         self.judge = plan.judge or _default_judge(plan)
 
@@ -66,6 +80,8 @@ class Run:
         plan = self.plan
         self.attempts = attempts = self.attempts + 1
         failure = read_failure(error, self.since)
+        if self.redact is not None:
+            failure = replace(failure, message=self.redact(failure.message))
         verdict: bool | None = None
         if self.judge is not None:
             verdict = self.judge(error, failure)  # type: ignore[assignment]  # seconds are told from bools below

@@ -2,16 +2,17 @@
 A chain over what was recorded.
 
 Each link's hash covers its chain's name, its number, the hash before it and its body, so an edit, a swap, an insertion
-or a removal inside shows. A chain alone does not show that its end was cut off: compare it with a head that was
-exported earlier. Nothing here stores or reads.
+or a removal inside shows. A chain whose beginning was let go begins at an anchor, and one of its own events has to
+vouch for that. A chain alone does not show that its end was cut off: compare it with a head that was exported earlier.
+Nothing here stores or reads.
 """
 
 from collections.abc import Iterable
 from hashlib import sha256
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct
 
-from reefknot.core.canonical import canonical
+from reefknot.core.audit.event import Anchor, decode, encode, timestamp
 
 GENESIS = "0" * 64
 """The hash before the first link."""
@@ -50,10 +51,27 @@ def link(head: Head, body: bytes) -> tuple[Head, str]:
 
 
 def anchor_body(anchor: Head, at: int) -> bytes:
-    """The event that says where the rest of the chain begins, after what came before was let go."""
-    return canonical(
-        {"event_type": ANCHOR, "chain": anchor.chain, "sequence": anchor.sequence, "hash": anchor.hash, "at": at}
+    """The event that says where the rest of the chain begins, after what came before was let go. `at` is ms UTC."""
+    return encode(
+        Anchor(
+            timestamp=timestamp(at / 1000),
+            chain=anchor.chain,
+            sequence=anchor.sequence,
+            hash=anchor.hash,
+            removed=anchor.sequence,
+        )
     )
+
+
+def anchored(body: bytes) -> Head | None:
+    """The place that an anchor event vouches for, None when the body is another event."""
+    if b'"event_type":"anchor"' not in body:
+        return None
+    try:
+        event = decode(body)
+    except DecodeError:
+        return None
+    return Head(event.chain, event.sequence, event.hash) if isinstance(event, Anchor) else None
 
 
 def verify(links: Iterable[Link], head: Head, *, start: Head | None = None) -> list[Mismatch]:
@@ -62,7 +80,8 @@ def verify(links: Iterable[Link], head: Head, *, start: Head | None = None) -> l
 
     After a mismatch the walk goes on from what the link itself claims, so one edit is one finding, not a thousand.
     """
-    at = start or Head(head.chain)
+    start = at = start or Head(head.chain)
+    vouched = start == Head(start.chain)
     found: list[Mismatch] = []
     for item in links:
         if item.sequence != at.sequence + 1:
@@ -74,6 +93,19 @@ def verify(links: Iterable[Link], head: Head, *, start: Head | None = None) -> l
             at = Head(at.chain, item.sequence, item.hash)
         if at.sequence == head.sequence and at.hash != head.hash:
             found.append(Mismatch(item.sequence, "the hash is not the one of the head"))
-    if at.sequence < head.sequence:
-        found.append(Mismatch(at.sequence + 1, f"cut off: the head is at {head.sequence}"))
-    return found
+        vouched = vouched or anchored(item.body) == start
+    if not vouched:
+        found.append(Mismatch(start.sequence + 1, "what came before is gone, and no anchor event says so"))
+    return found + _compared(at, head, start)
+
+
+def _compared(end: Head, head: Head, start: Head) -> list[Mismatch]:
+    """Is the head within what was walked?"""
+    if end.sequence < head.sequence:
+        return [Mismatch(end.sequence + 1, f"cut off: the head is at {head.sequence}")]
+    if head.sequence < start.sequence:
+        problem = f"the head cannot be compared: everything up to {start.sequence} was let go after it"
+        return [Mismatch(head.sequence, problem)]
+    if head.sequence == start.sequence and head.hash != start.hash:
+        return [Mismatch(head.sequence, "the hash is not the one of the head")]
+    return []

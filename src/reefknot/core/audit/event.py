@@ -290,13 +290,20 @@ class BookStored(Event, frozen=True, tag="book_stored", kw_only=True):
 
 
 class Anchor(Event, frozen=True, tag="anchor", kw_only=True):
-    """Retention removed what came before; the chain goes on from here."""
+    """Retention removed what came before; the chain goes on from there. `removed` counts all that are gone."""
 
     event_code: str = "RK-702"
     chain: str
     sequence: int
     hash: str
     removed: int
+
+
+class LogRepaired(Event, frozen=True, tag="log_repaired", kw_only=True):
+    """A log ended in the middle of a write that was never acknowledged; that end was cut off."""
+
+    event_code: str = "RK-703"
+    removed_bytes: int
 
 
 AnyEvent: TypeAlias = (
@@ -315,6 +322,7 @@ AnyEvent: TypeAlias = (
     | OperatorAction
     | BookStored
     | Anchor
+    | LogRepaired
 )
 EVENT_TYPES: tuple[type[Event], ...] = (
     RetryAttempt,
@@ -332,6 +340,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     OperatorAction,
     BookStored,
     Anchor,
+    LogRepaired,
 )
 
 _encoder = msgspec.json.Encoder(order="sorted")

@@ -61,22 +61,18 @@ def schedule(
     At most a hundred are given: a longer schedule repeats its cap.
     """
     number = key_number(key)
-    longest = shortest_sum = 0.0
-    previous: float | None = None
+    longest = previous = shortest_sum = 0.0
     for k in range(min(policy.retries, MOST_SHOWN)):
         low, high = wait_range(k, policy, previous=longest)
-        longest = high
         chosen = None if seed is None else draw(seed, number, k)
-        delay = None
-        if chosen is not None:
-            delay = delay_before(k, policy, draw=chosen, previous=previous or 0.0)
-            previous = delay
+        delay = None if chosen is None else delay_before(k, policy, draw=chosen, previous=previous)
         if policy.whole_seconds:
             low, high = whole(low, policy), whole(high, policy)
         if hint is not None:
             spread = min(1.0, 0.1 * hint)
             low, high = max(low, hint), max(high, hint) + spread
             delay = None if delay is None or chosen is None else max(delay, hint) + chosen * spread
+        longest, previous = high, delay or 0.0
         shortest_sum += low
         if shortest_sum >= policy.time_budget:
             return

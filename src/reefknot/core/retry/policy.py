@@ -276,7 +276,7 @@ def _jitter(value: Any, enabled: object) -> Jitter:
             raise ParameterTypeError("jitter_enabled", enabled, "True or False")
         if value is None:
             return Jitter.PROPORTIONAL if enabled else Jitter.NONE
-        if enabled is (value in (Jitter.NONE, "none")):
+        if enabled is (value == Jitter.NONE):
             raise ParameterError(
                 "jitter_enabled", enabled, f"what agrees with jitter={_plain(value)!r}; give one of them"
             )

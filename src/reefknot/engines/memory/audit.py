@@ -63,11 +63,12 @@ class MemoryAuditLog:
         return gone
 
     async def wait(self, after: int, timeout: float) -> bool:
-        loop_until = self._shared.now().steady + timeout * 1000
+        deadline = self._shared.deadline(timeout)
         while self._head.sequence <= after:
-            left = (loop_until - self._shared.now().steady) / 1000
-            if left <= 0 or not await self._shared.change(left):
-                return self._head.sequence > after
+            left = self._shared.left(deadline)
+            if not left:
+                return False
+            await self._shared.change(left)
         return True
 
 

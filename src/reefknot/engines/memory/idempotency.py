@@ -79,11 +79,11 @@ class MemoryIdempotencyStore:
         return None if record is None or core.is_spent(record, now) else record
 
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
-        until = self._shared.now().steady + timeout * 1000
+        deadline = self._shared.deadline(timeout)
         while True:
             record = await self.get(key)
-            left = (until - self._shared.now().steady) / 1000
-            if record is None or record.state is not KeyState.IN_PROGRESS or left <= 0:
+            left = self._shared.left(deadline)
+            if record is None or record.state is not KeyState.IN_PROGRESS or not left:
                 return record
             await self._shared.change(left)
 

@@ -45,6 +45,15 @@ class Shared:
             self._waiting.discard(future)
         return True
 
+    def deadline(self, timeout: float) -> float:
+        """When a wait that begins now ends, in the time of the loop that waits."""
+        self.now()
+        return asyncio.get_running_loop().time() + max(0.0, timeout)
+
+    def left(self, deadline: float) -> float:
+        """Seconds until then, 0 when it has passed."""
+        return max(0.0, deadline - asyncio.get_running_loop().time())
+
     def close(self) -> None:
         self._closed = True
         self.changed()

@@ -158,16 +158,15 @@ class MemoryWorkQueue:
         return len(gone)
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        until = self.shared.now().steady + timeout * 1000
+        deadline = self.shared.deadline(timeout)
         while True:
-            now = self.shared.now()
-            soonest = self._soonest(now, classes)
+            soonest = self._soonest(self.shared.now(), classes)
             if soonest == 0:
                 return True
-            left = until - now.steady
-            if left <= 0:
+            left = self.shared.left(deadline)
+            if not left:
                 return False
-            await self.shared.change(min(left, left if soonest is None else soonest) / 1000)
+            await self.shared.change(left if soonest is None else min(left, soonest / 1000))
 
     def put(self, item: WorkItem, now: Moment) -> None:
         """Keep an item as it is now, at the place that belongs to its state."""

@@ -82,7 +82,9 @@ def translated(error: BaseException, path: str) -> ReefknotError:
         case ReefknotError():
             return error
         case apsw.FullError():
-            return StoreFullError(store, "the disk is full", "make room, then try again; nothing of this write was kept")
+            return StoreFullError(
+                store, "the disk is full", "make room, then try again; nothing of this write was kept"
+            )
         case apsw.CorruptError() | apsw.NotADBError():
             return StoreCorruptError(
                 store, f"the file is damaged or no database ({error})", "restore a backup, or move the file away"
@@ -97,7 +99,9 @@ def translated(error: BaseException, path: str) -> ReefknotError:
             )
         case apsw.CantOpenError() | OSError():
             return StoreUnavailableError(
-                store, f"it cannot be opened ({error})", "check that the folder exists and that this user may write there"
+                store,
+                f"it cannot be opened ({error})",
+                "check that the folder exists and that this user may write there",
             )
         case apsw.IOError():
             return StoreUnavailableError(

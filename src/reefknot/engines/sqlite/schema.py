@@ -6,6 +6,7 @@ never downgraded and never guessed at. Steps are only ever added.
 """
 
 import secrets
+from typing import Any
 
 import apsw
 
@@ -82,18 +83,20 @@ def migrate(connection: apsw.Connection, path: str) -> int:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-    return found
+    return int(found)
 
 
 def check_version(connection: apsw.Connection, path: str) -> int:
     """The file's version, if this program can work with it."""
     store = f"sqlite:{path}"
-    found = int(connection.pragma("user_version"))  # type: ignore[arg-type]  # SQLite gives a number
+    found: Any = connection.pragma("user_version")
     ours = connection.pragma("application_id") == APPLICATION_ID
     if not ours and (found or connection.execute("SELECT count(*) FROM sqlite_schema").get):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
     if found > VERSION:
         raise StoreVersionError(
-            store, f"it has version {found}, this program knows up to {VERSION}", "use a newer reefknot, or another file"
+            store,
+            f"it has version {found}, this program knows up to {VERSION}",
+            "use a newer reefknot, or another file",
         )
-    return found
+    return int(found)

@@ -5,6 +5,7 @@ Fences and counts are read once and written once; events gather and are chained 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import apsw
 
@@ -61,8 +62,8 @@ class Transaction:
 
     def chain(self) -> Head:
         """Write the events gathered so far, and tell where the chain stands."""
-        chain, sequence, hashed = self.connection.execute("SELECT chain, sequence, hash FROM audit_head").fetchone()
-        head = Head(str(chain), int(sequence), str(hashed))
+        row: Any = self.connection.execute("SELECT chain, sequence, hash FROM audit_head").fetchone()
+        head = Head(*row)
         if not self._entries:
             return head
         rows = []
@@ -88,7 +89,7 @@ class Transaction:
 
     def _counted(self) -> list[int]:
         if self._counters is None:
-            row = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
-            self._saved = [int(number) for number in row]
+            row: Any = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
+            self._saved = list(row)
             self._counters = list(self._saved)
         return self._counters

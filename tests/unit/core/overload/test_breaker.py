@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.core.overload.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
-from reefknot.errors import ParameterError, ParameterTypeError
+from reefknot.errors import ParameterError, ParameterTypeError, shown
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
@@ -131,6 +131,19 @@ def test_a_call_from_before_the_opening_has_nothing_to_say_any_more() -> None:
     assert breaker.state(31.0) is CLOSED
 
 
+def test_a_probe_that_failed_cannot_speak_again_for_the_next_one() -> None:
+    breaker = opened(now=100.0)
+    first = admitted(breaker, 130.0)
+    breaker.failed(first, 130.0)
+    second = admitted(breaker, 160.0)
+    breaker.succeeded(first)
+    assert breaker.state(160.0) is HALF_OPEN
+    breaker.released(first)
+    assert isinstance(breaker.admit(161.0), Refused)
+    breaker.succeeded(second)
+    assert breaker.state(161.0) is CLOSED
+
+
 def test_a_probe_that_told_nothing_makes_room_for_the_next_at_once() -> None:
     breaker = opened(now=100.0)
     breaker.released(admitted(breaker, 130.0))
@@ -227,7 +240,7 @@ def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, Any], par
 
     assert not isinstance(caught.value, TypeError)
     assert (caught.value.parameter, caught.value.accepted) == (parameter, accepted)
-    assert str(caught.value).startswith(f"{parameter}=")
+    assert str(caught.value) == f"{parameter}={shown(settings[parameter])} is not accepted: {accepted}"
 
 
 @pytest.mark.parametrize(

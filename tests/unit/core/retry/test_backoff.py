@@ -97,6 +97,8 @@ def test_decorrelated_waits_grow_from_the_last_wait() -> None:
 
     assert wait_range(0, policy) == (1, 3)
     assert wait_range(0, policy, previous=99.0) == (1, 3)
+    assert wait_range(0, policy.replace(base_delay=2)) == (2, 6)
+    assert wait_range(1, policy) == (1, 1)
     assert wait_range(1, policy, previous=2.0) == (1, 6)
     assert wait_range(1, policy, previous=5.0) == (1, 10)
     assert wait_range(1, policy, previous=0.0) == (1, 1)

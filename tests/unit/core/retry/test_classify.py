@@ -142,6 +142,10 @@ def test_a_false_start_does_not_hide_a_true_one() -> None:
     assert type_in("subnetwork, subnetwork, network") is TRANSIENT
     assert type_in("4291 and 429") is LIMITED
     assert type_in("4294291 and 14291, 429") is LIMITED
+    assert type_in("429 and 4291") is LIMITED
+    assert type_in("4291, 429, 4291") is LIMITED
+    assert type_in("network of subnetworks") is TRANSIENT
+    assert type_in("subnetwork, network, subnetwork") is TRANSIENT
 
 
 def test_permanent_is_heard_before_rate_limited_before_transient() -> None:

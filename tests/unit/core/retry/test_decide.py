@@ -325,6 +325,14 @@ def test_the_most_specific_listed_class_decides(
     assert listed(names(raised), policy) is answer
 
 
+def test_a_bare_name_matches_in_a_module_of_any_depth() -> None:
+    deep = ("a.b.c.QuotaError",)
+
+    assert listed(deep, PLAIN.replace(retryable_exceptions=["QuotaError"])) is True
+    assert listed(deep, PLAIN.replace(retryable_exceptions=["c.QuotaError"])) is False
+    assert listed(("QuotaError",), PLAIN.replace(non_retryable_exceptions=["QuotaError"])) is False
+
+
 def test_a_failure_without_an_exception_matches_no_list() -> None:
     assert listed((), PLAIN) is True
     assert listed((), PLAIN.replace(retryable_exceptions=[OSError])) is False

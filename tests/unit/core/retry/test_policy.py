@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy, class_name, rule_name
-from reefknot.errors import ParameterError, ParameterTypeError
+from reefknot.errors import ParameterError, ParameterTypeError, shown
 
 DEFAULTS = {
     "strategy": RetryStrategy.EXPONENTIAL_BACKOFF,
@@ -141,7 +141,7 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any, accepted
 
     assert not isinstance(caught.value, TypeError)
     assert (caught.value.parameter, caught.value.accepted) == (name, accepted)
-    assert str(caught.value).startswith(f"{name}=")
+    assert str(caught.value) == f"{name}={shown(value)} is not accepted: {accepted}"
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
@@ -150,9 +150,9 @@ def test_a_value_of_another_kind_is_refused_by_name(name: str, value: Any, accep
     with pytest.raises(ParameterTypeError) as caught:
         made(**{name: value})
 
-    shown = value[0] if accepted.startswith("exception classes") else value
+    refused = value[0] if accepted.startswith("exception classes") else value
     assert (caught.value.parameter, caught.value.accepted) == (name, accepted)
-    assert str(caught.value).startswith(f"{name}={shown!r} ")
+    assert str(caught.value).startswith(f"{name}={refused!r} ")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,258 @@
+"""
+What the record says about retries: how many a minute, how often they help, how many attempts it takes.
+
+Events are added one by one and forgotten again, so a log of any length needs the same memory: sixty counters for a
+window, one row for each category, a bounded list of alerts. First tries that succeed are not on record; a success rate
+is therefore that of operations which failed at least once.
+"""
+
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+from reefknot.core.audit.event import (
+    AnyEvent,
+    IdempotencyEvent,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRecovered,
+    RetryRefused,
+    TimeoutOccurred,
+    timestamp,
+)
+from reefknot.core.retry.operations import RetryCategory
+from reefknot.errors import ParameterError
+
+WINDOW = 60
+"""Seconds. A rate is what fell into the window that ends with the latest event."""
+MOST_CATEGORIES = 200
+MOST_ALERTS = 100
+OTHERS = "(others)"
+"""Stands for all categories beyond the first 200."""
+UNNAMED = "(none)"
+
+
+class Pattern(Struct, frozen=True):
+    """One category. `total_attempts` counts executions of operations that failed at least once."""
+
+    total_attempts: int
+    retries: int
+    recovered: int
+    exhausted: int
+    refused: int
+    timeouts: int
+    idempotency_hits: int
+    idempotency_records: int
+    success_rate: float | None
+    avg_attempts: float | None
+    peak_per_minute: int
+
+
+class Alert(Struct, frozen=True):
+    """The rate went past the threshold. `category` is None for all together; `until` is None while it lasts."""
+
+    category: str | None
+    since: str
+    until: str | None
+    peak_per_minute: int
+    threshold: float
+
+
+class Analysis(Struct, frozen=True):
+    """The whole record, summed up."""
+
+    events: int
+    first: str | None
+    last: str | None
+    by_type: dict[str, int]
+    retries_per_minute: int
+    """In the minute that ends with the last event."""
+    peak_per_minute: int
+    overall: Pattern
+    categories: dict[str, Pattern]
+    alerts: tuple[Alert, ...]
+    alerts_left_out: int
+
+
+class Window:
+    """How many in the last minute, in sixty counters."""
+
+    __slots__ = ("_counts", "_latest", "peak", "total")
+
+    def __init__(self) -> None:
+        self._counts = [0] * WINDOW
+        self._latest = 0
+        self.total = 0
+        self.peak = 0
+
+    def move(self, second: int) -> None:
+        """Time goes on: what is older than the window falls out of it."""
+        if second - self._latest >= WINDOW:
+            self._counts = [0] * WINDOW
+            self.total = 0
+        else:
+            for passed in range(self._latest + 1, second + 1):
+                self.total -= self._counts[passed % WINDOW]
+                self._counts[passed % WINDOW] = 0
+        self._latest = max(self._latest, second)
+
+    def add(self, second: int) -> None:
+        """One more. One that comes later than the window is long has no place in it any more."""
+        self.move(second)
+        if second > self._latest - WINDOW:
+            self._counts[second % WINDOW] += 1
+            self.total += 1
+            self.peak = max(self.peak, self.total)
+
+
+class _Tally:
+    """The running sums of one category, or of all."""
+
+    __slots__ = ("alert", "counts", "executions", "window")
+
+    def __init__(self) -> None:
+        self.window = Window()
+        self.counts: dict[str, int] = {}
+        self.executions = 0
+        self.alert: int | None = None
+
+    def add(self, event: AnyEvent) -> None:
+        name = event.event_type
+        if isinstance(event, IdempotencyEvent):
+            name = f"idempotency_{event.action}"
+        self.counts[name] = self.counts.get(name, 0) + 1
+        if isinstance(event, RetryRecovered | RetryExhausted | RetryRefused):
+            self.executions += event.total_attempts
+
+    def pattern(self) -> Pattern:
+        count = self.counts.get
+        retries, recovered = count("retry_attempt", 0), count("retry_recovered", 0)
+        exhausted, refused = count("retry_exhausted", 0), count("retry_refused", 0)
+        ended = recovered + exhausted + refused
+        return Pattern(
+            total_attempts=retries + ended,
+            retries=retries,
+            recovered=recovered,
+            exhausted=exhausted,
+            refused=refused,
+            timeouts=count("timeout_occurred", 0),
+            idempotency_hits=count("idempotency_hit", 0),
+            idempotency_records=count("idempotency_record", 0),
+            success_rate=recovered / ended if ended else None,
+            avg_attempts=self.executions / ended if ended else None,
+            peak_per_minute=self.window.peak,
+        )
+
+
+class Analyser:
+    """Takes events in the order of the record. `threshold` is how many retries a minute are too many."""
+
+    def __init__(self, *, threshold: float | None = None) -> None:
+        if threshold is not None and not threshold >= 0:
+            raise ParameterError("threshold", threshold, "retries a minute, 0 or more")
+        self._threshold = threshold
+        self._all = _Tally()
+        self._by_category: dict[str, _Tally] = {}
+        self._by_type: dict[str, int] = {}
+        self._events = 0
+        self._first: float | None = None
+        self._last: float | None = None
+        self._alerts: list[Alert] = []
+        self._left_out = 0
+
+    def add(self, event: AnyEvent) -> None:
+        """One more event."""
+        at = moment(event.timestamp)
+        self._events += 1
+        self._by_type[event.event_type] = self._by_type.get(event.event_type, 0) + 1
+        if at is not None:
+            self._first = at if self._first is None else min(self._first, at)
+            self._last = at if self._last is None else max(self._last, at)
+        if not isinstance(
+            event, RetryAttempt | RetryExhausted | RetryRefused | RetryRecovered | IdempotencyEvent | TimeoutOccurred
+        ):
+            return
+        name, tally = self._tally(event.retry_category)
+        for category, one in ((None, self._all), (name, tally)):
+            one.add(event)
+            if at is not None:
+                self._measure(category, one, int(at), isinstance(event, RetryAttempt))
+
+    def _tally(self, category: str | None) -> tuple[str, _Tally]:
+        name = canonical_category(category)
+        found = self._by_category.get(name)
+        if found is None:
+            if len(self._by_category) >= MOST_CATEGORIES:
+                name = OTHERS
+            found = self._by_category.setdefault(name, _Tally())
+        return name, found
+
+    def _measure(self, category: str | None, tally: _Tally, second: int, is_retry: bool) -> None:
+        window = tally.window
+        if is_retry:
+            window.add(second)
+        else:
+            window.move(second)
+        if self._threshold is None:
+            return
+        if window.total > self._threshold:
+            self._raise(category, tally, second)
+        elif tally.alert is not None:
+            self._settle(tally, second)
+
+    def _raise(self, category: str | None, tally: _Tally, second: int) -> None:
+        assert self._threshold is not None
+        rate = tally.window.total
+        if tally.alert is None:
+            if len(self._alerts) >= MOST_ALERTS:
+                self._left_out += 1
+                tally.alert = -1
+            else:
+                tally.alert = len(self._alerts)
+                self._alerts.append(Alert(category, timestamp(second), None, rate, self._threshold))
+        elif tally.alert >= 0:
+            old = self._alerts[tally.alert]
+            if rate > old.peak_per_minute:
+                self._alerts[tally.alert] = Alert(category, old.since, None, rate, old.threshold)
+
+    def _settle(self, tally: _Tally, second: int) -> None:
+        assert tally.alert is not None
+        if tally.alert >= 0:
+            old = self._alerts[tally.alert]
+            ended = timestamp(second)
+            self._alerts[tally.alert] = Alert(old.category, old.since, ended, old.peak_per_minute, old.threshold)
+        tally.alert = None
+
+    def result(self) -> Analysis:
+        """Everything added so far, summed up."""
+        return Analysis(
+            events=self._events,
+            first=None if self._first is None else timestamp(self._first),
+            last=None if self._last is None else timestamp(self._last),
+            by_type=dict(sorted(self._by_type.items())),
+            retries_per_minute=self._all.window.total,
+            peak_per_minute=self._all.window.peak,
+            overall=self._all.pattern(),
+            categories={name: self._by_category[name].pattern() for name in sorted(self._by_category)},
+            alerts=tuple(self._alerts),
+            alerts_left_out=self._left_out,
+        )
+
+
+def canonical_category(category: str | None) -> str:
+    """One name for a category, whichever of its spellings was recorded."""
+    if not category:
+        return UNNAMED
+    try:
+        return RetryCategory(category).value
+    except ValueError:
+        return category
+
+
+def moment(text: str) -> float | None:
+    """Seconds since the epoch of an event's timestamp, None when it is no time. Without a zone it is UTC."""
+    try:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

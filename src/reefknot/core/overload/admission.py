@@ -1,0 +1,221 @@
+"""
+May it come in?
+
+One pure function for all four policies. It sees the queue as it stands before the newcomer, and answers with a value:
+accept, accept by dropping another, defer, degrade, or reject with the reason that the caller is told.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from reefknot.core.overload.level import OverloadStatus, Thresholds, level
+
+KNOWN_AFTER = 20
+"""Service times that must be known before anybody is refused because of them."""
+UNKNOWN_WAIT_MS = 1000
+SHORTEST_WAIT_MS = 100
+LONGEST_WAIT_MS = 30_000
+HEAVY_FROM = 0.95
+
+
+class RejectionPolicy(StrEnum):
+    """What happens when a queue is full."""
+
+    REJECT_NEW = "reject_new"
+    DROP_OLDEST = "drop_oldest"
+    DEFER = "defer"
+    DEGRADE = "degrade"
+
+
+class RejectReason(StrEnum):
+    """Why work was not taken, as acks carry it."""
+
+    QUEUE_FULL = "queue_full"
+    OVERLOADED = "overloaded"
+    WOULD_MISS_DEADLINE = "would_miss_deadline"
+    DROPPED_OLDEST = "dropped_oldest"
+    INVALID = "invalid"
+    UNKNOWN_JOB_TYPE = "unknown_job_type"
+    DRAINING = "draining"
+
+
+class DegradationLevel(StrEnum):
+    LIGHT = "light"
+    MEDIUM = "medium"
+    HEAVY = "heavy"
+
+
+class Degradation(Struct, frozen=True):
+    """What a level of degradation takes away."""
+
+    skip_retries: bool = False
+    timeout_factor: float = 1.0
+    skip_circuit_breaker: bool = False
+
+
+class Rules(Struct, frozen=True):
+    """The settings of one queue."""
+
+    size: int = 1000
+    policy: RejectionPolicy = RejectionPolicy.REJECT_NEW
+    reject_at: OverloadStatus = OverloadStatus.CRITICAL
+    thresholds: Thresholds = Thresholds()
+    max_drop_age_ms: int = 60_000
+    max_defer_time_ms: int = 30_000
+    max_wait_fraction: float | None = 0.5
+    light: Degradation = Degradation()
+    medium: Degradation = Degradation(skip_retries=True, timeout_factor=0.8)
+    heavy: Degradation = Degradation(skip_retries=True, timeout_factor=0.5, skip_circuit_breaker=True)
+
+
+class Oldest(Struct, frozen=True):
+    """The oldest of the lowest priority in the queue: the one that would go first."""
+
+    id: str
+    priority: int
+    waited_ms: int
+
+
+class QueueView(Struct, frozen=True):
+    """A queue as it stands before the newcomer."""
+
+    depth: int
+    concurrency: int = 1
+    service_times_known: int = 0
+    mean_service_ms: float = 0.0
+    oldest: Oldest | None = None
+    draining: bool = False
+
+
+class Newcomer(Struct, frozen=True):
+    """What matters about the work that asks to come in. `deadline_ms` is what is left of it, if one was given."""
+
+    priority: int = 0
+    deadline_ms: float | None = None
+
+
+class Accept(Struct, frozen=True):
+    message: str = "Assignment queued"
+
+
+class AcceptDropping(Struct, frozen=True):
+    """Take it in the place of another."""
+
+    victim: str
+    message: str = "Assignment queued (dropped oldest)"
+
+
+class Defer(Struct, frozen=True):
+    """Take it, but run it later."""
+
+    milliseconds: int
+
+    @property
+    def message(self) -> str:
+        return f"Assignment deferred for {self.milliseconds}ms"
+
+
+class Degrade(Struct, frozen=True):
+    """Take it with less service."""
+
+    level: DegradationLevel
+    change: Degradation
+
+    @property
+    def message(self) -> str:
+        return f"Assignment accepted with degradation: {self.level.value}"
+
+
+class Reject(Struct, frozen=True):
+    """Do not take it; ask again after `retry_after_ms`."""
+
+    reason: RejectReason
+    message: str
+    retry_after_ms: int
+
+
+Admission = Accept | AcceptDropping | Defer | Degrade | Reject
+
+
+def admit(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
+    """Whether, and how, the newcomer comes in."""
+    if view.draining:
+        return Reject(RejectReason.DRAINING, "Worker is draining, rejecting assignment", LONGEST_WAIT_MS)
+    status = level(view.depth, rules.size, rules.thresholds)
+    full = view.depth >= rules.size or status is OverloadStatus.CRITICAL
+    if full and rules.policy is RejectionPolicy.DROP_OLDEST:
+        return _in_place_of(view, newcomer, rules)
+    if full:
+        return Reject(RejectReason.QUEUE_FULL, _FULL[rules.policy], retry_after_ms(view))
+    if status.severity >= rules.reject_at.severity:
+        return Reject(RejectReason.OVERLOADED, "Worker overloaded, rejecting assignment", retry_after_ms(view))
+    if would_miss_deadline(view, newcomer, rules):
+        message = "Assignment would miss its deadline in the queue, rejecting assignment"
+        return Reject(RejectReason.WOULD_MISS_DEADLINE, message, retry_after_ms(view))
+    if rules.policy is RejectionPolicy.DEFER:
+        return _deferred(view, newcomer, rules)
+    if rules.policy is RejectionPolicy.DEGRADE:
+        return _degraded(view, status, rules)
+    return Accept()
+
+
+_FULL = {
+    RejectionPolicy.REJECT_NEW: "Queue full, rejecting assignment",
+    RejectionPolicy.DROP_OLDEST: "Queue full, rejecting assignment",
+    RejectionPolicy.DEFER: "Queue at capacity, cannot defer",
+    RejectionPolicy.DEGRADE: "Queue at capacity, cannot degrade",
+}
+
+
+def _in_place_of(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
+    """Never one that matters more, nor one that has waited so long that it is protected."""
+    oldest = view.oldest
+    if oldest is None or oldest.priority > newcomer.priority or oldest.waited_ms > rules.max_drop_age_ms:
+        return Reject(RejectReason.QUEUE_FULL, _FULL[RejectionPolicy.DROP_OLDEST], retry_after_ms(view))
+    return AcceptDropping(oldest.id)
+
+
+def would_miss_deadline(view: QueueView, newcomer: Newcomer, rules: Rules) -> bool:
+    """Whether it would only start when too much of its deadline is gone."""
+    if newcomer.deadline_ms is None or rules.max_wait_fraction is None or view.service_times_known < KNOWN_AFTER:
+        return False
+    return expected_wait_ms(view) > rules.max_wait_fraction * newcomer.deadline_ms
+
+
+def expected_wait_ms(view: QueueView) -> float:
+    """How long the queue as it stands takes to work off."""
+    return view.depth * view.mean_service_ms / view.concurrency
+
+
+def retry_after_ms(view: QueueView) -> int:
+    """When it may be worth asking again: after half the queue is gone, as far as one can tell."""
+    if view.service_times_known < KNOWN_AFTER:
+        return UNKNOWN_WAIT_MS
+    return int(min(LONGEST_WAIT_MS, max(SHORTEST_WAIT_MS, expected_wait_ms(view) / 2)))
+
+
+def defer_time_ms(depth: int, rules: Rules) -> int:
+    """From nothing at the degraded threshold to all of it at a full queue, in a straight line."""
+    share = depth / rules.size
+    begin = rules.thresholds.degraded
+    if share < begin or begin >= 1.0:
+        return 0
+    return int(min(1.0, (share - begin) / (1.0 - begin)) * rules.max_defer_time_ms)
+
+
+def _deferred(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
+    milliseconds = defer_time_ms(view.depth, rules)
+    if newcomer.deadline_ms is not None:
+        milliseconds = min(milliseconds, int(newcomer.deadline_ms * (rules.max_wait_fraction or 0.5)))
+    return Defer(milliseconds) if milliseconds > 0 else Accept()
+
+
+def _degraded(view: QueueView, status: OverloadStatus, rules: Rules) -> Admission:
+    if view.depth / rules.size >= HEAVY_FROM:
+        return Degrade(DegradationLevel.HEAVY, rules.heavy)
+    if status is OverloadStatus.OVERLOADED:
+        return Degrade(DegradationLevel.MEDIUM, rules.medium)
+    if status is OverloadStatus.DEGRADED:
+        return Degrade(DegradationLevel.LIGHT, rules.light)
+    return Accept()

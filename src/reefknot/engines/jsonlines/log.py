@@ -1,0 +1,173 @@
+"""The log as the rest of the system sees it: file work in a thread of its own, everything else in the loop."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
+from os.path import abspath
+from pathlib import Path
+from typing import TypeVar
+
+from reefknot.core.audit.chain import Head, Mismatch
+from reefknot.core.audit.lines import Line, filed_in, read_line, verify_lines
+from reefknot.engines.jsonlines.folder import files_of, lines_of, opening_in, translated
+from reefknot.engines.jsonlines.writer import Fsync, LineWriter
+from reefknot.errors import ParameterError, StoreUnavailableError
+from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
+from reefknot.ports.clock import Clock
+
+LARGEST_FILE = 64 << 20
+LEAST_LARGEST = 4096
+R = TypeVar("R")
+
+
+class JsonLinesLog:
+    """An audit log in files. Make it with `await JsonLinesLog.open(…)`."""
+
+    def __init__(self, writer: LineWriter, clock: Clock, pool: ThreadPoolExecutor | None) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._pool = pool
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | PathLike[str],
+        clock: Clock,
+        *,
+        largest: int = LARGEST_FILE,
+        keep: int | None = None,
+        fsync: Fsync | str = Fsync.ALWAYS,
+        inline: bool = False,
+    ) -> "JsonLinesLog":
+        """
+        Open or begin a log, and be its one writer.
+
+        `largest` is how many bytes a file may have before the next one begins (a batch is never split), `keep` how many
+        files there may be (None: any number). `inline` works without a thread, for virtual time.
+        """
+        if largest < LEAST_LARGEST:
+            raise ParameterError("largest", largest, f"a number of bytes, {LEAST_LARGEST} or more")
+        if keep is not None and keep < 1:
+            raise ParameterError("keep", keep, "a number of files, 1 or more, or None")
+        if fsync not in tuple(Fsync):
+            raise ParameterError("fsync", fsync, f"one of {', '.join(Fsync)}")
+        writer = LineWriter(
+            Path(abspath(path)), lambda: int(clock.wall() * 1000), largest=largest, keep=keep, fsync=Fsync(fsync)
+        )
+        log = cls(writer, clock, None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-lines"))
+        try:
+            await log._run(writer.open)
+        except BaseException:
+            await log.close()
+            raise
+        return log
+
+    async def append(self, entries: Sequence[AuditEntry]) -> Head:
+        head = await self._run(lambda: self._writer.append(entries))
+        self._wake()
+        return head
+
+    async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
+        return await self._run(lambda: _page(files_of(self._writer.path), query))
+
+    async def head(self) -> Head:
+        return await self._run(lambda: self._writer.head)
+
+    async def verify(self, head: Head | None = None) -> list[Mismatch]:
+        return await self._run(self._verified(head))
+
+    async def trim(self, before: int) -> int:
+        gone = await self._run(lambda: self._writer.trim(before))
+        self._wake()
+        return gone
+
+    async def wait(self, after: int, timeout: float) -> bool:
+        until = self._clock.now() + timeout
+        while (await self.head()).sequence <= after:
+            left = until - self._clock.now()
+            if left <= 0 or not await self._change(left):
+                return (await self.head()).sequence > after
+        return True
+
+    async def close(self) -> None:
+        """Let go of the file and its lock. A second call does nothing."""
+        if self._closed:
+            return
+        await self._run(self._writer.close)
+        self._closed = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+        self._wake()
+
+    def _verified(self, head: Head | None) -> Callable[[], list[Mismatch]]:
+        def walk() -> list[Mismatch]:
+            found = verify_lines(lines_of(files_of(self._writer.path)), self._writer.head)
+            if head is not None and head != self._writer.head:
+                again = verify_lines(lines_of(files_of(self._writer.path)), head)
+                found += [one for one in again if one not in found]
+            return found
+
+        return walk
+
+    async def _run(self, work: Callable[[], R]) -> R:
+        if self._closed:
+            raise StoreUnavailableError(f"jsonlines:{self._writer.path}", "it is closed", "open it again")
+        try:
+            if self._pool is None:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except OSError as error:
+            raise translated(error, self._writer.path) from error
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def _change(self, timeout: float) -> bool:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            async with asyncio.timeout(timeout):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(future)
+        return True
+
+
+def _page(files: list[Path], query: AuditQuery) -> list[KeptEntry]:
+    """A page, read from the first file that can hold anything of it."""
+    first = 0
+    for number, file in enumerate(files):
+        if opening_in(file).sequence <= query.after:
+            first = number
+    found: list[KeptEntry] = []
+    for text in lines_of(files[first:]):
+        line = read_line(text)
+        if len(found) >= query.limit:
+            break
+        if isinstance(line, Line) and line.sequence > query.after and _matches(query, line):
+            found.append(KeptEntry(line.sequence, line.hash, _entry(line)))
+    return found
+
+
+def _entry(line: Line) -> AuditEntry:
+    filed = line.filed or filed_in(line.body)
+    return AuditEntry(line.body, filed.event_type, line.at or 0, filed.correlation_id, filed.trace_id, filed.work_id)
+
+
+def _matches(query: AuditQuery, line: Line) -> bool:
+    filed = line.filed or filed_in(line.body)
+    at = line.at or 0
+    wanted = ("event_type", "correlation_id", "trace_id", "work_id")
+    return (
+        all(getattr(query, name) in (None, getattr(filed, name)) for name in wanted)
+        and (query.since is None or at >= query.since)
+        and (query.until is None or at < query.until)
+    )

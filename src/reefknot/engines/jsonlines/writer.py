@@ -1,0 +1,229 @@
+"""
+Writing lines: whole batches, in order, bounded files.
+
+It belongs to one thread at a time. A write that fails is taken back; when that fails too, or a flush to the disk does,
+nothing more is written through it, because nobody knows what is there.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from secrets import token_hex
+
+from reefknot.core.audit.chain import ANCHOR, Head, anchor_body, link
+from reefknot.core.audit.event import Event, LogRepaired, encode, timestamp
+from reefknot.core.audit.lines import Filed, Line, Opening, line_of, read_line
+from reefknot.engines.jsonlines.folder import (
+    files_of,
+    lines_of,
+    locked,
+    made,
+    opening_in,
+    sync_folder,
+    tail_of,
+    translated,
+)
+from reefknot.errors import StoreUnavailableError
+from reefknot.ports.audit_log import AuditEntry
+
+
+class Fsync(StrEnum):
+    """When what was written is flushed to the disk: after every batch, when a file is full, or never by us."""
+
+    ALWAYS = "always"
+    ROTATE = "rotate"
+    NEVER = "never"
+
+
+class LineWriter:
+    """The one writer of a log. `keep` is how many files there may be, None for any number."""
+
+    def __init__(self, path: Path, wall_ms: Callable[[], int], *, largest: int, keep: int | None, fsync: Fsync) -> None:
+        self.path = path
+        self.head = Head("")
+        self.start = Head("")
+        self._wall_ms = wall_ms
+        self._largest = largest
+        self._keep = keep
+        self._fsync = fsync
+        self._lock: int | None = None
+        self._file: int | None = None
+        self._size = 0
+
+    def open(self) -> None:
+        """Take the lock, find the end, and cut off what a crash left half written, on record."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = locked(self.path)
+            self.path.with_name(f"{self.path.name}.new").unlink(missing_ok=True)
+            files = files_of(self.path)
+            if not files:
+                made(self.path, Head(token_hex(8)))
+            elif files[-1] != self.path:  # a crash came between two files
+                made(self.path, tail_of(files[-1]).head)
+            torn = self._open_file()
+            self.start = opening_in(files_of(self.path)[0])
+        except OSError as error:
+            self.close()
+            raise translated(error, self.path) from error
+        except BaseException:
+            self.close()
+            raise
+        if torn:
+            now = self._wall_ms()
+            self._append_event(LogRepaired(timestamp=timestamp(now / 1000), removed_bytes=torn), now)
+
+    def _open_file(self) -> int:
+        tail = tail_of(self.path)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if tail.whole < tail.size:
+            os.ftruncate(self._file, tail.whole)
+            os.fsync(self._file)
+        self.head, self._size = tail.head, tail.whole
+        return tail.size - tail.whole
+
+    def close(self) -> None:
+        for handle in (self._file, self._lock):
+            if handle is not None:
+                os.close(handle)
+        self._file = self._lock = None
+
+    def append(self, entries: Sequence[AuditEntry]) -> Head:
+        """Keep these, all or none."""
+        if not entries:
+            return self.head
+        head, data = self._lines(entries)
+        if self._size + len(data) > self._largest and self.head.sequence > opening_in(self.path).sequence:
+            self._rotate()
+            self._let_go()
+            head, data = self._lines(entries)  # an anchor may have come before them
+        self._write(data)
+        self.head = head
+        return head
+
+    def _lines(self, entries: Sequence[AuditEntry]) -> tuple[Head, bytes]:
+        head, lines = self.head, []
+        for more, entry in zip(range(len(entries) - 1, -1, -1), entries, strict=True):
+            head, _ = link(head, entry.body)
+            filed = Filed(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
+            lines.append(line_of(head, entry.body, at=entry.at, filed=filed, more=more))
+        return head, b"".join(lines)
+
+    def _write(self, data: bytes) -> None:
+        file = self._usable()
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file, left) :]
+        except OSError as error:
+            try:
+                os.ftruncate(file, self._size)
+            except OSError:
+                self._give_up()
+                raise translated(error, self.path, unknown=True) from error
+            raise translated(error, self.path) from error
+        if self._fsync is Fsync.ALWAYS:
+            self._flush(file)
+        self._size += len(data)
+
+    def _flush(self, file: int) -> None:
+        try:
+            os.fsync(file)
+        except OSError as error:  # the system may have dropped what it could not write: never try that again
+            self._give_up()
+            raise translated(error, self.path, unknown=True) from error
+
+    def _usable(self) -> int:
+        if self._file is None:
+            raise StoreUnavailableError(f"jsonlines:{self.path}", "it is closed, or was given up", "open it again")
+        return self._file
+
+    def _give_up(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+        self._file = None
+
+    def _rotate(self) -> None:
+        file = self._usable()
+        if self._fsync is not Fsync.NEVER:
+            self._flush(file)
+        try:
+            first = opening_in(self.path).sequence + 1
+            os.rename(self.path, self.path.with_name(f"{self.path.name}.{first:012d}"))
+            self._give_up()
+            made(self.path, self.head)
+            self._open_file()
+        except OSError as error:
+            self._give_up()
+            raise translated(error, self.path, unknown=True) from error
+
+    def _let_go(self) -> None:
+        """Remove the oldest files beyond the bound. Each goes only after an anchor event for it is there."""
+        if self._keep is not None:
+            for file in files_of(self.path)[: -self._keep]:
+                self._drop(file)
+
+    def _drop(self, file: Path) -> None:
+        anchor = tail_of(file).head
+        self._anchor(anchor)
+        file.unlink()
+        sync_folder(self.path.parent)
+        self.start = anchor
+
+    def _anchor(self, anchor: Head) -> None:
+        now = self._wall_ms()
+        self._append_body(anchor_body(anchor, now), ANCHOR, now)
+        if self._fsync is not Fsync.NEVER:
+            self._flush(self._usable())
+
+    def _append_event(self, event: Event, now: int) -> None:
+        self._append_body(encode(event), event.event_type, now)
+
+    def _append_body(self, body: bytes, event_type: str, now: int) -> None:
+        head, data = self._lines([AuditEntry(body, event_type, now)])
+        self._write(data)
+        self.head = head
+
+    def trim(self, before: int) -> int:
+        """Forget from the start what is older. Whole files go first; the one that is half old is written anew."""
+        gone, anchor, partly = self._old(before)
+        files = files_of(self.path)
+        for file in files[: files.index(partly)]:
+            self._drop(file)
+        if anchor != opening_in(partly):
+            self._anchor(anchor)
+            made(partly, anchor, _after(partly, anchor.sequence))
+            self.start = anchor
+            if partly == self.path:
+                self._give_up()
+                self._open_file()
+        return gone
+
+    def _old(self, before: int) -> tuple[int, Head, Path]:
+        """How many events are too old, the last of them, and the file in which that is (the last one at most)."""
+        gone, anchor = 0, self.start
+        files = files_of(self.path)
+        for file in files:
+            for text in lines_of([file]):
+                line = read_line(text)
+                if not isinstance(line, Line):
+                    continue
+                if line.at is None or line.at >= before:
+                    return gone, anchor, file
+                gone, anchor = gone + 1, Head(anchor.chain, line.sequence, line.hash)
+        return gone, anchor, files[-1]
+
+
+def _after(file: Path, sequence: int) -> Iterator[bytes]:
+    """The lines after this number; those that cannot be read stay where they are."""
+    keeping = False
+    for text in lines_of([file]):
+        line = read_line(text)
+        if isinstance(line, Opening) or (isinstance(line, Line) and line.sequence <= sequence):
+            continue
+        keeping = keeping or isinstance(line, Line)
+        if keeping:
+            yield text

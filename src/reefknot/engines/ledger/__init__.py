@@ -1,0 +1,85 @@
+"""
+Mode `txn`: the idempotency record lives in the caller's own database, and commits with the effect.
+
+    async with rk.ledger(conn).once(key) as claim:
+        if claim.done:
+            return claim.result
+        conn.execute("UPDATE account SET …")
+        claim.result = {"paid": 20}
+
+Effect and record are one transaction, so in this mode the effect happens exactly once per key, whatever crashes. That
+holds for what the block does on this very connection, and for nothing else: a mail it sends is not undone.
+
+Works on `sqlite3`, `apsw` and `psycopg` connections. A driver is told by its class, and is not imported for it.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from reefknot.engines.ledger.claim import LedgerClaim
+from reefknot.engines.ledger.once import Ledger, LedgerBlock, Transaction
+from reefknot.engines.ledger.table import TABLE, Table
+from reefknot.errors import ParameterError, ParameterTypeError
+
+__all__ = ["Ledger", "LedgerBlock", "LedgerClaim", "ledger"]
+
+_ACCEPTED = "a connection of sqlite3, apsw or psycopg (psycopg's may be async)"
+
+
+def ledger(conn: Any, *, table: str = TABLE, wait: float = 30.0) -> Ledger:
+    """
+    The ledger in the database of `conn`. Its table is made when it is first needed.
+
+    `wait` bounds, in seconds, how long a later caller of a key waits for the first one; then `KeyInProgressError`.
+    `table` may be qualified: `billing.ledger`.
+    """
+    ours = Table.named(table)
+    seconds = _seconds(wait)
+
+    def transaction() -> Transaction:
+        return _transaction(conn, ours, seconds)
+
+    transaction()  # a connection that cannot be used is refused here, not in the middle of the work
+    return Ledger(conn, transaction)
+
+
+def _transaction(conn: Any, table: Table, wait: float) -> Transaction:
+    match _driver(conn):
+        case "sqlite3":
+            from reefknot.engines.ledger.sqlite3_handle import Sqlite3Handle
+            from reefknot.engines.ledger.sqlite_transaction import SqliteTransaction
+
+            return SqliteTransaction(Sqlite3Handle(conn), table, wait)
+        case "apsw":
+            from reefknot.engines.ledger.apsw_handle import ApswHandle
+            from reefknot.engines.ledger.sqlite_transaction import SqliteTransaction
+
+            return SqliteTransaction(ApswHandle(conn), table, wait)
+        case "psycopg":
+            from reefknot.engines.ledger.postgres_transaction import PostgresTransaction
+
+            return PostgresTransaction(conn, table, wait)
+        case _:
+            raise ParameterTypeError("conn", conn, _ACCEPTED)
+
+
+def _driver(conn: object) -> str:
+    """The package whose connection this is, or of which it is a subclass."""
+    for cls in type(conn).__mro__:
+        package = cls.__module__.partition(".")[0]
+        if package in ("sqlite3", "apsw") and cls.__name__ == "Connection":
+            return package
+        if package == "psycopg" and cls.__name__ in ("Connection", "AsyncConnection"):
+            return package
+    return ""
+
+
+def _seconds(wait: float) -> float:
+    accepted = "a finite number of seconds, 0 or more"
+    if isinstance(wait, bool) or not isinstance(wait, int | float):
+        raise ParameterTypeError("wait", wait, accepted)
+    if not (wait >= 0 and isfinite(wait)):
+        raise ParameterError("wait", wait, accepted)
+    return float(wait)

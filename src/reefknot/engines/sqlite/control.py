@@ -1,0 +1,73 @@
+"""Words between the processes that share the file."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from reefknot.core.moment import milliseconds
+from reefknot.engines.sqlite.link import Link
+from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.wake import until
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.control import EVERYONE, Command
+
+_POLL = (
+    "SELECT sequence, name, target, body, sender, at FROM command "
+    "WHERE sequence > ? AND target IN (?, ?) AND stale_at > ? ORDER BY sequence LIMIT ?"
+)
+
+
+class SqliteControl:
+    """The commands of a SQLite store."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def post(
+        self,
+        name: str,
+        *,
+        target: str = EVERYONE,
+        body: str = "{}",
+        sender: str = "",
+        keep: float = 300.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> int:
+        sequence: int = await self._link.write(_posts, (name, target, body, sender, milliseconds(keep), events))
+        return sequence
+
+    async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
+        now = self._link.now()
+
+        def heard(connection: apsw.Connection) -> list[Command]:
+            rows: Any = connection.execute(_POLL, (after, target, EVERYONE, now.wall, limit))
+            return [Command(*row) for row in rows]
+
+        return await self._link.read(heard)
+
+    async def latest(self) -> int:
+        return await self._link.read(_latest)
+
+    async def wait(self, timeout: float) -> bool:
+        with self._link.listening("") as change:
+            return await until(change, timeout)
+
+
+def _latest(connection: apsw.Connection) -> int:
+    number: Any = connection.execute("SELECT command FROM counter").get
+    return int(number)
+
+
+def _posts(transaction: Transaction, wanted: list[Any]) -> list[int]:
+    now = transaction.now
+    transaction.connection.execute("DELETE FROM command WHERE stale_at <= ?", (now.wall,))
+    answers = []
+    for name, target, body, sender, keep_ms, events in wanted:
+        sequence = transaction.next_command()
+        row = (sequence, name, target, body, sender, now.wall, now.wall + keep_ms)
+        transaction.connection.execute("INSERT INTO command VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        transaction.tell(events)
+        answers.append(sequence)
+    transaction.touched.add("control")
+    return answers

@@ -1,0 +1,229 @@
+"""
+Idempotency keys as rows.
+
+All requests of a batch are decided by `core.idempotency` over the records as they stand inside the transaction: one
+read, one write, whatever the number of callers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import apsw
+from msgspec import Struct, json, structs
+
+from reefknot.core import idempotency as core
+from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
+from reefknot.core.moment import Moment, milliseconds
+from reefknot.engines.sqlite.link import Link
+from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.wake import until
+from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
+from reefknot.ports.audit_log import AuditEntry
+
+_COLUMNS = ", ".join(KeyRecord.__struct_fields__)
+_LOAD = (
+    f"SELECT json_group_array(json_array({_COLUMNS})) FROM idempotency "  # noqa: S608 - our own column names
+    "WHERE key IN (SELECT value FROM json_each(?))"
+)
+_PAGE = (
+    f"SELECT json_group_array(json_array({_COLUMNS})) FROM "  # noqa: S608 - our own column names
+    "(SELECT * FROM idempotency WHERE key > ?1 AND (?2 IS NULL OR state = ?2) ORDER BY key LIMIT ?3)"
+)
+_SAVE = f"INSERT OR REPLACE INTO idempotency VALUES ({', '.join('?' * len(KeyRecord.__struct_fields__))})"  # noqa: S608
+_SPENT = (
+    "state IN ('done', 'failed', 'released', 'in_progress') AND expires_at <= ?1 "
+    "AND (state <> 'in_progress' OR (guard = 0 AND lease_until <= ?2))"
+)
+_records = json.Decoder(list[KeyRecord], strict=False)  # SQLite's booleans are 0 and 1
+
+
+class _Renewing(Struct, frozen=True):
+    claim: Claim
+    lease_ms: int
+
+
+class _Finishing(Struct, frozen=True):
+    claim: Claim
+    ending: Ending
+
+
+class _Resolving(Struct, frozen=True):
+    key: str
+    ending: Ending
+
+
+_Wish = Asking | _Renewing | _Finishing | _Resolving
+_Step = tuple[str, _Wish, Sequence[AuditEntry]]
+
+
+class SqliteIdempotencyStore:
+    """The keys of a SQLite store."""
+
+    def __init__(self, link: Link, *, retention: float, largest_result: int, most_keys: int | None) -> None:
+        self._link = link
+        self._retention_ms = milliseconds(retention)
+        self._largest_result = largest_result
+        self._most_keys = most_keys
+
+    async def claim(
+        self,
+        key: str,
+        *,
+        owner: str,
+        fingerprint: str = "",
+        lease: float = 60.0,
+        guard: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> Answer:
+        asking = Asking(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        answer: Answer = await self._link.write(self._steps, (key, asking, events))
+        return answer
+
+    async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
+        step = _Renewing(claim, milliseconds(lease))
+        record: KeyRecord = await self._link.write(self._steps, (claim.key, step, ()))
+        return record
+
+    async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
+        core.checked_ending(ending, self._largest_result)
+        record: KeyRecord = await self._link.write(self._steps, (claim.key, _Finishing(claim, ending), events))
+        return record
+
+    async def resolve(self, key: str, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> bool:
+        core.checked_ending(ending, self._largest_result)
+        resolved: bool = await self._link.write(self._steps, (checked_key(key), _Resolving(key, ending), events))
+        return resolved
+
+    async def get(self, key: str) -> KeyRecord | None:
+        checked_key(key)
+        found = await self._link.read(lambda connection: load(connection, [key]))
+        record = found.get(key)
+        return None if record is None or core.is_spent(record, self._link.now()) else record
+
+    async def wait(self, key: str, timeout: float) -> KeyRecord | None:
+        deadline = self._link.deadline(timeout)
+        while True:
+            with self._link.listening(f"key:{key}") as change:
+                record = await self.get(key)
+                left = self._link.left(deadline)
+                if record is None or record.state is not KeyState.IN_PROGRESS or not left:
+                    return record
+                await until(change, left)
+
+    async def find(self, *, state: KeyState | None = None, after: str = "", limit: int = 100) -> list[KeyRecord]:
+        now = self._link.now()
+
+        def page(connection: apsw.Connection) -> list[KeyRecord]:
+            found: list[KeyRecord] = []
+            last = after
+            while len(found) < limit:
+                text: Any = connection.execute(_PAGE, (last, state, limit)).get
+                rows = _records.decode(text)
+                found += [record for record in rows if not core.is_spent(record, now)]
+                if len(rows) < limit:
+                    break
+                last = rows[-1].key
+            return found[:limit]
+
+        return await self._link.read(page)
+
+    async def counts(self) -> Mapping[KeyState, int]:
+        now = self._link.now()
+        query = f"SELECT state, count(*) FROM idempotency WHERE NOT ({_SPENT}) GROUP BY state"  # noqa: S608
+
+        def count(connection: apsw.Connection) -> dict[KeyState, int]:
+            rows: Any = connection.execute(query, (now.wall, now.steady))
+            return {KeyState(state): number for state, number in rows}
+
+        return await self._link.read(count)
+
+    async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
+        forgotten: bool = await self._link.write(self._forgets, (checked_key(key), events))
+        return forgotten
+
+    async def purge(self) -> int:
+        number: int = await self._link.write(self._purges, None)
+        return number
+
+    def _steps(self, transaction: Transaction, steps: list[_Step]) -> list[Any]:
+        """All claims, renewals and endings of a batch, one after the other over what is stored."""
+        records = load(transaction.connection, [key for key, _, _ in steps])
+        changed: dict[str, KeyRecord] = {}
+        answers: list[Any] = []
+        for key, step, events in steps:
+            old = records.get(key)
+            try:
+                answer, new = self._decide(transaction, old, step)
+            except ReefknotError as error:
+                answers.append(error)
+                continue
+            answers.append(answer)
+            if new is not None and new is not old:
+                records[key] = changed[key] = new
+                transaction.touched.add(f"key:{key}")
+                if not isinstance(step, Asking) or isinstance(answer, Claimed):
+                    transaction.tell(events)
+        if changed:
+            transaction.connection.executemany(_SAVE, [structs.astuple(record) for record in changed.values()])
+        return answers
+
+    def _decide(self, transaction: Transaction, old: KeyRecord | None, step: _Wish) -> tuple[Any, KeyRecord | None]:
+        now, retention_ms = transaction.now, self._retention_ms
+        match step:
+            case Asking():
+                if old is None:
+                    self._make_room(transaction)
+                answer = core.claim(old, step, fence=transaction.next_fence(), now=now, retention_ms=retention_ms)
+                transaction.keys += old is None
+                return answer, answer.record
+            case _Resolving():
+                told = core.resolve(old, step.ending, now=now, retention_ms=retention_ms)
+                return (False, None) if isinstance(told, Lost) else (True, told)
+            case _Renewing():
+                new = core.renew(old, step.claim, now=now, lease_ms=step.lease_ms, retention_ms=retention_ms)
+            case _Finishing():
+                new = core.finish(old, step.claim, step.ending, now=now, retention_ms=retention_ms)
+        if isinstance(new, Lost):
+            raise LeaseLostError(step.claim.key, owner=step.claim.owner, fence=step.claim.fence)
+        return new, new
+
+    def _make_room(self, transaction: Transaction) -> None:
+        limit = self._most_keys
+        if limit is None or transaction.keys < limit or self._purge(transaction):
+            return
+        raise KeyQuotaError(keys=transaction.keys, limit=limit)
+
+    def _forgets(self, transaction: Transaction, wanted: list[tuple[str, Sequence[AuditEntry]]]) -> list[Any]:
+        records = load(transaction.connection, [key for key, _ in wanted])
+        answers: list[Any] = []
+        for key, events in wanted:
+            record = records.pop(key, None)
+            left = 0 if record is None else record.lease_until - transaction.now.steady
+            if record is not None and record.state is KeyState.IN_PROGRESS and left > 0:
+                answers.append(KeyInProgressError(key, owner=record.owner, retry_after=left / 1000))
+                continue
+            if record is not None:
+                transaction.connection.execute("DELETE FROM idempotency WHERE key = ?", (key,))
+                transaction.keys -= 1
+                transaction.touched.add(f"key:{key}")
+                transaction.tell(events)
+            answers.append(record is not None)
+        return answers
+
+    def _purges(self, transaction: Transaction, wanted: list[None]) -> list[int]:
+        gone = self._purge(transaction)
+        return [gone] + [0] * (len(wanted) - 1)
+
+    def _purge(self, transaction: Transaction) -> int:
+        now: Moment = transaction.now
+        query = f"DELETE FROM idempotency WHERE {_SPENT}"  # noqa: S608 - our own words
+        transaction.connection.execute(query, (now.wall, now.steady))
+        gone = transaction.connection.changes()
+        transaction.keys -= gone
+        return gone
+
+
+def load(connection: apsw.Connection, keys: list[str]) -> dict[str, KeyRecord]:
+    """The records of these keys. One row comes back, because every row costs a hand-over of the interpreter's lock."""
+    text: Any = connection.execute(_LOAD, (json.encode(keys).decode(),)).get
+    return {record.key: record for record in _records.decode(text)}

@@ -1,0 +1,121 @@
+"""Rows of the work table: written, read, and turned into items. Payloads are only read where they are wanted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+from msgspec import json, structs
+
+from reefknot.core.work import Budget, Chapter, WorkItem, WorkState
+from reefknot.engines.sqlite.transaction import Transaction
+
+_FIELDS = WorkItem.__struct_fields__
+FULL = ", ".join(_FIELDS)
+"""Every field, the payload last."""
+
+_NESTED = {"budget": "json(budget)", "history": "json(history)"}
+_LIGHT = ", ".join(_NESTED.get(name, name) for name in _FIELDS[:-1])
+_AS_ONE_ROW = f"SELECT json_group_array(json_array({_LIGHT})) FROM "  # noqa: S608 - our own column names
+_LOAD = _AS_ONE_ROW + "work WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
+_EXPIRED = _AS_ONE_ROW + "(SELECT * FROM work WHERE state = 'running' AND lease_until <= ? ORDER BY seq)"  # noqa: S608
+_INSERT = f"INSERT INTO work (ready, {FULL}) VALUES ({', '.join('?' * (len(_FIELDS) + 1))})"  # noqa: S608
+
+# An item's own story; who it is and what it carries never change.
+_CHANGING = _FIELDS[_FIELDS.index("state") : -1]
+_FIRST_CHANGING = _FIELDS.index("state")
+_UPDATE = f"UPDATE work SET ready = ?, {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"  # noqa: S608
+
+_items = json.Decoder(list[WorkItem], strict=False)
+_budget = json.Decoder(Budget)
+_history = json.Decoder(tuple[Chapter, ...])
+_NO_BUDGET = json.encode(Budget()).decode()
+
+
+def listed(names: Sequence[str]) -> str:
+    """Text that `json_each` reads."""
+    return json.encode(list(names)).decode()
+
+
+def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
+    """These items, without payloads."""
+    return {item.id: item for item in _decoded(connection, _LOAD, (listed(ids),))}
+
+
+def expired(connection: apsw.Connection, steady: int) -> list[WorkItem]:
+    """Items whose owner let its lease run out, without payloads."""
+    return _decoded(connection, _EXPIRED, (steady,))
+
+
+def page(connection: apsw.Connection, where: Sequence[str], values: Sequence[Any], limit: int) -> list[WorkItem]:
+    """Items in the order of their ids, without payloads."""
+    chosen = f"(SELECT * FROM work WHERE {' AND '.join(where)} ORDER BY id LIMIT ?)"  # noqa: S608 - our own words
+    return _decoded(connection, _AS_ONE_ROW + chosen, (*values, limit))
+
+
+def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
+    """One item with its payload."""
+    row: Any = connection.execute(f"SELECT {FULL} FROM work WHERE id = ?", (work_id,)).fetchone()  # noqa: S608
+    return None if row is None else item_of(row)
+
+
+def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
+    """Which of these ids are there already."""
+    query = "SELECT json_group_array(id) FROM work WHERE id IN (SELECT value FROM json_each(?))"
+    text: Any = connection.execute(query, (listed(ids),)).get
+    return set(json.decode(text, type=list[str]))
+
+
+def pending_by_class(connection: apsw.Connection) -> dict[str, int]:
+    """How much waits in each class, due or not."""
+    query = "SELECT resource_class, count(*) FROM work WHERE state = 'pending' GROUP BY resource_class"
+    found: Any = connection.execute(query)
+    return dict(found.fetchall())
+
+
+def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
+    """New items."""
+    if items:
+        wall = transaction.now.wall
+        rows = [(item.due_at <= wall, *_row(item)) for item in items]
+        transaction.connection.executemany(_INSERT, rows)
+        transaction.touched.add("work")
+
+
+def update(transaction: Transaction, items: Sequence[WorkItem]) -> None:
+    """The same items, further on in their story."""
+    if not items:
+        return
+    wall = transaction.now.wall
+    rows = []
+    for item in items:
+        ready = item.state is WorkState.PENDING and item.due_at <= wall
+        rows.append((ready, *_row(item)[_FIRST_CHANGING:-1], item.id))
+        transaction.touched.add(f"item:{item.id}")
+    transaction.connection.executemany(_UPDATE, rows)
+    transaction.touched.add("work")
+
+
+def item_of(row: Sequence[Any]) -> WorkItem:
+    """A full row as an item."""
+    values = list(row)
+    values[_STATE] = WorkState(values[_STATE])
+    values[_BUDGET] = Budget() if values[_BUDGET] == _NO_BUDGET else _budget.decode(values[_BUDGET])
+    values[_HISTORY] = () if values[_HISTORY] == "[]" else _history.decode(values[_HISTORY])
+    return WorkItem(*values)
+
+
+_STATE = _FIELDS.index("state")
+_BUDGET = _FIELDS.index("budget")
+_HISTORY = _FIELDS.index("history")
+
+
+def _row(item: WorkItem) -> list[Any]:
+    values = list(structs.astuple(item))
+    values[_BUDGET] = json.encode(item.budget).decode()
+    values[_HISTORY] = json.encode(item.history).decode() if item.history else "[]"
+    return values
+
+
+def _decoded(connection: apsw.Connection, statement: str, values: tuple[Any, ...]) -> list[WorkItem]:
+    text: Any = connection.execute(statement, values).get
+    return _items.decode(text)

@@ -1,0 +1,112 @@
+"""The rows of the work table that wait for a person."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import apsw
+from msgspec import structs
+
+from reefknot.core import work as core
+from reefknot.core.work import WorkItem, WorkState
+from reefknot.engines.sqlite import items as rows
+from reefknot.engines.sqlite.link import Link
+from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
+
+_NO_LIMIT = -1
+
+
+class SqliteQuarantine:
+    """The quarantine of a SQLite store."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        return await self._link.read(lambda connection: _meant(connection, which, after, limit))
+
+    async def show(self, work_id: str) -> WorkItem | None:
+        item = await self._link.read(lambda connection: rows.one(connection, work_id))
+        return item if item is not None and item.state is WorkState.QUARANTINED else None
+
+    async def requeue(
+        self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        def change(transaction: Transaction, item: WorkItem) -> WorkItem:
+            return core.requeue(item, transaction.now, who=who)
+
+        return await self._change(which, change, dry_run, events)
+
+    async def discard(
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        reason: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        def change(transaction: Transaction, item: WorkItem) -> WorkItem:
+            return core.discard(item, transaction.now, who=who, reason=reason)
+
+        return await self._change(which, change, dry_run, events)
+
+    async def purge(
+        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return await self._change(which, None, dry_run, events)
+
+    async def stats(self) -> QuarantineStats:
+        items = await self._link.read(lambda connection: _meant(connection, ALL, "", _NO_LIMIT))
+        return QuarantineStats(
+            total=len(items),
+            by_kind=dict(Counter(item.kind for item in items)),
+            by_source=dict(Counter(item.source for item in items)),
+            by_reason=dict(Counter(item.reason for item in items)),
+            oldest_at=min((item.updated_at for item in items), default=None),
+        )
+
+    async def _change(
+        self,
+        which: QuarantineFilter,
+        change: Callable[[Transaction, WorkItem], WorkItem] | None,
+        dry_run: bool,
+        events: Sequence[AuditEntry],
+    ) -> list[str]:
+        if dry_run:
+            items = await self._link.read(lambda connection: _meant(connection, which, "", _NO_LIMIT))
+            return [item.id for item in items]
+        ids: list[str] = await self._link.write(_changes, (which, change, events))
+        return ids
+
+
+def _changes(transaction: Transaction, wanted: list[Any]) -> list[list[str]]:
+    answers = []
+    for which, change, events in wanted:
+        items = _meant(transaction.connection, which, "", _NO_LIMIT)
+        ids = [item.id for item in items]
+        if change is not None:
+            rows.update(transaction, [change(transaction, item) for item in items])
+        else:
+            statement = "DELETE FROM work WHERE id IN (SELECT value FROM json_each(?))"
+            transaction.connection.execute(statement, (rows.listed(ids),))
+        if ids:
+            transaction.tell(events)
+        answers.append(ids)
+    return answers
+
+
+def _meant(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:
+    given: dict[str, Any] = {
+        "id IN (SELECT value FROM json_each(?))": rows.listed(which.ids) if which.ids else None,
+        "kind = ?": which.kind,
+        "source = ?": which.source,
+        "instr(reason, ?) > 0": which.reason_contains,
+        "updated_at < ?": which.before,
+    }
+    held = {words: value for words, value in given.items() if value is not None}
+    where = ["state = 'quarantined'", "id > ?", *held]
+    found = rows.page(connection, where, [after, *held.values()], limit)
+    return [structs.replace(item, payload=b"") for item in found]

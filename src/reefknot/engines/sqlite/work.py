@@ -1,0 +1,282 @@
+"""
+Work as rows.
+
+A claim is one `UPDATE … RETURNING`. What is due later is kept out of the index that claims read, and enters it when its
+time comes: a long line of waiting retries costs a claim nothing. One claimer for each host is best: it takes batches,
+while several wait for each other's locks.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import apsw
+
+from reefknot.core import work as core
+from reefknot.core.moment import Moment, milliseconds
+from reefknot.core.work import WorkItem, WorkState
+from reefknot.engines.sqlite import items as rows
+from reefknot.engines.sqlite.link import Link
+from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.wake import until
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot
+
+_READY_CLASSES = """
+WITH RECURSIVE ready(name) AS (
+    SELECT min(resource_class) FROM work WHERE state = 'pending' AND ready = 1
+    UNION ALL
+    SELECT (SELECT min(resource_class) FROM work WHERE state = 'pending' AND ready = 1 AND resource_class > name)
+    FROM ready WHERE name IS NOT NULL
+) SELECT name FROM ready WHERE name IS NOT NULL
+"""
+_NEXT = (
+    "SELECT * FROM (SELECT seq, priority, due_at FROM work WHERE state = 'pending' AND ready = 1 "
+    "AND resource_class = ? ORDER BY priority DESC, due_at {0}, seq {0} LIMIT ?)"
+)
+_CLAIM = (
+    "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "
+    "WHERE seq IN (SELECT seq FROM ({0}) ORDER BY priority DESC, due_at {1}, seq {1} LIMIT ?) RETURNING seq, {2}"
+)
+_RENEW = (
+    "UPDATE work SET lease_until = ?, lease_ms = ?, updated_at = ? "
+    "WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
+)
+_SOONEST = (
+    "SELECT min(at) FROM (SELECT min(lease_until) - ?1 AS at FROM work WHERE state = 'running' "
+    "UNION ALL SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 {0} "
+    "UNION ALL SELECT 0 WHERE EXISTS (SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 {0}))"
+)
+_IN_CLASSES = "AND resource_class IN (SELECT value FROM json_each(?3))"
+
+
+class SqliteWorkQueue:
+    """The work of a SQLite store."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def enqueue(
+        self, items: Sequence[WorkItem], *, limit: int | None = None, events: Sequence[AuditEntry] = ()
+    ) -> list[Enqueued]:
+        answers: list[Enqueued] = await self._link.write(_enqueues, (items, limit, events))
+        return answers
+
+    async def claim(
+        self,
+        n: int,
+        *,
+        owner: str,
+        classes: Sequence[str] = (),
+        lease: float = 60.0,
+        newest_first: bool = False,
+        crash_limit: int = core.CRASH_LIMIT,
+        crash_events: CrashEvents | None = None,
+    ) -> list[WorkItem]:
+        wanted = (n, owner, tuple(classes), milliseconds(lease), newest_first, crash_limit, crash_events)
+        taken: list[WorkItem] = await self._link.write(_claims, wanted)
+        return taken
+
+    async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
+        answers: list[bool] = await self._link.write(_renews, (held, milliseconds(lease)))
+        return answers
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        answers: list[bool] = await self._link.write(_settles, settlements)
+        return answers
+
+    async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
+        cancelled: bool = await self._link.write(_cancels, (work_id, reason, who, events))
+        return cancelled
+
+    async def get(self, work_id: str) -> WorkItem | None:
+        return await self._link.read(lambda connection: rows.one(connection, work_id))
+
+    async def find(
+        self,
+        *,
+        state: WorkState | None = None,
+        kind: str | None = None,
+        source: str | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[WorkItem]:
+        given = (("state", state), ("kind", kind), ("source", source))
+        where = ["id > ?", *(f"{name} = ?" for name, value in given if value is not None)]
+        values = [after, *(value for _, value in given if value is not None)]
+        return await self._link.read(lambda connection: rows.page(connection, where, values, limit))
+
+    async def counts(self) -> Mapping[WorkState, int]:
+        return await self._link.read(_counts)
+
+    async def snapshot(self) -> WorkSnapshot:
+        now = self._link.now()
+        return await self._link.read(lambda connection: _snapshot(connection, now.wall))
+
+    async def purge(self, before: int) -> int:
+        gone: int = await self._link.write(_purges, before)
+        return gone
+
+    async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
+        deadline = self._link.deadline(timeout)
+        while True:
+            with self._link.listening("work") as change:
+                soonest = await self._link.read(partial(_soonest, now=self._link.now(), classes=classes))
+                if soonest is not None and soonest <= 0:
+                    return True
+                left = self._link.left(deadline)
+                if not left:
+                    return False
+                await until(change, left if soonest is None else min(left, soonest / 1000))
+
+
+def _enqueues(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued]]:
+    known = rows.known(transaction.connection, [item.id for items, _, _ in wanted for item in items])
+    pending: dict[str, int] | None = None
+    new: list[WorkItem] = []
+    answers: list[list[Enqueued]] = []
+    for items, limit, events in wanted:
+        if limit is not None and pending is None:
+            pending = rows.pending_by_class(transaction.connection)
+            for item in new:
+                pending[item.resource_class] = pending.get(item.resource_class, 0) + 1
+        answer = []
+        for item in items:
+            if item.id in known:
+                answer.append(Enqueued.DUPLICATE)
+                continue
+            if pending is not None and limit is not None and pending.get(item.resource_class, 0) >= limit:
+                answer.append(Enqueued.FULL)
+                continue
+            known.add(item.id)
+            new.append(core.accepted(item, transaction.now))
+            answer.append(Enqueued.ACCEPTED)
+            if pending is not None:
+                pending[item.resource_class] = pending.get(item.resource_class, 0) + 1
+        if Enqueued.ACCEPTED in answer:
+            transaction.tell(events)
+        answers.append(answer)
+    rows.insert(transaction, new)
+    return answers
+
+
+def _claims(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]:
+    connection, now = transaction.connection, transaction.now
+    answers: list[list[WorkItem]] = []
+    for n, owner, classes, lease_ms, newest_first, crash_limit, crash_events in wanted:
+        _reap(transaction, crash_limit, crash_events)
+        connection.execute(
+            "UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?", (now.wall,)
+        )
+        if not classes:
+            found: Any = connection.execute(_READY_CLASSES).fetchall()
+            classes = tuple(name for (name,) in found)
+        if not classes or n <= 0:
+            answers.append([])
+            continue
+        direction = "DESC" if newest_first else "ASC"
+        choice = " UNION ALL ".join([_NEXT.format(direction)] * len(classes))
+        statement = _CLAIM.format(choice, direction, rows.FULL)
+        values: list[Any] = [owner, now.steady + lease_ms, lease_ms, now.wall]
+        values += [value for name in classes for value in (name, n)]
+        taken: Any = connection.execute(statement, (*values, n)).fetchall()
+        sign = -1 if newest_first else 1
+        taken.sort(key=lambda row: (-row[8], sign * row[10], sign * row[0]))
+        answers.append([rows.item_of(row[1:]) for row in taken])
+    return answers
+
+
+def _reap(transaction: Transaction, crash_limit: int, crash_events: CrashEvents | None) -> None:
+    crashed = rows.expired(transaction.connection, transaction.now.steady)
+    back = [core.lease_ran_out(item, transaction.now, crash_limit=crash_limit) for item in crashed]
+    rows.update(transaction, back)
+    for item in back:
+        transaction.tell(crash_events(item) if crash_events else ())
+
+
+def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
+    connection, now = transaction.connection, transaction.now
+    answers = []
+    for held, lease_ms in wanted:
+        answer = []
+        for one in held:
+            values = (now.steady + lease_ms, lease_ms, now.wall, one.id, one.owner, one.fence)
+            connection.execute(_RENEW, values)
+            answer.append(connection.changes() == 1)
+        answers.append(answer)
+    return answers
+
+
+def _settles(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
+    found = rows.load(transaction.connection, [one.id for settlements in wanted for one in settlements])
+    changed: dict[str, WorkItem] = {}
+    answers = []
+    for settlements in wanted:
+        answer = []
+        for one in settlements:
+            item = found.get(one.id)
+            ours = item is not None and core.holds(item, owner=one.owner, fence=one.fence)
+            if ours and item is not None:
+                found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
+                transaction.tell(one.events)
+            answer.append(ours)
+        answers.append(answer)
+    rows.update(transaction, list(changed.values()))
+    return answers
+
+
+def _cancels(transaction: Transaction, wanted: list[Any]) -> list[bool]:
+    found = rows.load(transaction.connection, [work_id for work_id, _, _, _ in wanted])
+    changed: list[WorkItem] = []
+    answers = []
+    for work_id, reason, who, events in wanted:
+        item = found.get(work_id)
+        may = item is not None and WorkState.CANCELLED in core.MOVES[item.state]
+        if may and item is not None:
+            found[work_id] = core.cancel(item, transaction.now, reason=reason, who=who)
+            changed.append(found[work_id])
+            transaction.tell(events)
+        answers.append(may)
+    rows.update(transaction, changed)
+    return answers
+
+
+def _purges(transaction: Transaction, wanted: list[int]) -> list[int]:
+    answers = []
+    for before in wanted:
+        transaction.connection.execute(
+            "DELETE FROM work WHERE state IN ('succeeded', 'failed', 'cancelled', 'discarded') AND updated_at < ?",
+            (before,),
+        )
+        answers.append(transaction.connection.changes())
+    return answers
+
+
+def _counts(connection: apsw.Connection) -> dict[WorkState, int]:
+    found: Any = connection.execute("SELECT state, count(*) FROM work GROUP BY state")
+    return {WorkState(state): number for state, number in found}
+
+
+def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
+    counts: dict[str, dict[WorkState, int]] = {}
+    due: dict[str, int] = {}
+    oldest: dict[str, int] = {}
+    found: Any = connection.execute(
+        "SELECT resource_class, state, count(*), count(*) FILTER (WHERE due_at <= ?1), ?1 - min(due_at) "
+        "FROM work GROUP BY resource_class, state",
+        (wall,),
+    )
+    for name, state, number, number_due, waited in found:
+        counts.setdefault(name, {})[WorkState(state)] = number
+        if state == WorkState.PENDING and number_due:
+            due[name] = number_due
+            oldest[name] = waited
+    return WorkSnapshot(counts, due, oldest)
+
+
+def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> int | None:
+    """Milliseconds until something can be claimed, None when only a change can bring it."""
+    statement = _SOONEST.format(_IN_CLASSES if classes else "")
+    values: tuple[Any, ...] = (now.steady, now.wall)
+    found: Any = connection.execute(statement, (*values, rows.listed(list(classes))) if classes else values).get
+    return None if found is None else int(found)

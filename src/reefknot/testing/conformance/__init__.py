@@ -1,0 +1,27 @@
+"""
+One suite for each contract of a store, the same for every engine.
+
+    class TestMyEngineIdempotency(IdempotencyContract):
+        @pytest.fixture
+        def harness(self, tmp_path: Path) -> Harness:
+            return Harness(lambda clock, **options: MyStore(tmp_path, clock, **options))
+
+A suite knows the contract and nothing else: what it may not ask for, no engine has to offer. Time is a virtual clock
+that the stories move by hand.
+"""
+
+from reefknot.testing.conformance.audit_log import AuditLogContract
+from reefknot.testing.conformance.control import ControlContract
+from reefknot.testing.conformance.harness import Harness
+from reefknot.testing.conformance.idempotency_store import IdempotencyContract
+from reefknot.testing.conformance.quarantine import QuarantineContract
+from reefknot.testing.conformance.work_queue import WorkQueueContract
+
+__all__ = [
+    "AuditLogContract",
+    "ControlContract",
+    "Harness",
+    "IdempotencyContract",
+    "QuarantineContract",
+    "WorkQueueContract",
+]

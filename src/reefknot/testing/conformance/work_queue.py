@@ -1,0 +1,315 @@
+"""What every work queue does."""
+
+import asyncio
+from collections.abc import Sequence
+
+from reefknot.core.work import (
+    Budget,
+    HandBack,
+    Quarantine,
+    Settled,
+    Snooze,
+    TryAgain,
+    WorkDone,
+    WorkFailed,
+    WorkItem,
+    WorkState,
+)
+from reefknot.engines.virtual import VirtualClock
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Enqueued, Held, Settlement
+from reefknot.testing.conformance.harness import Harness, event, told
+
+
+def report(item: WorkItem, settled: Settled, *events: AuditEntry) -> Settlement:
+    """What the owner of a claimed item says of it."""
+    return Settlement(item.id, item.owner, item.fence, settled, events)
+
+
+def wall(clock: VirtualClock) -> int:
+    return round(clock.wall() * 1000)
+
+
+async def take(store: Store, n: int = 1, *, classes: Sequence[str] = (), lease: float = 60.0) -> list[WorkItem]:
+    return await store.work.claim(n, owner="w", classes=classes, lease=lease)
+
+
+async def state_of(store: Store, work_id: str) -> WorkState | None:
+    item = await store.work.get(work_id)
+    return None if item is None else item.state
+
+
+class WorkQueueContract:
+    """Subclass it, and give it a `harness`."""
+
+    def test_what_was_accepted_is_claimed_once_and_as_it_came(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            given = WorkItem(
+                "a", "http.request", "io", "src", "ten", "cor", "tra", 3, deadline_at=5, payload=bytes(range(256))
+            )
+            assert await store.work.enqueue([given], events=[event("admission")]) == [Enqueued.ACCEPTED]
+            (item,) = await take(store)
+            assert item.payload == given.payload
+            same = ("id", "kind", "resource_class", "source", "tenant_id", "correlation_id", "trace_id", "deadline_at")
+            assert all(getattr(item, name) == getattr(given, name) for name in (*same, "priority"))
+            assert (item.state, item.owner, item.attempts) == (WorkState.RUNNING, "w", 0)
+            assert await take(store) == []
+            assert await told(store) == ["admission"]
+
+        harness.run(story)
+
+    def test_the_same_id_again_is_a_duplicate_in_whatever_state_it_is(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            twice = [WorkItem("a", "t"), WorkItem("a", "t")]
+            assert await store.work.enqueue(twice) == [Enqueued.ACCEPTED, Enqueued.DUPLICATE]
+            (item,) = await take(store)
+            assert await store.work.enqueue(twice[:1], events=[event("never")]) == [Enqueued.DUPLICATE]
+            await store.work.settle([report(item, WorkDone())])
+            assert await store.work.enqueue(twice[:1]) == [Enqueued.DUPLICATE]
+            assert await take(store) == []
+            assert await told(store) == []
+
+        harness.run(story)
+
+    def test_a_full_class_refuses_and_the_others_do_not(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            items = [WorkItem(f"a{number}", "t", "io") for number in range(3)]
+            full = [Enqueued.ACCEPTED, Enqueued.ACCEPTED, Enqueued.FULL]
+            assert await store.work.enqueue(items, limit=2) == full
+            assert await store.work.enqueue([WorkItem("b", "t", "cpu")], limit=2) == [Enqueued.ACCEPTED]
+            await take(store, classes=["io"])
+            assert await store.work.enqueue(items[2:], limit=2) == [Enqueued.ACCEPTED]
+
+        harness.run(story)
+
+    def test_higher_priority_comes_first_and_then_the_oldest(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("old", "t"), WorkItem("high", "t", "io", priority=5)])
+            clock.advance(1)
+            await store.work.enqueue([WorkItem("young", "t", "io"), WorkItem("low", "t", priority=-1)])
+            assert [item.id for item in await take(store, 3)] == ["high", "old", "young"]
+            assert [item.id for item in await take(store, 3)] == ["low"]
+
+        harness.run(story)
+
+    def test_on_request_the_newest_of_a_priority_comes_first(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            for name in ("a", "b", "c"):
+                await store.work.enqueue([WorkItem(name, "t")])
+                clock.advance(1)
+            await store.work.enqueue([WorkItem("high", "t", "io", priority=1)])
+            taken = await store.work.claim(3, owner="w", newest_first=True)
+            assert [item.id for item in taken] == ["high", "c", "b"]
+            assert [item.id for item in await take(store, 3)] == ["a"]
+
+        harness.run(story)
+
+    def test_only_the_classes_that_were_named_are_claimed(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem(name, "t", name) for name in ("cpu", "gpu", "io")])
+            assert await take(store, 9, classes=["none"]) == []
+            assert [item.id for item in await take(store, 9, classes=["io", "cpu", "io"])] == ["cpu", "io"]
+            assert await take(store, 0) == []
+
+        harness.run(story)
+
+    def test_work_is_not_claimed_before_it_is_due(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue(
+                [WorkItem("later", "t", priority=9, due_at=wall(clock) + 5000), WorkItem("now", "t")]
+            )
+            assert [item.id for item in await take(store, 9)] == ["now"]
+            clock.advance(4.9)
+            assert await take(store) == []
+            clock.advance(0.2)
+            assert [item.id for item in await take(store)] == ["later"]
+
+        harness.run(story)
+
+    def test_a_retry_spends_an_attempt_and_waits_for_its_time(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t", payload=b"p")])
+            (item,) = await take(store)
+            again = TryAgain(wall(clock) + 60_000, '{"code": 3001}', "transient", delay_ms=60_000, reason="network")
+            assert await store.work.settle([report(item, again, event("retry_attempt"))]) == [True]
+            assert await take(store) == []
+            clock.advance(60)
+            (second,) = await take(store)
+            assert (second.attempts, second.failure, second.payload) == (1, '{"code": 3001}', b"p")
+            assert second.fence > item.fence
+            budget = second.budget
+            assert (budget.attempts, budget.failure_type, budget.total_delay_ms) == (1, "transient", 60_000)
+            assert budget.trigger == "network"
+            await store.work.settle([report(second, WorkDone("7"))])
+            ended = await store.work.get("a")
+            assert ended is not None
+            assert (ended.state, ended.attempts, ended.result) == (WorkState.SUCCEEDED, 2, "7")
+            assert ended.budget == Budget()
+
+        harness.run(story)
+
+    def test_snoozes_and_shutdowns_spend_no_attempts(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t")])
+            (item,) = await take(store)
+            await store.work.settle([report(item, Snooze(wall(clock) + 1000, "source cools"))])
+            clock.advance(1)
+            (item,) = await take(store)
+            await store.work.settle([report(item, HandBack())])
+            (item,) = await take(store)
+            assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 1, 1, 0)
+
+        harness.run(story)
+
+    def test_failures_for_good_and_quarantine_end_it_with_what_is_known(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t"), WorkItem("b", "t")])
+            first, second = await take(store, 2)
+            await store.work.settle(
+                [
+                    report(first, WorkFailed('"f"', '"r"', "refused"), event("failed")),
+                    report(second, Quarantine("poison", '"f"', '"r"'), event("quarantined")),
+                ]
+            )
+            for work_id, state, reason in (("a", WorkState.FAILED, "refused"), ("b", WorkState.QUARANTINED, "poison")):
+                item = await store.work.get(work_id)
+                assert item is not None
+                assert (item.state, item.reason, item.failure, item.result) == (state, reason, '"f"', '"r"')
+                assert (item.attempts, item.owner) == (1, "")
+            assert await told(store) == ["failed", "quarantined"]
+
+        harness.run(story)
+
+    def test_a_lease_that_ran_out_comes_back_as_a_crash_and_the_late_owner_is_refused(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t")])
+            (zombie,) = await take(store, lease=5)
+            clock.advance(5)
+            (heir,) = await store.work.claim(1, owner="heir")
+            assert (heir.crashes, heir.attempts) == (1, 0)
+            assert heir.fence > zombie.fence
+            late = [report(zombie, WorkDone('"late"'), event("late"))]
+            assert await store.work.settle(late) == [False]
+            assert await store.work.renew([Held("a", "w", zombie.fence)]) == [False]
+            assert await store.work.settle([report(heir, WorkDone('"heir"'))]) == [True]
+            item = await store.work.get("a")
+            assert item is not None
+            assert item.result == '"heir"'
+            assert await told(store) == []
+
+        harness.run(story)
+
+    def test_a_renewed_lease_does_not_run_out(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t")])
+            (item,) = await take(store, lease=5)
+            clock.advance(4)
+            assert await store.work.renew([Held("a", "w", item.fence), Held("zz", "w", 1)], lease=5) == [True, False]
+            clock.advance(4)
+            assert await take(store) == []
+            assert await store.work.settle([report(item, WorkDone())]) == [True]
+
+        harness.run(story)
+
+    def test_the_third_crash_puts_it_into_quarantine_with_an_event(self, harness: Harness) -> None:
+        def crash_events(item: WorkItem) -> list[AuditEntry]:
+            return [event(f"crash {item.crashes} {item.state}")]
+
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t")])
+            for crash in range(3):
+                taken = await store.work.claim(1, owner=f"w{crash}", lease=5, crash_events=crash_events)
+                assert len(taken) == 1
+                clock.advance(5)
+            assert await store.work.claim(1, owner="w", crash_events=crash_events) == []
+            assert await state_of(store, "a") is WorkState.QUARANTINED
+            assert await told(store) == ["crash 1 pending", "crash 2 pending", "crash 3 quarantined"]
+
+        harness.run(story)
+
+    def test_pending_and_running_work_can_be_cancelled_and_ended_work_cannot(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t"), WorkItem("b", "t")])
+            (running,) = await take(store)
+            for work_id in ("a", "b"):
+                assert await store.work.cancel(work_id, reason="enough", who="ann", events=[event("cancelled")])
+                assert not await store.work.cancel(work_id, events=[event("never")])
+                assert await state_of(store, work_id) is WorkState.CANCELLED
+            assert not await store.work.cancel("zz")
+            assert await store.work.settle([report(running, WorkDone())]) == [False]
+            assert await take(store) == []
+            assert await told(store) == ["cancelled"] * 2
+
+        harness.run(story)
+
+    def test_concurrent_claims_never_get_the_same_item(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem(f"{number:03}", "t") for number in range(100)])
+            taken = await asyncio.gather(*(store.work.claim(7, owner=f"w{number}") for number in range(20)))
+            ids = [item.id for batch in taken for item in batch]
+            assert sorted(ids) == [f"{number:03}" for number in range(100)]
+
+        harness.run(story)
+
+    def test_items_are_listed_by_filter_in_pages_without_their_payloads(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            items = [
+                WorkItem("b", "t1", source="s1", payload=b"p"),
+                WorkItem("a", "t2", source="s1"),
+                WorkItem("c", "t1"),
+            ]
+            await store.work.enqueue(items)
+            await take(store)
+
+            async def found(**filters: str) -> list[str]:
+                return [item.id for item in await store.work.find(**filters)]  # type: ignore[arg-type]
+
+            assert await found() == ["a", "b", "c"]
+            assert await found(kind="t1") == ["b", "c"]
+            assert await found(source="s1") == ["a", "b"]
+            assert await found(state=WorkState.RUNNING) == ["b"]
+            assert await found(after="a") == ["b", "c"]
+            page = await store.work.find(limit=2)
+            assert [item.payload for item in page] == [b"", b""]
+            assert await store.work.get("zz") is None
+
+        harness.run(story)
+
+    def test_the_snapshot_counts_by_class_and_tells_how_long_the_oldest_waits(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            later = WorkItem("later", "t", "io", due_at=wall(clock) + 10_000)
+            await store.work.enqueue([WorkItem("a", "t", "io"), WorkItem("b", "t"), later])
+            clock.advance(2)
+            await take(store, classes=["cpu"])
+            snapshot = await store.work.snapshot()
+            assert snapshot.counts == {"io": {WorkState.PENDING: 2}, "cpu": {WorkState.RUNNING: 1}}
+            assert snapshot.due == {"io": 1}
+            assert snapshot.oldest_due_ms == {"io": 2000}
+            assert dict(await store.work.counts()) == {WorkState.PENDING: 2, WorkState.RUNNING: 1}
+
+        harness.run(story)
+
+    def test_purging_removes_what_ended_long_ago_and_nothing_else(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem(name, "t") for name in ("done", "aside", "pending")])
+            done, aside = await take(store, 2)
+            await store.work.settle([report(done, WorkDone()), report(aside, Quarantine("bad"))])
+            assert await store.work.purge(wall(clock)) == 0
+            clock.advance(1)
+            assert await store.work.purge(wall(clock)) == 1
+            assert [item.id for item in await store.work.find()] == ["aside", "pending"]
+
+        harness.run(story)
+
+    def test_who_waits_for_work_is_woken_when_there_is_some(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            assert not await store.work.wait(0.01)
+            waiting = asyncio.create_task(store.work.wait(15, classes=["io"]))
+            await asyncio.sleep(0)
+            await store.work.enqueue([WorkItem("a", "t", "io")])
+            assert await waiting
+            assert await store.work.wait(0)
+            assert not await store.work.wait(0.01, classes=["cpu"])
+
+        harness.run(story)

@@ -1,0 +1,1 @@
+"""Where assignments are taken in, wait in bounded queues, and run as steps."""

@@ -1,0 +1,85 @@
+"""
+What a worker was told, in the words it works with.
+
+Resolved once from the configuration; the gates are decided here and nowhere else.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from reefknot.core.overload.admission import Degradation, RejectionPolicy, Rules
+from reefknot.core.overload.level import OverloadStatus, Thresholds
+from reefknot.core.retry.book import Book
+from reefknot.core.retry.builtin import builtin_book
+
+POOLS: Mapping[str, int] = {"cpu": 4, "gpu": 1, "io": 8}
+OTHER_POOL = 4
+
+
+class ThrottleSettings(Struct, frozen=True):
+    """Success-fed retry tokens per destination; a fleet of N workers gets 1/N each."""
+
+    enabled: bool = True
+    tokens: float = 10.0
+    per_success: float = 0.1
+    per_second: float = 0.1
+
+
+class WorkerSettings(Struct, frozen=True):
+    """Everything that steers one worker."""
+
+    book: Book
+    retries_v2: bool = True
+    queue_v2: bool = True
+    rules: Rules = Rules()
+    queue_sizes: Mapping[str, int] = {}
+    concurrency: Mapping[str, int] = field(default_factory=lambda: dict(POOLS))
+    throttle: ThrottleSettings = ThrottleSettings()
+    quarantine_failed: bool = False
+    lease: float = 60.0
+    heartbeat: float = 1.0
+    drain: float = 30.0
+
+    def rules_for(self, resource_class: str) -> Rules:
+        """The rules of one class; its size may differ."""
+        size = self.queue_sizes.get(resource_class)
+        return self.rules if size is None else msgspec.structs.replace(self.rules, size=size)
+
+    def slots_for(self, resource_class: str) -> int:
+        return self.concurrency.get(resource_class, OTHER_POOL)
+
+
+def default_settings(**changes: object) -> WorkerSettings:
+    """Both gates on, everything else built in."""
+    return msgspec.structs.replace(WorkerSettings(builtin_book()), **changes)
+
+
+def rules_from(queue: object) -> Rules:
+    """The queue's part of a checked configuration (`worker.queue.v2`) as rules."""
+    q: Any = queue
+    levels = q.policies.degrade.degradation_levels
+    return Rules(
+        size=q.max_queue_size,
+        policy=RejectionPolicy(q.rejection_policy),
+        reject_at=OverloadStatus(q.reject_at),
+        thresholds=Thresholds(
+            q.overload_thresholds.degraded, q.overload_thresholds.overloaded, q.overload_thresholds.critical
+        ),
+        max_drop_age_ms=q.policies.drop_oldest.max_drop_age_ms,
+        max_defer_time_ms=q.policies.defer.max_defer_time_ms,
+        max_wait_fraction=q.max_wait_fraction,
+        light=_degradation(levels.light),
+        medium=_degradation(levels.medium),
+        heavy=_degradation(levels.heavy),
+    )
+
+
+def _degradation(words: Any) -> Degradation:
+    return Degradation(
+        skip_retries=words.skip_retries,
+        timeout_factor=words.timeout_reduction_factor if words.reduce_timeout else 1.0,
+        skip_circuit_breaker=words.skip_circuit_breaker,
+    )

@@ -1,0 +1,295 @@
+"""
+The documents' own configurations, through the command line.
+
+Every file in `samples/` stands in one of the five documents as it is here (the fourth's is its matrix, written as
+configuration): it loads unchanged, and resolves to what its document says, as corrected by the decisions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.core.retry.operations import RetryCategory
+from tests.unit.cli.running import Commands
+
+SAMPLES = Path(__file__).with_name("samples")
+NAMES = sorted(path.name for path in SAMPLES.iterdir())
+EXECUTABLE = Path(sys.executable).with_name("reefknot")
+
+
+@pytest.fixture
+def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(tmp_path, monkeypatch, capsys)
+
+
+def sample(name: str) -> str:
+    return str(SAMPLES / name)
+
+
+def policy(rk: Commands, name: str, target: str, *failure: str) -> dict[str, Any]:
+    words = ("policy", "explain", "--target", target, *failure, "--config", sample(name), "--json")
+    return {field: one["value"] for field, one in rk(*words).json["policy"].items()}
+
+
+def line_of(name: str, *keys: str) -> int:
+    """The line of a key, found by the keys that lead to it."""
+    lines = (SAMPLES / name).read_text().splitlines()
+    at = 0
+    for key in keys:
+        at = next(
+            number for number in range(at, len(lines)) if f'"{key}"' in lines[number] or f"{key}:" in lines[number]
+        )
+    return at + 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sample_of_the_documents_loads_unchanged(rk: Commands, name: str) -> None:
+    ended = rk("config", "check", sample(name))
+
+    assert ended.code == 0, ended.err
+    assert rk("policy", "list", "--config", sample(name)).code == 0
+
+
+def test_there_is_a_sample_of_every_document() -> None:
+    assert {name[:5] for name in NAMES} == {"spec1", "spec2", "spec3", "spec4", "spec5"}
+
+
+# ---- the worker's document -------------------------------------------------------------------------------------------
+
+
+def test_the_429_example_has_its_values_each_with_its_layer(rk: Commands) -> None:
+    """HTTP block, `http_error`, 429, `retry_count` 2: the document's own resolution."""
+    structure = "spec1-2.2-structure.json"
+    answer = rk(
+        *("policy", "explain", "--target", "block:http", "--error", "http_error", "--status", "429"),
+        *("--retry-count", "2", "--config", sample(structure), "--json"),
+    ).json
+    fields = answer["policy"]
+
+    def said(field: str) -> tuple[Any, str]:
+        return fields[field]["value"], fields[field]["layer"]
+
+    assert said("retries") == (2, "request")
+    assert said("max_attempts") == (3, "request")
+    assert said("base_delay") == (1.0, "override")
+    assert said("max_delay") == (60.0, "override")
+    assert said("jitter") == ("equal", "target")
+    assert said("retryable") == (True, "category")
+    assert said("multiplier") == (2.0, "global")
+    assert answer["decision"] == "retry"
+    assert answer["gate"] == "off"
+    for field, keys in {
+        "base_delay": ("block_policies", "http", "error_overrides", "429", "base_delay_ms"),
+        "max_delay": ("block_policies", "http", "error_overrides", "429", "max_delay_ms"),
+        "jitter": ("block_policies", "http", "jitter_type"),
+        "retryable": ("http_status_mapping", "exceptions", "429"),
+    }.items():
+        file, line, _ = fields[field]["source"].rsplit(":", 2)
+        assert (Path(file).name, int(line)) == (structure, line_of(structure, *keys)), field
+
+
+def test_the_429_example_shows_what_each_value_overrode(rk: Commands) -> None:
+    words = ("block:http", "--status", "429", "--retry-count", "2")
+    fields = rk("policy", "explain", *words, "--config", sample("spec1-2.2-structure.json"), "--json").json["policy"]
+
+    assert [(one["value"], one["layer"]) for one in fields["retries"]["overrode"]] == [
+        (3, "override"),
+        (5, "target"),
+        (5, "category"),
+        (3, "global"),
+        (3, "builtin"),
+    ]
+
+
+def test_the_waits_of_the_429_example(rk: Commands) -> None:
+    words = ("block:http", "--status", "429", "--retry-count", "2")
+    answer = rk("policy", "explain", *words, "--config", sample("spec1-2.2-structure.json"), "--json").json
+
+    assert answer["schedule"] == [
+        {"retry": 0, "min": 0.5, "max": 1.0, "delay": None},
+        {"retry": 1, "min": 1.0, "max": 2.0, "delay": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "failure", "expected"),
+    [
+        ("spec1-7.1-minimal.json", "block:http", ("--status", "500"), (3, 0.1, 30.0, "full")),
+        ("spec1-7.2-http.json", "block:http", ("--status", "500"), (5, 0.2, 10.0, "equal")),
+        ("spec1-7.2-http.json", "block:http", ("--status", "429"), (3, 1.0, 60.0, "equal")),
+        ("spec1-7.2-http.json", "block:http", ("--status", "503"), (10, 0.5, 30.0, "equal")),
+        ("spec1-7.2-http.json", "block:fs", ("--status", "503"), (3, 0.1, 30.0, "full")),
+        ("spec1-7.3-category.json", "block:sql", ("--error", "execution_failed"), (2, 0.1, 30.0, "full")),
+        ("spec1-2.2-structure.json", "block:fs", ("--error", "resource_unavailable"), (3, 0.1, 5.0, "full")),
+        ("spec1-2.2-structure.json", "block:sql", ("--error", "network_error"), (3, 0.15, 10.0, "full")),
+        ("spec1-2.2-structure.json", "block:other", ("--error", "network_error"), (5, 0.1, 30.0, "full")),
+        ("spec2-minimal.json", "block:http", ("--error", "network_error"), (3, 0.1, 30.0, "full")),
+    ],
+)
+def test_a_worker_sample_resolves_to_what_its_document_says(
+    rk: Commands, name: str, target: str, failure: tuple[str, ...], expected: tuple[object, ...]
+) -> None:
+    found = policy(rk, name, target, *failure)
+
+    assert (found["retries"], found["base_delay"], found["max_delay"], found["jitter"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "after"),
+    [("execution_failed", "stop", "retry"), ("quota_exceeded", "stop", "retry"), ("permission_denied", "stop", "stop")],
+)
+def test_a_category_makes_its_own_codes_retryable(rk: Commands, code: str, before: str, after: str) -> None:
+    words = ("policy", "explain", "block:sql", "--error", code, "--json")
+
+    assert rk(*words).json["decision"] == before
+    assert rk(*words, "--config", sample("spec1-7.3-category.json")).json["decision"] == after
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "gate"),
+    [
+        ("spec1-2.2-structure.json", "", "off"),
+        ("spec1-2.2-structure.json", "true", "on"),
+        ("spec1-7.1-minimal.json", "", "on"),
+        ("spec1-7.1-minimal.json", "Off", "off"),
+        ("spec2-minimal.json", "1", "on"),
+    ],
+)
+def test_the_gate_is_the_files_unless_the_environment_speaks(rk: Commands, name: str, variable: str, gate: str) -> None:
+    rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", variable)
+
+    answer = rk("policy", "explain", "block:http", "--status", "500", "--config", sample(name), "--json")
+
+    assert answer.json["gate"] == gate
+
+
+# ---- the connectors' document ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("connector", "failure_type", "expected"),
+    [
+        ("local_files", "unknown", (3, 30.0, 300.0, 0.2)),
+        ("imap_mailbox", "unknown", (5, 120.0, 1800.0, 0.3)),
+        ("imap_mailbox", "transient", (7, 120.0, 1800.0, 0.3)),
+        ("imap_mailbox", "rate_limited", (5, 600.0, 1800.0, 0.3)),
+        ("github_repository", "unknown", (5, 300.0, 3600.0, 0.25)),
+        ("github_repository", "rate_limited", (5, 900.0, 3600.0, 0.25)),
+    ],
+)
+@pytest.mark.parametrize("written", [True, False], ids=["file", "built in"])
+def test_a_connector_has_the_values_of_its_document_written_or_not(
+    rk: Commands, connector: str, failure_type: str, expected: tuple[float, ...], written: bool
+) -> None:
+    name = "spec3-connectors.yaml" if written else "spec1-7.1-minimal.json"
+
+    found = policy(rk, name, f"connector:{connector}", "--failure-type", failure_type)
+
+    assert (found["retries"], found["base_delay"], found["max_delay"], found["jitter_factor"]) == expected
+
+
+def test_a_command_displays_the_policies_of_all_connectors(rk: Commands) -> None:
+    """An acceptance criterion of the document, by its words."""
+    rows = rk("policy", "list", "--kind", "connector", "--config", sample("spec3-connectors.yaml"), "--json").json
+
+    shown = {row["target"]: row["policy"]["retries"] for row in rows["policies"]}
+    assert shown == {
+        "connector:local_files": 3,
+        "connector:obsidian_vault": 3,
+        "connector:imap_mailbox": 5,
+        "connector:github_repository": 5,
+    }
+
+
+def test_a_permanent_failure_of_a_connector_is_not_retried(rk: Commands) -> None:
+    words = ("policy", "explain", "connector:github_repository", "--message", "invalid credentials", "--json")
+
+    assert rk(*words, "--config", sample("spec3-connectors.yaml")).json["decision"] == "stop"
+
+
+# ---- the operations' document ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("category", RetryCategory)
+def test_the_matrix_written_down_is_the_matrix_built_in(rk: Commands, category: RetryCategory) -> None:
+    written = policy(rk, "spec4-matrix.yaml", category.target)
+    built_in = policy(rk, "spec1-7.1-minimal.json", category.target)
+
+    assert written == built_in
+
+
+# ---- the queue's document --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "size", "rejection"),
+    [
+        ("spec5-3.2-policies.json", False, 1000, "reject_new"),
+        ("spec5-7.1-minimal.json", True, 1000, "reject_new"),
+        ("spec5-7.2-drop-oldest.json", True, 500, "drop_oldest"),
+        ("spec5-7.3-degrade.json", True, 2000, "degrade"),
+    ],
+)
+def test_a_queue_sample_is_in_force_as_written(rk: Commands, name: str, on: bool, size: int, rejection: str) -> None:
+    shown = rk("config", "show", "--config", sample(name), "--json").json
+
+    assert shown["gates"]["worker.queue.v2"]["on"] is on
+    assert shown["values"]["worker.queue.v2.max_queue_size"]["value"] == size
+    assert shown["values"]["worker.queue.v2.rejection_policy"]["value"] == rejection
+
+
+# ---- the real executable ---------------------------------------------------------------------------------------------
+
+
+def test_the_executable_explains_the_429_example(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(str(EXECUTABLE), "policy", "explain", "--target", "block:http", "--status", "429", "--retry-count", "2"),
+            *("--config", sample("spec1-2.2-structure.json"), "--json"),
+        ],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+
+    fields = json.loads(done.stdout)["policy"]
+    assert {name: fields[name]["value"] for name in ("retries", "base_delay", "max_delay", "jitter", "retryable")} == {
+        "retries": 2,
+        "base_delay": 1.0,
+        "max_delay": 60.0,
+        "jitter": "equal",
+        "retryable": True,
+    }
+
+
+def test_a_typo_in_the_middle_of_a_long_file_is_found_with_its_line(tmp_path: Path) -> None:
+    blocks = "".join(f"        block_{number}:\n          max_attempts: 3\n" for number in range(150))
+    text = "worker:\n  retries:\n    v2:\n      block_policies:\n" + blocks
+    lines = text.splitlines()
+    lines[151] = lines[151].replace("max_attempts", "max_atempts")
+    path = tmp_path / "long.yaml"
+    path.write_text("\n".join(lines))
+
+    done = subprocess.run(
+        [str(EXECUTABLE), "config", "check", "long.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 78
+    assert "long.yaml:152:11: worker.retries.v2.block_policies.block_73.max_atempts: unknown key" in done.stderr
+    assert "did you mean 'max_attempts'?" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

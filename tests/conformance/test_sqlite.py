@@ -1,0 +1,52 @@
+"""The SQLite engine keeps every contract, with its threads and without."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.virtual import VirtualClock
+from reefknot.testing.conformance import (
+    AuditLogContract,
+    ControlContract,
+    Harness,
+    IdempotencyContract,
+    QuarantineContract,
+    WorkQueueContract,
+)
+
+
+@pytest.fixture(params=[False, True], ids=["threads", "inline"])
+def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Harness:
+    @asynccontextmanager
+    async def opened(clock: VirtualClock, **options: Any) -> AsyncIterator[SqliteStore]:
+        store = SqliteStore(tmp_path / "state.db", clock, inline=request.param, **options)
+        await store.start()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return Harness(opened)
+
+
+class TestSqliteIdempotency(IdempotencyContract): ...
+
+
+class TestSqliteAuditLog(AuditLogContract): ...
+
+
+class TestSqliteWorkQueue(WorkQueueContract): ...
+
+
+class TestSqliteQuarantine(QuarantineContract): ...
+
+
+class TestSqliteControl(ControlContract): ...
+
+
+def test_it_says_that_it_is_durable(tmp_path: Path) -> None:
+    assert SqliteStore(tmp_path / "state.db", VirtualClock()).durable is True

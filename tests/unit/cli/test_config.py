@@ -1,0 +1,178 @@
+"""`reefknot config`: show, check, schema; and the endings of a configuration that cannot be used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reefknot.config.schema import Configuration
+from tests.unit.cli.running import Commands
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "unknown key": (b"worker: {retrys: {}}", "unknown key"),
+    "wrong type": (b"worker: {retries: {v2: {default_policy: {max_attempts: many}}}}", "a whole number"),
+    "unknown connector": (b"retry_policies: {imap_mailbx: {}}", "did you mean 'imap_mailbox'?"),
+    "out of bounds": (b"retry_policies: {imap_mailbox: {max_attempts: 11}}", "out of bounds"),
+    "thresholds out of order": (
+        b"worker: {queue: {v2: {overload_thresholds: {degraded: 0.9}}}}",
+        "degraded < overloaded < critical",
+    ),
+    "base above cap": (b"operations: {KV_GET: {base_delay: 60}}", "above the cap"),
+    "alias bomb": (
+        b"a: &a [x, x, x, x, x, x, x, x, x]\n"
+        + b"".join(
+            f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]\n".encode() for n in range(8)
+        ),
+        "limit",
+    ),
+    "10 MB": (b"# " + b"x" * 10_000_000, "256 kB"),
+    "bad UTF-8": (b"engine: 'sqlite:\xff'", "is not UTF-8"),
+    "duplicate key": (b"engine: a\nengine: b\n", "engine"),
+    "not YAML": (b"worker: [", ":1:"),
+    "a list": (b"- a\n", "is a mapping"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    "command", ["config check", "config show", "policy check", "policy list", "policy explain block:x"]
+)
+def test_a_bad_file_is_78_and_nothing_is_shown_of_it(rk: Commands, name: str, command: str) -> None:
+    content, says = BAD[name]
+    (rk.folder / "reefknot.yaml").write_bytes(content)
+
+    ended = rk(*command.split())
+
+    assert ended.code == 78
+    assert says in ended.err
+    assert "reefknot.yaml" in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+def _directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _unreadable(path: Path) -> None:
+    path.write_text("{}")
+    path.chmod(0)
+
+
+def _missing(path: Path) -> None:
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [(_directory, "is a directory"), (_unreadable, "permission denied"), (_missing, "there is no such file")],
+)
+def test_a_file_that_cannot_be_read_is_78(rk: Commands, make: Callable[[Path], None], says: str) -> None:
+    path = rk.folder / "named.yaml"
+    make(path)
+    if make is _unreadable and os.access(path, os.R_OK):
+        says = "OK"  # whoever may read everything reads this too
+
+    ended = rk("config", "check", "named.yaml")
+
+    assert ended.code == (0 if says == "OK" else 78)
+    assert says in ended.out + ended.err
+    assert rk("policy", "list", "--config", "named.yaml").code == ended.code
+
+
+@pytest.mark.parametrize("variable", ["WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED"])
+def test_a_gate_that_says_maybe_is_78(rk: Commands, variable: str) -> None:
+    rk.environment.setenv(variable, "maybe")
+
+    ended = rk("policy", "list")
+
+    assert ended.code == 78
+    assert variable in ended.err
+    assert "'maybe' is not accepted; accepted: true, 1, yes, on, false, 0, no, off" in ended.err
+
+
+def test_all_mistakes_are_told_each_on_its_line(rk: Commands) -> None:
+    rk.write("worker:\n  retrys: {}\nengin: x\nretry_policies:\n  imap_mailbox:\n    max_attempts: 99\n")
+
+    ended = rk("config", "check")
+
+    assert [line.partition("reefknot.yaml:")[2].split(":")[0] for line in ended.err.splitlines()] == ["2", "3", "6"]
+
+
+def test_a_good_file_is_told_in_one_line(rk: Commands) -> None:
+    rk.write("retry_policies: {imap_mailbox: {max_attempts: 2}}\noperations: {KV_GET: {max_attempts: 2}}\n")
+
+    ended = rk("config", "check")
+
+    assert (ended.code, ended.err) == (0, "")
+    assert "OK: 0 blocks, 1 connector, 1 operation, 0 sources; worker.retries.v2 off, worker.queue.v2 off" in ended.out
+
+
+def test_no_file_at_all_is_fine(rk: Commands) -> None:
+    assert rk("config", "check").out.startswith("no configuration file, only what is built in: OK")
+
+
+def test_a_warning_is_talk_and_not_an_error(rk: Commands) -> None:
+    rk.write("worker: {queue: {v2: {rejection_policy: degrade}}}")
+
+    ended = rk("config", "check", "--json")
+
+    assert ended.code == 0
+    assert "warning: " in ended.err
+    assert "circuit breaker" in ended.json["files"][0]["warnings"][0]
+
+
+def test_each_value_is_shown_with_its_place(rk: Commands) -> None:
+    rk.write("engine: 'sqlite:state.db'\nworker:\n  queue:\n    v2:\n      max_queue_size: 7\n")
+    rk.environment.setenv("REEFKNOT__WORKER__QUEUE__V2__REJECT_AT", "overloaded")
+
+    values = rk("config", "show", "--json").json["values"]
+
+    assert values["engine"]["value"] == "sqlite:state.db"
+    assert values["engine"]["source"].endswith("reefknot.yaml:1:1")
+    assert values["worker.queue.v2.max_queue_size"]["source"].endswith("reefknot.yaml:5:7")
+    assert values["worker.queue.v2.reject_at"]["value"] == "overloaded"
+    assert "REEFKNOT__WORKER__QUEUE__V2__REJECT_AT" in values["worker.queue.v2.reject_at"]["source"]
+    assert values["worker.quarantine_failed"] == {"value": False, "source": "default"}
+
+
+def test_the_gates_are_shown_with_who_said_so(rk: Commands) -> None:
+    rk.environment.setenv("WORKER_QUEUE_V2_ENABLED", "on")
+
+    gates = rk("config", "show", "--json").json["gates"]
+
+    assert gates["worker.retries.v2"] == {"on": False, "said_by": "default"}
+    assert gates["worker.queue.v2"] == {"on": True, "said_by": "environment WORKER_QUEUE_V2_ENABLED"}
+    assert "gate worker.queue.v2: on (environment WORKER_QUEUE_V2_ENABLED)" in rk("config", "show").out
+
+
+def test_secrets_are_never_shown_and_references_are(rk: Commands) -> None:
+    rk.write(
+        "engine: nats://bob:canary-1@host:4222\n"
+        "secrets: {mail: 'env:MAIL_PASSWORD'}\n"
+        "sources:\n"
+        "  a: {connector: imap_mailbox, password: canary-2, host: mail.example, login: {token: canary-3}}\n"
+        "  b: {connector: imap_mailbox, password: 'env:MAIL_PASSWORD', urls: ['https://u:canary-4@x/']}\n"
+        "blocks: {sql: {connections: {main: {url: 'postgres://u:canary-5@db/x', pin_token: 5551234}}}}\n"
+    )
+    rk.environment.setenv("MAIL_PASSWORD", "canary-6")
+
+    for form in ((), ("--json",)):
+        ended = rk("config", "show", *form)
+        assert ended.code == 0, ended.err
+        shown = ended.out + ended.err
+        assert "canary" not in shown
+        assert "5551234" not in shown
+        assert "env:MAIL_PASSWORD" in shown
+        assert "mail.example" in shown
+
+
+def test_the_schema_is_that_of_the_configuration(rk: Commands) -> None:
+    schema = rk("config", "schema").json
+
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert set(schema["properties"]) == set(Configuration.model_fields)
+    assert rk("config", "schema", "--json").json == schema

@@ -1,0 +1,147 @@
+"""The door: version, help, and what happens when nobody listens."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reefknot
+from tests.unit.cli.running import Commands
+
+EXECUTABLE = Path(sys.executable).with_name("reefknot")
+COMMANDS = [
+    (),
+    ("init",),
+    ("policy",),
+    *(("policy", verb) for verb in ("list", "show", "explain", "schedule", "check", "templates")),
+    ("config",),
+    *(("config", verb) for verb in ("show", "check", "schema")),
+]
+
+
+def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(EXECUTABLE), *words],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": str(cwd), **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_version_is_told(rk: Commands) -> None:
+    assert rk("--version") == (0, f"reefknot {reefknot.__version__}\n", "")
+
+
+def test_the_version_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    program = (
+        "import sys; from reefknot.cli import main; main(['--version']);"
+        "print(sorted({'cyclopts', 'pydantic', 'rich', 'yaml', 'msgspec', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+
+    assert done.stdout.splitlines()[1] == "[]"
+
+
+def test_an_answer_from_the_built_in_book_loads_neither_what_draws_nor_what_reads_files(tmp_path: Path) -> None:
+    program = (
+        "import sys; from reefknot.cli import main;"
+        "main(['policy', 'explain', 'block:http', '--status', '429', '--json']);"
+        "print(sorted(name for name in sys.modules if name.startswith(('rich.', 'pydantic', 'yaml', 'asyncio'))),"
+        " file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+    )
+
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_shows_an_example(rk: Commands, words: tuple[str, ...]) -> None:
+    ended = rk(*words, "--help")
+
+    assert ended.code == 0
+    assert f"    {' '.join(('reefknot', *words))}" in ended.out
+    assert "Example" in ended.out
+    assert ended.err == ""
+
+
+def test_nothing_said_is_help(rk: Commands) -> None:
+    assert rk().out == rk("--help").out
+
+
+@pytest.mark.parametrize("alias", ["reefknot", "rk"])
+def test_the_executable_answers(tmp_path: Path, alias: str) -> None:
+    done = subprocess.run(
+        [EXECUTABLE.with_name(alias), "policy", "explain", "block:http", "--status", "404", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert '"decision": "stop"' in done.stdout
+
+
+def test_the_module_answers_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "reefknot", "--version"], capture_output=True, text=True, timeout=30, check=True
+    )
+
+    assert done.stdout == f"reefknot {reefknot.__version__}\n"
+
+
+def test_the_executable_ends_with_the_code_of_its_mistake(tmp_path: Path) -> None:
+    assert run("policy", "show", "connector:imap", cwd=tmp_path).returncode == 2
+    assert run("config", "check", "missing.yaml", cwd=tmp_path).returncode == 78
+    assert run("init", cwd=tmp_path).returncode == 0
+    assert run("init", cwd=tmp_path).returncode == 1
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    """`reefknot config schema | head -1`"""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [str(EXECUTABLE), "config", "schema"],
+            cwd=tmp_path,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        os.close(write)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_output_that_cannot_hold_a_character_gets_an_escape(tmp_path: Path) -> None:
+    done = run("policy", "schedule", "block:http", cwd=tmp_path, PYTHONIOENCODING="ascii")
+
+    assert done.returncode == 0, done.stderr
+    assert "4 attempts (1 + 3 retries)" in done.stdout
+
+
+def test_an_output_that_is_full_is_told_once(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [str(EXECUTABLE), "config", "schema"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (1, b"reefknot: no space left on device\n")

@@ -1,0 +1,130 @@
+"""The chain shows every tampering, given a head that was exported."""
+
+import json
+import random
+
+import pytest
+
+from reefknot.core.audit.chain import GENESIS, Head, Link, Mismatch, anchor_body, anchored, link, verify
+
+
+def chain_of(number: int, start: Head | None = None) -> tuple[list[Link], Head]:
+    head = start or Head("c")
+    links = []
+    for index in range(number):
+        body = b'{"n":%d}' % index
+        head, hashed = link(head, body)
+        links.append(Link(head.sequence, hashed, body))
+    return links, head
+
+
+def test_an_untouched_chain_has_no_mismatch() -> None:
+    links, head = chain_of(50)
+    assert verify(links, head) == []
+    assert verify([], Head("c")) == []
+
+
+def test_the_same_body_at_another_place_or_in_another_chain_has_another_hash() -> None:
+    first, _ = link(Head("c"), b"x")
+    second, _ = link(first, b"x")
+    other, _ = link(Head("d"), b"x")
+    assert len({first.hash, second.hash, other.hash, GENESIS}) == 4
+
+
+def test_the_hash_covers_the_name_the_number_the_hash_before_and_the_body() -> None:
+    _, hashed = link(Head("c"), b"{}")
+    assert hashed == "a3691b98c44054285e4c1d726b7af6a9339d26c54bc7645c38a17a162b4bb57e"
+
+
+def test_one_edit_is_one_finding() -> None:
+    links, head = chain_of(20)
+    links[7] = Link(8, links[7].hash, b"edited")
+    assert verify(links, head) == [Mismatch(8, "the hash does not fit the body and its place")]
+
+
+def test_a_removed_link_is_named_by_the_number_that_is_missing() -> None:
+    links, head = chain_of(20)
+    del links[7]
+    assert Mismatch(9, "expected number 8") in verify(links, head)
+
+
+def test_a_chain_alone_does_not_show_that_its_end_was_cut_off_and_its_head_does() -> None:
+    links, head = chain_of(20)
+    shorter = links[:15]
+    own_head = Head("c", 15, shorter[-1].hash)
+    assert verify(shorter, own_head) == []
+    assert verify(shorter, head) == [Mismatch(16, "cut off: the head is at 20")]
+
+
+def test_a_chain_rewritten_from_its_start_does_not_fit_an_exported_head() -> None:
+    _, head = chain_of(20)
+    rewritten, _ = chain_of(20, Head("c", 0, "1" * 64))
+    forged = [Link(one.sequence, one.hash, one.body) for one in rewritten]
+    assert Mismatch(20, "the hash is not the one of the head") in verify(forged, head, start=Head("c", 0, "1" * 64))
+
+
+def test_what_is_left_after_an_anchor_is_verified_from_there() -> None:
+    links, head = chain_of(20)
+    anchor = Head("c", 10, links[9].hash)
+    head, hashed = link(head, anchor_body(anchor, 99))
+    links.append(Link(head.sequence, hashed, anchor_body(anchor, 99)))
+    assert verify(links[10:], head, start=anchor) == []
+    assert verify(links[11:], head, start=anchor) != []
+
+
+def test_a_start_that_no_anchor_event_vouches_for_is_a_mismatch() -> None:
+    links, head = chain_of(20)
+    forged = Head("c", 10, links[9].hash)
+    assert verify(links[10:], head, start=forged) == [
+        Mismatch(11, "what came before is gone, and no anchor event says so")
+    ]
+
+
+def test_a_head_from_before_the_anchor_cannot_be_compared() -> None:
+    links, _ = chain_of(20)
+    anchor = Head("c", 10, links[9].hash)
+    head, hashed = link(Head("c", 20, links[19].hash), anchor_body(anchor, 99))
+    rest = [*links[10:], Link(21, hashed, anchor_body(anchor, 99))]
+    (found,) = verify(rest, Head("c", 5, links[4].hash), start=anchor)
+    assert "cannot be compared" in found.problem
+    assert verify(rest, Head("c", 10, "f" * 64), start=anchor) == [Mismatch(10, "the hash is not the one of the head")]
+    assert verify(rest, anchor, start=anchor) == []
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"event_type":"anchor"', b'{"event_type":"anchor"}'])
+def test_what_is_no_anchor_vouches_for_nothing(body: bytes) -> None:
+    assert anchored(body) is None
+
+
+def test_an_older_head_holds_against_a_longer_chain() -> None:
+    links, _ = chain_of(20)
+    assert verify(links, Head("c", 5, links[4].hash)) == []
+
+
+def test_the_anchor_says_where_the_rest_begins() -> None:
+    body = anchor_body(Head("c", 10, "ab"), 99)
+    assert anchored(body) == Head("c", 10, "ab")
+    assert json.loads(body)["timestamp"].startswith("1970-01-01T00:00:00.099")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_random_tampering_is_found(seed: int) -> None:
+    dice = random.Random(seed)
+    links, head = chain_of(30)
+    place = dice.randrange(29)
+    match seed % 5:
+        case 0:
+            body = bytearray(links[place].body)
+            body[dice.randrange(len(body))] ^= 1 << dice.randrange(7)
+            links[place] = Link(links[place].sequence, links[place].hash, bytes(body))
+        case 1:
+            del links[place]
+        case 2:
+            one, two = links[place], links[place + 1]
+            links[place] = Link(one.sequence, two.hash, two.body)
+            links[place + 1] = Link(two.sequence, one.hash, one.body)
+        case 3:
+            links.insert(place, Link(links[place].sequence, links[place].hash, b"{}"))
+        case _:
+            del links[dice.randrange(30) :]
+    assert verify(links, head) != []

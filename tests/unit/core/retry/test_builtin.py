@@ -1,0 +1,221 @@
+"""What the book says when no file does."""
+
+import pytest
+
+from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
+from reefknot.core.retry.backoff import delay_before
+from reefknot.core.retry.book import SHOWN_FIELDS, ResolvedPolicy
+from reefknot.core.retry.builtin import (
+    BASE,
+    CATEGORIES,
+    OTHERS,
+    STATUSES,
+    TARGETS,
+    baseline,
+    builtin_book,
+    connector_entry,
+    operation_entry,
+)
+from reefknot.core.retry.classify import retryable_code, retryable_status
+from reefknot.core.retry.connectors import CONNECTORS, JobType
+from reefknot.core.retry.layers import Layer
+from reefknot.core.retry.operations import OPERATIONS, RetryCategory
+from reefknot.core.retry.policy import LONGEST_WAIT, RetryPolicy
+
+INF = float("inf")
+NUMBERS = ("max_attempts", "base_delay", "max_delay", "multiplier", "jitter", "jitter_factor")
+LIMITS = ("time_budget", "attempt_timeout", "max_retry_after")
+
+
+def numbers(policy: RetryPolicy) -> tuple[object, ...]:
+    return tuple(getattr(policy, name) for name in NUMBERS)
+
+
+def limits(policy: RetryPolicy) -> tuple[object, ...]:
+    return tuple(getattr(policy, name) for name in LIMITS)
+
+
+def of_type(failure_type: FailureType) -> Failure:
+    return Failure(ErrorCode.execution_failed, failure_type)
+
+
+@pytest.mark.parametrize("block", ["block:http", "block:fs.blob_put", "block:sql", "block:billing.render"])
+def test_a_block_has_the_global_default_only(block: str) -> None:
+    policy = builtin_book().resolve(block)
+
+    assert numbers(policy) == (4, 0.1, 30.0, 2.0, "full", 0.1)
+    assert limits(policy) == (30.0, INF, 300.0)
+    assert (policy.strategy, policy.retryable, policy.whole_seconds) == ("exponential_backoff", True, False)
+
+
+@pytest.mark.parametrize("job_type", JobType)
+def test_a_connector_counts_its_retries_as_executions(job_type: JobType) -> None:
+    row = CONNECTORS[job_type]
+    policy = builtin_book().resolve(f"connector:{job_type.value}")
+
+    base, cap = float(row.base_delay_seconds), float(row.max_delay_seconds)
+    assert numbers(policy) == (row.max_attempts + 1, base, cap, 2.0, "proportional", row.jitter_factor)
+    assert limits(policy) == (INF, INF, 300.0)
+    assert (policy.strategy, policy.retryable, policy.whole_seconds) == ("exponential_backoff", True, True)
+
+
+@pytest.mark.parametrize("category", RetryCategory)
+def test_an_operation_is_taken_as_the_matrix_has_it(category: RetryCategory) -> None:
+    row = OPERATIONS[category]
+    policy = builtin_book().resolve(category.target)
+
+    assert numbers(policy) == (row.max_attempts, row.base_delay, row.max_delay, 2.0, "proportional", 0.1)
+    assert limits(policy) == (INF, row.timeout, 300.0)
+    assert (policy.strategy, policy.retryable, policy.whole_seconds) == ("exponential_backoff", True, False)
+
+
+def test_a_connector_that_nobody_spoke_of_gets_the_default_and_the_same_care() -> None:
+    book = builtin_book()
+
+    assert numbers(book.resolve("connector:rss_feed")) == (4, 60.0, 1800.0, 2.0, "proportional", 0.2)
+    assert not book.resolve("connector:rss_feed", of_type(FailureType.PERMANENT)).retryable
+    assert book.resolve("connector:rss_feed").provenance["base_delay"].source == "built-in: connector default"
+
+
+def test_an_operation_that_nobody_spoke_of_gets_the_unlisted_row() -> None:
+    policy = builtin_book().resolve("operation:billing.charge")
+
+    assert numbers(policy) == (3, 1.0, 30.0, 2.0, "proportional", 0.1)
+    assert policy.attempt_timeout == 30.0
+    assert policy.provenance["attempt_timeout"].source == "built-in: operation default"
+
+
+def test_only_connectors_and_operations_have_an_entry_for_the_rest() -> None:
+    assert set(OTHERS) == {"connector", "operation"}
+    assert set(BASE) == {"block", "connector", "operation"}
+
+
+@pytest.mark.parametrize("target", ["connector:imap_mailbox", "connector:local_files", "connector:rss_feed"])
+def test_a_permanent_failure_of_a_connector_is_not_retried_and_the_others_are(target: str) -> None:
+    verdicts = {one: builtin_book().resolve(target, of_type(one)).retryable for one in FailureType}
+
+    assert verdicts == {one: one is not FailureType.PERMANENT for one in FailureType}
+
+
+def test_a_mailbox_gets_more_retries_for_passing_failures_and_waits_longer_for_a_limit() -> None:
+    book, target = builtin_book(), "connector:imap_mailbox"
+
+    assert [book.resolve(target, of_type(one)).retries for one in FailureType] == [7, 5, 5, 5]
+    assert [book.resolve(target, of_type(one)).base_delay for one in FailureType] == [120.0, 600.0, 120.0, 120.0]
+
+
+def test_a_connector_without_numbers_for_a_failure_type_says_nothing_about_it() -> None:
+    entry = connector_entry("local_files")
+
+    assert set(entry.overrides) == {FailureType.PERMANENT}
+    assert set(connector_entry("imap_mailbox").overrides) == {
+        *(FailureType.PERMANENT, FailureType.TRANSIENT, FailureType.RATE_LIMITED)
+    }
+
+
+def test_an_entry_is_called_what_it_is_for() -> None:
+    assert connector_entry("rss_feed").policy["max_delay"].source == "built-in: connector rss_feed"
+    assert connector_entry("rss_feed").policy["max_delay"].value == 1800.0
+    assert operation_entry("operation:kv.get").policy["max_delay"].source == "built-in: operation kv.get"
+    assert operation_entry("operation:kv.get").policy["max_delay"].value == 10.0
+    assert operation_entry("operation:my.own").policy["max_attempts"].value == 3
+    permanent = connector_entry("rss_feed").overrides[FailureType.PERMANENT]["retryable"]
+    assert (permanent.value, permanent.source) == (False, "built-in: connector rss_feed")
+
+
+def test_the_targets_are_the_four_connectors_and_the_seventeen_operations() -> None:
+    connectors = [target for target in TARGETS if target.startswith("connector:")]
+    operations = [target for target in TARGETS if target.startswith("operation:")]
+
+    assert connectors == [f"connector:{job_type.value}" for job_type in JobType]
+    assert operations == [category.target for category in RetryCategory]
+    assert len(TARGETS) == 21
+
+
+@pytest.mark.parametrize("target", ["block:http", *TARGETS])
+def test_every_field_of_every_target_is_said_by_the_builtin_layer(target: str) -> None:
+    policy = builtin_book("a hash").resolve(target)
+
+    assert set(SHOWN_FIELDS) <= set(policy.provenance)
+    assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
+    assert all(field.source.startswith("built-in: ") for field in policy.provenance.values())
+    assert (policy.target, policy.book_hash) == (target, "a hash")
+
+
+def test_what_stands_beneath_an_entry_is_called_by_its_kind() -> None:
+    book = builtin_book()
+
+    sources = {kind: book.resolve(f"{kind}:x").provenance["strategy"].source for kind in BASE}
+    assert sources == {
+        "block": "built-in: worker default",
+        "connector": "built-in: connector default",
+        "operation": "built-in: operation default",
+    }
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_code_is_retried_as_the_table_says(code: ErrorCode) -> None:
+    policy = builtin_book().resolve("block:http", Failure(code, FailureType.UNKNOWN))
+
+    assert policy.retryable is retryable_code(code)
+
+
+def test_the_table_of_codes_leaves_http_errors_to_their_status() -> None:
+    flags = {code: said for entry in CATEGORIES.values() for code, said in entry.codes.items()}
+
+    assert set(CATEGORIES) == set(ErrorCategory)
+    assert set(flags) == set(ErrorCode)
+    assert [code for code, said in flags.items() if said.value == "conditional"] == [ErrorCode.http_error]
+    assert {(said.layer, said.source) for said in flags.values()} == {(Layer.BUILTIN, "built-in: error codes")}
+    assert all(code.category is category for category, entry in CATEGORIES.items() for code in entry.codes)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 407, 408, 409, 428, 429, 430, 499, 500, 501, 503, 505, 599])
+def test_a_status_is_retried_as_the_table_says(status: int) -> None:
+    failure = Failure(ErrorCode.http_error, FailureType.UNKNOWN, "", status)
+    policy = builtin_book().resolve("block:http", failure)
+
+    assert policy.retryable is retryable_status(status)
+    assert policy.provenance["retryable"].source == "built-in: HTTP statuses"
+    assert policy.provenance["retryable"].layer is Layer.BUILTIN
+
+
+def test_the_table_of_statuses_has_two_hundreds_and_two_exceptions() -> None:
+    assert {hundred: said.value for hundred, said in STATUSES.hundreds.items()} == {4: False, 5: True}
+    assert {status: said.value for status, said in STATUSES.statuses.items()} == {408: True, 429: True}
+
+
+def test_the_book_without_a_file_has_no_sources() -> None:
+    book = builtin_book()
+
+    assert book.hash == "builtin"
+    assert book.sources == {}
+    assert isinstance(book.resolve("block:http"), ResolvedPolicy)
+
+
+# ---- the baseline ----------------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_waits_100_200_300_ms_and_knows_no_chance() -> None:
+    policy = baseline()
+
+    for draw in (0.0, 0.5, 0.99):
+        assert [delay_before(k, policy, draw=draw) for k in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_the_baseline_has_three_retries_and_no_budget_for_all_of_them() -> None:
+    policy = baseline()
+
+    assert (policy.max_attempts, policy.time_budget, policy.attempt_timeout) == (4, INF, 30.0)
+    assert (policy.strategy, policy.jitter, policy.retryable) == ("linear_backoff", "none", True)
+
+
+def test_the_baseline_takes_the_count_the_timeout_and_the_veto_of_its_caller() -> None:
+    policy = baseline(0, timeout=2.5, retryable=False)
+
+    assert (policy.max_attempts, policy.attempt_timeout, policy.retryable) == (1, 2.5, False)
+
+
+def test_the_baseline_grows_without_a_cap_of_its_own() -> None:
+    assert baseline(1000).max_delay == LONGEST_WAIT
+    assert delay_before(999, baseline(1000), draw=0.0) == pytest.approx(100.0)

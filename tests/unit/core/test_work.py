@@ -1,0 +1,220 @@
+"""One piece of work, from accepted to ended."""
+
+import itertools
+
+import pytest
+from msgspec import structs
+
+from reefknot.core.moment import Moment
+from reefknot.core.work import (
+    CRASH_LIMIT,
+    LONGEST_HISTORY,
+    MOVES,
+    Budget,
+    Chapter,
+    HandBack,
+    Quarantine,
+    Settled,
+    Snooze,
+    TryAgain,
+    WorkDone,
+    WorkFailed,
+    WorkItem,
+    WorkState,
+    accepted,
+    cancel,
+    discard,
+    holds,
+    lease_ran_out,
+    moved,
+    requeue,
+    settle,
+    started,
+)
+from reefknot.errors import IllegalMoveError
+
+NOW = Moment(1_000, 50_000)
+LATER = Moment(2_000, 51_000)
+S = WorkState
+
+ALLOWED = {
+    (S.PENDING, S.RUNNING),
+    (S.PENDING, S.CANCELLED),
+    (S.RUNNING, S.SUCCEEDED),
+    (S.RUNNING, S.FAILED),
+    (S.RUNNING, S.PENDING),
+    (S.RUNNING, S.QUARANTINED),
+    (S.RUNNING, S.CANCELLED),
+    (S.FAILED, S.PENDING),
+    (S.FAILED, S.QUARANTINED),
+    (S.QUARANTINED, S.PENDING),
+    (S.QUARANTINED, S.DISCARDED),
+}
+
+
+def fresh() -> WorkItem:
+    return accepted(WorkItem("a", "t", "io", "s", "ten", "cor", "tra", 2, deadline_at=9, payload=b"p"), NOW)
+
+
+def running(**changes: object) -> WorkItem:
+    item = started(fresh(), owner="w", fence=1, lease_ms=500, now=NOW)
+    return structs.replace(item, **changes)
+
+
+def aside() -> WorkItem:
+    return settle(running(), Quarantine("bad", '"f"', '"r"'), NOW)
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(WorkState, WorkState)))
+def test_the_table_allows_these_moves_and_no_other(old: WorkState, new: WorkState) -> None:
+    item = structs.replace(fresh(), state=old)
+    if (old, new) in ALLOWED:
+        assert moved(item, new) is new
+    else:
+        with pytest.raises(IllegalMoveError) as caught:
+            moved(item, new)
+        assert (caught.value.old, caught.value.new) == (old, new)
+
+
+def test_every_state_has_its_row_in_the_table() -> None:
+    assert set(MOVES) == set(WorkState)
+
+
+def test_accepted_work_is_pending_due_now_and_its_counters_are_its_own() -> None:
+    forged = structs.replace(aside(), attempts=7, crashes=7, fence=7, due_at=0)
+    item = accepted(forged, NOW)
+    assert item == fresh()
+    assert (item.state, item.due_at, item.created_at, item.updated_at) == (S.PENDING, 50_000, 50_000, 50_000)
+    assert (item.priority, item.payload, item.deadline_at) == (2, b"p", 9)
+
+
+def test_a_due_time_that_was_asked_for_is_kept() -> None:
+    assert accepted(WorkItem("a", "t", due_at=77), NOW).due_at == 77
+
+
+def test_a_claim_gives_owner_fence_and_lease() -> None:
+    item = running()
+    assert (item.state, item.owner, item.fence, item.lease_until, item.lease_ms) == (S.RUNNING, "w", 1, 1_500, 500)
+
+
+def test_only_its_owner_with_its_fence_holds_running_work() -> None:
+    assert holds(running(), owner="w", fence=1)
+    assert not holds(running(), owner="v", fence=1)
+    assert not holds(running(), owner="w", fence=2)
+    assert not holds(fresh(), owner="", fence=0)
+    assert not holds(None, owner="w", fence=1)
+
+
+def test_success_counts_the_attempt_and_drops_the_budget() -> None:
+    item = settle(running(budget=Budget(attempts=2), attempts=2, failure='"old"'), WorkDone('"r"'), LATER)
+    assert (item.state, item.attempts, item.result, item.failure) == (S.SUCCEEDED, 3, '"r"', None)
+    assert (item.budget, item.owner, item.lease_until, item.updated_at) == (Budget(), "", 0, 51_000)
+
+
+def test_a_final_failure_keeps_what_is_known_and_drops_the_budget() -> None:
+    item = settle(running(), WorkFailed('"f"', '"r"', "refused"), LATER)
+    assert (item.state, item.attempts, item.failure, item.result) == (S.FAILED, 1, '"f"', '"r"')
+    assert (item.reason, item.budget) == ("refused", Budget())
+    assert item.history == (Chapter(51_000, "failed", "refused"),)
+
+
+def test_a_retry_is_due_at_its_time_and_its_budget_adds_up() -> None:
+    again = TryAgain(60_000, '"f"', "transient", delay_ms=700, reason="network")
+    once = settle(running(), again, NOW)
+    assert (once.state, once.due_at, once.attempts, once.failure, once.reason) == (
+        S.PENDING,
+        60_000,
+        1,
+        '"f"',
+        "network",
+    )
+    assert once.budget == Budget(1, "transient", 50_000, 50_000, 700, "network")
+    assert once.history == (Chapter(50_000, "retry", "network"),)
+    twice = settle(started(once, owner="w", fence=2, lease_ms=1, now=LATER), again, LATER)
+    assert twice.budget == Budget(2, "transient", 50_000, 51_000, 1_400, "network")
+
+
+def test_a_retry_without_a_reason_has_no_trigger() -> None:
+    assert settle(running(), TryAgain(60_000), NOW).budget.trigger is None
+
+
+def test_a_snooze_spends_nothing() -> None:
+    item = settle(running(), Snooze(60_000, "cooling"), LATER)
+    assert (item.state, item.due_at, item.reason) == (S.PENDING, 60_000, "cooling")
+    assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 1, 0, 0)
+    assert (item.budget, item.history, item.updated_at) == (Budget(), (), 51_000)
+
+
+def test_work_that_was_handed_back_keeps_its_place() -> None:
+    item = settle(running(), HandBack(), LATER)
+    assert (item.state, item.due_at, item.reason, item.owner, item.lease_until) == (
+        S.PENDING,
+        50_000,
+        "shutdown",
+        "",
+        0,
+    )
+    assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 0, 1, 0)
+
+
+def test_quarantine_keeps_budget_failure_and_history() -> None:
+    item = aside()
+    assert (item.state, item.reason, item.failure, item.result) == (S.QUARANTINED, "bad", '"f"', '"r"')
+    assert (item.attempts, item.budget.attempts, item.owner, item.lease_until) == (1, 1, "", 0)
+    assert item.history == (Chapter(50_000, "quarantined", "bad"),)
+
+
+def test_a_lease_that_ran_out_counts_a_crash_and_no_attempt() -> None:
+    item = lease_ran_out(running(), LATER)
+    assert (item.state, item.due_at, item.reason) == (S.PENDING, 50_000, "lease ran out")
+    assert (item.attempts, item.crashes, item.owner) == (0, 1, "")
+    assert item.history == (Chapter(51_000, "crashed", "w"),)
+
+
+def test_the_last_crash_puts_it_aside() -> None:
+    item = lease_ran_out(running(crashes=CRASH_LIMIT - 1, failure='"old"'), LATER)
+    assert (item.state, item.crashes) == (S.QUARANTINED, CRASH_LIMIT)
+    assert (item.reason, item.failure) == ("its owner vanished 3 times", '"old"')
+    assert lease_ran_out(running(), LATER, crash_limit=1).state is S.QUARANTINED
+
+
+@pytest.mark.parametrize("item", [fresh(), running()])
+def test_a_cancelled_item_says_who_and_why(item: WorkItem) -> None:
+    called_off = cancel(item, LATER, reason="enough", who="ann")
+    assert (called_off.state, called_off.reason, called_off.owner) == (S.CANCELLED, "enough", "")
+    assert called_off.history == (Chapter(51_000, "cancelled", "enough", "ann"),)
+
+
+def test_a_requeued_item_starts_anew_under_its_own_id() -> None:
+    item = requeue(structs.replace(aside(), crashes=3, snoozes=1, interruptions=1), LATER, who="ann")
+    assert (item.id, item.state, item.due_at, item.generation) == ("a", S.PENDING, 51_000, 1)
+    assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 0, 0, 0)
+    assert (item.budget, item.reason, item.failure, item.result) == (Budget(), "", None, None)
+    assert item.history[-1] == Chapter(51_000, "requeued", "bad", "ann")
+    assert item.payload == b"p"
+
+
+def test_a_discarded_item_says_who_and_why() -> None:
+    item = discard(aside(), LATER, who="ann", reason="old")
+    assert (item.state, item.updated_at) == (S.DISCARDED, 51_000)
+    assert item.history[-1] == Chapter(51_000, "discarded", "old", "ann")
+
+
+def test_what_is_not_in_quarantine_is_neither_requeued_nor_discarded() -> None:
+    with pytest.raises(IllegalMoveError):
+        requeue(running(state=S.SUCCEEDED), NOW, who="ann")
+    with pytest.raises(IllegalMoveError):
+        discard(fresh(), NOW, who="ann", reason="")
+
+
+@pytest.mark.parametrize("settled", [WorkDone(), WorkFailed(), TryAgain(1), Snooze(1), HandBack(), Quarantine("bad")])
+def test_work_that_does_not_run_cannot_be_settled(settled: Settled) -> None:
+    with pytest.raises(IllegalMoveError):
+        settle(running(state=S.SUCCEEDED), settled, NOW)
+
+
+def test_the_history_is_bounded_and_keeps_the_newest() -> None:
+    item = running(history=tuple(Chapter(number, "retry") for number in range(LONGEST_HISTORY)))
+    told = cancel(item, LATER, reason="", who="").history
+    assert len(told) == LONGEST_HISTORY
+    assert (told[0].at, told[-1].what) == (1, "cancelled")
