@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from reefknot import testing as testing
+    from reefknot.assembly import IdempotencyManager as IdempotencyManager
+    from reefknot.assembly import RetryManager as RetryManager
+    from reefknot.assembly import get_retry_manager as get_retry_manager
+    from reefknot.assembly import open_store as open_store
     from reefknot.config.book import PolicyBook as PolicyBook
     from reefknot.config.registry import ConnectorPolicy as ConnectorPolicy
     from reefknot.config.registry import RetryBudget as RetryBudget
@@ -32,18 +36,31 @@ if TYPE_CHECKING:
     from reefknot.core.retry.policy import RetryStrategy as RetryStrategy
     from reefknot.core.retry.throttle import RetryThrottle as RetryThrottle
     from reefknot.errors import AttemptTimeoutError as AttemptTimeoutError
+    from reefknot.errors import AuditUnavailableError as AuditUnavailableError
     from reefknot.errors import BreakerOpenError as BreakerOpenError
     from reefknot.errors import ConfigurationError as ConfigurationError
     from reefknot.errors import DeadlineExceededError as DeadlineExceededError
+    from reefknot.errors import IdempotencyError as IdempotencyError
+    from reefknot.errors import KeyConflictError as KeyConflictError
+    from reefknot.errors import KeyInProgressError as KeyInProgressError
+    from reefknot.errors import LeaseLostError as LeaseLostError
     from reefknot.errors import LoopMisuseError as LoopMisuseError
+    from reefknot.errors import NoStoreError as NoStoreError
+    from reefknot.errors import NotJsonError as NotJsonError
+    from reefknot.errors import OutcomeUnknownError as OutcomeUnknownError
     from reefknot.errors import ParameterError as ParameterError
     from reefknot.errors import ParameterTypeError as ParameterTypeError
+    from reefknot.errors import RecordedFailureError as RecordedFailureError
     from reefknot.errors import ReefknotError as ReefknotError
     from reefknot.errors import RejectedError as RejectedError
+    from reefknot.errors import ResultTooLargeError as ResultTooLargeError
     from reefknot.errors import RetryAfter as RetryAfter
+    from reefknot.errors import RetryError as RetryError
+    from reefknot.errors import StoreError as StoreError
     from reefknot.execution.breaker import CircuitBreaker as CircuitBreaker
     from reefknot.execution.decorator import retry as retry
     from reefknot.execution.decorator import using as using
+    from reefknot.execution.idempotent import idempotent as idempotent
     from reefknot.execution.nature import http_errors as http_errors
     from reefknot.execution.reading import classify_failure as classify_failure
     from reefknot.execution.report import RetryEvent as RetryEvent
@@ -52,6 +69,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "reefknot.assembly": ("IdempotencyManager", "RetryManager", "get_retry_manager", "open_store"),
     "reefknot.config.book": ("PolicyBook",),
     "reefknot.config.registry": ("ConnectorPolicy", "RetryBudget", "RetryPolicyRegistry"),
     "reefknot.core.failure": ("ErrorCategory", "ErrorCode", "Failure", "FailureType"),
@@ -65,18 +83,31 @@ _HOMES = {
     "reefknot.core.retry.throttle": ("RetryThrottle",),
     "reefknot.errors": (
         "AttemptTimeoutError",
+        "AuditUnavailableError",
         "BreakerOpenError",
         "ConfigurationError",
         "DeadlineExceededError",
+        "IdempotencyError",
+        "KeyConflictError",
+        "KeyInProgressError",
+        "LeaseLostError",
         "LoopMisuseError",
+        "NoStoreError",
+        "NotJsonError",
+        "OutcomeUnknownError",
         "ParameterError",
         "ParameterTypeError",
+        "RecordedFailureError",
         "ReefknotError",
         "RejectedError",
+        "ResultTooLargeError",
         "RetryAfter",
+        "RetryError",
+        "StoreError",
     ),
     "reefknot.execution.breaker": ("CircuitBreaker",),
     "reefknot.execution.decorator": ("retry", "using"),
+    "reefknot.execution.idempotent": ("idempotent",),
     "reefknot.execution.nature": ("http_errors",),
     "reefknot.execution.reading": ("classify_failure",),
     "reefknot.execution.report": ("RetryEvent",),

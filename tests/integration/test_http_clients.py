@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -27,7 +28,8 @@ import reefknot as rk
 from reefknot.engines.virtual import VirtualClock
 from reefknot.execution import timing
 
-READ_TIMEOUT = 0.03
+READ_TIMEOUT = 10.0
+TLS = ssl.create_default_context()  # made once: it takes longer than everything else here
 Reply = tuple[int, dict[str, str]]
 Fetch = Callable[[str], str]
 
@@ -68,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"ok")
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
         """Quiet."""
 
 
@@ -84,7 +86,7 @@ def server() -> Iterator[Server]:
 
 
 def by_httpx2(url: str) -> str:
-    response = httpx2.get(url, timeout=READ_TIMEOUT, trust_env=False)
+    response = httpx2.get(url, timeout=READ_TIMEOUT, trust_env=False, verify=TLS)
     response.raise_for_status()
     return response.text
 
@@ -108,7 +110,7 @@ def by_urllib(url: str) -> str:
 
 
 async def by_httpx2_async(url: str) -> str:
-    async with httpx2.AsyncClient(timeout=READ_TIMEOUT, trust_env=False) as client:
+    async with httpx2.AsyncClient(timeout=READ_TIMEOUT, trust_env=False, verify=TLS) as client:
         response = await client.get(url)
         response.raise_for_status()
         return response.text
@@ -218,8 +220,10 @@ def test_a_refused_connection_is_retried(client: Callable[..., Fetch], on: Any, 
 
 
 def test_a_read_that_times_out_is_retried(
-    client: Callable[..., Fetch], server: Server, virtual_time: VirtualClock
+    client: Callable[..., Fetch], server: Server, virtual_time: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a busy machine a good answer may take too long as well; the next attempt gets it."""
+    monkeypatch.setitem(globals(), "READ_TIMEOUT", 0.05)
     server.replies = [(0, {})]
-    assert client()(server.url) == "ok"
-    assert (server.requests, len(virtual_time.waits)) == (2, 1)
+    assert client(attempts=10)(server.url) == "ok"
+    assert server.requests == len(virtual_time.waits) + 1 >= 2

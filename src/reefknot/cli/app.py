@@ -19,6 +19,9 @@ from reefknot.cli.output import say
 NOUNS = {
     "policy": ("reefknot.cli.policy:app", "Ask the policy book: who is retried, why, and when."),
     "config": ("reefknot.cli.config:app", "See and check the configuration."),
+    "audit": ("reefknot.cli.audit:app", "Read, prove, replay and analyse what was decided."),
+    "idempotency": ("reefknot.cli.idempotency:app", "See and forget idempotency keys."),
+    "store": ("reefknot.cli.store:app", "Look after a store: check, back up, migrate, compact."),
     "init": ("reefknot.cli.init:app", "Write a commented reefknot.yaml to start from."),
 }
 """By name: where it is loaded from, and what the list of commands says of it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.cli.asking import load
 from reefknot.cli.exits import Exit
-from reefknot.cli.output import put, put_json, say
+from reefknot.cli.output import put, put_json, say, where
 from reefknot.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
             problems = str(error).splitlines()
             results.append({"file": name, "ok": False, "problems": problems, "warnings": []})
             for line in problems:
-                say(line)
+                say(where(line))
             continue
         warnings = [] if policies_only else list(found.warnings)
         for warning in warnings:
@@ -32,7 +32,8 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
         shown = str(found.path) if name is None and found.path else name
         results.append({"file": shown, "ok": True, "problems": [], "warnings": warnings})
         if not json:
-            put(f"{shown or 'no configuration file, only what is built in'}: OK: {_contents(found)}")
+            name = "no configuration file, only what is built in" if shown is None else where(shown)
+            put(f"{name}: OK: {_contents(found)}")
     if json:
         put_json({"ok": all(one["ok"] for one in results), "files": results})
     return Exit.FINE if all(one["ok"] for one in results) else Exit.MISCONFIGURED

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from reefknot.cli.asking import Config, Json, settings
 from reefknot.cli.exits import Exit
-from reefknot.cli.output import jsonable, put, put_json, put_table
+from reefknot.cli.output import jsonable, put, put_json, put_table, where
 
 app = App(
     name="config",
@@ -25,7 +25,6 @@ DEFAULT = "default"
 @app.command(help_epilogue="Example:\n\n    reefknot config show --json")
 def show(*, config: Config = None, json: Json = False) -> int:
     """The configuration in force, each value with the place that said it. Secrets are hidden."""
-    from reefknot.cli.explaining import where
     from reefknot.config.document import dotted
     from reefknot.config.load import load_tree
 

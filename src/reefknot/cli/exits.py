@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from reefknot.errors import ConfigurationError, ParameterError
+from reefknot.cli.output import where
+from reefknot.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    KeyInProgressError,
+    ParameterError,
+    StoreCorruptError,
+    StoreError,
+    StoreVersionError,
+)
 
 
 class Exit(IntEnum):
@@ -45,6 +54,9 @@ FLAGS = {
     "max_attempts": "--retry-count",
     "source": "--source",
     "target": "--target",
+    "url": "--engine",
+    "threshold": "--threshold",
+    "key": "KEY",
 }
 """What a parameter is called on the command line."""
 
@@ -55,11 +67,21 @@ def told(error: Exception) -> tuple[Exit, list[str]]:
         case CommandError():
             return error.exit, [f"reefknot: {error}"]
         case ConfigurationError():
-            return Exit.MISCONFIGURED, str(error).splitlines()
+            return Exit.MISCONFIGURED, [where(line) for line in str(error).splitlines()]
         case ParameterError():
             flag = FLAGS.get(error.parameter, error.parameter)
             text = str(error).removeprefix(f"{error.parameter}=")
             return Exit.USAGE, [f"reefknot: {flag}: {text}"]
+        case StoreCorruptError():
+            return Exit.MISMATCH, [f"reefknot: {error}"]
+        case StoreVersionError():
+            return Exit.MISCONFIGURED, [f"reefknot: {error}"]
+        case StoreError():
+            return Exit.UNREACHABLE, [f"reefknot: {error}"]
+        case KeyInProgressError():
+            return Exit.TEMPORARY, [f"reefknot: {error}"]
+        case IdempotencyError():
+            return Exit.USAGE if isinstance(error, ValueError) else Exit.FAILED, [f"reefknot: {error}"]
         case PermissionError():
             return Exit.FORBIDDEN, [f"reefknot: {_of_system(error)}"]
         case ConnectionError() | TimeoutError():

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from reefknot.cli import wording
 from reefknot.cli.drawing import put_waits
-from reefknot.cli.output import jsonable, put, put_table
+from reefknot.cli.output import jsonable, put, put_table, where
 from reefknot.core.failure import Failure
 from reefknot.core.retry.book import SHOWN_FIELDS
 from reefknot.core.retry.decide import Reason
@@ -135,7 +135,7 @@ def put_policy(policy: RetryPolicy, provenance: Mapping[str, Settled]) -> None:
             name,
             wording.field_value(name, field.value),
             field.layer.value,
-            where(field.source),
+            where(field.source).removeprefix("built-in: "),
             "\n".join(instead_of(name, one) for one in field.overrode if one.value != field.value),
         )
         for name, field in settled_fields(policy, provenance).items()
@@ -147,23 +147,15 @@ def put_policy(policy: RetryPolicy, provenance: Mapping[str, Settled]) -> None:
 
 def instead_of(name: str, said: Said) -> str:
     value = wording.count(said.value) if name == "max_attempts" else wording.field_value(name, said.value)
-    place = "" if said.layer is Layer.BUILTIN else f"{said.layer.value}, "
-    return f"{value}: {place}{where(said.source)}"
-
-
-def where(source: str) -> str:
-    """A place, without the folder that the reader is in."""
-    import os
-
-    return source.removeprefix(os.getcwd() + os.sep)
+    return f"{value}, {where(said.source)}"
 
 
 def gate_line(on: bool, said_by: str) -> str:
     if on:
         return f"gate worker.retries.v2: on ({where(said_by)})"
     return (
-        f"gate worker.retries.v2: off ({where(said_by)}); a worker runs the baseline (--baseline shows it) until"
-        " worker.retries.v2.enabled is true, or WORKER_RETRIES_V2_ENABLED"
+        f"gate worker.retries.v2: off ({where(said_by)}), so a worker runs the baseline, which --baseline explains;"
+        " worker.retries.v2.enabled: true, or WORKER_RETRIES_V2_ENABLED=true, opens it"
     )
 
 
@@ -196,7 +188,9 @@ def _why_not(answer: Answer) -> str:
             return f"the policy is {wording.attempts(policy.max_attempts)}, says {_who(provenance['max_attempts'])}"
         case Reason.HINT_TOO_LONG.value:
             asked, most = wording.seconds(answer.failure.retry_after), wording.seconds(policy.max_retry_after)
-            return f"the server asks to wait {asked}, longer than max_retry_after, {most}"
+            cools = "; its source cools until then, without spending an attempt"
+            told = f"the server asks to wait {asked}, longer than max_retry_after, {most}"
+            return told + (cools if answer.target.startswith("connector:") else "")
         case Reason.BUDGET_SPENT.value if answer.failure.code.name == "cancelled_by_timeout":
             return f"{happened} says that the time budget is spent"
         case Reason.BUDGET_SPENT.value:

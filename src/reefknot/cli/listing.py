@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.cli import wording
-from reefknot.cli.explaining import FIELDS, where
-from reefknot.cli.output import jsonable, put_table
+from reefknot.cli.explaining import FIELDS
+from reefknot.cli.output import jsonable, put_table, where
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.core.retry.book import Book, Condition, ResolvedPolicy
 from reefknot.core.retry.layers import Layer, Patch, merge

@@ -38,6 +38,11 @@ def put(text: str = "") -> None:
     print(printable(text, keep="\n"))
 
 
+def where(source: str) -> str:
+    """A place, without the folder that the reader is in."""
+    return source.removeprefix(os.getcwd() + os.sep)
+
+
 def jsonable(value: object) -> Any:
     """A value as JSON has it: enums as text, no limit as null."""
     match value:

@@ -20,7 +20,7 @@ from reefknot.cli.asking import (
     one_of,
 )
 from reefknot.cli.exits import CommandError, Exit
-from reefknot.cli.output import put, put_json, put_table, say
+from reefknot.cli.output import put, put_json, put_table, say, where
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ def show(target: Target = None, *, source: Source = None, config: Config = None,
     put()
     explaining.put_policy(policy, policy.provenance)
     rows = [
-        (condition_name(condition), field, wording.field_value(field, said.value), explaining.where(said.source))
+        (condition_name(condition), field, wording.field_value(field, said.value), where(said.source))
         for condition, fields in particular.items()
         for field, said in fields.items()
     ]

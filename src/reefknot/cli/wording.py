@@ -11,14 +11,14 @@ from math import inf
 
 from reefknot.core.failure import Failure
 from reefknot.core.retry.explain import PlannedWait
-from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
+from reefknot.core.retry.policy import LONGEST_WAIT, Jitter, RetryPolicy, RetryStrategy
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
 def seconds(value: float | None) -> str:
     """`100 ms`, `1.5 s`, `1800 s`; no number is no limit."""
-    if value is None or value == inf:
+    if value is None or value >= LONGEST_WAIT:
         return "no limit"
     if 0 < value < 1:
         return f"{value * 1000:.4g} ms"

@@ -254,17 +254,20 @@ class Reading:
 
     def _operations(self) -> dict[str, tuple[TargetEntry, ...]]:
         entries: dict[str, tuple[TargetEntry, ...]] = {}
-        written: dict[str, str] = {}
+        written: dict[tuple[str, str], str] = {}
         for name, words in self.configuration.operations.items():
             place = Place(self.tree, ("operations", name), Layer.TARGET)
             target = operation_target(name)
-            if target in written:
-                self.problems.append(place.problem(f"the same operation as {written[target]!r}; keep one of them"))
+            # Two files, or a file and a variable, may spell it differently: then the later one stands above.
+            where = (target, self.tree.mark(place.path).source)
+            if where in written:
+                self.problems.append(place.problem(f"the same operation as {written[where]!r}; keep one of them"))
                 continue
             if not self._known_operation(name, target, place):
                 continue
-            written[target] = name
-            entries[target] = (builtin.operation_entry(target), TargetEntry(self._operation(words, place)))
+            written[where] = name
+            beneath = entries.get(target, (builtin.operation_entry(target),))
+            entries[target] = (*beneath, TargetEntry(self._operation(words, place)))
         return entries
 
     def _known_operation(self, name: str, target: str, place: Place) -> bool:

@@ -6,6 +6,8 @@ The store in scope.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -23,3 +25,14 @@ def store_in_scope() -> Store:
     if store is None:
         raise NoStoreError
     return store
+
+
+@contextmanager
+def in_scope(store: Store) -> Iterator[None]:
+    """For the code inside, and for the tasks it starts, this is the store."""
+    token = current.set(store)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # left in another context than it was entered in: that one never saw the store
+            current.reset(token)

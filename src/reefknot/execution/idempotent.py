@@ -12,28 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from inspect import Parameter, Signature, signature, unwrap
 from math import inf
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from uuid import UUID
 
 import msgspec
 
 from reefknot.core.audit.event import IdempotencyEvent
+from reefknot.core.canonical import canonical
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.redaction import Redactor
 from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
 from reefknot.execution.ambient import store_in_scope
+from reefknot.execution.answers import checked_type, plain
 from reefknot.execution.journal import Journal, event_id, now_text
 from reefknot.execution.kinds import is_async, name_of
 from reefknot.execution.once import How, Mode, Once, mode_named
+from reefknot.execution.telling import Telling
 
 if TYPE_CHECKING:
-    from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _KEY_PARAMETER = "idempotency_key"
+_homes: dict[str, str] = {}
+"""Which file the function of a name is written in."""
 
 
 def idempotent(
@@ -58,14 +64,16 @@ def idempotent(
     if not callable(key):
         raise ParameterTypeError("key", key, "a function that makes the key from the arguments")
     chosen = mode_named(mode)
-    how = How(chosen, _seconds("lease", lease, above_zero=True), _seconds("wait", wait), result_type=result_type)
+    how = How(
+        chosen, _seconds("lease", lease, above_zero=True), _seconds("wait", wait), result_type=checked_type(result_type)
+    )
 
     def decorate(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         if not is_async(fn):
             raise ParameterTypeError("fn", fn, "an async function; records are kept by awaiting a store")
-        if chosen is Mode.DEDUP and not _takes_key(fn):
+        if chosen is Mode.DEDUP and not _takes_key(signature(fn)):
             raise ParameterError("mode", mode, f"for a function that takes {_KEY_PARAMETER}, to hand it to its sink")
-        return _guarded(fn, key, how, store, fingerprint, name or name_of(fn))
+        return _guarded(fn, key, how, store, fingerprint, _unique_name(fn, name or name_of(fn)))
 
     return decorate
 
@@ -78,58 +86,95 @@ def _guarded(
     fingerprint: Callable[..., object] | bool,
     name: str,
 ) -> Callable[P, Awaitable[R]]:
+    shape = signature(fn)
+
     @wraps(fn)
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        store = given or store_in_scope()
+        store = store_in_scope() if given is None else given
         full = f"{name}:{_key_text(key(*args, **kwargs))}"
-        mine = msgspec.structs.replace(how, fingerprint=_fingerprint(fingerprint, args, kwargs))
-        journal = Journal(store.audit, redactor=Redactor())
-
-        def event(action: str) -> IdempotencyEvent:
-            return IdempotencyEvent(
-                timestamp=now_text(), event_id=event_id(), operation=name, idempotency_key=full, action=action
-            )
-
-        def events(action: str) -> list[AuditEntry]:
-            return journal.entries([event(action)])
+        mine = msgspec.structs.replace(how, fingerprint=_fingerprint(fingerprint, shape, args, kwargs))
+        telling = _telling(store, name, full)
 
         async def work() -> Any:
             if how.mode is Mode.DEDUP:
                 return await fn(*args, **{**kwargs, _KEY_PARAMETER: full})  # type: ignore[arg-type]  # checked above
             return await fn(*args, **kwargs)
 
-        value, hit = await Once.of(store.idempotency).run(full, work, mine, events=events)
-        if hit:
-            await journal.write(event("hit"))
-        answer: R = value
+        try:
+            answer: R = await Once(store.idempotency).run(full, work, mine, telling)
+        except Exception:
+            await telling.tell()
+            raise
+        except BaseException:
+            telling.tell_later()
+            raise
+        await telling.tell()
         return answer
 
     return call
 
 
+def _telling(store: Store, name: str, key: str) -> Telling:
+    redact = Redactor()
+
+    def event(action: str) -> IdempotencyEvent:
+        return IdempotencyEvent(
+            timestamp=now_text(), event_id=event_id(), operation=name, idempotency_key=redact(key), action=action
+        )
+
+    return Telling(Journal(store.audit), event, one_chain=store.idempotency.audit is store.audit)
+
+
 def _key_text(made: object) -> str:
     if isinstance(made, str) and made:
         return made
-    if isinstance(made, int) and not isinstance(made, bool):
+    if isinstance(made, int | UUID) and not isinstance(made, bool):
         return str(made)
-    raise ParameterTypeError("key", made, "a function that gives a text that is not empty, or a whole number")
+    raise ParameterTypeError("key", made, "a function that gives a text that is not empty, a whole number or a UUID")
 
 
-def _fingerprint(wanted: Callable[..., object] | bool, args: Any, kwargs: Any) -> str:
-    """What the arguments look like, so that another payload under the same key is seen; empty when nobody can tell."""
+def _fingerprint(
+    wanted: Callable[..., object] | bool, shape: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """
+    What the arguments look like, so that another payload under the same key is seen.
+
+    An argument counts by its parameter, however it was passed. One that JSON cannot say (a connection, `self`) counts
+    by its class alone.
+    """
     if wanted is False:
         return ""
+    if wanted is not True:
+        return fingerprint_of(plain(wanted(*args, **kwargs)))
+    bound = shape.bind_partial(*args, **kwargs)
+    bound.apply_defaults()
+    return fingerprint_of({name: _seen(value) for name, value in bound.arguments.items() if name != _KEY_PARAMETER})
+
+
+def _seen(value: object) -> object:
     try:
-        payload = [args, kwargs] if wanted is True else wanted(*args, **kwargs)
-        return fingerprint_of(msgspec.to_builtins(payload, str_keys=True))
-    except (TypeError, NotJsonError):
-        return ""
+        seen = plain(value)
+        canonical(seen)
+    except NotJsonError:
+        return {"class": type(value).__qualname__}
+    return seen
 
 
-def _takes_key(fn: Callable[..., object]) -> bool:
-    code = fn.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return _KEY_PARAMETER in names or bool(code.co_flags & 0x08)
+def _takes_key(shape: Signature) -> bool:
+    return _KEY_PARAMETER in shape.parameters or any(
+        one.kind is Parameter.VAR_KEYWORD for one in shape.parameters.values()
+    )
+
+
+def _unique_name(fn: Callable[..., object], name: str) -> str:
+    """Two functions must not share their records: the second of a name is refused, unless it is the same code."""
+    home = getattr(unwrap(fn), "__code__", None)
+    file = "" if home is None else str(home.co_filename)
+    if _homes.setdefault(name, file) != file:
+        raise ParameterError(
+            "name", name, f"another name: a function in {_homes[name]} keeps its records under this one"
+        )
+    return name
 
 
 def _seconds(parameter: str, value: float, *, above_zero: bool = False) -> float:

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -23,6 +23,9 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError
 from reefknot.execution import chance, report, timing
 from reefknot.ports.audit_log import AuditEntry
+
+if TYPE_CHECKING:
+    from reefknot.core.audit.chain import Head
 
 TRIES = 3
 SECONDS_A_TRY = 10.0
@@ -39,7 +42,7 @@ _next_number = count(1).__next__
 class AuditSink(Protocol):
     """The part of a log that a journal needs."""
 
-    async def append(self, entries: Sequence[AuditEntry]) -> object: ...
+    async def append(self, entries: Sequence[AuditEntry]) -> Head: ...
 
 
 class OnFailure(StrEnum):

@@ -10,6 +10,7 @@ operation that fails for good raises `RetryError` from its last error; one that 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -204,12 +205,13 @@ class RetryManager:
         name = f"{call.category}: {call.operation}"
         target = operation_target(call.category)
         book = self._book.snapshot
-        policy, resolve = book.resolve(target), book.resolver(target)
-        if given is not None:
-            policy = given.replace(attempt_timeout=min(given.attempt_timeout, policy.attempt_timeout))
-            plan = Plan(policy, name=name, resolve=lambda failure: policy)
+        if given is None:
+            plan = Plan(book.resolve(target), name=name, resolve=book.resolver(target))
         else:
-            plan = Plan(policy, name=name, resolve=resolve)
+            policy = given
+            if policy.attempt_timeout == inf:  # no execution without a limit
+                policy = policy.replace(attempt_timeout=book.resolve(target).attempt_timeout)
+            plan = Plan(policy, name=name, resolve=lambda failure: policy)
         return plan.with_options({"attempts": 1}) if once_only else plan
 
     async def _tried(self, call: _Call, plan: Plan, coro: Callable[[], Awaitable[Any]]) -> tuple[Any, list[Event]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from reefknot.execution.telling import Telling
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.idempotency_store import IdempotencyStore
+
+T = TypeVar("T")
 
 STORE_TIMEOUT = 30.0
 RECORD_TRIES = 5
@@ -265,7 +267,7 @@ class Once:
         await _bounded(self._store.finish(claim, ending, events=entries))
 
 
-async def _bounded(asking: Awaitable[Any]) -> Any:
+async def _bounded(asking: Awaitable[T]) -> T:
     try:
         async with asyncio.timeout(STORE_TIMEOUT):
             return await asking

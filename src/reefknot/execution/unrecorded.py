@@ -1,8 +1,8 @@
 """
 What happened in this process and is not on record yet.
 
-Kept for each store, not for whoever asks: two managers over one store know the same. It is bounded by refusing new work,
-because forgetting would make an effect happen twice. It holds no store alive and ends with the process.
+Kept for each store, not for whoever asks: two managers over one store know the same. It is bounded by refusing new
+work, because forgetting would make an effect happen twice. It holds no store alive and ends with the process.
 """
 
 from __future__ import annotations

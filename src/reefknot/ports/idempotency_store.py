@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from reefknot.core.idempotency import Answer, Claim, Ending, KeyRecord, KeyState
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.audit_log import AuditEntry, AuditLog
 
 
 class IdempotencyStore(Protocol):
     """Claims, renews, finishes, remembers."""
+
+    @property
+    def audit(self) -> AuditLog:
+        """The log that keeps the `events` of these calls."""
 
     async def claim(
         self,

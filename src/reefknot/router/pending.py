@@ -2,23 +2,24 @@
 What a router has taken on and not yet answered: waiting here, or sent to a worker.
 """
 
-import asyncio
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
-from reefknot.core.messages import ExecAssignment, ExecResult
+from reefknot.core.messages import ExecAssignment
+from reefknot.ports.work_queue import Held
 
 
 class Pending:
     """One assignment on its way."""
 
-    __slots__ = ("acked", "assignment", "resource_class", "result", "route", "sent_at", "since", "worker_id")
+    __slots__ = ("acked", "assignment", "held", "resource_class", "route", "sent_at", "since", "worker_id")
 
-    def __init__(self, assignment: ExecAssignment, resource_class: str, now: float) -> None:
+    def __init__(self, assignment: ExecAssignment, resource_class: str, now: float, held: Held) -> None:
         self.assignment = assignment
         self.resource_class = resource_class
         self.since = now
-        self.result: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
+        self.held = held
+        """The claim on the submission: only its holder may answer it."""
         self.worker_id: str | None = None
         self.sent_at = 0.0
         self.acked = False
@@ -43,8 +44,11 @@ class PendingTable:
     def get(self, assignment_id: str) -> Pending | None:
         return self._all.get(assignment_id)
 
-    def add(self, assignment: ExecAssignment, resource_class: str, now: float) -> Pending:
-        pending = Pending(assignment, resource_class, now)
+    def everyone(self) -> list[Pending]:
+        return list(self._all.values())
+
+    def add(self, assignment: ExecAssignment, resource_class: str, now: float, held: Held) -> Pending:
+        pending = Pending(assignment, resource_class, now, held)
         self._all[assignment.assignment_id] = self._waiting[assignment.assignment_id] = pending
         return pending
 

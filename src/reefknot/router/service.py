@@ -34,20 +34,24 @@ from reefknot.core.messages import (
     encode,
     resource_class,
 )
-from reefknot.core.overload.admission import Newcomer, QueueView, Reject, Rules, admit
+from reefknot.core.overload.admission import Rules
 from reefknot.core.overload.level import OverloadStatus, level
 from reefknot.core.retry.draw import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, choose_worker
-from reefknot.errors import QueueFullError
 from reefknot.execution import chance, report
 from reefknot.execution.journal import Journal, event_id
 from reefknot.ports.clock import Clock
+from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
+from reefknot.router.desk import Desk
 from reefknot.router.health import HealthTable
 from reefknot.router.pending import Pending, PendingTable
 
 PUBLISH_S = 10.0
 TICK_S = 0.05
+CLAIM_S = 0.25
+RENEW_S = 20.0
+BATCH = 200
 ACK_WITHIN_S = 10.0
 _FINAL_REASONS = frozenset({"invalid", "unknown_job_type"})
 
@@ -71,9 +75,9 @@ class Router:
     def __init__(
         self,
         *,
+        store: Store,
         transport: Transport,
         clock: Clock,
-        journal: Journal,
         rules: Rules | None = None,
         seed: int | None = None,
         shared_subject: bool = False,
@@ -82,13 +86,17 @@ class Router:
         self.router_id = router_id
         self._transport = transport
         self._clock = clock
-        self._journal = journal
+        self._journal = Journal(store.audit)
         self._rules = rules or Rules()
+        self.desk = Desk(store.work, clock, size=self._rules.size)
+        self._owner = f"{router_id}#{event_id()}"
         self._seed = seed
         self._shared = shared_subject
         self.health = HealthTable()
         self.table = PendingTable()
         self._wake = asyncio.Event()
+        self._callers: dict[str, asyncio.Future[ExecResult]] = {}
+        self._claim_soon = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
         self._draws = 0
 
@@ -99,7 +107,9 @@ class Router:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._listen(inbox), name="router inbox"),
+            loop.create_task(self._take_on(), name="router desk"),
             loop.create_task(self._dispatch(), name="router dispatch"),
+            loop.create_task(self._renew(), name="router leases"),
         ]
 
     async def stop(self) -> None:
@@ -120,20 +130,25 @@ class Router:
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
         """Take it on, or raise `QueueFullError` with the time to come back. The future is its result."""
-        known = self.table.get(assignment.assignment_id)
-        if known is not None:
-            return known.result
-        deadline = assignment.options.deadline_ms
-        newcomer = Newcomer(assignment.priority, None if deadline is None else float(deadline))
-        answer = admit(QueueView(self.table.waiting), newcomer, self._rules)
-        if isinstance(answer, Reject):
-            await self._journal.write(self._event(assignment, None, answer.reason.value))
-            raise QueueFullError(
-                depth=self.table.waiting, limit=self._rules.size, retry_after=answer.retry_after_ms / 1000
-            )
-        pending = self.table.add(assignment, resource_class(assignment), self._clock.now())
-        self._wake.set()
-        return pending.result
+        future = self._callers.get(assignment.assignment_id)
+        if future is not None:
+            return future
+        future = asyncio.get_running_loop().create_future()
+        self._callers[assignment.assignment_id] = future
+        try:
+            if not await self.desk.hand_in(assignment):
+                await self._answer_from_record(assignment.assignment_id)
+        except BaseException:
+            self._callers.pop(assignment.assignment_id, None)
+            raise
+        self._claim_soon.set()
+        return future
+
+    async def _answer_from_record(self, assignment_id: str) -> None:
+        """The same assignment again: if it has ended, its stored result is the answer."""
+        stored = await self.desk.result(assignment_id, 0.0)
+        if stored is not None:
+            self._tell_caller(stored)
 
     async def cancel(self, assignment_id: str, reason: str | None = None) -> bool:
         """Call it off, wherever it is. False when it is not known here."""
@@ -141,12 +156,48 @@ class Router:
         if pending is None:
             return False
         if pending.worker_id is None:
-            self._end(
+            await self._end(
                 pending, _failed(pending.assignment, ResultStatus.CANCELLED, ErrorCode.cancelled_by_user, reason or "")
             )
             return True
         await self._publish(CANCEL, encode(Cancel(assignment_id, reason)), "")
         return True
+
+    async def _take_on(self) -> None:
+        """Claim what callers handed in, here or in another process, as long as there is room to look after it."""
+        while True:
+            self._claim_soon.clear()
+            room = self._rules.size - len(self.table)
+            taken = await self._claimed(min(BATCH, room)) if room > 0 else 0
+            if not taken:
+                await self._until(self._claim_soon, CLAIM_S)
+
+    async def _claimed(self, n: int) -> int:
+        try:
+            taken = await self.desk.claim(n, self._owner)
+        except Exception as error:
+            report.logger().error("router: the store cannot be read (%s)", report.printable(str(error), most=300))
+            return 0
+        now = self._clock.now()
+        for one in taken:
+            self.table.add(one.assignment, resource_class(one.assignment), now, one.held)
+        if taken:
+            self._wake.set()
+        return len(taken)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            held = [one.held for one in self.table.everyone()]
+            if held:
+                await self._survive(self.desk.renew(held), "leases could not be renewed")
+
+    async def _until(self, event: asyncio.Event, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            return
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
@@ -157,11 +208,7 @@ class Router:
             for pending in self.table.next_waiting():
                 if not await self._send(pending):
                     break
-            try:
-                async with asyncio.timeout(TICK_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await self._until(self._wake, TICK_S)
 
     async def _send(self, pending: Pending) -> bool:
         """To a worker, if one can take it. False: nobody can, and those behind it wait too."""
@@ -226,7 +273,7 @@ class Router:
             self.table.acked(pending)
         elif ack.status is AckStatus.ERROR or ack.reason in _FINAL_REASONS or ack.reason is None:
             code = ErrorCode.invalid_input if ack.reason in _FINAL_REASONS else ErrorCode.system_overload
-            self._end(pending, _failed(pending.assignment, ResultStatus.ERROR, code, ack.message or ""))
+            await self._end(pending, _failed(pending.assignment, ResultStatus.ERROR, code, ack.message or ""))
         elif ack.reason != "dropped_oldest":
             await self._journal.write(self._event(pending.assignment, worker_id, f"rejected: {ack.reason}"))
             self.table.back(pending)
@@ -238,13 +285,20 @@ class Router:
             return
         if result.worker_id is not None:
             self.health.heard_result(result.worker_id, pending.resource_class, result, self._clock.now())
-        self._end(pending, result)
+        await self._end(pending, result)
 
-    def _end(self, pending: Pending, result: ExecResult) -> None:
+    async def _end(self, pending: Pending, result: ExecResult) -> None:
+        """Keep the answer, then tell whoever waits for it here."""
         self.table.remove(pending)
-        if not pending.result.done():
-            pending.result.set_result(result)
+        if await self.desk.answer(pending.held, result):
+            self._tell_caller(result)
         self._wake.set()
+        self._claim_soon.set()
+
+    def _tell_caller(self, result: ExecResult) -> None:
+        future = self._callers.pop(result.assignment_id, None)
+        if future is not None and not future.done():
+            future.set_result(result)
 
     # ---- events -----------------------------------------------------------------------------------------------------
 

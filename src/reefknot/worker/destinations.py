@@ -17,17 +17,29 @@ RESTS_FOR = 5.0
 class Destination:
     """One place."""
 
-    __slots__ = ("breaker", "throttle")
+    __slots__ = ("_traffic", "breaker", "throttle")
 
     def __init__(self, name: str, settings: ThrottleSettings, share: int) -> None:
         self.breaker = Breaker(name, failures=OPENS_AFTER, cooldown=RESTS_FOR)
-        self.throttle: RetryThrottle | None = None
-        if settings.enabled:
-            self.throttle = RetryThrottle(
-                max(1.0, settings.tokens / share),
-                per_success=settings.per_success,
-                per_second=settings.per_second / share,
-            )
+        self._traffic = RetryThrottle(
+            max(1.0, settings.tokens / share),
+            per_success=settings.per_success,
+            per_second=settings.per_second / share,
+        )
+        self.throttle = self._traffic if settings.enabled else None
+
+    def busy(self, now: float) -> bool:
+        """Whether it gets so many calls that throttle and breaker may act: small work always gets its retries."""
+        return self._traffic.recent(now) >= self._traffic.least
+
+    def counted(self, now: float, *, ok: bool) -> None:
+        """A call went there."""
+        traffic = self._traffic
+        if now > traffic.edge:
+            traffic.roll(now)
+        traffic.tick()
+        if ok and traffic.tokens < traffic.cap:
+            traffic.feed()
 
 
 class Destinations:

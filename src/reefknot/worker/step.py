@@ -97,8 +97,7 @@ class Steps:
             return self._left_alone(item, assignment, policy, permit)
         step = await self._run(block, item, assignment, self._seconds(item, policy))
         events = self._told_breaker(place, permit, step)
-        if place.throttle is not None:
-            self._counted(place, step)
+        place.counted(self._clock.now(), ok=step.ok)
         if step.ok:
             return self._succeeded(item, assignment, step, events)
         return self._failed(item, assignment, step, place, change, events)
@@ -119,10 +118,11 @@ class Steps:
         return self._ended(item, assignment, step, settled, (event,))
 
     def _permit(self, place: Destination, change: Degradation) -> Permit | Refused | None:
-        """Baseline and heavy degradation do not ask the breaker."""
-        if not self._settings.retries_v2 or change.skip_circuit_breaker:
+        """Baseline and heavy degradation do not ask the breaker, nor do calls to a place that hardly gets any."""
+        now = self._clock.now()
+        if not self._settings.retries_v2 or change.skip_circuit_breaker or not place.busy(now):
             return None
-        return place.breaker.admit(self._clock.now())
+        return place.breaker.admit(now)
 
     def _left_alone(self, item: WorkItem, assignment: ExecAssignment, policy: RetryPolicy, refused: Refused) -> Report:
         """The destination rests. If there is time for it the work waits too, and spends nothing."""
@@ -206,16 +206,6 @@ class Steps:
         return [
             BreakerEvent(timestamp=self._now_text(), event_id=event_id(), name=place.breaker.name, state=after.value)
         ]
-
-    def _counted(self, place: Destination, step: StepResult) -> None:
-        throttle = place.throttle
-        assert throttle is not None
-        now = self._clock.now()
-        if now > throttle.edge:
-            throttle.roll(now)
-        throttle.tick()
-        if step.ok and throttle.tokens < throttle.cap:
-            throttle.feed()
 
     # ---- after ------------------------------------------------------------------------------------------------------
 

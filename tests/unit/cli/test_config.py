@@ -48,7 +48,7 @@ def test_a_bad_file_is_78_and_nothing_is_shown_of_it(rk: Commands, name: str, co
 
     assert ended.code == 78
     assert says in ended.err
-    assert "reefknot.yaml" in ended.err
+    assert ended.err.startswith("reefknot.yaml"), "the reader's own folder is not repeated"
     assert "Traceback" not in ended.err
     assert ended.out == ""
 
@@ -176,3 +176,15 @@ def test_the_schema_is_that_of_the_configuration(rk: Commands) -> None:
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert set(schema["properties"]) == set(Configuration.model_fields)
     assert rk("config", "schema", "--json").json == schema
+
+
+@pytest.mark.parametrize("before", [None, "logfire-plugin"])
+def test_the_environment_of_others_is_as_before(rk: Commands, before: str | None) -> None:
+    """Plugins are kept out of our own models only."""
+    rk.environment.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
+    if before is not None:
+        rk.environment.setenv("PYDANTIC_DISABLE_PLUGINS", before)
+
+    rk("config", "check")
+
+    assert os.environ.get("PYDANTIC_DISABLE_PLUGINS") == before

@@ -219,6 +219,10 @@ def test_a_secret_in_a_message_is_not_shown_again(rk: Commands) -> None:
             "Not retried: the server asks to wait 400 s, longer than max_retry_after, 300 s.",
         ),
         (
+            ("connector:imap_mailbox", "--message", "busy", "--retry-after", "400"),
+            "300 s; its source cools until then, without spending an attempt.",
+        ),
+        (
             ("block:http", "--status", "500", "--retry-after", "40"),
             "Not retried: the wait would outlive the time budget, 30 s",
         ),
@@ -246,7 +250,7 @@ def test_people_see_each_field_with_its_layer_its_place_and_what_it_replaced(rk:
     assert line.split(maxsplit=3)[1:3] == ["250", "ms"]
     assert "target" in line
     assert "reefknot.yaml:1:49" in line
-    assert "100 ms: built-in: worker default" in line
+    assert "100 ms, built-in: worker default" in line
     assert any(line.startswith("gate worker.retries.v2: off (default)") for line in lines)
 
 

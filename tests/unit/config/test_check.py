@@ -1,7 +1,7 @@
 """All mistakes at once, each with its place, what is accepted, and what was perhaps meant."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +12,7 @@ from reefknot.config.check import book_hash, checked
 from reefknot.config.document import Mark, Problem, Tree, read_text
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.builtin import OTHERS, TARGETS, builtin_book
-from reefknot.errors import ConfigurationError
+from reefknot.errors import ConfigurationError, ParameterError
 
 V2 = "worker.retries.v2"
 QUEUE = "worker.queue.v2"
@@ -21,7 +21,7 @@ QUEUE = "worker.queue.v2"
 def mistakes(text: str, name: str = "reefknot.yaml") -> tuple[Problem, ...]:
     with pytest.raises(ConfigurationError) as caught:
         checked(read_text(text, name=name))
-    return tuple(caught.value.problems)
+    return cast(tuple[Problem, ...], caught.value.problems)
 
 
 def nested(path: str, value: str) -> str:
@@ -416,7 +416,7 @@ def test_everything_built_in_makes_sense_for_every_failure(target: str) -> None:
 def test_a_policy_that_makes_no_sense_for_another_reason_is_told_in_its_own_words() -> None:
     tree = Tree({}, {(): Mark("nowhere")})
     book = builtin_book()
-    problem = check._placed(tree, book, "block:x", None, None, check.ParameterError("max_attempts", 0, "1 or more"))
+    problem = check._placed(tree, book, "block:x", None, None, ParameterError("max_attempts", 0, "1 or more"))
 
     assert str(problem) == "nowhere: block:x: max_attempts=0 is not accepted: 1 or more"
 
@@ -499,7 +499,7 @@ def test_whatever_is_written_is_accepted_or_refused_with_places(path: tuple[str,
         _, book = checked(read_text(json.dumps(value), name="odd.json", format="json"))
         book.resolve("block:http", Failure(ErrorCode.http_error, FailureType.RATE_LIMITED, "", 429))
     except ConfigurationError as error:
-        problems = list(error.problems)
+        problems = cast(list[Problem], error.problems)
 
     assert problems is None or problems
     assert all(problem.mark.source == "odd.json" and problem.message for problem in problems or ())

@@ -1,11 +1,12 @@
 """Three dialects, one book: what each word means, where it was written, and what means nothing."""
 
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from reefknot.config.book import PolicyBook
+from reefknot.config.document import Problem
 from reefknot.core.failure import ErrorCode
 from reefknot.core.retry.layers import Layer
 from reefknot.core.retry.policy import RetryPolicy
@@ -23,7 +24,7 @@ def problems(text: str) -> list[str]:
     """Path and message of every mistake."""
     with pytest.raises(ConfigurationError) as caught:
         PolicyBook.loads(text)
-    return [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
+    return [f"{problem.path}: {problem.message}" for problem in cast(list[Problem], caught.value.problems)]
 
 
 def v2_problems(text: str) -> list[str]:

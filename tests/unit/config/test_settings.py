@@ -1,9 +1,11 @@
 """Everything a process is told before it starts."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from reefknot.config.document import Problem
 from reefknot.config.gates import QUEUE, RETRIES
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -174,7 +176,7 @@ def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(environ={variable: "40000"}, cwd=tmp_path)
 
-    (problem,) = caught.value.problems
+    (problem,) = cast(list[Problem], caught.value.problems)
     assert problem.mark.source == f"environment {variable}"
     assert problem.path == "worker.retries.v2.default_policy.base_delay_ms"
     assert problem.message.startswith("for any block, the base delay of 40 s is above the cap of 30 s")

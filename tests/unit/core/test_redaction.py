@@ -300,6 +300,12 @@ def test_values_can_be_taken_out_of_a_text_of_any_length() -> None:
     assert Redactor().values_out_of(text) == text
 
 
+def test_a_redactor_says_whether_any_secret_is_configured() -> None:
+    assert Redactor(["swordfish"]).knows_values is True
+    assert Redactor(["abc"]).knows_values is False
+    assert Redactor().knows_values is False
+
+
 # --- hostile text -------------------------------------------------------------------------------------------------
 
 HOSTILE = [

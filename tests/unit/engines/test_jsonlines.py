@@ -1,5 +1,6 @@
 """An audit log in files: whole batches, bounded files, one writer, and what a crash leaves behind."""
 
+# ruff: noqa: ASYNC240 - the files are what is tested, and nobody else shares the loop
 from __future__ import annotations
 
 import asyncio
@@ -27,7 +28,6 @@ from reefknot.errors import (
     StoreUnavailableError,
 )
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
-
 
 P = ParamSpec("P")
 

@@ -154,17 +154,15 @@ class _Walk:
         more = 0
         for text in self._lines:
             found = read_line(text)
-            match found:
-                case None:
-                    self.problems.append(Mismatch(at.sequence + 1, "a line that is none of ours, or was changed"))
-                case Opening():
-                    if found.head != at:
-                        self.problems.append(Mismatch(at.sequence + 1, "the next file does not go on from here"))
-                case Line():
-                    self._check(found, more)
-                    more = found.more
-                    at = Head(at.chain, found.sequence, found.hash)
-                    yield Link(found.sequence, found.hash, found.body)
+            if isinstance(found, Line):
+                self._check(found, more)
+                more = found.more
+                at = Head(at.chain, found.sequence, found.hash)
+                yield Link(found.sequence, found.hash, found.body)
+            elif found is None:
+                self.problems.append(Mismatch(at.sequence + 1, "a line that is none of ours, or was changed"))
+            elif found.head != at:
+                self.problems.append(Mismatch(at.sequence + 1, "the next file does not go on from here"))
         if more:
             self.problems.append(Mismatch(at.sequence + 1, "cut off in the middle of a batch"))
 

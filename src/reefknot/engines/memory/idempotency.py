@@ -25,7 +25,7 @@ class MemoryIdempotencyStore:
         most_keys: int | None,
     ) -> None:
         self._shared = shared
-        self._audit = audit
+        self.audit = audit
         self._retention_ms = milliseconds(retention)
         self._largest_result = largest_result
         self._most_keys = most_keys
@@ -106,7 +106,7 @@ class MemoryIdempotencyStore:
             left = (record.lease_until - now.steady) / 1000
             raise KeyInProgressError(key, owner=record.owner, retry_after=left)
         del self._records[key]
-        self._audit.add(events)
+        self.audit.add(events)
         self._shared.changed()
         return True
 
@@ -137,5 +137,5 @@ class MemoryIdempotencyStore:
         if new is old:
             return  # said before: nothing is written, and nothing is told twice
         self._records[new.key] = new
-        self._audit.add(events)
+        self.audit.add(events)
         self._shared.changed()

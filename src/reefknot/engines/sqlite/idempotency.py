@@ -14,6 +14,7 @@ from msgspec import Struct, json, structs
 from reefknot.core import idempotency as core
 from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
 from reefknot.core.moment import Moment, milliseconds
+from reefknot.engines.sqlite.audit import SqliteAuditLog
 from reefknot.engines.sqlite.link import Link
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.engines.sqlite.wake import until
@@ -59,7 +60,10 @@ _Step = tuple[str, _Wish, Sequence[AuditEntry]]
 class SqliteIdempotencyStore:
     """The keys of a SQLite store."""
 
-    def __init__(self, link: Link, *, retention: float, largest_result: int, most_keys: int | None) -> None:
+    def __init__(
+        self, link: Link, audit: SqliteAuditLog, *, retention: float, largest_result: int, most_keys: int | None
+    ) -> None:
+        self.audit = audit
         self._link = link
         self._retention_ms = milliseconds(retention)
         self._largest_result = largest_result

@@ -76,10 +76,10 @@ class SqliteStore:
         self._claimer = ClaimerLock(self.path)
         link = Link(self._writer, self._reader, self._wake, now)
         self._link = link
-        self.idempotency = SqliteIdempotencyStore(
-            link, retention=retention, largest_result=largest_result, most_keys=most_keys
-        )
         self.audit = SqliteAuditLog(link)
+        self.idempotency = SqliteIdempotencyStore(
+            link, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
+        )
         self.work = SqliteWorkQueue(link)
         self.quarantine = SqliteQuarantine(link)
         self.control = SqliteControl(link)

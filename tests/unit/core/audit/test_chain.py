@@ -83,7 +83,7 @@ def test_a_start_that_no_anchor_event_vouches_for_is_a_mismatch() -> None:
 def test_a_head_from_before_the_anchor_cannot_be_compared() -> None:
     links, _ = chain_of(20)
     anchor = Head("c", 10, links[9].hash)
-    head, hashed = link(Head("c", 20, links[19].hash), anchor_body(anchor, 99))
+    _, hashed = link(Head("c", 20, links[19].hash), anchor_body(anchor, 99))
     rest = [*links[10:], Link(21, hashed, anchor_body(anchor, 99))]
     (found,) = verify(rest, Head("c", 5, links[4].hash), start=anchor)
     assert "cannot be compared" in found.problem

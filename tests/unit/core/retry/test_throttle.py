@@ -105,8 +105,13 @@ def test_retries_come_back_with_the_successes() -> None:
 
 
 @given(st.floats(0.0, 1.0), st.integers(20, 200), st.integers(0, 3))
-def test_in_the_long_run_retries_are_bounded_by_what_feeds_them(failing: float, rate: int, whom: int) -> None:
-    """The first tokens, a tenth per success, a trickle, and the executions before it began to act."""
+def test_on_a_busy_place_retries_are_bounded_by_what_feeds_them(failing: float, rate: int, whom: int) -> None:
+    """
+    The first tokens, a tenth per success, a trickle, and the executions before it began to act.
+
+    Busy means 20 requests a second or more. Below 10 a second the throttle stops acting whenever its own refusals
+    bring the place under 100 executions in 10 s, and retries are granted again: there the bound does not hold.
+    """
     seconds = 8.0
     seen = run(RetryThrottle(), rate=rate, seconds=seconds, failing=failing, start=10.0 + whom)
 

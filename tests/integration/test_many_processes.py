@@ -1,0 +1,112 @@
+"""Eight processes on one file: nothing claimed twice at once, nothing lost, none starved."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from reefknot.assembly import open_store
+from reefknot.core.work import WorkItem, WorkState
+from reefknot.ports.audit_log import AuditQuery
+
+PROCESSES = 8
+ITEMS = 400
+RACED_KEYS = 40
+
+WORKER = """
+import asyncio, json, sys, time
+from reefknot.assembly import open_store
+from reefknot.core.canonical import canonical
+from reefknot.core.idempotency import Claimed, Done
+from reefknot.core.work import WorkDone
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.work_queue import Settlement
+
+async def main(path, me, keys):
+    runs, won, slowest = [], [], 0.0
+    async with open_store(f"sqlite:{path}") as store:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for key in range(keys):
+            answer = await store.idempotency.claim(f"k{key}", owner=me, lease=600)
+            if isinstance(answer, Claimed):
+                won.append(key)
+                await store.idempotency.finish(answer.claim, Done(json.dumps(me)))
+        idle = 0
+        while idle < 3:
+            asked = time.monotonic()
+            items = await store.work.claim(5, owner=me, lease=600)
+            slowest = max(slowest, time.monotonic() - asked)
+            if not items:
+                idle += 1
+                await store.work.wait(0.05)
+                continue
+            idle = 0
+            runs += [[item.id, item.fence] for item in items]
+            reports = []
+            for item in items:
+                event = AuditEntry(canonical({"event_type": "done", "by": me}), "done", 0, work_id=item.id)
+                reports.append(Settlement(item.id, me, item.fence, WorkDone(json.dumps(me)), (event,)))
+            assert all(await store.work.settle(reports))
+    print(json.dumps({"runs": runs, "won": won, "slowest": slowest}), flush=True)
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+async def _fill(path: Path) -> None:
+    async with open_store(f"sqlite:{path}") as store:
+        await store.work.enqueue([WorkItem(f"{number:04}", "t", payload=b"p") for number in range(ITEMS)])
+
+
+async def _inspect(path: Path) -> None:
+    async with open_store(f"sqlite:{path}") as store:
+        assert dict(await store.work.counts()) == {WorkState.SUCCEEDED: ITEMS}
+        events = await store.audit.read(AuditQuery(event_type="done", limit=2 * ITEMS))
+        assert Counter(one.entry.work_id for one in events) == {f"{number:04}": 1 for number in range(ITEMS)}
+        assert await store.audit.verify() == []
+
+
+@pytest.mark.slow
+def test_eight_processes_share_the_work_without_running_any_of_it_twice_or_losing_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    asyncio.run(_fill(path))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(path), f"w{number}", str(RACED_KEYS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PROCESSES)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        reports = []
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in processes:
+            out, _ = process.communicate(timeout=60)
+            assert process.returncode == 0
+            reports.append(json.loads(out))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+    runs = [work_id for report in reports for work_id, _ in report["runs"]]
+    assert sorted(runs) == [f"{number:04}" for number in range(ITEMS)]
+    assert all(fence == 1 for report in reports for _, fence in report["runs"])
+    won = [key for report in reports for key in report["won"]]
+    assert sorted(won) == list(range(RACED_KEYS))
+    assert all(report["runs"] for report in reports), "a process got nothing"
+    assert max(report["slowest"] for report in reports) < 10
+    asyncio.run(_inspect(path))

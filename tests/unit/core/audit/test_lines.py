@@ -1,0 +1,156 @@
+"""Events as lines of text."""
+
+from collections.abc import Callable
+
+import pytest
+
+from reefknot.core.audit.chain import Head, anchor_body, link
+from reefknot.core.audit.lines import (
+    Filed,
+    Line,
+    Opening,
+    bodies_in,
+    filed_in,
+    line_of,
+    misfiled,
+    opening_of,
+    read_line,
+    verify_lines,
+)
+from reefknot.errors import NotJsonError
+
+BODIES = [b'{"event_type":"a","n":%d}' % number for number in range(5)]
+
+
+def written(bodies: list[bytes] = BODIES, *, start: Head | None = None, more: bool = False) -> tuple[list[bytes], Head]:
+    head = start or Head("c1")
+    lines = [opening_of(head)]
+    for number, body in enumerate(bodies):
+        head, _ = link(head, body)
+        lines.append(line_of(head, body, more=len(bodies) - 1 - number if more else 0))
+    return lines, head
+
+
+def problems(lines: list[bytes], head: Head | None = None) -> list[str]:
+    return [mismatch.problem for mismatch in verify_lines(lines, head)]
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_what_is_written_verifies_with_and_without_its_head(more: bool) -> None:
+    lines, head = written(more=more)
+
+    assert problems(lines) == []
+    assert problems(lines, head) == []
+    assert list(bodies_in(lines)) == BODIES
+
+
+def test_a_line_says_again_what_it_was_made_of() -> None:
+    head, _ = link(Head("c1"), BODIES[0])
+    text = line_of(head, BODIES[0], at=7, filed=Filed("b", "c"), more=2)
+    line = read_line(text)
+
+    assert isinstance(line, Line)
+    assert (line.body, line.hash, line.sequence, line.at, line.filed, line.more) == (
+        BODIES[0], head.hash, 1, 7, Filed("b", "c"), 2,
+    )  # fmt: skip
+    opening = read_line(opening_of(head))
+    assert isinstance(opening, Opening)
+    assert opening.head == head
+
+
+def test_what_the_event_says_itself_is_not_said_twice() -> None:
+    head, _ = link(Head("c1"), BODIES[0])
+
+    assert b"filed" not in line_of(head, BODIES[0], filed=Filed("a"))
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b'{"a":\n1}'])
+def test_what_is_not_one_line_of_json_is_refused(body: bytes) -> None:
+    with pytest.raises(NotJsonError):
+        line_of(Head("c1"), body)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace(b'"hash"', b' "hash"'),
+        lambda text: text.rstrip(b"\n"),
+        lambda text: b"\x00" + text,
+        lambda text: text.replace(b'"sequence":1', b'"sequence":1,"more":0'),
+    ],
+)
+def test_a_line_is_accepted_to_the_byte_only(damage: Callable[[bytes], bytes]) -> None:
+    lines, _ = written()
+    lines[1] = damage(lines[1])
+
+    assert read_line(lines[1]) is None
+    assert "a line that is none of ours, or was changed" in problems(lines)
+
+
+def test_what_cannot_be_read_is_handed_on_as_it_is() -> None:
+    assert list(bodies_in([b"nonsense\n"])) == [b"nonsense\n"]
+
+
+@pytest.mark.parametrize("first", [b"", b"nonsense\n", b'{"chain":"c","format":2,"hash":"00","sequence":0}\n'])
+def test_a_file_that_opens_no_log_is_one_finding(first: bytes) -> None:
+    lines, head = written()
+
+    assert problems([first, *lines[1:]] if first else [], head) == ["the first line does not open a log of format 1"]
+
+
+def test_a_cut_off_end_shows_only_against_a_head() -> None:
+    lines, head = written()
+
+    assert problems(lines[:-1]) == []
+    assert problems(lines[:-1], head) == ["cut off: the head is at 5"]
+
+
+def test_a_cut_off_batch_shows_by_itself() -> None:
+    lines, _ = written(more=True)
+
+    assert problems(lines[:-1]) == ["cut off in the middle of a batch"]
+
+
+def test_a_batch_with_a_changed_count_shows() -> None:
+    lines, _ = written(more=True)
+    lines[3] = lines[3].replace(b'"more":2', b'"more":9')
+
+    assert problems(lines) == ["it does not belong to the batch before it"] * 2
+
+
+def test_the_head_of_another_chain_is_named() -> None:
+    lines, _ = written()
+
+    assert problems(lines, Head("c2")) == ["this is chain c1, the head is of chain c2"]
+
+
+def test_files_that_follow_each_other_are_one_chain_and_a_gap_between_them_shows() -> None:
+    first, middle = written()
+    second, head = written(start=middle)
+
+    assert problems([*first, *second], head) == []
+    assert "the next file does not go on from here" in problems([*first[:-1], *second], head)
+
+
+def test_a_beginning_that_was_let_go_needs_an_anchor_event() -> None:
+    _, middle = written()
+    without, _ = written(start=middle)
+    vouched, head = written([*BODIES, anchor_body(middle, 1_800_000_000_000)], start=middle)
+
+    assert problems(without) == ["what came before is gone, and no anchor event says so"]
+    assert problems(vouched, head) == []
+
+
+def test_an_event_filed_under_what_it_is_not_shows() -> None:
+    head, _ = link(Head("c1"), BODIES[0])
+    lines = [opening_of(Head("c1")), line_of(head, BODIES[0], filed=Filed("b"))]
+
+    assert problems(lines) == ["it is filed under another event_type than its own"]
+
+
+def test_only_what_the_event_says_can_be_misfiled() -> None:
+    body = b'{"correlation_id":"c","event_type":"a"}'
+
+    assert misfiled(body, Filed("a", "c", "t", "w")) is None
+    assert misfiled(body, Filed("a", "d")) == "correlation_id"
+    assert filed_in(b"[1]") == Filed()

@@ -1,0 +1,422 @@
+"""What is special about the SQLite engine: its file, its thread, its errors."""
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from reefknot.assembly import open_store
+from reefknot.core.audit.chain import Mismatch
+from reefknot.core.idempotency import Busy, Claimed, Done
+from reefknot.core.work import WorkItem
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite.schema import VERSION
+from reefknot.engines.virtual import VirtualClock
+from reefknot.errors import (
+    ParameterError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from reefknot.ports.work_queue import Enqueued
+from reefknot.testing import run_virtual
+from reefknot.testing.conformance.harness import event, told
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: VirtualClock | None = None, **options: Any) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore(path, clock or VirtualClock(), **options).start()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await story()
+
+    asyncio.run(bounded())
+
+
+def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "state.db"
+
+    async def story() -> None:
+        async with opened(path) as store:
+
+            def settings(connection: apsw.Connection) -> tuple[object, object]:
+                return connection.pragma("journal_mode"), connection.pragma("synchronous")
+
+            assert await store._link.read(settings) == ("wal", 2)
+
+    run(story)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+
+    async def story() -> None:
+        async with opened(path) as store:
+            answer = await store.idempotency.claim("k", owner="me")
+            assert isinstance(answer, Claimed)
+            await store.idempotency.finish(answer.claim, Done("7"), events=[event("record")])
+            await store.work.enqueue([WorkItem("a", "t", payload=b"\xff")])
+        async with opened(path) as store:
+            record = await store.idempotency.get("k")
+            assert record is not None
+            assert record.result == "7"
+            assert await told(store) == ["record"]
+            assert [item.payload for item in await store.work.claim(1, owner="w")] == [b"\xff"]
+            assert (await store.check()).ok
+
+    run(story)
+
+
+def test_many_callers_share_few_transactions(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            await asyncio.gather(*(store.idempotency.claim(f"k{n}", owner="me") for n in range(640)))
+            assert store.batches < 64
+
+    run(story)
+
+
+def test_one_bad_request_harms_nobody_else_in_its_batch(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            items = [WorkItem("good", "t"), WorkItem("bad", "\ud800"), WorkItem("fine", "t")]
+            answers = await asyncio.gather(
+                *(store.work.enqueue([item]) for item in items),
+                store.idempotency.claim("k", owner="me"),
+                return_exceptions=True,
+            )
+            assert answers[0] == answers[2] == [Enqueued.ACCEPTED]
+            assert isinstance(answers[1], StoreError)
+            assert isinstance(answers[3], Claimed)
+            assert [item.id for item in await store.work.find()] == ["fine", "good"]
+
+    run(story)
+
+
+def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+
+    async def story() -> None:
+        async with opened(path):
+            pass
+        newer = apsw.Connection(str(path))
+        newer.execute(f"PRAGMA user_version = {VERSION + 1}")
+        newer.close()
+        with pytest.raises(StoreVersionError, match="use a newer reefknot"):
+            await SqliteStore(path, VirtualClock()).start()
+        again = apsw.Connection(str(path))
+        assert again.pragma("user_version") == VERSION + 1
+        again.close()
+
+    run(story)
+
+
+def test_a_database_of_another_program_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    other = apsw.Connection(str(path))
+    other.execute("CREATE TABLE theirs (x)")
+    other.close()
+
+    async def story() -> None:
+        with pytest.raises(StoreVersionError, match="another program"):
+            await SqliteStore(path, VirtualClock()).start()
+
+    run(story)
+    other = apsw.Connection(str(path))
+    assert other.execute("SELECT group_concat(name) FROM sqlite_schema").get == "theirs"
+    other.close()
+
+
+@pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\x07" * 5000])
+def test_a_file_that_is_no_database_is_named_as_such(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(content)
+
+    async def story() -> None:
+        with pytest.raises(StoreCorruptError, match="restore a backup"):
+            await SqliteStore(path, VirtualClock()).start()
+
+    run(story)
+    assert path.read_bytes() == content
+
+
+def test_a_folder_that_cannot_be_is_a_store_that_cannot_be_reached(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def story() -> None:
+        with pytest.raises(StoreUnavailableError, match="cannot be opened"):
+            await SqliteStore(tmp_path / "file" / "state.db", VirtualClock()).start()
+
+    run(story)
+
+
+def read_only_opener(path: str, flags: int) -> apsw.Connection:
+    return apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+
+
+def test_a_file_that_may_not_be_written_says_which_right_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+
+    async def story() -> None:
+        async with opened(path):
+            pass
+        with pytest.raises(StoreUnavailableError, match="right to write"):
+            await SqliteStore(path, VirtualClock(), opener=read_only_opener).start()
+
+    run(story)
+
+
+def test_a_full_disk_refuses_the_write_whole_and_works_again_when_there_is_room(tmp_path: Path) -> None:
+    connections: list[apsw.Connection] = []
+
+    def small(path: str, flags: int) -> apsw.Connection:
+        connections.append(apsw.Connection(path, flags=flags))
+        return connections[-1]
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db", opener=small) as store:
+            connections[0].execute("PRAGMA max_page_count = 60")
+            items = [WorkItem(f"{number}", "t", payload=b"x" * 10_000) for number in range(100)]
+            with pytest.raises(StoreFullError, match="make room"):
+                await store.work.enqueue(items, events=[event("admission")])
+            assert await store.work.find() == []
+            assert await told(store) == []
+            assert await store.work.enqueue([WorkItem("small", "t")]) == [Enqueued.ACCEPTED]
+            connections[0].execute("PRAGMA max_page_count = 100000")
+            assert await store.work.enqueue(items) == [Enqueued.ACCEPTED] * 100
+
+    run(story)
+
+
+class SyncFails(apsw.VFS):
+    """Every fsync fails from the moment `broken` is set."""
+
+    def __init__(self) -> None:
+        super().__init__("sync-fails", "")
+        self.broken = False
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> "SyncFailsFile":
+        return SyncFailsFile(self, name, flags)
+
+
+class SyncFailsFile(apsw.VFSFile):
+    def __init__(self, vfs: SyncFails, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        self._vfs = vfs
+        super().__init__("", name, flags)
+
+    def xSync(self, flags: int) -> None:
+        if self._vfs.broken:
+            raise apsw.IOError
+        super().xSync(flags)
+
+
+@pytest.mark.filterwarnings("ignore")  # apsw tells of errors inside a VFS by a warning as well
+def test_after_a_failed_fsync_nothing_more_is_written(tmp_path: Path) -> None:
+    vfs = SyncFails()
+
+    def opener(path: str, flags: int) -> apsw.Connection:
+        return apsw.Connection(path, flags=flags, vfs="sync-fails")
+
+    async def story() -> None:
+        store = await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=opener).start()
+        await store.idempotency.claim("before", owner="me")
+        vfs.broken = True
+        with pytest.raises(StoreUnavailableError, match="not known"):
+            await store.idempotency.claim("during", owner="me")
+        vfs.broken = False
+        with pytest.raises(StoreUnavailableError):
+            await store.idempotency.claim("after", owner="me")
+        await store.close()
+
+    try:
+        run(story)
+    finally:
+        vfs.unregister()
+
+
+def test_a_closed_store_and_one_from_before_a_fork_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: -1)
+                with pytest.raises(StoreUnavailableError, match="fork"):
+                    await store.idempotency.claim("k", owner="me")
+                with pytest.raises(StoreUnavailableError, match="fork"):
+                    await store.idempotency.get("k")
+            await store.idempotency.claim("k", owner="me")
+        await store.close()
+        with pytest.raises(StoreUnavailableError, match="closed"):
+            await store.idempotency.claim("k", owner="me")
+
+    run(story)
+
+
+class JumpingClock(VirtualClock):
+    """Somebody sets the wall clock; the steady one goes on."""
+
+    jump = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.jump
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+def test_a_wall_clock_that_jumps_by_a_day_moves_no_lease_and_no_retry(tmp_path: Path, jump: float) -> None:
+    clock = JumpingClock()
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db", clock) as store:
+            await store.idempotency.claim("k", owner="me", lease=60)
+            due = round(clock.wall() * 1000) + 5_000
+            await store.work.enqueue([WorkItem("a", "t"), WorkItem("later", "t", due_at=due)])
+            await store.work.claim(1, owner="me", lease=60)
+            clock.jump = jump
+            assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
+            assert await store.work.claim(9, owner="you") == []
+            clock.advance(5)
+            assert [item.id for item in await store.work.claim(9, owner="you")] == ["later"]
+            async with opened(tmp_path / "state.db", clock) as other:  # a process that started after the jump
+                assert isinstance(await other.idempotency.claim("k", owner="you"), Busy)
+            clock.advance(55)
+            assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
+
+    run(story)
+
+
+def test_after_the_machine_restarted_every_lease_is_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db", VirtualClock(start=1_000_000)) as store:
+            await store.idempotency.claim("k", owner="me", lease=60)
+            await store.work.enqueue([WorkItem("a", "t")])
+            await store.work.claim(1, owner="me", lease=60)
+        async with opened(tmp_path / "state.db", VirtualClock(start=10)) as store:
+            answer = await store.idempotency.claim("k", owner="you")
+            assert isinstance(answer, Claimed)
+            assert answer.taken_over
+            assert [item.crashes for item in await store.work.claim(1, owner="you")] == [1]
+
+    run(story)
+
+
+def test_what_another_store_on_the_file_writes_wakes_up_who_waits(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        async with opened(path) as one, opened(path) as two:
+            answer = await two.idempotency.claim("k", owner="two")
+            assert isinstance(answer, Claimed)
+            waits = [
+                asyncio.create_task(one.work.wait(15)),
+                asyncio.create_task(one.audit.wait(0, 15)),
+                asyncio.create_task(one.control.wait(15)),
+            ]
+            result = asyncio.create_task(one.idempotency.wait("k", 15))
+            await asyncio.sleep(0.01)
+            await two.work.enqueue([WorkItem("a", "t")], events=[event("admission")])
+            await two.idempotency.finish(answer.claim, Done("7"))
+            assert await asyncio.gather(*waits) == [True, True, True]
+            record = await result
+            assert record is not None
+            assert record.result == "7"
+
+    run(story)
+
+
+def test_one_process_of_a_host_is_the_claimer(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        async with opened(path) as one, opened(path) as two:
+            assert one.become_claimer()
+            assert one.become_claimer()
+            assert not two.become_claimer()
+            await one.close()
+            assert two.become_claimer()
+
+    run(story)
+
+
+def test_a_backup_is_a_store_of_its_own_and_never_overwrites(tmp_path: Path) -> None:
+    async def story() -> None:
+        steps: list[tuple[int, int]] = []
+        async with opened(tmp_path / "state.db") as store:
+            await store.work.enqueue([WorkItem(f"{n}", "t", payload=b"x" * 1000) for n in range(200)])
+            await store.audit.append([event("a")])
+            await store.backup(tmp_path / "copy.db", progress=lambda done, total: steps.append((done, total)))
+            with pytest.raises(StoreUnavailableError, match="exists"):
+                await store.backup(tmp_path / "copy.db")
+            head = await store.audit.head()
+        assert steps[-1][0] == steps[-1][1]
+        async with opened(tmp_path / "copy.db") as copy:
+            assert await copy.audit.head() == head
+            assert len(await copy.work.find(limit=500)) == 200
+
+    run(story)
+
+
+def test_the_check_finds_an_edited_event(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+
+    async def story() -> None:
+        async with opened(path) as store:
+            await store.audit.append([event("a"), event("b")])
+            assert (await store.check()).ok
+        hand = apsw.Connection(str(path))
+        hand.execute("UPDATE audit SET body = '{}' WHERE sequence = 1")
+        hand.close()
+        async with opened(path) as store:
+            report = await store.check()
+            assert not report.ok
+            assert report.mismatches == [Mismatch(1, "the hash does not fit the body and its place")]
+
+    run(story)
+
+
+def test_compacting_gives_space_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            await store.work.enqueue([WorkItem(f"{n:03}", "t", payload=b"x" * 5000) for n in range(300)])
+            for n in range(300):
+                await store.work.cancel(f"{n:03}")
+            assert await store.work.purge(1 << 60) == 300
+            assert await store.compact() > 500_000
+            assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+
+    run(story)
+
+
+def test_in_a_virtual_loop_the_store_lives_in_virtual_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
+            first = await store.idempotency.claim("k", owner="me", lease=3600)
+            assert isinstance(first, Claimed)
+            await asyncio.sleep(3599)
+            assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
+            await asyncio.sleep(2)
+            assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite", "redis://here", "nats://here:4222", "state.db"])
+def test_a_url_without_an_engine_names_those_there_are(url: str) -> None:
+    async def story() -> None:
+        with pytest.raises(ParameterError, match="memory:, or sqlite:PATH"):
+            async with open_store(url):
+                pass
+
+    run(story)
