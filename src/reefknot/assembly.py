@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from reefknot.config.book import PolicyBook
 from reefknot.errors import ParameterError
 from reefknot.execution import ambient, keys, manager, report, timing
 from reefknot.execution.journal import AuditSink, OnFailure
@@ -110,11 +109,13 @@ class RetryManager(manager.RetryManager):
         lease: float = 60.0,
         wait_for_result: float = 60.0,
     ) -> None:
-        keys = _keys_in_scope() if idempotency is None else idempotency
+        from reefknot.config.book import PolicyBook
+
+        store = _keys_in_scope() if idempotency is None else idempotency
         super().__init__(
             book=PolicyBook() if book is None else book,
-            idempotency=keys,
-            audit=_log_of(keys) if audit is None else audit,
+            idempotency=store,
+            audit=_log_of(store) if audit is None else audit,
             secrets=secrets,
             on_audit_failure=on_audit_failure,
             lease=lease,
@@ -163,15 +164,15 @@ def _keys_in_memory() -> IdempotencyStore:
     if not _warned:
         _warned = True
         report.logger().warning(
-            "idempotency keys are kept in memory and end with this process; "
-            "for durable ones: async with reefknot.open_store('sqlite:state.db') as store, idempotency=store.idempotency"
+            "idempotency keys are kept in memory and end with this process; for durable ones, "
+            "open a store (async with reefknot.open_store('sqlite:state.db') as store) and use idempotency=store.idempotency"
         )
     return MemoryStore(_ContextClock(), retention=86400.0, most_keys=_MOST_KEYS_IN_MEMORY).idempotency
 
 
-def _log_of(keys: IdempotencyStore) -> AuditSink:
+def _log_of(store: IdempotencyStore) -> AuditSink:
     from reefknot.engines.log_sink import LogSink
     from reefknot.engines.memory.idempotency import MemoryIdempotencyStore
 
     # A list in memory that nobody trims is no place for the events of a process that runs for months.
-    return LogSink() if isinstance(keys, MemoryIdempotencyStore) else keys.audit
+    return LogSink() if isinstance(store, MemoryIdempotencyStore) else store.audit

@@ -10,6 +10,7 @@ Everything reefknot raises.
     ├── RejectedError                      the work was refused before it ran
     │   ├── BreakerOpenError               the destination is being left alone
     │   └── QueueFullError                 a bounded queue has no free place
+    ├── ResultPendingError (TimeoutError)  submitted work has no result yet; it goes on
     ├── LoopMisuseError (RuntimeError)     a retry loop was driven in a way that cannot work
     ├── VirtualDeadlockError (RuntimeError)  in virtual time, nothing can ever happen again
     ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
@@ -129,6 +130,15 @@ class QueueFullError(RejectedError):
         self.depth = depth
         self.limit = limit
         self.retry_after = retry_after
+
+
+class ResultPendingError(ReefknotError, TimeoutError):
+    """Submitted work has no result yet. It is kept and goes on; ask again."""
+
+    def __init__(self, *, assignment_id: str, seconds: float) -> None:
+        super().__init__(f"{assignment_id} has no result after {seconds:g} s; it is kept and goes on: ask again later")
+        self.assignment_id = assignment_id
+        self.seconds = seconds
 
 
 class LoopMisuseError(ReefknotError, RuntimeError):
@@ -268,7 +278,8 @@ class KeyQuotaError(IdempotencyError):
 
     def __init__(self, *, keys: int, limit: int) -> None:
         super().__init__(
-            f"the store holds {keys} of {limit} keys, none of them past its retention; raise the limit or shorten the retention"
+            f"the store holds {keys} of {limit} keys, none of them past its retention; "
+            "raise the limit or shorten the retention"
         )
         self.keys = keys
         self.limit = limit
@@ -297,7 +308,8 @@ class OutcomeUnknownError(IdempotencyError):
 
     def __init__(self, key: str, *, owner: str) -> None:
         super().__init__(
-            f"key {shown(key)}: {owner} vanished before it recorded a result; find out what happened, then resolve the key"
+            f"key {shown(key)}: {owner} vanished before it recorded a result; "
+            "find out what happened, then resolve the key"
         )
         self.key = key
         self.owner = owner

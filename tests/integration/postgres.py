@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -63,7 +64,9 @@ def newest(packages: Path) -> Path:
 
 def run(account: pwd.struct_passwd | None, folder: Path, *command: str | Path) -> None:
     """As `account`, or as whoever runs the tests. Into a file: the server inherits it, and would keep a pipe open."""
-    who = {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+    who: dict[str, Any] = (
+        {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+    )
     with (folder / "commands.log").open("a+") as log:
         done = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120, check=False, **who

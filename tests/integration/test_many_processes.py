@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,14 @@ from reefknot.core.work import WorkDone
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Settlement
 
-async def main(path, me, keys):
+async def look_then_take(store, n, owner):
+    # The broken variant: a select, and later an update that trusts it.
+    seen = await store.work.find(state="pending", limit=n)
+    await asyncio.sleep(0)
+    mine = await asyncio.gather(*(store.work.cancel(item.id, who=owner) for item in seen))
+    return seen
+
+async def main(path, me, keys, broken):
     runs, won, slowest = [], [], 0.0
     async with open_store(f"sqlite:{path}") as store:
         print("ready", flush=True)
@@ -39,7 +47,10 @@ async def main(path, me, keys):
         idle = 0
         while idle < 3:
             asked = time.monotonic()
-            items = await store.work.claim(5, owner=me, lease=600)
+            if broken:
+                items = await look_then_take(store, 5, me)
+            else:
+                items = await store.work.claim(5, owner=me, lease=600)
             slowest = max(slowest, time.monotonic() - asked)
             if not items:
                 idle += 1
@@ -47,6 +58,8 @@ async def main(path, me, keys):
                 continue
             idle = 0
             runs += [[item.id, item.fence] for item in items]
+            if broken:
+                continue
             reports = []
             for item in items:
                 event = AuditEntry(canonical({"event_type": "done", "by": me}), "done", 0, work_id=item.id)
@@ -54,7 +67,7 @@ async def main(path, me, keys):
             assert all(await store.work.settle(reports))
     print(json.dumps({"runs": runs, "won": won, "slowest": slowest}), flush=True)
 
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "broken"))
 """
 
 
@@ -71,13 +84,12 @@ async def _inspect(path: Path) -> None:
         assert await store.audit.verify() == []
 
 
-@pytest.mark.slow
-def test_eight_processes_share_the_work_without_running_any_of_it_twice_or_losing_it(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+def _race(path: Path, variant: str) -> list[dict[str, Any]]:
+    """Eight processes start together and run until nothing is left. What each of them did."""
     asyncio.run(_fill(path))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(path), f"w{number}", str(RACED_KEYS)],
+            [sys.executable, "-c", WORKER, str(path), f"w{number}", str(RACED_KEYS), variant],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -101,7 +113,13 @@ def test_eight_processes_share_the_work_without_running_any_of_it_twice_or_losin
         for process in processes:
             process.kill()
             process.wait()
+    return reports
 
+
+@pytest.mark.slow
+def test_eight_processes_share_the_work_without_running_any_of_it_twice_or_losing_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    reports = _race(path, "sound")
     runs = [work_id for report in reports for work_id, _ in report["runs"]]
     assert sorted(runs) == [f"{number:04}" for number in range(ITEMS)]
     assert all(fence == 1 for report in reports for _, fence in report["runs"])
@@ -110,3 +128,10 @@ def test_eight_processes_share_the_work_without_running_any_of_it_twice_or_losin
     assert all(report["runs"] for report in reports), "a process got nothing"
     assert max(report["slowest"] for report in reports) < 10
     asyncio.run(_inspect(path))
+
+
+@pytest.mark.slow
+def test_the_race_catches_claimers_that_look_first_and_take_later(tmp_path: Path) -> None:
+    reports = _race(tmp_path / "state.db", "broken")
+    runs = Counter(work_id for report in reports for work_id, _ in report["runs"])
+    assert max(runs.values()) > 1

@@ -7,6 +7,7 @@ else is loaded when it is asked for.
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
@@ -36,6 +37,9 @@ def _settle_in() -> None:
     import gc
 
     gc.set_threshold(50_000)  # starting makes many objects and drops few: looking for garbage would be a tenth of it
+    # A stream that was closed before we began goes nowhere; else the next file opened would take its place.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     # What the terminal's encoding cannot show is shown as an escape, not as a traceback.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

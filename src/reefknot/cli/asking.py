@@ -104,13 +104,16 @@ def one_of(flag: str, given: str, accepted: dict[str, T]) -> T:
     return found
 
 
-def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "") -> CommandError:
+def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "", prefix: str = "") -> CommandError:
+    """What to say of a word that means nothing. A `prefix` that all share is no likeness."""
     from reefknot.config.document import suggest
 
     words = list(accepted)
     shown = given if len(given) <= 60 else given[:59] + "…"
+    hint = suggest(given.removeprefix(prefix), [word.removeprefix(prefix) for word in words])
+    hint = hint.replace("did you mean '", f"did you mean '{prefix}", 1)
     listed = ", ".join(words) or "none is configured"
-    return CommandError(f"{flag}: {printable(shown)!r} is not known; accepted: {listed}{also}{suggest(given, words)}")
+    return CommandError(f"{flag}: {printable(shown)!r} is not known; accepted: {listed}{also}{hint}")
 
 
 def _code(given: str) -> ErrorCode:
@@ -189,6 +192,12 @@ def known_target(book: Book, target: str | None, source: str | None = None) -> s
         raise unknown("--target", target, sorted(book.targets), also=also)
     if kind == "operation":
         target = operation_target(name)
-    if kind != "block" and target not in book.targets:
-        raise unknown("--target", target, sorted(one for one in book.targets if one.startswith(f"{kind}:")))
+    known = all_targets(book)
+    if kind != "block" and target not in known:
+        raise unknown("--target", target, sorted(one for one in known if one.startswith(f"{kind}:")), prefix=f"{kind}:")
     return target
+
+
+def all_targets(book: Book) -> set[str]:
+    """Every target that is built in, configured, or read by a configured source."""
+    return {*book.targets, *(f"connector:{connector}" for connector, _ in book.sources.values())}

@@ -19,8 +19,19 @@ from msgspec import Struct
 from reefknot.cli.engine import opened, place
 from reefknot.cli.exits import CommandError, Exit
 from reefknot.core.audit.chain import Head, Mismatch, anchored
-from reefknot.core.audit.lines import Filed, Line, Opening, line_of, misfiled, opening_of, read_line, verify_lines
+from reefknot.core.audit.lines import (
+    UNREADABLE,
+    Filed,
+    Line,
+    Opening,
+    line_of,
+    misfiled,
+    opening_of,
+    read_line,
+    verify_lines,
+)
 from reefknot.engines.jsonlines.folder import files_of, lines_of
+from reefknot.errors import NotJsonError
 
 if TYPE_CHECKING:
     from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
@@ -81,6 +92,8 @@ class OfFiles:
     """An exported file, or the files of a JSON-lines log."""
 
     def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise CommandError(f"{path}: there is no such file", Exit.UNREACHABLE)
         self.name = str(path)
         self._files = files_of(path)
         self.total = sum(file.stat().st_size for file in self._files)
@@ -110,8 +123,6 @@ async def evidence(file: Path | None, engine: str | None, config: str | None) ->
     if file is not None:
         if engine is not None:
             raise CommandError("name a file or --engine, not both")
-        if not file.is_file():
-            raise CommandError(f"{file}: there is no such file", Exit.UNREACHABLE)
         yield OfFiles(file)
         return
     where = place(engine, config)
@@ -143,11 +154,16 @@ async def exported(log: AuditLog, head: Head) -> AsyncIterator[bytes]:
         if start is None:
             start = await _start(log, head, page[0].sequence)
             yield opening_of(start)
-        yield b"".join(
-            line_of(Head(head.chain, one.sequence, one.hash), one.entry.body, filed=_filed(one)) for one in page
-        )
+        yield b"".join(_exported(head.chain, one) for one in page)
     if start is None:
         yield opening_of(head)
+
+
+def _exported(chain: str, one: KeptEntry) -> bytes:
+    try:
+        return line_of(Head(chain, one.sequence, one.hash), one.entry.body, filed=_filed(one))
+    except NotJsonError as error:
+        raise CommandError(f"event {one.sequence} was changed ({error}); see `audit verify`", Exit.MISMATCH) from error
 
 
 async def _start(log: AuditLog, head: Head, first: int) -> Head:
@@ -171,7 +187,7 @@ def head_in(file: Path) -> Head:
             return msgspec.json.decode(stream.read(MOST_HEAD_BYTES), type=Head)
     except FileNotFoundError:
         raise CommandError(f"--head: {file}: there is no such file", Exit.UNREACHABLE) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CommandError(f"--head: {file} holds no head: {error}", Exit.MISMATCH) from None
 
 

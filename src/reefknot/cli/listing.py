@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.cli import wording
+from reefknot.cli.asking import all_targets
 from reefknot.cli.explaining import FIELDS
 from reefknot.cli.output import jsonable, put_table, where
 from reefknot.core.failure import ErrorCode, FailureType
@@ -40,7 +41,9 @@ class Row(Struct, frozen=True):
 
 def listed(book: Book, kind: str | None = None) -> list[Row]:
     """Every target, by kind and name, and after a connector its sources."""
-    targets = sorted({ANY_BLOCK, *book.targets}, key=lambda target: (_KINDS.index(target.partition(":")[0]), target))
+    targets = sorted(
+        {ANY_BLOCK, *all_targets(book)}, key=lambda target: (_KINDS.index(target.partition(":")[0]), target)
+    )
     rows = []
     for target in targets:
         if kind is not None and not target.startswith(f"{kind}:"):
@@ -57,6 +60,9 @@ def listed(book: Book, kind: str | None = None) -> list[Row]:
 def overrides_of(book: Book, target: str, source: str | None) -> dict[Condition, Patch]:
     """What is said for particular failures, the strongest saying of each."""
     entries = [*book.targets.get(target, ())]
+    kind = target.partition(":")[0]
+    if not entries and kind in book.others:
+        entries = [book.others[kind]]
     if source is not None:
         entries.append(book.sources[source][1])
     found: dict[Condition, Patch] = {}

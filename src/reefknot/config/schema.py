@@ -21,7 +21,7 @@ ExceptionName = Annotated[str, Field(min_length=1)]
 class Section(BaseModel):
     """A part of the file: unknown keys and wrong kinds are mistakes."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class Backoff(Section):
@@ -217,7 +217,7 @@ class OperationEntry(Section):
 class Source(BaseModel):
     """An instance of a connector. Beside these keys, it holds its connector's own settings."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     connector: str
     retry: ConnectorEntry = ConnectorEntry()

@@ -21,8 +21,12 @@ ACK = "caf.exec.assign.v1.ack"
 RESULT = "caf.exec.result.v1"
 CANCEL = "caf.exec.cancel.v1"
 HEARTBEAT = "caf.worker.heartbeat.v1"
+FLEET = "caf.worker.fleet.v1"
 LARGEST_MESSAGE = 1024 * 1024
 LONGEST_ID = 256
+LONGEST_MS = 10 * 365 * 86_400_000
+"""Ten years: what is longer is a mistake, and would not fit where times are kept."""
+HIGHEST_PRIORITY = 1_000_000
 DEFAULT_TIMEOUT_MS = 30_000
 PRIORITIES = {"low": -10, "normal": 0, "high": 10, "critical": 20}
 
@@ -181,11 +185,19 @@ class Heartbeat(Struct, frozen=True):
     timestamp: int
     classes: dict[str, ClassHealth]
     draining: bool = False
+    incarnation: str = ""
+    """Another one each time the worker starts: what it had in its hands may be in its store only."""
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):
     assignment_id: str
     reason: str | None = None
+
+
+class Fleet(Struct, frozen=True):
+    """How many workers are alive, as a router tells them: they share the retry tokens of every destination."""
+
+    workers: int
 
 
 class StepRequest(Struct, frozen=True):
@@ -239,8 +251,15 @@ class InvalidMessage(Struct, frozen=True):
         return AckStatus.REJECTED if self.readable else AckStatus.ERROR
 
 
+class _Named(Struct):
+    """As much of a message as is needed to answer it."""
+
+    assignment_id: str
+
+
 _assignments = msgspec.json.Decoder(ExecAssignment)
-_anything = msgspec.json.Decoder()
+_named = msgspec.json.Decoder(_Named)
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _encoder = msgspec.json.Encoder()
 
 
@@ -251,15 +270,15 @@ def encode(message: Struct) -> bytes:
 def read_assignment(body: bytes, headers: Mapping[str, str] | None = None) -> ExecAssignment | InvalidMessage:
     """An assignment from its bytes, checked. Headers beat the payload."""
     if len(body) > LARGEST_MESSAGE:
-        text = f"the message has {len(body)} bytes; accepted: at most {LARGEST_MESSAGE}"
-        return InvalidMessage(text, readable=False)
+        text = f"the message: it has {len(body)} bytes; accepted: at most {LARGEST_MESSAGE}"
+        return _refused(body, "", text)
     try:
         assignment = _assignments.decode(body)
     except msgspec.ValidationError as error:
         return _invalid(body, error)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        return InvalidMessage(f"not JSON: {error}", readable=False)
-    return _checked(_with_headers(assignment, headers or {}))
+    except _UNREADABLE as error:
+        return InvalidMessage(f"the message: not JSON: {error}", readable=False)
+    return checked(_with_headers(assignment, headers or {}))
 
 
 def _with_headers(assignment: ExecAssignment, headers: Mapping[str, str]) -> ExecAssignment:
@@ -287,12 +306,22 @@ def _invalid(body: bytes, error: msgspec.ValidationError) -> InvalidMessage:
         if text == f"Object missing required field `{missing}`":
             field = f"{field}.{missing}".lstrip(".")
             text = "missing"
-    raw = _anything.decode(body)
-    known = raw.get("assignment_id") if isinstance(raw, dict) else None
-    return InvalidMessage(f"{field or 'the message'}: {text}", field, known if isinstance(known, str) else "")
+    return _refused(body, field, f"{field or 'the message'}: {text}")
 
 
-def _checked(assignment: ExecAssignment) -> ExecAssignment | InvalidMessage:
+def _refused(body: bytes, field: str, message: str) -> InvalidMessage:
+    """With the id of the assignment, if it can be found: then the sender is told which one it was."""
+    try:
+        name = _named.decode(body).assignment_id
+    except msgspec.ValidationError:
+        return InvalidMessage(message, field)
+    except _UNREADABLE:
+        return InvalidMessage(message, field, readable=False)
+    return InvalidMessage(message, field, name[:LONGEST_ID] if name.isprintable() else "")
+
+
+def checked(assignment: ExecAssignment) -> ExecAssignment | InvalidMessage:
+    """The assignment, if every field of it can be used."""
     found = _first_mistake(assignment)
     if found is None:
         return assignment
@@ -311,18 +340,26 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     ):
         if not 0 < len(text) <= LONGEST_ID or not text.isprintable():
             return field, f"accepted: printable text of 1 to {LONGEST_ID} characters"
+    timeout = "options.timeout_ms" if options.timeout_ms is not None else "job.payload.timeout_ms"
+    retry = options.retry or RetryOptions()
     for field, number, least, most in (
-        ("options.deadline_ms", options.deadline_ms, 1, None),
-        ("options.timeout_ms", assignment.timeout_ms, 1, None),
+        ("options.deadline_ms", options.deadline_ms, 1, LONGEST_MS),
+        (timeout, assignment.timeout_ms, 1, LONGEST_MS),
         ("options.retry_count", options.retry_count, 0, 100),
-        ("options.retry.max_attempts", options.retry and options.retry.max_attempts, 0, 100),
-        ("options.retry.backoff_ms", options.retry and options.retry.backoff_ms, 0, 86_400_000),
+        ("options.retry.max_attempts", retry.max_attempts, 0, 100),
+        ("options.retry.backoff_ms", retry.backoff_ms, 0, 86_400_000),
+        ("options.priority", _number(options.priority), -HIGHEST_PRIORITY, HIGHEST_PRIORITY),
     ):
-        if isinstance(number, int) and (number < least or (most is not None and number > most)):
-            return field, f"{number} is not accepted; accepted: {least} or more" + (f", at most {most}" if most else "")
+        if number is not None and not least <= number <= most:
+            return field, f"{number} is not accepted; accepted: a whole number from {least} to {most}"
     if isinstance(options.priority, str) and options.priority not in PRIORITIES:
-        return "options.priority", f"accepted: a whole number, or one of {', '.join(PRIORITIES)}"
+        words = ", ".join(PRIORITIES)
+        return "options.priority", f"{options.priority!r} is not accepted; accepted: a whole number, or one of {words}"
     return None
+
+
+def _number(given: int | str) -> int | None:
+    return given if isinstance(given, int) else None
 
 
 def resource_class(assignment: ExecAssignment) -> str:

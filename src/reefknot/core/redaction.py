@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 LONGEST_TEXT = 4096
 HIDDEN = "[redacted]"
+SHORTEST_SECRET = 4
+"""What is shorter would be found in too many innocent words."""
 
 _TELLING = (
     # Anywhere at the end of a name: dbpassword, accessToken, X-Api-Key.
@@ -27,13 +29,16 @@ _OPAQUE = (
     r"(?:(?=[a-z]*(?:[0-9_~+/=-]|\.[a-z0-9]|(?-i:(?<=[a-z])[A-Z])))[a-z0-9._~+/=-]{8,}|[a-z]{24,})"
 )
 _SCHEME = r"(?:(?:basic|bearer|digest|token|apikey|key|negotiate|hmac)[^\S\r\n]+)?"
+_BARE = r"""[^\s,"'&;)\]}]"""
 _PLACES = re.compile(
     rf"""
-    (?P<url>\b[a-z][a-z0-9+.-]{{0,20}}://)[^\s/?\#'"]*(?:@|…\Z)    # user:password@, or the text was cut before the @
+    (?P<url>\b[a-z][a-z0-9+.-]{{0,20}}://)(?:
+        [^\s/?\#'"]*(?:@|…\Z)    # user:password@, or the text was cut before the @
+        | [^\s/?\#'"@:\[]{{0,128}}:(?!\d{{1,5}}[/?\#])[^\s'"@]{{1,256}}@)    # an unencoded /; no port
     | (?P<cookie>\bcookie[^\S\r\n]*:)[^\r\n"']+
     | (?P<header>{_NAME}authorization{_IS})(?:{_QUOTED.format(4)}|{_SCHEME}[^\s,"'&;]+(?:[ ]+{_OPAQUE})?)
     | (?P<scheme>\b(?:bearer|basic)\s+){_OPAQUE}
-    | (?P<named>{_NAME}{_TELLING}{_IS})(?:{_QUOTED.format(7)}|{_SCHEME}[^\s,"'&;)\]}}]+)
+    | (?P<named>{_NAME}{_TELLING}{_IS})(?:{_QUOTED.format(7)}|{_SCHEME}(?:\[redacted\]{_BARE}*|{_BARE}+))
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
@@ -82,19 +87,22 @@ def telling_name(name: str) -> bool:
 
 
 class Redactor:
-    """`redact`, and also every configured secret, raw, URL-encoded or in base64."""
+    """`redact`, and also every configured secret: raw, escaped as in JSON or a `repr`, URL-encoded or in base64."""
 
-    __slots__ = ("_longest", "_values")
+    __slots__ = ("_forms", "_longest", "_values")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = {form for secret in secrets if len(secret) >= 4 for form in _forms(secret)}
+        known = {form for secret in secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
         forms = sorted(known, key=len, reverse=True)
+        self._forms = forms
         self._values = re.compile("|".join(map(re.escape, forms))) if forms else None
         self._longest = len(forms[0]) if forms else 0
 
     def __call__(self, text: str) -> str:
         if self._values is not None:
             text = self._values.sub(HIDDEN, self._cut(text, self._values))
+            if text.endswith("…"):
+                text = self._without_torn_end(text)
         return redact(text)
 
     @property
@@ -131,13 +139,26 @@ class Redactor:
                 end = max(end, found.end())
         return text[:end] + "…"
 
+    def _without_torn_end(self, text: str) -> str:
+        """Somebody cut the text before we saw it: the beginning of a secret at its end goes too."""
+        kept = len(text) - 1
+        for form in self._forms:
+            for length in range(min(len(form), kept), SHORTEST_SECRET - 1, -1):
+                if text.endswith(form[:length], 0, kept):
+                    return f"{text[: kept - length]}{HIDDEN}…"
+        return text
+
 
 def _forms(secret: str) -> Iterable[str]:
     from base64 import b64encode, urlsafe_b64encode
+    from json import dumps
     from urllib.parse import quote, quote_plus
 
     raw = secret.encode("utf-8", "surrogatepass")
     yield secret
+    yield repr(secret)[1:-1]
+    yield dumps(secret)[1:-1]
+    yield dumps(secret, ensure_ascii=False)[1:-1]
     for encoded in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
         yield encoded
         yield re.sub("%..", lambda pair: pair[0].lower(), encoded)

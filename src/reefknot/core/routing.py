@@ -7,6 +7,7 @@ fell silent is gone. Time and chance are arguments.
 """
 
 from collections.abc import Iterable
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -15,6 +16,8 @@ from reefknot.core.overload.level import OverloadStatus
 HEARTBEAT_S = 1.0
 MISSED_UNTIL_GONE = 3
 PROBE_EVERY_S = 2.0
+MOST_UNSPOKEN = 64
+"""What is on its way to one worker without an answer. More would be sent by what the worker said long ago."""
 
 
 class WorkerHealth(Struct, frozen=True):
@@ -28,7 +31,7 @@ class WorkerHealth(Struct, frozen=True):
     heard_at: float = 0.0
     heartbeat_at: float | None = None
     probed_at: float = float("-inf")
-    pending: int = 0
+    unspoken: int = 0
     """Sent there and not yet spoken of."""
 
     def gone(self, now: float) -> bool:
@@ -38,7 +41,7 @@ class WorkerHealth(Struct, frozen=True):
     @property
     def load(self) -> float:
         """How busy it is for its size, with what is on its way."""
-        return (self.queue_depth + self.active + self.pending) / max(1, self.capacity)
+        return (self.queue_depth + self.active + self.unspoken) / max(1, self.capacity)
 
 
 class Chosen(Struct, frozen=True):
@@ -48,29 +51,36 @@ class Chosen(Struct, frozen=True):
     probe: bool = False
 
 
-class Nobody(Struct, frozen=True):
-    """The work waits at the router. `why` is for the caller and the record."""
+class Why(StrEnum):
+    """Why work waits at the router; for the caller and the record."""
 
-    why: str
+    NO_WORKER = "no worker is there"
+    CRITICAL = "every worker is critical"
+    PASSED_OVER = "every worker is overloaded, and this one waits"
+    UNSPOKEN = "enough is on its way without an answer"
+
+
+class Nobody(Struct, frozen=True):
+    """The work waits at the router."""
+
+    why: Why
 
 
 def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float) -> Chosen | Nobody:
     """The worker for one piece of work, by health and then by load."""
     here = sorted((one for one in workers if not one.gone(now)), key=lambda one: (one.load, one.worker_id))
     if not here:
-        return Nobody("no worker is there")
-    probe = next((one for one in here if one.status is OverloadStatus.CRITICAL and _may_probe(one, now)), None)
-    if probe is not None:
-        return Chosen(probe.worker_id, probe=True)
-    for status in (OverloadStatus.HEALTHY, OverloadStatus.DEGRADED):
-        best = next((one for one in here if one.status is status), None)
-        if best is not None:
-            return Chosen(best.worker_id)
-    overloaded = next((one for one in here if one.status is OverloadStatus.OVERLOADED), None)
-    if overloaded is None:
-        return Nobody("every worker is critical")
-    return Chosen(overloaded.worker_id) if draw >= 0.5 else Nobody("every worker is overloaded, and this one waits")
-
-
-def _may_probe(worker: WorkerHealth, now: float) -> bool:
-    return now - worker.probed_at >= PROBE_EVERY_S
+        return Nobody(Why.NO_WORKER)
+    for one in here:
+        if one.status is OverloadStatus.CRITICAL and now - one.probed_at >= PROBE_EVERY_S:
+            return Chosen(one.worker_id, probe=True)
+    able = [one for one in here if one.status is not OverloadStatus.CRITICAL]
+    if not able:
+        return Nobody(Why.CRITICAL)
+    free = [one for one in able if one.unspoken < MOST_UNSPOKEN]
+    if not free:
+        return Nobody(Why.UNSPOKEN)
+    best = min(free, key=lambda one: one.status.severity)
+    if best.status is OverloadStatus.OVERLOADED and draw < 0.5:
+        return Nobody(Why.PASSED_OVER)
+    return Chosen(best.worker_id)

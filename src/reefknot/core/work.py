@@ -123,6 +123,8 @@ class TryAgain(Struct, frozen=True):
     failure_type: str | None = None
     delay_ms: int = 0
     reason: str = ""
+    began_at: int | None = None
+    """When the attempt began; the time budget counts from the first one's beginning."""
 
 
 class Snooze(Struct, frozen=True):
@@ -197,11 +199,10 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
     """The item after its owner reported. Whether it *is* the owner is asked with `holds`, before."""
     match settled:
         case WorkDone(result=result):
-            spent = _attempted(item, now)
-            return _ended(spent, WorkState.SUCCEEDED, now, result=result)
+            return _ended(item, WorkState.SUCCEEDED, now, attempts=item.attempts + 1, result=result)
         case WorkFailed(failure=failure, result=result, reason=reason):
-            spent = _told(_attempted(item, now), now, "failed", reason)
-            return _ended(spent, WorkState.FAILED, now, result=result, failure=failure, reason=reason)
+            told, spent = _told(item, now, "failed", reason), item.attempts + 1
+            return _ended(told, WorkState.FAILED, now, attempts=spent, result=result, failure=failure, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
         case Snooze(due_at=due_at, reason=reason):
@@ -226,7 +227,7 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     """A person called it off. A running attempt loses its lease and so cannot report any more."""
     told = _told(item, now, "cancelled", reason, who)
-    return _ended(told, WorkState.CANCELLED, now, reason=reason)
+    return _ended(told, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
 
 
 def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
@@ -255,18 +256,18 @@ def discard(item: WorkItem, now: Moment, *, who: str, reason: str) -> WorkItem:
     return structs.replace(told, state=moved(item, WorkState.DISCARDED), updated_at=now.wall)
 
 
-def _attempted(item: WorkItem, now: Moment) -> WorkItem:
+def _attempted(item: WorkItem, now: Moment, began_at: int | None = None) -> WorkItem:
     budget = structs.replace(
         item.budget,
         attempts=item.budget.attempts + 1,
-        first_attempt_at=item.budget.first_attempt_at or now.wall,
+        first_attempt_at=item.budget.first_attempt_at or began_at or now.wall,
         last_attempt_at=now.wall,
     )
     return structs.replace(item, attempts=item.attempts + 1, budget=budget)
 
 
 def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
-    spent = _attempted(item, now)
+    spent = _attempted(item, now, again.began_at)
     failed = structs.replace(
         _told(spent, now, "retry", again.reason),
         state=moved(item, WorkState.FAILED),
@@ -302,6 +303,7 @@ def _ended(
     state: WorkState,
     now: Moment,
     *,
+    attempts: int,
     result: str | None = None,
     failure: str | None = None,
     reason: str = "",
@@ -309,6 +311,7 @@ def _ended(
     return structs.replace(
         item,
         state=moved(item, state),
+        attempts=attempts,
         updated_at=now.wall,
         owner="",
         lease_until=0,

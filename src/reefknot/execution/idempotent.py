@@ -10,7 +10,7 @@ result, the first one too: as JSON gives it back, or as `result_type`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from inspect import Parameter, Signature, signature, unwrap
 from math import inf
@@ -52,7 +52,7 @@ def idempotent(
     result_type: Any = Any,
     fingerprint: Callable[..., object] | bool = True,
     name: str = "",
-) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
     """
     Guard an async function by a key made from its arguments.
 
@@ -68,7 +68,7 @@ def idempotent(
         chosen, _seconds("lease", lease, above_zero=True), _seconds("wait", wait), result_type=checked_type(result_type)
     )
 
-    def decorate(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def decorate(fn: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         if not is_async(fn):
             raise ParameterTypeError("fn", fn, "an async function; records are kept by awaiting a store")
         if chosen is Mode.DEDUP and not _takes_key(signature(fn)):
@@ -85,7 +85,7 @@ def _guarded(
     given: Store | None,
     fingerprint: Callable[..., object] | bool,
     name: str,
-) -> Callable[P, Awaitable[R]]:
+) -> Callable[P, Coroutine[Any, Any, R]]:
     shape = signature(fn)
 
     @wraps(fn)

@@ -44,7 +44,7 @@ class IdempotencyStore(Protocol):
         """The record as it stands, None when there is none or its retention is over."""
 
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
-        """The record as soon as it is no longer in progress, or as it stands after `timeout` seconds."""
+        """The record as soon as it has ended or its lease has run out, or as it stands after `timeout` seconds."""
 
     async def find(self, *, state: KeyState | None = None, after: str = "", limit: int = 100) -> list[KeyRecord]:
         """Records in the order of their keys; `after` the last one's key gives the next page."""

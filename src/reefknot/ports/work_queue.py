@@ -79,7 +79,8 @@ class WorkQueue(Protocol):
         """
         Take up to `n` due items of these classes (all, when none is named): highest priority first, then oldest.
 
-        First, every lease that ran out comes back as a crash, with the events `crash_events` gives for it.
+        First, every lease of these classes that ran out comes back as a crash, with the events `crash_events` gives for
+        it. With `n` 0 nothing else happens.
         """
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
@@ -90,6 +91,9 @@ class WorkQueue(Protocol):
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
         """Call it off, pending or running. False when there is no such item or it has ended."""
+
+    async def transfer(self, work_id: str, resource_class: str) -> bool:
+        """Bring a pending item over to another class, whose claimers then find it. False when it is not pending."""
 
     async def get(self, work_id: str) -> WorkItem | None:
         """One item, with its payload."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,34 +52,55 @@ def test_a_bad_file_is_78_and_nothing_is_shown_of_it(rk: Commands, name: str, co
     assert ended.out == ""
 
 
-def _directory(path: Path) -> None:
-    path.mkdir()
+@pytest.mark.parametrize("command", ["config check named.yaml", "policy list --config named.yaml"])
+def test_a_folder_is_no_file(rk: Commands, command: str) -> None:
+    (rk.folder / "named.yaml").mkdir()
+
+    ended = rk(*command.split())
+
+    assert (ended.code, ended.err) == (78, "named.yaml: is a directory, not a file\n")
 
 
-def _unreadable(path: Path) -> None:
-    path.write_text("{}")
-    path.chmod(0)
+@pytest.mark.parametrize("command", ["config check named.yaml", "policy list --config named.yaml"])
+def test_a_file_that_may_not_be_read_is_told(rk: Commands, command: str) -> None:
+    path = rk.write("{}", "named.yaml")
+    opened = os.open
+
+    def forbidden(name: str | Path, *arguments: int) -> int:
+        if Path(name) == path:
+            raise PermissionError(13, "Permission denied")
+        return opened(name, *arguments)
+
+    rk.environment.setattr(os, "open", forbidden)
+
+    ended = rk(*command.split())
+
+    assert (ended.code, ended.err) == (78, "named.yaml: may not be read: permission denied\n")
 
 
-def _missing(path: Path) -> None:
-    assert not path.exists()
+@pytest.mark.parametrize("command", ["config check", "config show", "policy list", "policy explain block:x"])
+def test_a_file_that_was_named_has_to_be_there(rk: Commands, command: str) -> None:
+    by_flag = rk(*command.split(), "--config", "gone.yaml")
+    rk.environment.setenv("REEFKNOT_CONFIG", "gone.yaml")
+    by_variable = rk(*command.split())
+
+    assert (by_flag.code, by_variable.code) == (78, 78)
+    assert by_flag.err == "gone.yaml: there is no such file, named by --config\n"
+    assert by_variable.err == "gone.yaml: there is no such file, named by environment REEFKNOT_CONFIG\n"
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [(_directory, "is a directory"), (_unreadable, "permission denied"), (_missing, "there is no such file")],
-)
-def test_a_file_that_cannot_be_read_is_78(rk: Commands, make: Callable[[Path], None], says: str) -> None:
-    path = rk.folder / "named.yaml"
-    make(path)
-    if make is _unreadable and os.access(path, os.R_OK):
-        says = "OK"  # whoever may read everything reads this too
+def test_the_nearest_file_upwards_counts(rk: Commands) -> None:
+    rk.write("worker: {retries: {v2: {default_policy: {max_attempts: 9}}}}")
+    (rk.folder / "a" / "b").mkdir(parents=True)
+    rk.environment.chdir(rk.folder / "a" / "b")
 
-    ended = rk("config", "check", "named.yaml")
+    assert rk("policy", "show", "block:any", "--json").json["policy"]["retries"]["value"] == 9
 
-    assert ended.code == (0 if says == "OK" else 78)
-    assert says in ended.out + ended.err
-    assert rk("policy", "list", "--config", "named.yaml").code == ended.code
+
+def test_a_variable_counts_even_without_a_file(rk: Commands) -> None:
+    rk.environment.setenv("REEFKNOT__WORKER__RETRIES__V2__DEFAULT_POLICY__MAX_ATTEMPTS", "9")
+
+    assert rk("policy", "show", "block:any", "--json").json["policy"]["retries"]["value"] == 9
 
 
 @pytest.mark.parametrize("variable", ["WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED"])

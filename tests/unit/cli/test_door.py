@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -145,3 +146,65 @@ def test_an_output_that_is_full_is_told_once(tmp_path: Path) -> None:
         )
 
     assert (done.returncode, done.stderr) == (1, b"reefknot: no space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("policy list >&-", 0),
+        ("policy list >&- 2>&-", 0),
+        ("policy show connector:x 2>&-", 2),
+        ("policy show connector:x 2>/dev/full", 2),
+        ("config check gone.yaml >&- 2>&-", 78),
+    ],
+)
+def test_streams_that_nobody_holds_change_no_exit_code(tmp_path: Path, line: str, code: int) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{EXECUTABLE} {line}"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
+    )
+
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_bytes_that_are_no_text_are_told_as_escapes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(EXECUTABLE), "policy", "show", b"connector:\xff\xfe"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert b"udcff" in done.stderr
+
+
+def on_a_terminal(cwd: Path, **environment: str) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = os.openpty()
+    try:
+        done = subprocess.run(
+            [str(EXECUTABLE), "policy", "templates"],
+            cwd=cwd,
+            env={"PATH": os.environ["PATH"], "HOME": str(cwd), "TERM": "xterm-256color", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0
+        return os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m")
+
+
+def test_a_terminal_gets_colours_unless_it_wants_none(tmp_path: Path) -> None:
+    assert COLOUR.search(on_a_terminal(tmp_path))
+    assert not COLOUR.search(on_a_terminal(tmp_path, NO_COLOR="1"))

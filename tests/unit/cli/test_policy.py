@@ -294,6 +294,13 @@ def test_what_means_nothing_is_refused_with_what_is_accepted(rk: Commands, words
     assert ended.err.replace("\n", "").isprintable()
 
 
+def test_a_name_that_is_like_none_gets_no_suggestion(rk: Commands) -> None:
+    ended = rk("policy", "explain", "operation:billing.charge")
+
+    assert ended.code == 2
+    assert "did you mean" not in ended.err
+
+
 def test_a_source_of_another_connector_is_refused(rk: Commands) -> None:
     rk.write(SOURCES)
 

@@ -1,5 +1,6 @@
 """Secrets do not come through; ordinary text does."""
 
+import json
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
 from time import thread_time
@@ -23,6 +24,9 @@ PLACES = [
         "from git+ssh://bob:hunter2-Zx9@h.example:22/r to nats://a:hunter2-Zx9@b",
         "from git+ssh://[redacted]@h.example:22/r to nats://[redacted]@b",
     ),
+    # a password that should have been encoded, and what only looks like one
+    ("postgres://bob:hunter2-Zx9/+x?#@db/app", "postgres://[redacted]@db/app"),
+    ("https://:a/hunter2-Zx9@host", "https://[redacted]@host"),
     # queries
     ("GET https://h/x?token=hunter2-Zx9&page=2", "GET https://h/x?token=[redacted]&page=2"),
     ("https://h/x?page=2&api_key=hunter2-Zx9;a", "https://h/x?page=2&api_key=[redacted];a"),
@@ -104,6 +108,8 @@ ORDINARY = [
     "https://example.com:8080/a/b?page=2&sort=name#top",
     "file:///tmp/x@y",
     "see https://example.com/~bob@home",
+    "https://example.com:8080/~bob@home",
+    "http://[::1]:8080/~bob@home",
     "mail bob@example.com: no such mailbox",
     "compass=north",
     "bypass: yes",
@@ -335,6 +341,8 @@ HOSTILE = [
     " =",
     "…",
     "'\"",
+    "a://b:c",
+    "://:",
 ]
 TEN_MEGABYTES = 10_000_000
 
@@ -363,3 +371,51 @@ def fastest(call: Callable[[str], object], text: str) -> float:
 @given(st.text(alphabet="ab:/@=\"'\\ .-_…\n", max_size=60))
 def test_any_text_is_cleaned_without_an_error(text: str) -> None:
     assert isinstance(redact(text), str)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"password={CANARY}",
+        f"(password={CANARY})",
+        f"token: {CANARY}, and more",
+        f"Authorization: Bearer {CANARY}",
+        f"https://me:{CANARY}@example.org/x?token={CANARY}&y=1",
+        f'{{"password": "{CANARY}"}}',
+        f"Cookie: a={CANARY}",
+    ],
+)
+def test_what_was_cleaned_once_is_not_changed_by_cleaning_it_again(text: str) -> None:
+    """A message passes through here when its failure is built, and again on its way to a sink."""
+    once = redact(text)
+
+    assert CANARY not in once
+    assert redact(once) == once
+
+
+def test_a_secret_that_looks_like_a_hidden_one_is_hidden_to_its_end() -> None:
+    assert redact("password=[redacted]hunter2 and more") == "password=[redacted] and more"
+
+
+@pytest.mark.parametrize("secret", ['p"q\\r-1234', "line one\nline two", "pässwörd-1234", 'it\'s-"both"', "tab\there"])
+@pytest.mark.parametrize(
+    "shown",
+    [repr, json.dumps, lambda text: json.dumps(text, ensure_ascii=False), lambda text: str(KeyError(text))],
+    ids=["repr", "json", "json as it is", "key error"],
+)
+def test_a_configured_secret_is_found_in_its_escaped_forms(secret: str, shown: Callable[[str], str]) -> None:
+    text = Redactor([secret])(f"it said {shown(secret)} and stopped")
+
+    assert shown(secret)[1:-1] not in text
+    assert HIDDEN in text
+
+
+@pytest.mark.parametrize("seen", [4, 7, len(CANARY) - 1, len(CANARY)])
+def test_the_beginning_of_a_secret_at_the_end_of_a_cut_text_goes_too(seen: int) -> None:
+    """A failure's message is cut before the configured secrets are known."""
+    assert Redactor([CANARY])(f"it said {CANARY[:seen]}…") == f"it said {HIDDEN}…"
+
+
+def test_a_cut_text_that_ends_in_nothing_secret_stays() -> None:
+    assert Redactor([CANARY])(f"it said {CANARY[:3]}…") == f"it said {CANARY[:3]}…"
+    assert Redactor([CANARY])("it said …") == "it said …"

@@ -135,21 +135,25 @@ def count(driver: str, target: str) -> tuple[int, int]:
     return effects, records
 
 
+def live(variant: str, driver: str, target: str, *, dies_at: int | None) -> int:
+    """One life of the program, in a process of its own: how it ended."""
+
+    def work() -> None:
+        with closing(connect(driver, target, Fuse(dies_at))) as conn:
+            VARIANTS[variant](conn)
+
+    return in_a_process_of_its_own(work)
+
+
 def main(variant: str, driver: str, target: str) -> None:
     counts = []
     for point in range(1, MOST_POINTS):
         prepare(variant, driver, target)
-
-        def live(at: int | None) -> None:
-            conn = connect(driver, target, Fuse(None if at is None else at))
-            VARIANTS[variant](conn)
-            conn.close()
-
-        ended = in_a_process_of_its_own(lambda: live(point))
+        ended = live(variant, driver, target, dies_at=point)
         if ended == 0:  # it never came to that call: every place has been tried
             break
         assert ended == -signal.SIGKILL, ended
-        assert in_a_process_of_its_own(lambda: live(None)) == 0
+        assert live(variant, driver, target, dies_at=None) == 0
         counts.append(count(driver, target))
     else:
         raise AssertionError("it never ran to its end")

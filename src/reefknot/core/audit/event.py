@@ -202,7 +202,12 @@ class RetryRecovered(_OfOperation, frozen=True, tag="retry_recovered", kw_only=T
 
 
 class IdempotencyEvent(_OfOperation, frozen=True, tag="idempotency", kw_only=True):
-    """A key was answered from its record (`hit`), recorded (`record`), or found in another state."""
+    """
+    Something happened to a key.
+
+    Written to it: `record`, `release`, `unknown` (nobody knows the outcome), `forget`. Found: `hit`, `in_progress`,
+    `unknown`, `conflict` (another payload). `unrecorded`: the effect happened, and its record could not be written yet.
+    """
 
     event_code: str = "RK-201"
     idempotency_key: str
@@ -353,8 +358,11 @@ def encode(event: Event) -> bytes:
 
 
 def decode(body: bytes) -> AnyEvent:
-    """An event from its bytes; `msgspec.ValidationError` when it is none."""
-    event: AnyEvent = _decoder.decode(body)
+    """An event from its bytes; `msgspec.DecodeError` when it is none."""
+    try:
+        event: AnyEvent = _decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
     return event
 
 

@@ -21,6 +21,8 @@ from reefknot.core.audit.chain import verify as verify_chain
 from reefknot.errors import NotJsonError
 
 FORMAT = 1
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What the decoder raises: what is not UTF-8 is an error of its own to it."""
 
 
 class Filed(Struct, frozen=True):
@@ -78,7 +80,7 @@ def line_of(head: Head, body: bytes, *, at: int | None = None, filed: Filed | No
         raise NotJsonError("", "an event is one line")
     try:
         _any(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise NotJsonError("", str(error)) from error
     return (
         _encode(Line(Raw(body), head.hash, head.sequence, at, None if filed == filed_in(body) else filed, more)) + b"\n"
@@ -89,7 +91,7 @@ def filed_in(body: bytes) -> Filed:
     """What the event itself says it is found by."""
     try:
         return _filed(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return Filed()
 
 
@@ -108,7 +110,7 @@ def read_line(text: bytes) -> Opening | Line | None:
     decode = _opening if text.startswith(b'{"chain":') else _line
     try:
         found = decode(text)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     if isinstance(found, Opening) and found.format != FORMAT:
         return None

@@ -201,7 +201,7 @@ def defer_time_ms(depth: int, rules: Rules) -> int:
     begin = rules.thresholds.degraded
     if share < begin or begin >= 1.0:
         return 0
-    return int(min(1.0, (share - begin) / (1.0 - begin)) * rules.max_defer_time_ms)
+    return round(min(1.0, (share - begin) / (1.0 - begin)) * rules.max_defer_time_ms)
 
 
 def _deferred(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:

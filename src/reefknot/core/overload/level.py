@@ -10,6 +10,8 @@ from enum import StrEnum
 from msgspec import Struct
 
 HYSTERESIS = 0.1
+_GRAIN = 1e-9
+"""0.8 less 0.1 is a hair above 0.7 in floats; a queue of 1000 with 700 in it is not below 70 %."""
 
 
 class OverloadStatus(StrEnum):
@@ -64,6 +66,6 @@ def reported(
         return raw
     share = depth / size
     for status in _ORDER[before.severity : raw.severity : -1]:
-        if share >= thresholds.of(status) - HYSTERESIS:
+        if share >= thresholds.of(status) - HYSTERESIS - _GRAIN:
             return status
     return raw

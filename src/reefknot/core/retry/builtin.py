@@ -123,10 +123,8 @@ CATEGORIES: dict[ErrorCategory, CategoryEntry] = {
 
 _STATUS_SOURCE = "built-in: HTTP statuses"
 STATUSES = StatusRules(
-    hundreds={
-        4: Said(False, Layer.BUILTIN, _STATUS_SOURCE),
-        5: Said(True, Layer.BUILTIN, _STATUS_SOURCE),
-    },
+    # 1xx to 3xx are not failures; who reports one as such will not get another answer by asking again.
+    hundreds={hundred: Said(hundred == 5, Layer.BUILTIN, _STATUS_SOURCE) for hundred in range(1, 6)},
     statuses={
         408: Said(True, Layer.BUILTIN, _STATUS_SOURCE),
         429: Said(True, Layer.BUILTIN, _STATUS_SOURCE),

@@ -44,7 +44,7 @@ class LedgerClaim:
         return msgspec.json.decode(self._text)
 
     @result.setter
-    def result(self, value: object) -> None:
+    def result(self, value: Any) -> None:
         if self._done:
             raise IdempotencyError(
                 f"key {shown(self._key)} has its result already, and nothing of this block is kept; "

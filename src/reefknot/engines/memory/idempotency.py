@@ -85,7 +85,10 @@ class MemoryIdempotencyStore:
             left = self._shared.left(deadline)
             if record is None or record.state is not KeyState.IN_PROGRESS or not left:
                 return record
-            await self._shared.change(left)
+            lease_ms = record.lease_until - self._shared.now().steady
+            if lease_ms <= 0:
+                return record
+            await self._shared.change(min(left, lease_ms / 1000))
 
     async def find(self, *, state: KeyState | None = None, after: str = "", limit: int = 100) -> list[KeyRecord]:
         now = self._shared.now()

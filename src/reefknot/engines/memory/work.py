@@ -63,7 +63,7 @@ class MemoryWorkQueue:
         crash_events: CrashEvents | None = None,
     ) -> list[WorkItem]:
         now = self.shared.now()
-        self._reap(now, crash_limit, crash_events)
+        self._reap(now, classes, crash_limit, crash_events)
         self._promote(now)
         lease_ms = milliseconds(lease)
         taken: list[WorkItem] = []
@@ -107,6 +107,19 @@ class MemoryWorkQueue:
         self.put(core.cancel(item, now, reason=reason, who=who), now)
         self._audit.add(events)
         self.shared.changed()
+        return True
+
+    async def transfer(self, work_id: str, resource_class: str) -> bool:
+        now = self.shared.now()
+        item = self.items.get(work_id)
+        if item is None or item.state is not WorkState.PENDING:
+            return False
+        if item.resource_class != resource_class:
+            left = self._ready.get(item.resource_class, [])
+            left[:] = [place for place in left if place[3] != work_id]
+            heapq.heapify(left)
+            self.put(structs.replace(item, resource_class=resource_class, updated_at=now.wall), now)
+            self.shared.changed()
         return True
 
     async def get(self, work_id: str) -> WorkItem | None:
@@ -195,8 +208,13 @@ class MemoryWorkQueue:
                 ready = self._ready.setdefault(item.resource_class, [])
                 heapq.heappush(ready, (-item.priority, due_at, order, work_id))
 
-    def _reap(self, now: Moment, crash_limit: int, crash_events: CrashEvents | None) -> None:
-        expired = [work_id for work_id in self._running if self.items[work_id].lease_until <= now.steady]
+    def _reap(self, now: Moment, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
+        expired = [
+            work_id
+            for work_id in self._running
+            if self.items[work_id].lease_until <= now.steady
+            and (not classes or self.items[work_id].resource_class in classes)
+        ]
         for work_id in sorted(expired, key=self._order.__getitem__):
             item = core.lease_ran_out(self.items[work_id], now, crash_limit=crash_limit)
             self.put(item, now)

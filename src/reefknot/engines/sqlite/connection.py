@@ -85,7 +85,7 @@ def translated(error: BaseException, path: str) -> ReefknotError:
             return StoreFullError(
                 store, "the disk is full", "make room, then try again; nothing of this write was kept"
             )
-        case apsw.CorruptError() | apsw.NotADBError():
+        case apsw.CorruptError() | apsw.NotADBError() | UnicodeDecodeError():
             return StoreCorruptError(
                 store, f"the file is damaged or no database ({error})", "restore a backup, or move the file away"
             )

@@ -30,7 +30,9 @@ _PAGE = (
     f"SELECT json_group_array(json_array({_COLUMNS})) FROM "  # noqa: S608 - our own column names
     "(SELECT * FROM idempotency WHERE key > ?1 AND (?2 IS NULL OR state = ?2) ORDER BY key LIMIT ?3)"
 )
-_SAVE = f"INSERT OR REPLACE INTO idempotency VALUES ({', '.join('?' * len(KeyRecord.__struct_fields__))})"  # noqa: S608
+_CHANGING = KeyRecord.__struct_fields__[1:]
+_INSERT = f"INSERT INTO idempotency ({_COLUMNS}) VALUES (?{', ?' * len(_CHANGING)})"  # noqa: S608 - our own column names
+_UPDATE = f"UPDATE idempotency SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE key = ?"  # noqa: S608
 _SPENT = (
     "state IN ('done', 'failed', 'released', 'in_progress') AND expires_at <= ?1 "
     "AND (state <> 'in_progress' OR (guard = 0 AND lease_until <= ?2))"
@@ -112,7 +114,10 @@ class SqliteIdempotencyStore:
                 left = self._link.left(deadline)
                 if record is None or record.state is not KeyState.IN_PROGRESS or not left:
                     return record
-                await until(change, left)
+                lease_ms = record.lease_until - self._link.now().steady
+                if lease_ms <= 0:
+                    return record
+                await until(change, min(left, lease_ms / 1000))
 
     async def find(self, *, state: KeyState | None = None, after: str = "", limit: int = 100) -> list[KeyRecord]:
         now = self._link.now()
@@ -151,7 +156,8 @@ class SqliteIdempotencyStore:
 
     def _steps(self, transaction: Transaction, steps: list[_Step]) -> list[Any]:
         """All claims, renewals and endings of a batch, one after the other over what is stored."""
-        records = load(transaction.connection, [key for key, _, _ in steps])
+        records = _recalled(transaction, [key for key, _, _ in steps])
+        known = frozenset(records)
         changed: dict[str, KeyRecord] = {}
         answers: list[Any] = []
         for key, step, events in steps:
@@ -168,7 +174,7 @@ class SqliteIdempotencyStore:
                 if not isinstance(step, Asking) or isinstance(answer, Claimed):
                     transaction.tell(events)
         if changed:
-            transaction.connection.executemany(_SAVE, [structs.astuple(record) for record in changed.values()])
+            _save(transaction, list(changed.values()), known)
         return answers
 
     def _decide(self, transaction: Transaction, old: KeyRecord | None, step: _Wish) -> tuple[Any, KeyRecord | None]:
@@ -208,6 +214,7 @@ class SqliteIdempotencyStore:
                 continue
             if record is not None:
                 transaction.connection.execute("DELETE FROM idempotency WHERE key = ?", (key,))
+                transaction.memory.keys.drop(key)
                 transaction.keys -= 1
                 transaction.touched.add(f"key:{key}")
                 transaction.tell(events)
@@ -224,7 +231,31 @@ class SqliteIdempotencyStore:
         transaction.connection.execute(query, (now.wall, now.steady))
         gone = transaction.connection.changes()
         transaction.keys -= gone
+        transaction.memory.keys.clear()
         return gone
+
+
+def _recalled(transaction: Transaction, keys: list[str]) -> dict[str, KeyRecord]:
+    """The records of these keys; what this process wrote last is not read back."""
+    recall = transaction.memory.keys.get
+    records = {key: record for key in keys if (record := recall(key)) is not None}
+    rest = [key for key in keys if key not in records]
+    return records | load(transaction.connection, rest) if rest else records
+
+
+def _save(transaction: Transaction, changed: list[KeyRecord], known: frozenset[str]) -> None:
+    connection, memory = transaction.connection, transaction.memory.keys
+    for record in changed:
+        if record.state is KeyState.IN_PROGRESS:
+            memory.note(record.key, record)
+        else:
+            memory.drop(record.key)
+    new = [structs.astuple(record) for record in changed if record.key not in known]
+    old = [structs.astuple(record) for record in changed if record.key in known]
+    if new:
+        connection.executemany(_INSERT, new)
+    if old:
+        connection.executemany(_UPDATE, [(*row[1:], row[0]) for row in old])
 
 
 def load(connection: apsw.Connection, keys: list[str]) -> dict[str, KeyRecord]:

@@ -17,7 +17,18 @@ _NESTED = {"budget": "json(budget)", "history": "json(history)"}
 _LIGHT = ", ".join(_NESTED.get(name, name) for name in _FIELDS[:-1])
 _AS_ONE_ROW = f"SELECT json_group_array(json_array({_LIGHT})) FROM "  # noqa: S608 - our own column names
 _LOAD = _AS_ONE_ROW + "work WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
-_EXPIRED = _AS_ONE_ROW + "(SELECT * FROM work WHERE state = 'running' AND lease_until <= ? ORDER BY seq)"  # noqa: S608
+# Named, because the planner would rather walk the whole table in the order of seq.
+_EXPIRED = (
+    _AS_ONE_ROW  # noqa: S608 - our own column names
+    + "(SELECT * FROM work INDEXED BY work_leased WHERE state = 'running' AND lease_until <= ?1 "
+    "AND (?2 = '[]' OR resource_class IN (SELECT value FROM json_each(?2))) ORDER BY seq)"
+)
+_PENDING = """
+SELECT resource_class, count(*) FROM (
+    SELECT resource_class FROM work INDEXED BY work_ready WHERE state = 'pending' AND ready = 1
+    UNION ALL SELECT resource_class FROM work INDEXED BY work_later WHERE state = 'pending' AND ready = 0
+) GROUP BY resource_class
+"""
 _INSERT = f"INSERT INTO work (ready, {FULL}) VALUES ({', '.join('?' * (len(_FIELDS) + 1))})"  # noqa: S608
 
 # An item's own story; who it is and what it carries never change.
@@ -28,7 +39,9 @@ _UPDATE = f"UPDATE work SET ready = ?, {', '.join(f'{name} = ?' for name in _CHA
 _items = json.Decoder(list[WorkItem], strict=False)
 _budget = json.Decoder(Budget)
 _history = json.Decoder(tuple[Chapter, ...])
-_NO_BUDGET = json.encode(Budget()).decode()
+_BLANK = Budget()
+_NO_BUDGET = json.encode(_BLANK).decode()
+_STATES = {state.value: state for state in WorkState}
 
 
 def listed(names: Sequence[str]) -> str:
@@ -41,9 +54,17 @@ def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
     return {item.id: item for item in _decoded(connection, _LOAD, (listed(ids),))}
 
 
-def expired(connection: apsw.Connection, steady: int) -> list[WorkItem]:
-    """Items whose owner let its lease run out, without payloads."""
-    return _decoded(connection, _EXPIRED, (steady,))
+def recalled(transaction: Transaction, ids: list[str]) -> dict[str, WorkItem]:
+    """These items; what this process claimed last is not read back. Payloads are not to be relied on."""
+    recall = transaction.memory.items.get
+    found = {work_id: item for work_id in ids if (item := recall(work_id)) is not None}
+    rest = [work_id for work_id in ids if work_id not in found]
+    return found | load(transaction.connection, rest) if rest else found
+
+
+def expired(connection: apsw.Connection, steady: int, classes: Sequence[str] = ()) -> list[WorkItem]:
+    """Items (of these classes, when any is named) whose owner let its lease run out, without payloads."""
+    return _decoded(connection, _EXPIRED, (steady, listed(classes)))
 
 
 def page(connection: apsw.Connection, where: Sequence[str], values: Sequence[Any], limit: int) -> list[WorkItem]:
@@ -67,8 +88,7 @@ def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
 
 def pending_by_class(connection: apsw.Connection) -> dict[str, int]:
     """How much waits in each class, due or not."""
-    query = "SELECT resource_class, count(*) FROM work WHERE state = 'pending' GROUP BY resource_class"
-    found: Any = connection.execute(query)
+    found: Any = connection.execute(_PENDING)
     return dict(found.fetchall())
 
 
@@ -86,11 +106,12 @@ def update(transaction: Transaction, items: Sequence[WorkItem]) -> None:
     if not items:
         return
     wall = transaction.now.wall
+    drop = transaction.memory.items.drop
     rows = []
     for item in items:
         ready = item.state is WorkState.PENDING and item.due_at <= wall
         rows.append((ready, *_row(item)[_FIRST_CHANGING:-1], item.id))
-        transaction.touched.add(f"item:{item.id}")
+        drop(item.id)
     transaction.connection.executemany(_UPDATE, rows)
     transaction.touched.add("work")
 
@@ -98,8 +119,8 @@ def update(transaction: Transaction, items: Sequence[WorkItem]) -> None:
 def item_of(row: Sequence[Any]) -> WorkItem:
     """A full row as an item."""
     values = list(row)
-    values[_STATE] = WorkState(values[_STATE])
-    values[_BUDGET] = Budget() if values[_BUDGET] == _NO_BUDGET else _budget.decode(values[_BUDGET])
+    values[_STATE] = _STATES[values[_STATE]]
+    values[_BUDGET] = _BLANK if values[_BUDGET] == _NO_BUDGET else _budget.decode(values[_BUDGET])
     values[_HISTORY] = () if values[_HISTORY] == "[]" else _history.decode(values[_HISTORY])
     return WorkItem(*values)
 
@@ -111,7 +132,7 @@ _HISTORY = _FIELDS.index("history")
 
 def _row(item: WorkItem) -> list[Any]:
     values = list(structs.astuple(item))
-    values[_BUDGET] = json.encode(item.budget).decode()
+    values[_BUDGET] = _NO_BUDGET if item.budget == _BLANK else json.encode(item.budget).decode()
     values[_HISTORY] = json.encode(item.history).decode() if item.history else "[]"
     return values
 

@@ -27,8 +27,8 @@ class Link:
         self.now = now
         self.write: Callable[[Callable[..., Any], Any], asyncio.Future[Any]] = writer.submit
 
-    async def read(self, function: Callable[[apsw.Connection], R]) -> R:
-        return await self._reader.read(function)
+    async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
+        return await self._reader.read(function, patience=patience)
 
     def deadline(self, timeout: float) -> float:
         """When a wait that begins now ends, in the time of the loop that waits."""

@@ -33,20 +33,21 @@ class Reader:
         self._closed = False
         self._pid = os.getpid()
 
-    async def read(self, function: Callable[[apsw.Connection], R]) -> R:
-        """What the function finds, in a snapshot of its own."""
+    async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
+        """What the function finds. Each of its statements sees a snapshot."""
+        patience = self._patience if patience is None else patience
         if self._closed or os.getpid() != self._pid:
             raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed, or was opened before a fork", "open it")
         if self._pool is None:
             return self._now(function)
         running = asyncio.get_running_loop().run_in_executor(self._pool, self._now, function)
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(patience):
                 return await running
         except TimeoutError as error:
             if self._connection is not None:
                 self._connection.interrupt()
-            problem = f"a read has not finished within {self._patience:g} s"
+            problem = f"a read has not finished within {patience:g} s"
             raise StoreUnavailableError(f"sqlite:{self._path}", problem, "ask for less, or try again") from error
 
     def _now(self, function: Callable[[apsw.Connection], R]) -> R:
@@ -55,7 +56,7 @@ class Reader:
                 self._connection = self._open_it()
                 self._connection.execute("PRAGMA query_only = ON")
             return function(self._connection)
-        except apsw.Error as error:
+        except (apsw.Error, UnicodeDecodeError) as error:
             raise translated(error, self._path) from error
 
     async def close(self) -> None:

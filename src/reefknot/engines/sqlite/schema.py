@@ -21,12 +21,13 @@ CREATE TABLE counter (
 ) STRICT;
 INSERT INTO counter VALUES (1, 0, 0, 0);
 
+-- Rows in the order of their arrival: keys are hashes, and an ending then rewrites few pages, not one for every key.
 CREATE TABLE idempotency (
-    key TEXT PRIMARY KEY, state TEXT NOT NULL, owner TEXT NOT NULL, fence INTEGER NOT NULL,
+    seq INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, state TEXT NOT NULL, owner TEXT NOT NULL, fence INTEGER NOT NULL,
     lease_until INTEGER NOT NULL, lease_ms INTEGER NOT NULL, fingerprint TEXT NOT NULL, guard INTEGER NOT NULL,
     result TEXT, failure TEXT, metadata TEXT,
     created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, expires_at INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE work (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, ready INTEGER NOT NULL,
@@ -39,7 +40,7 @@ CREATE TABLE work (
     budget TEXT NOT NULL, history TEXT NOT NULL, payload BLOB NOT NULL
 ) STRICT;
 CREATE INDEX work_ready ON work (resource_class, priority DESC, due_at, seq) WHERE state = 'pending' AND ready = 1;
-CREATE INDEX work_later ON work (due_at) WHERE state = 'pending' AND ready = 0;
+CREATE INDEX work_later ON work (due_at, resource_class) WHERE state = 'pending' AND ready = 0;
 CREATE INDEX work_leased ON work (lease_until) WHERE state = 'running';
 CREATE INDEX work_quarantined ON work (id) WHERE state = 'quarantined';
 

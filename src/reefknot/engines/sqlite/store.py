@@ -29,6 +29,9 @@ from reefknot.engines.sqlite.work import SqliteWorkQueue
 from reefknot.engines.sqlite.writer import Writer
 from reefknot.ports.clock import Clock
 
+LONG = 3600.0
+"""Seconds for what walks through the whole file."""
+
 
 class SqliteStore:
     """All parts over one file. Make it with `await SqliteStore.open(…)`."""
@@ -110,17 +113,17 @@ class SqliteStore:
 
     async def check(self) -> CheckReport:
         """Is the file whole, and does the chain of events hold?"""
-        return await self._link.read(maintenance.check)
+        return await self._link.read(maintenance.check, patience=LONG)
 
     async def backup(
         self, target: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
     ) -> None:
         """A copy of this moment as a store of its own. The target must not exist."""
-        await self._link.read(lambda connection: maintenance.backup(connection, str(target), progress))
+        await self._link.read(lambda connection: maintenance.backup(connection, str(target), progress), patience=LONG)
 
     async def compact(self) -> int:
         """Give unused space back. Answers the bytes the file shrank by. Writers wait meanwhile."""
-        return await self._link.read(lambda _: maintenance.compact(self.path, self._connect))
+        return await self._link.read(lambda _: maintenance.compact(self.path, self._connect), patience=LONG)
 
 
 def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: int) -> None:

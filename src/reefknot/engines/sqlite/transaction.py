@@ -10,20 +10,50 @@ from typing import Any
 import apsw
 
 from reefknot.core.audit.chain import Head, link
+from reefknot.core.idempotency import KeyRecord
 from reefknot.core.moment import Moment
+from reefknot.core.work import WorkItem
+from reefknot.engines.sqlite.recall import Recall
 from reefknot.ports.audit_log import AuditEntry
 
 _INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
+class Memory:
+    """What the writer knows without reading. It outlives a transaction and belongs to one connection."""
+
+    __slots__ = ("_version", "items", "keys")
+
+    def __init__(self) -> None:
+        self._version: object = None
+        self.keys: Recall[KeyRecord] = Recall()
+        self.items: Recall[WorkItem] = Recall()
+
+    def check(self, connection: apsw.Connection) -> None:
+        """Forget everything if another connection has written. Asked inside a transaction, where nobody else can."""
+        version = connection.execute("PRAGMA data_version").get
+        if version != self._version:
+            self.clear()
+            self._version = version
+
+    def clear(self) -> None:
+        self.keys.clear()
+        self.items.clear()
+
+    def committed(self) -> None:
+        self.keys.committed()
+        self.items.committed()
+
+
 class Transaction:
     """One write transaction under way. It lives in the writer's thread."""
 
-    __slots__ = ("_counters", "_entries", "_saved", "connection", "now", "touched")
+    __slots__ = ("_counters", "_entries", "_saved", "connection", "memory", "now", "touched")
 
-    def __init__(self, connection: apsw.Connection, now: Moment) -> None:
+    def __init__(self, connection: apsw.Connection, now: Moment, memory: Memory) -> None:
         self.connection = connection
         self.now = now
+        self.memory = memory
         self.touched: set[str] = set()
         self._entries: list[AuditEntry] = []
         self._counters: list[int] | None = None

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import apsw
 
+from reefknot.errors import StoreError
+
 INTERVAL = 0.025
 
 
@@ -73,9 +75,12 @@ class Wake:
             _release(futures)
 
     def _read_version(self) -> object:
-        if self._connection is None:
-            self._connection = self._open_it()
-        return self._connection.pragma("data_version")
+        try:
+            if self._connection is None:
+                self._connection = self._open_it()
+            return self._connection.pragma("data_version")
+        except (apsw.Error, StoreError):
+            return self._version  # not now: whoever reads or writes next says what is wrong
 
 
 def _release(futures: set[asyncio.Future[None]]) -> None:

@@ -89,6 +89,10 @@ class SqliteWorkQueue:
         cancelled: bool = await self._link.write(_cancels, (work_id, reason, who, events))
         return cancelled
 
+    async def transfer(self, work_id: str, resource_class: str) -> bool:
+        moved: bool = await self._link.write(_transfers, (work_id, resource_class))
+        return moved
+
     async def get(self, work_id: str) -> WorkItem | None:
         return await self._link.read(lambda connection: rows.one(connection, work_id))
 
@@ -164,7 +168,7 @@ def _claims(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]
     connection, now = transaction.connection, transaction.now
     answers: list[list[WorkItem]] = []
     for n, owner, classes, lease_ms, newest_first, crash_limit, crash_events in wanted:
-        _reap(transaction, crash_limit, crash_events)
+        _reap(transaction, classes, crash_limit, crash_events)
         connection.execute(
             "UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?", (now.wall,)
         )
@@ -182,12 +186,15 @@ def _claims(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]
         taken: Any = connection.execute(statement, (*values, n)).fetchall()
         sign = -1 if newest_first else 1
         taken.sort(key=lambda row: (-row[8], sign * row[10], sign * row[0]))
-        answers.append([rows.item_of(row[1:]) for row in taken])
+        items = [rows.item_of(row[1:]) for row in taken]
+        for item in items:
+            transaction.memory.items.note(item.id, item)
+        answers.append(items)
     return answers
 
 
-def _reap(transaction: Transaction, crash_limit: int, crash_events: CrashEvents | None) -> None:
-    crashed = rows.expired(transaction.connection, transaction.now.steady)
+def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
+    crashed = rows.expired(transaction.connection, transaction.now.steady, classes)
     back = [core.lease_ran_out(item, transaction.now, crash_limit=crash_limit) for item in crashed]
     rows.update(transaction, back)
     for item in back:
@@ -202,13 +209,14 @@ def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
         for one in held:
             values = (now.steady + lease_ms, lease_ms, now.wall, one.id, one.owner, one.fence)
             connection.execute(_RENEW, values)
+            transaction.memory.items.drop(one.id)
             answer.append(connection.changes() == 1)
         answers.append(answer)
     return answers
 
 
 def _settles(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
-    found = rows.load(transaction.connection, [one.id for settlements in wanted for one in settlements])
+    found = rows.recalled(transaction, [one.id for settlements in wanted for one in settlements])
     changed: dict[str, WorkItem] = {}
     answers = []
     for settlements in wanted:
@@ -226,7 +234,7 @@ def _settles(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> li
 
 
 def _cancels(transaction: Transaction, wanted: list[Any]) -> list[bool]:
-    found = rows.load(transaction.connection, [work_id for work_id, _, _, _ in wanted])
+    found = rows.recalled(transaction, [work_id for work_id, _, _, _ in wanted])
     changed: list[WorkItem] = []
     answers = []
     for work_id, reason, who, events in wanted:
@@ -238,6 +246,18 @@ def _cancels(transaction: Transaction, wanted: list[Any]) -> list[bool]:
             transaction.tell(events)
         answers.append(may)
     rows.update(transaction, changed)
+    return answers
+
+
+def _transfers(transaction: Transaction, wanted: list[tuple[str, str]]) -> list[bool]:
+    connection, answers = transaction.connection, []
+    for work_id, resource_class in wanted:
+        values = (resource_class, transaction.now.wall, work_id)
+        connection.execute(
+            "UPDATE work SET resource_class = ?, updated_at = ? WHERE id = ? AND state = 'pending'", values
+        )
+        answers.append(connection.changes() == 1)
+    transaction.touched.add("work")
     return answers
 
 

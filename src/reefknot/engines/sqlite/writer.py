@@ -20,7 +20,7 @@ import apsw
 
 from reefknot.core.moment import Moment
 from reefknot.engines.sqlite.connection import is_fatal, translated
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.transaction import Memory, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 
 A = TypeVar("A")
@@ -65,6 +65,7 @@ class Writer:
         self._current: list[_Request] = []
         self._busy_since = 0.0
         self._watched = False
+        self._memory = Memory()
         self._closing = False
         self._dead: ReefknotError | None = None
         self._connection: apsw.Connection | None = None
@@ -188,14 +189,17 @@ class Writer:
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Read after the lock was granted: the order of times is then the order of transactions.
-            transaction = Transaction(connection, self._now())
+            self._memory.check(connection)
+            transaction = Transaction(connection, self._now(), self._memory)
             for handler, indexes in kinds.items():
                 results = handler(transaction, [batch[index].argument for index in indexes])
                 for index, result in zip(indexes, results, strict=True):
                     answers[index] = result
             transaction.flush()
             connection.execute("COMMIT")
+            self._memory.committed()
         except BaseException:
+            self._memory.clear()
             if not connection.get_autocommit():
                 _quietly(connection, "ROLLBACK")
             raise

@@ -205,6 +205,17 @@ class IdempotencyContract:
 
         harness.run(story)
 
+    def test_who_waits_is_told_when_the_lease_has_run_out_and_can_take_over(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await claimed(store, lease=5)
+            clock.advance(5)
+            record = await store.idempotency.wait("k", 15)
+            assert record is not None
+            assert record.state is KeyState.IN_PROGRESS
+            assert (await claimed(store)).taken_over
+
+        harness.run(story)
+
     def test_after_its_retention_a_key_is_as_if_it_had_never_been(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
             await store.idempotency.finish((await claimed(store)).claim, Done("1"))

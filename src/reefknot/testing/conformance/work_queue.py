@@ -228,6 +228,35 @@ class WorkQueueContract:
 
         harness.run(story)
 
+    def test_a_claim_brings_back_crashed_work_of_its_own_classes_only(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "k", "io"), WorkItem("b", "k", "cpu")])
+            await take(store, 2, lease=1)
+            clock.advance(2)
+            assert await take(store, 0, classes=["io"]) == []
+            assert await state_of(store, "a") is WorkState.PENDING
+            assert await state_of(store, "b") is WorkState.RUNNING
+            assert [item.id for item in await take(store, 9)] == ["a", "b"]
+
+        harness.run(story)
+
+    def test_pending_work_goes_over_to_another_class_and_only_its_claimers_find_it(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            later = wall(clock) + 5000
+            await store.work.enqueue([WorkItem("a", "k", "io"), WorkItem("b", "k", "io", due_at=later)])
+            assert await store.work.transfer("a", "cpu")
+            assert await store.work.transfer("a", "cpu")
+            assert await store.work.transfer("b", "cpu")
+            assert await take(store, 9, classes=["io"]) == []
+            assert [item.id for item in await take(store, 9, classes=["cpu"])] == ["a"]
+            assert not await store.work.transfer("a", "io")
+            assert not await store.work.transfer("none", "io")
+            clock.advance(5)
+            assert await take(store, 9, classes=["io"]) == []
+            assert [item.id for item in await take(store, 9, classes=["cpu"])] == ["b"]
+
+        harness.run(story)
+
     def test_pending_and_running_work_can_be_cancelled_and_ended_work_cannot(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
             await store.work.enqueue([WorkItem("a", "t"), WorkItem("b", "t")])

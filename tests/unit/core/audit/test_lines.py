@@ -76,6 +76,7 @@ def test_what_is_not_one_line_of_json_is_refused(body: bytes) -> None:
         lambda text: text.replace(b'"hash"', b' "hash"'),
         lambda text: text.rstrip(b"\n"),
         lambda text: b"\x00" + text,
+        lambda text: text.replace(b'"hash":"', b'"hash":"\xff'),
         lambda text: text.replace(b'"sequence":1', b'"sequence":1,"more":0'),
     ],
 )

@@ -37,6 +37,7 @@ DENIED = Failure(ErrorCode.permission_denied, FailureType.PERMANENT)
 def said(layer: Layer, source: str = "file", **fields: Any) -> Patch:
     return patch(layer, source, fields)
 
+
 NO_RULES = StatusRules()
 
 
@@ -70,24 +71,27 @@ def entry(policy: Patch = NOTHING_SAID, overrides: Mapping[Any, Patch] = {}) -> 
 # ---- which layer wins ------------------------------------------------------------------------------------------------
 
 
-ALL_LAYERS = book_of(
-    default=said(Layer.GLOBAL, max_attempts=11, base_delay=0.11, max_delay=111.0, multiplier=1.1),
-    categories={
-        ErrorCategory.NETWORK: CategoryEntry(said(Layer.CATEGORY, max_attempts=12, base_delay=0.12, max_delay=112.0))
-    },
-    targets={
-        "block:http": (
-            entry(
-                said(Layer.TARGET, max_attempts=13, base_delay=0.13),
-                {429: said(Layer.OVERRIDE, max_attempts=14)},
-            ),
-        )
-    },
-)
+def all_layers() -> Book:
+    return book_of(
+        default=said(Layer.GLOBAL, max_attempts=11, base_delay=0.11, max_delay=111.0, multiplier=1.1),
+        categories={
+            ErrorCategory.NETWORK: CategoryEntry(
+                said(Layer.CATEGORY, max_attempts=12, base_delay=0.12, max_delay=112.0)
+            )
+        },
+        targets={
+            "block:http": (
+                entry(
+                    said(Layer.TARGET, max_attempts=13, base_delay=0.13),
+                    {429: said(Layer.OVERRIDE, max_attempts=14)},
+                ),
+            )
+        },
+    )
 
 
 def test_the_nearer_layer_wins_and_knows_whom_it_overrode() -> None:
-    settled = ALL_LAYERS.resolve("block:http", HTTP_429, request=Request(retries=14)).provenance["max_attempts"]
+    settled = all_layers().resolve("block:http", HTTP_429, request=Request(retries=14)).provenance["max_attempts"]
 
     assert (settled.value, settled.layer) == (15, Layer.REQUEST)
     assert [(one.value, one.layer) for one in settled.overrode] == [
@@ -115,21 +119,21 @@ def test_the_nearer_layer_wins_and_knows_whom_it_overrode() -> None:
 def test_a_field_comes_from_the_nearest_layer_that_speaks_of_it(
     failure: Failure | None, field: str, value: object, layer: Layer
 ) -> None:
-    policy = ALL_LAYERS.resolve("block:http", failure)
+    policy = all_layers().resolve("block:http", failure)
 
     assert getattr(policy, field) == value
     assert policy.provenance[field].layer is layer
 
 
 def test_another_block_does_not_hear_what_was_said_of_this_one() -> None:
-    policy = ALL_LAYERS.resolve("block:fs", HTTP_429)
+    policy = all_layers().resolve("block:fs", HTTP_429)
 
     assert policy.provenance["max_attempts"].layer is Layer.CATEGORY
 
 
 @pytest.mark.parametrize("target", ["connector:imap_mailbox", "operation:kv.get"])
 def test_the_global_default_and_the_categories_govern_blocks_alone(target: str) -> None:
-    policy = ALL_LAYERS.resolve(target, TIMEOUT)
+    policy = all_layers().resolve(target, TIMEOUT)
 
     assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
     assert policy.retryable
@@ -335,15 +339,33 @@ def test_saying_conditional_again_asks_the_status_once() -> None:
     assert [one.source for one in settled.overrode] == ["built-in: HTTP statuses", "built-in: worker default"]
 
 
+def test_an_entry_that_is_silent_about_a_code_leaves_it_to_the_next() -> None:
+    book = Book(
+        base=BASE,
+        categories={ErrorCategory.SYSTEM: (CategoryEntry(), flags(internal_error=True), flags(system_overload=False))},
+        statuses=(),
+        targets={},
+        others={},
+        sources={},
+        hash="h",
+    )
+
+    verdicts = [
+        book.resolve("block:x", Failure(code, FailureType.UNKNOWN)).provenance["retryable"].layer
+        for code in (ErrorCode.internal_error, ErrorCode.system_overload, ErrorCode.network_error)
+    ]
+    assert verdicts == [Layer.CATEGORY, Layer.CATEGORY, Layer.BUILTIN]
+
+
 def test_a_strategy_that_never_retries_is_not_retryable_and_says_why() -> None:
     book = book_of(targets={"block:x": (entry(said(Layer.TARGET, "there", strategy=RetryStrategy.NO_RETRY)),)})
 
     settled = book.resolve("block:x", TIMEOUT).provenance["retryable"]
     assert (settled.value, settled.layer, settled.source) == (False, Layer.TARGET, "there")
-    assert [(one.value, one.source) for one in settled.overrode] == [
-        (True, "built-in: error codes"),
-        (True, "built-in: worker default"),
-    ]
+    assert settled.overrode == (
+        Said(True, Layer.BUILTIN, "built-in: error codes"),
+        Said(True, Layer.BUILTIN, "built-in: worker default"),
+    )
 
 
 def test_what_is_not_retryable_anyway_keeps_its_reason_under_such_a_strategy() -> None:
@@ -355,25 +377,26 @@ def test_what_is_not_retryable_anyway_keeps_its_reason_under_such_a_strategy() -
 # ---- sources ---------------------------------------------------------------------------------------------------------
 
 
-SOURCED = book_of(
-    targets={
-        "connector:mail": (
-            entry(
-                said(Layer.TARGET, max_attempts=5, base_delay=10.0, max_delay=60.0),
-                {FailureType.TRANSIENT: said(Layer.OVERRIDE, max_attempts=6)},
-            ),
-        )
-    },
-    sources={
-        "inbox": (
-            "mail",
-            entry(
-                said(Layer.SOURCE, max_attempts=7),
-                {FailureType.RATE_LIMITED: said(Layer.SOURCE, max_attempts=8)},
-            ),
-        )
-    },
-)
+def sourced() -> Book:
+    return book_of(
+        targets={
+            "connector:mail": (
+                entry(
+                    said(Layer.TARGET, max_attempts=5, base_delay=10.0, max_delay=60.0),
+                    {FailureType.TRANSIENT: said(Layer.OVERRIDE, max_attempts=6)},
+                ),
+            )
+        },
+        sources={
+            "inbox": (
+                "mail",
+                entry(
+                    said(Layer.SOURCE, max_attempts=7),
+                    {FailureType.RATE_LIMITED: said(Layer.SOURCE, max_attempts=8)},
+                ),
+            )
+        },
+    )
 
 
 @pytest.mark.parametrize(
@@ -391,25 +414,28 @@ def test_a_source_stands_above_its_connectors_overrides_and_its_own_above_it(
 ) -> None:
     failure = Failure(ErrorCode.execution_failed, failure_type)
 
-    assert SOURCED.resolve("connector:mail", failure, source=source).max_attempts == attempts
+    assert sourced().resolve("connector:mail", failure, source=source).max_attempts == attempts
 
 
 def test_a_request_stands_above_a_source() -> None:
-    assert SOURCED.resolve("connector:mail", source="inbox", request=Request(retries=0)).max_attempts == 1
+    assert sourced().resolve("connector:mail", source="inbox", request=Request(retries=0)).max_attempts == 1
 
 
 def test_an_unknown_source_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ParameterError, match="source='outbox' is not accepted: a configured source: inbox") as caught:
-        SOURCED.resolve("connector:mail", source="outbox")
+        sourced().resolve("connector:mail", source="outbox")
     assert caught.value.parameter == "source"
     with pytest.raises(ParameterError, match="none, because no source is configured"):
         book_of().resolve("connector:mail", source="inbox")
+    two = book_of(sources={"b": ("mail", entry()), "a": ("mail", entry())})
+    with pytest.raises(ParameterError, match=r"a configured source: a, b$"):
+        two.resolve("connector:mail", source="c")
 
 
 def test_the_source_of_another_connector_is_refused() -> None:
     message = "a source of connector:web; this one belongs to connector:mail"
     with pytest.raises(ParameterError, match=message) as caught:
-        SOURCED.resolve("connector:web", source="inbox")
+        sourced().resolve("connector:web", source="inbox")
     assert str(caught.value).startswith("source='inbox' is not accepted")
 
 
@@ -441,7 +467,10 @@ def test_the_base_delay_of_a_request_obeys_the_cap_and_says_so() -> None:
     assert (policy.base_delay, policy.max_delay) == (30.0, 30.0)
     settled = policy.provenance["base_delay"]
     assert (settled.layer, settled.source) == (Layer.BUILTIN, "built-in: worker default")
-    assert [(one.value, one.layer) for one in settled.overrode] == [(31.0, Layer.REQUEST), (0.1, Layer.BUILTIN)]
+    assert settled.overrode == (
+        Said(31.0, Layer.REQUEST, "request"),
+        Said(0.1, Layer.BUILTIN, "built-in: worker default"),
+    )
 
 
 def test_the_base_delay_of_a_request_below_the_cap_is_taken() -> None:
@@ -454,26 +483,27 @@ def test_the_base_delay_of_a_request_below_the_cap_is_taken() -> None:
 # ---- base and cap together -------------------------------------------------------------------------------------------
 
 
-LIMITED_LONGER = book_of(
-    targets={
-        "connector:x": (
-            entry(
-                said(Layer.TARGET, "cap", max_attempts=4, base_delay=10.0, max_delay=60.0),
-                {FailureType.RATE_LIMITED: said(Layer.OVERRIDE, "limit", base_delay=600.0)},
-            ),
-        )
-    }
-)
+def limited_longer() -> Book:
+    return book_of(
+        targets={
+            "connector:x": (
+                entry(
+                    said(Layer.TARGET, "cap", max_attempts=4, base_delay=10.0, max_delay=60.0),
+                    {FailureType.RATE_LIMITED: said(Layer.OVERRIDE, "limit", base_delay=600.0)},
+                ),
+            )
+        }
+    )
 
 
 def test_a_rate_limits_own_delay_above_the_cap_is_the_cap_for_that_failure() -> None:
-    limited = LIMITED_LONGER.resolve("connector:x", Failure(ErrorCode.none, FailureType.RATE_LIMITED))
+    limited = limited_longer().resolve("connector:x", Failure(ErrorCode.none, FailureType.RATE_LIMITED))
 
     assert (limited.base_delay, limited.max_delay) == (600.0, 600.0)
     settled = limited.provenance["max_delay"]
     assert (settled.layer, settled.source) == (Layer.OVERRIDE, "limit")
-    assert [(one.value, one.source) for one in settled.overrode] == [(60.0, "cap")]
-    other = LIMITED_LONGER.resolve("connector:x", Failure(ErrorCode.none, FailureType.TRANSIENT))
+    assert settled.overrode == (Said(60.0, Layer.TARGET, "cap"),)
+    other = limited_longer().resolve("connector:x", Failure(ErrorCode.none, FailureType.TRANSIENT))
     assert (other.base_delay, other.max_delay) == (10.0, 60.0)
 
 
@@ -522,7 +552,7 @@ def test_what_is_no_target_is_refused(target: str) -> None:
     message = "block:<type>, connector:<type> or operation:<name>"
     with pytest.raises(ParameterError, match=message) as caught:
         book_of().resolve(target)
-    assert str(caught.value).startswith(f"target={target!r} is not accepted")
+    assert str(caught.value) == f"target={target!r} is not accepted: {message}"
 
 
 # ---- snapshots -------------------------------------------------------------------------------------------------------
@@ -537,7 +567,7 @@ def test_the_same_question_gets_the_very_same_policy() -> None:
 
 
 def test_every_part_of_the_question_is_heard() -> None:
-    book = SOURCED
+    book = sourced()
     mail = "connector:mail"
     asked = [
         book.resolve("block:http"),
@@ -574,10 +604,11 @@ def test_four_thousand_policies_are_remembered_by_default() -> None:
 
 
 def test_a_resolver_answers_for_its_target_and_source() -> None:
-    resolve = SOURCED.resolver("connector:mail", source="inbox")
+    book = sourced()
+    resolve = book.resolver("connector:mail", source="inbox")
 
-    assert resolve(TIMEOUT) is SOURCED.resolve("connector:mail", TIMEOUT, source="inbox")
-    assert SOURCED.resolver("connector:mail")(TIMEOUT).max_attempts == 6
+    assert resolve(TIMEOUT) is book.resolve("connector:mail", TIMEOUT, source="inbox")
+    assert sourced().resolver("connector:mail")(TIMEOUT).max_attempts == 6
 
 
 def test_provenance_cannot_be_changed() -> None:
@@ -590,7 +621,7 @@ def test_provenance_cannot_be_changed() -> None:
 
 
 def test_a_resolved_policy_survives_copying_and_pickling() -> None:
-    policy = ALL_LAYERS.resolve("block:http", HTTP_429)
+    policy = all_layers().resolve("block:http", HTTP_429)
 
     for other in (copy.copy(policy), copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
         assert other == policy
@@ -599,7 +630,7 @@ def test_a_resolved_policy_survives_copying_and_pickling() -> None:
 
 
 def test_what_a_caller_replaces_was_said_by_the_caller() -> None:
-    policy = ALL_LAYERS.resolve("block:http", HTTP_503)
+    policy = all_layers().resolve("block:http", HTTP_503)
     changed = policy.replace(max_attempts=2, time_budget=None, backoff_multiplier=3.0, jitter_enabled=False)
 
     assert (changed.max_attempts, changed.time_budget) == (2, float("inf"))
@@ -612,6 +643,7 @@ def test_what_a_caller_replaces_was_said_by_the_caller() -> None:
         (11, Layer.GLOBAL),
         (4, Layer.BUILTIN),
     ]
+    assert {one.source for one in settled.overrode} == {"file", "built-in: worker default"}
     assert {name for name, one in changed.provenance.items() if one.source == "caller"} == {
         *("max_attempts", "time_budget", "multiplier", "jitter"),
     }

@@ -3,6 +3,7 @@
 import pytest
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
+from reefknot.core.retry import builtin
 from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.book import SHOWN_FIELDS, ResolvedPolicy
 from reefknot.core.retry.builtin import (
@@ -18,7 +19,7 @@ from reefknot.core.retry.builtin import (
 )
 from reefknot.core.retry.classify import retryable_code, retryable_status
 from reefknot.core.retry.connectors import CONNECTORS, JobType
-from reefknot.core.retry.layers import Layer
+from reefknot.core.retry.layers import Layer, Said
 from reefknot.core.retry.operations import OPERATIONS, RetryCategory
 from reefknot.core.retry.policy import LONGEST_WAIT, RetryPolicy
 
@@ -121,6 +122,41 @@ def test_an_entry_is_called_what_it_is_for() -> None:
     assert operation_entry("operation:my.own").policy["max_attempts"].value == 3
     permanent = connector_entry("rss_feed").overrides[FailureType.PERMANENT]["retryable"]
     assert (permanent.value, permanent.source) == (False, "built-in: connector rss_feed")
+
+
+def test_a_mailboxs_entry_in_full() -> None:
+    def said(value: object) -> Said:
+        return Said(value, Layer.BUILTIN, "built-in: connector imap_mailbox")
+
+    entry = connector_entry("imap_mailbox")
+
+    assert dict(entry.policy) == {
+        "max_attempts": said(6),
+        "base_delay": said(120.0),
+        "max_delay": said(1800.0),
+        "jitter_factor": said(0.3),
+    }
+    assert {condition: dict(fields) for condition, fields in entry.overrides.items()} == {
+        FailureType.PERMANENT: {"retryable": said(False)},
+        FailureType.TRANSIENT: {"max_attempts": said(8)},
+        FailureType.RATE_LIMITED: {"base_delay": said(600.0)},
+    }
+
+
+@pytest.mark.parametrize("target", ["operation:nats.connect", "operation:a:b"])
+def test_an_operations_entry_in_full(target: str) -> None:
+    numbers = [5, 1.0, 30.0, 10.0] if target.endswith("connect") else [3, 1.0, 30.0, 30.0]
+    names = ("max_attempts", "base_delay", "max_delay", "attempt_timeout")
+    source = f"built-in: operation {target.removeprefix('operation:')}"
+
+    assert dict(operation_entry(target).policy) == {
+        name: Said(number, Layer.BUILTIN, source) for name, number in zip(names, numbers, strict=True)
+    }
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_the_flag_of_a_code_is_the_tables_but_for_http_errors(code: ErrorCode) -> None:
+    assert builtin._flag(code) == ("conditional" if code is ErrorCode.http_error else retryable_code(code))
 
 
 def test_the_targets_are_the_four_connectors_and_the_seventeen_operations() -> None:

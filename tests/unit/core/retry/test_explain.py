@@ -45,6 +45,12 @@ def test_a_failure_that_ends_it_has_its_reason_and_no_schedule(
     assert (answer.target, answer.failure, answer.policy) == ("block:http", failure, policy)
 
 
+def test_the_answer_is_no_only_when_the_shortest_wait_does_not_fit() -> None:
+    policy = STEADY.replace(jitter="full", time_budget=0.5)
+
+    assert explain("block:http", policy, TIMEOUT).retries
+
+
 def test_the_schedule_ends_where_the_shortest_waits_would_outlive_the_budget() -> None:
     """1 + 2 fit into 3.5 s, and 4 more do not; at 3 s sharp the second would end with the budget."""
     assert [wait.retry for wait in schedule(STEADY.replace(time_budget=3.5))] == [0, 1]
@@ -88,6 +94,7 @@ def test_another_key_draws_otherwise() -> None:
 
     one, other = list(schedule(policy, seed=7, key="a")), list(schedule(policy, seed=7, key="b"))
     assert [wait.delay for wait in one] != [wait.delay for wait in other]
+    assert list(schedule(policy, seed=7)) == list(schedule(policy, seed=7, key=""))
 
 
 def test_a_hint_stretches_every_wait_that_is_shorter() -> None:

@@ -15,7 +15,7 @@ from reefknot.assembly import open_store
 from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkItem
-from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite import SqliteStore, idempotency, items, work
 from reefknot.engines.sqlite.schema import VERSION
 from reefknot.engines.virtual import VirtualClock
 from reefknot.errors import (
@@ -397,6 +397,39 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
             assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
 
     run(story)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        items._EXPIRED,
+        items._LOAD,
+        items._PENDING,
+        idempotency._LOAD,
+        work._SOONEST.format(""),
+        work._SOONEST.format(work._IN_CLASSES),
+        work._NEXT.format("ASC"),
+        work._READY_CLASSES,
+        "UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?",
+    ],
+)
+def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path, statement: str) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+
+            def plan(connection: apsw.Connection) -> list[str]:
+                rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * _places(statement))
+                return [str(row[3]) for row in rows]
+
+            steps = await store._link.read(plan)
+            assert not [step for step in steps if step.startswith("SCAN") and step.endswith((" work", " idempotency"))]
+
+    run(story)
+
+
+def _places(statement: str) -> int:
+    """How many values a statement wants, numbered or not."""
+    return max((number for number in (1, 2, 3) if f"?{number}" in statement), default=statement.count("?"))
 
 
 def test_in_a_virtual_loop_the_store_lives_in_virtual_time(tmp_path: Path) -> None:

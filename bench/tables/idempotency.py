@@ -1,0 +1,224 @@
+"""Durable idempotency: claim a key, record its result, both on disk before the next step."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import apsw
+import diskcache
+import redis
+import redis.asyncio
+
+from bench.measure import Contestant, Effort, measure
+from bench.table import MICROSECONDS, Run, Table
+from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes
+from reefknot.core.idempotency import Claimed, Done
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.system import SystemClock
+
+CALLERS = 64
+RAW = f"raw SQLite, FULL, {CALLERS} at a time"
+OURS = f"reefknot, {CALLERS} callers"
+BUSY = f"reefknot, {CALLERS} callers beside a busy loop"
+LONE = "reefknot, one caller"
+DISKCACHE = "diskcache, FULL"
+REDIS = f"Redis, AOF always, {CALLERS} callers"
+
+RESULT = '{"status":"charged","amount":1250}'
+ROUND = 16 * CALLERS
+"""Keys in one batch: sixteen for every caller. The figures are for one key."""
+
+_keys = (sha256(b"%d" % number).hexdigest() for number in count())
+
+
+def raw(folder: Path) -> Contestant:
+    """The least that can be done: one transaction for all claims of a group, one for all results."""
+    connection = apsw.Connection(str(folder / "raw.db"))
+    connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+    connection.execute(
+        "CREATE TABLE record (seq INTEGER PRIMARY KEY, key TEXT UNIQUE, state INTEGER, owner TEXT, fence INTEGER, "
+        "lease INTEGER, result TEXT, expires INTEGER)"
+    )
+
+    def batch(times: int) -> float:
+        groups = [[next(_keys) for _ in range(CALLERS)] for _ in range(times * ROUND // CALLERS)]
+        began = perf_counter()
+        for keys in groups:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(
+                "INSERT INTO record VALUES (NULL, ?, 0, 'me', 1, 0, NULL, 0)", [(key,) for key in keys]
+            )
+            connection.execute("COMMIT")
+            connection.execute("BEGIN IMMEDIATE")
+            rows = [(RESULT, key) for key in keys]
+            connection.executemany("UPDATE record SET state = 1, result = ? WHERE key = ? AND fence = 1", rows)
+            connection.execute("COMMIT")
+        return (perf_counter() - began) / ROUND
+
+    return Contestant(RAW, batch)
+
+
+def by_callers(
+    name: str, runner: asyncio.Runner, once: Callable[[str], Awaitable[object]], *, callers: int, busy: bool = False
+) -> Contestant:
+    """So many callers at once, each one claim and one record after the other."""
+    number = ROUND * callers // CALLERS
+
+    async def all_of(times: int) -> float:
+        keys = iter([next(_keys) for _ in range(times * number)])
+
+        async def caller() -> None:
+            for key in keys:
+                await once(key)
+
+        spinning = asyncio.create_task(_spin()) if busy else None
+        began = perf_counter()
+        await asyncio.gather(*(caller() for _ in range(callers)))
+        taken = perf_counter() - began
+        if spinning is not None:
+            spinning.cancel()
+        return taken / number
+
+    return Contestant(name, lambda times: float(runner.run(all_of(times))))
+
+
+async def _spin() -> None:
+    """A loop that is never idle: 0.1 ms of Python, over and over."""
+    while True:
+        sum(range(5_000))
+        await asyncio.sleep(0)
+
+
+def ours(store: SqliteStore) -> Callable[[str], Awaitable[object]]:
+    keys = store.idempotency
+
+    async def once(key: str) -> object:
+        answer = await keys.claim(key, owner=key, fingerprint=key)
+        assert isinstance(answer, Claimed)
+        return await keys.finish(answer.claim, Done(RESULT))
+
+    return once
+
+
+_FEW = ROUND // CALLERS
+
+
+def with_diskcache(folder: Path) -> Contestant:
+    cache = diskcache.Cache(str(folder / "diskcache"), sqlite_synchronous=2, eviction_policy="none")
+
+    def batch(times: int) -> float:
+        keys = [next(_keys) for _ in range(times * _FEW)]
+        began = perf_counter()
+        for key in keys:
+            assert cache.add(key, "in progress", expire=60)
+            cache.set(key, RESULT)
+        return (perf_counter() - began) / _FEW
+
+    return Contestant(DISKCACHE, batch)
+
+
+def with_redis(client: Any) -> Callable[[str], Awaitable[object]]:
+    async def once(key: str) -> object:
+        assert await client.set(key, "in progress", nx=True, ex=60)
+        return await client.set(key, RESULT)
+
+    return once
+
+
+@contextmanager
+def redis_server(program: str, folder: Path) -> Iterator[int]:
+    """A server of our own, every write on disk before its answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    options = (
+        "--port",
+        str(port),
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "always",
+    )
+    server = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port) as client:
+            until = time.monotonic() + 10
+            while not _answers(client):
+                if time.monotonic() > until:
+                    raise TimeoutError("redis-server did not answer within 10 s")
+                time.sleep(0.02)
+        yield port
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _answers(client: Any) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def run(effort: Effort) -> Run:
+    rounds = max(3, effort.rounds // 15)
+    program = shutil.which("redis-server")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        runner = stack.enter_context(asyncio.Runner())
+        store = runner.run(SqliteStore(folder / "state.db", SystemClock()).start())
+        stack.callback(lambda: runner.run(store.close()))
+        contestants = [
+            raw(folder),
+            by_callers(OURS, runner, ours(store), callers=CALLERS),
+            by_callers(BUSY, runner, ours(store), callers=CALLERS, busy=True),
+            by_callers(LONE, runner, ours(store), callers=1),
+            with_diskcache(folder),
+        ]
+        if program is not None:
+            port = stack.enter_context(redis_server(program, folder))
+            client = redis.asyncio.Redis(port=port, max_connections=CALLERS)
+            stack.callback(lambda: runner.run(client.aclose()))
+            contestants.append(by_callers(REDIS, runner, with_redis(client), callers=CALLERS))
+        timings = measure(contestants, rounds=rounds, batch_seconds=None)
+    missing = () if program else ("Redis was not measured: there is no `redis-server` on the path.",)
+    rate = ", ".join(f"{name} {1 / timing.best:,.0f}" for name, timing in timings.items())
+    return Run(timings, (f"Claims with their results each second: {rate}.", *missing))
+
+
+TABLES = (
+    Table(
+        name="idempotency",
+        title="Durable idempotency",
+        about=(
+            "A key is claimed and its result recorded, each on disk (`synchronous=FULL`, an fsync) before the next "
+            "step. Callers that come together share a transaction. The raw figure is SQLite with the same two "
+            "transactions for 64 keys and nothing else: no loop, no thread, no states, no fences. diskcache has no "
+            "shared transactions, Redis shares its fsyncs among the callers of one turn."
+        ),
+        unit=MICROSECONDS,
+        reference=RAW,
+        targets={
+            OURS: (AtMostTimes(1 / 0.55, RAW), AheadOf((DISKCACHE,))),
+            BUSY: (AtMostSeconds(100e-6),),
+        },
+        packages=("reefknot", "apsw", "diskcache", "redis"),
+        run=run,
+    ),
+)

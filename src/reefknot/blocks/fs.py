@@ -1,0 +1,299 @@
+"""
+`fs.blob_put`, `fs.blob_get`, `fs.delete`: whole files beneath configured folders.
+
+A file is written beside its place and renamed into it, so nobody ever sees half of one. Regular files only; no symbolic
+link is followed, whoever made it. The work is done in threads of its own, and waited for as long as the attempt has.
+"""
+
+import asyncio
+import errno
+import os
+import stat
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from msgspec import Struct
+
+from reefknot.blocks.confined import LINKS, folder_beneath, open_beneath
+from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
+from reefknot.blocks.settings import FsSettings
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult
+from reefknot.ports.block import BlockContext
+
+LONGEST_PATH = 4096
+_PATH = "a path beneath one of blocks.fs.roots"
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EMFILE", "ENFILE", "EIO", "EBUSY", "EAGAIN", "ESTALE", "ETIMEDOUT", "EINTR", "ENOMEM"),
+    )
+)
+_DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, *LINKS))
+_MISPLACED = frozenset((errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL))
+
+
+class _Place(Struct, frozen=True):
+    """A file's way: its root, and the parts beneath it."""
+
+    root: Path
+    parts: tuple[str, ...]
+    shown: str
+
+
+class Folders:
+    """The roots that all blocks of files share, and the threads that do their work."""
+
+    def __init__(self, settings: FsSettings | None = None) -> None:
+        self.settings = settings or FsSettings()
+        self._threads = ThreadPoolExecutor(8, "reefknot-files")
+
+    def place(self, path: str) -> _Place:
+        """Where a path leads, by its words alone. That it stays there is the kernel's business."""
+        roots = self.settings.roots
+        if not roots:
+            raise Refusal(ErrorCode.permission_denied, "path: no folder is open to this block; set blocks.fs.roots")
+        if not path or len(path) > LONGEST_PATH or not _can_be_written(path) or path.endswith("/"):
+            raise invalid("path", path, _PATH)
+        root, rest = roots[0], path
+        if path.startswith("/"):
+            root, rest = self._root_of(path)
+        parts = tuple(part for part in rest.split("/") if part not in ("", "."))
+        if ".." in parts:
+            raise _outside(path)
+        if not parts:
+            raise invalid("path", path, _PATH)
+        return _Place(root, parts, path)
+
+    def _root_of(self, path: str) -> tuple[Path, str]:
+        for root in self.settings.roots:
+            for known in (str(root), os.path.realpath(root)):
+                if path.startswith(known.rstrip("/") + "/"):
+                    return root, path.removeprefix(known)
+        raise _outside(path)
+
+    async def within(self, seconds: float, place: _Place, work: Callable[[], dict[str, Any]]) -> StepResult:
+        """The work in a thread, bounded. A thread that is given up on ends by itself."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limit(seconds)):
+                return StepResult(outputs=await loop.run_in_executor(self._threads, work))
+        except TimeoutError:
+            return failed(ErrorCode.resource_unavailable, f"the file system did not answer within {seconds:.3g} s")
+        except Refusal as refusal:
+            return refusal.result
+        except OSError as error:
+            return failed(_code_of(error), _words(error, place.shown), errno=error.errno)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _FsBlock:
+    """What the three have in common: a path, and who does the work."""
+
+    def __init__(self, folders: Folders) -> None:
+        self._folders = folders
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        try:
+            return f"fs:{self._folders.place(str(inputs.get('path', ''))).root}"
+        except Refusal:
+            return "fs"
+
+    async def close(self) -> None:
+        self._folders.close()
+
+    def _path(self, inputs: Inputs) -> _Place:
+        return self._folders.place(inputs.text("path", accepted=_PATH))
+
+
+class BlobPut(_FsBlock):
+    """Keeps a whole file, or leaves everything as it was."""
+
+    type = "fs.blob_put"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        try:
+            asked = Inputs(inputs, "path", "content", "base64", "overwrite")
+            place, content = self._path(asked), self._content(asked)
+            overwrite = asked.flag("overwrite", default=True)
+            seconds = asked.seconds(context.seconds)
+        except Refusal as refusal:
+            return refusal.result
+        return await self._folders.within(seconds, place, lambda: _put(place, content, overwrite=overwrite))
+
+    def _content(self, inputs: Inputs) -> bytes:
+        inputs.need("content", "base64", accepted="a text as content, or bytes as base64")
+        if inputs.has("content") and inputs.has("base64"):
+            raise Refusal(ErrorCode.invalid_input, "content: given together with base64; accepted: one of them")
+        try:
+            text = inputs.text("content", accepted="a text", default="")
+            raw = inputs.octets("base64") if inputs.has("base64") else text.encode()
+        except UnicodeEncodeError:
+            raise Refusal(ErrorCode.invalid_input, "content: cannot be written as UTF-8; use base64") from None
+        if len(raw) > self._folders.settings.max_bytes:
+            raise Refusal(ErrorCode.invalid_input, f"content: {len(raw)} bytes; {_most(self._folders)}")
+        return raw
+
+
+class BlobGet(_FsBlock):
+    """Reads a whole file."""
+
+    type = "fs.blob_get"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        try:
+            asked = Inputs(inputs, "path")
+            place, seconds = self._path(asked), asked.seconds(context.seconds)
+        except Refusal as refusal:
+            return refusal.result
+        return await self._folders.within(seconds, place, lambda: _get(place, self._folders))
+
+
+class Delete(_FsBlock):
+    """Takes a file away; one that is not there is gone already, so that a second attempt succeeds."""
+
+    type = "fs.delete"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        try:
+            asked = Inputs(inputs, "path")
+            place, seconds = self._path(asked), asked.seconds(context.seconds)
+        except Refusal as refusal:
+            return refusal.result
+        return await self._folders.within(seconds, place, lambda: _delete(place))
+
+
+def _put(place: _Place, content: bytes, *, overwrite: bool) -> dict[str, Any]:
+    *folders, name = place.parts
+    with _opened(place.root) as root, folder_beneath(root, folders, make=True) as folder:
+        created = not _is_regular(folder, name, place.shown)
+        if not created and not overwrite:
+            raise FileExistsError(errno.EEXIST, "there is a file already, and overwrite is false", place.shown)
+        spare = f".{name[:100]}.{token_hex(8)}.part"
+        try:
+            _write(folder, spare, content)
+            if overwrite:
+                os.rename(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
+            else:
+                os.link(spare, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(spare, dir_fd=folder)
+        os.fsync(folder)
+    return {"path": place.shown, "size": len(content), "created": created}
+
+
+def _write(folder: int, name: str, content: bytes) -> None:
+    descriptor = open_beneath(folder, (name,), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _get(place: _Place, folders: Folders) -> dict[str, Any]:
+    most = folders.settings.max_bytes
+    with _opened(place.root) as root:
+        descriptor = open_beneath(root, place.parts, os.O_RDONLY)
+        try:
+            about = os.fstat(descriptor)
+            _check_regular(about.st_mode, place.shown)
+            content = bytearray()
+            while len(content) <= most and (part := os.read(descriptor, min(most + 1 - len(content), 1 << 20))):
+                content += part
+        finally:
+            os.close(descriptor)
+    if len(content) > most:
+        raise Refusal(ErrorCode.execution_failed, f"path: {place.shown} has {about.st_size} bytes; {_most(folders)}")
+    modified = datetime.fromtimestamp(about.st_mtime, UTC).isoformat()
+    return {"path": place.shown, **_as_output(bytes(content)), "size": len(content), "modified": modified}
+
+
+def _delete(place: _Place) -> dict[str, Any]:
+    *folders, name = place.parts
+    deleted = False
+    with suppress(FileNotFoundError), _opened(place.root) as root, folder_beneath(root, folders) as folder:
+        if _is_regular(folder, name, place.shown):
+            os.unlink(name, dir_fd=folder)
+            os.fsync(folder)
+            deleted = True
+    return {"path": place.shown, "deleted": deleted}
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"the folder {root} of blocks.fs.roots is not there; make it, or mend the configuration"
+        raise Refusal(ErrorCode.resource_unavailable, text) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_regular(folder: int, name: str, shown: str) -> bool:
+    """Whether a file is there; something else in its place is refused."""
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return False
+    _check_regular(mode, shown)
+    return True
+
+
+def _check_regular(mode: int, shown: str) -> None:
+    if not stat.S_ISREG(mode):
+        raise Refusal(ErrorCode.permission_denied, f"path: {shown} is not a regular file")
+
+
+def _can_be_written(path: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+def _as_output(content: bytes) -> dict[str, str]:
+    try:
+        return {"content": content.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"base64": b64encode(content).decode()}
+
+
+def _outside(path: str) -> Refusal:
+    return Refusal(ErrorCode.permission_denied, f"path: {path[:200]} is outside of blocks.fs.roots")
+
+
+def _most(folders: Folders) -> str:
+    return f"accepted: at most {folders.settings.max_bytes} (blocks.fs.max_bytes)"
+
+
+def _code_of(error: OSError) -> ErrorCode:
+    if error.errno in _PASSING:
+        return ErrorCode.resource_unavailable
+    if error.errno in _DENIED:
+        return ErrorCode.permission_denied
+    if error.errno in _MISPLACED:
+        return ErrorCode.invalid_input
+    return ErrorCode.execution_failed
+
+
+def _words(error: OSError, path: str) -> str:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return f"path: not found: {path}"
+    if error.errno in LINKS:
+        return f"path: {path} leads over a symbolic link, or outside of blocks.fs.roots"
+    return f"path: {error.strerror or error}: {path}"

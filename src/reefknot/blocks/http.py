@@ -1,0 +1,258 @@
+"""
+`http.request`: one request, and where redirects lead, at most three.
+
+    read the inputs → may this URL be called → send → follow or read the body → say what came of it
+
+2xx is ok. Any other status is `http_error`, with the status and the server's own hints as metadata and the body kept.
+Each redirect is checked like the first URL, and loses credentials, cookies and the idempotency key when it leaves the
+origin. It refuses to be a way into the network; see `addresses`.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from reefknot.blocks.addresses import Forbidden, Rules
+from reefknot.blocks.http_body import ACCEPT_ENCODING, BodyRefused, as_output, read_body
+from reefknot.blocks.http_client import Answer, HttpClient, Resolve, Unreachable
+from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
+from reefknot.blocks.settings import HttpSettings
+from reefknot.blocks.urls import BadUrl, Url, read_url
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult, StepStatus
+from reefknot.core.redaction import telling_name
+from reefknot.execution.reading import read_hints
+from reefknot.ports.block import BlockContext
+
+MOST_REDIRECTS = 3
+MOST_HEADERS = 100
+LARGEST_HEADERS = 64 * 1024
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_URL = "http://HOST/… or https://HOST/…"
+_HEADERS = "a mapping of names to texts"
+_REDIRECTS = (301, 302, 303, 307, 308)
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
+_BAD_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_OURS = frozenset(
+    ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect")
+)
+_LEFT_BEHIND = frozenset(("authorization", "proxy-authorization", "cookie", "idempotency-key"))
+_OF_THE_BODY = frozenset(("content-type", "content-encoding", "content-language"))
+_EXCERPT = 200
+
+
+class _Request(Struct, frozen=True):
+    url: Url
+    method: str
+    headers: dict[str, str]
+    body: bytes = b""
+
+
+class HttpRequest:
+    """The block `http.request`."""
+
+    type = "http.request"
+
+    def __init__(self, settings: HttpSettings | None = None, *, resolve: Resolve | None = None) -> None:
+        self._settings = settings or HttpSettings()
+        self._rules = Rules(self._settings.allow)
+        self._client = HttpClient(self._rules, resolve=resolve, ca_file=self._settings.ca_file)
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        """Host and port, whoever asks for which page."""
+        try:
+            return read_url(str(inputs.get("url", ""))).place
+        except (BadUrl, Forbidden):
+            return "http"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        try:
+            request, seconds = self._asked(inputs, context)
+        except Refusal as refusal:
+            return refusal.result
+        try:
+            async with asyncio.timeout(limit(seconds)):
+                return await self._followed(request, seconds)
+        except TimeoutError:
+            return failed(ErrorCode.connection_timeout, f"{request.url.place} did not finish within {seconds:.3g} s")
+        except Unreachable as error:
+            code = ErrorCode.connection_timeout if error.timed_out else ErrorCode.network_error
+            return failed(code, str(error))
+        except Forbidden as error:
+            return failed(ErrorCode.permission_denied, f"url: {error}")
+        except Refusal as refusal:
+            return refusal.result
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    # ---- what is asked for ------------------------------------------------------------------------------------------
+
+    def _asked(self, given: Mapping[str, Any], context: BlockContext) -> tuple[_Request, float]:
+        inputs = Inputs(given, "url", "method", "headers", "body", "body_base64")
+        url = self._url(inputs.text("url", accepted=_URL))
+        method = inputs.text("method", accepted=", ".join(METHODS), default="GET")
+        if method.upper() not in METHODS:
+            raise invalid("method", method, ", ".join(METHODS))
+        headers = _read_headers(inputs.any("headers"))
+        body, content_type = _read_body(inputs)
+        if content_type and "content-type" not in headers:
+            headers["content-type"] = content_type
+        headers.setdefault("idempotency-key", context.idempotency_key)
+        headers.setdefault("accept-encoding", ACCEPT_ENCODING)
+        headers.setdefault("accept", "*/*")
+        headers.setdefault("user-agent", "reefknot")
+        return _Request(url, method.upper(), headers, body), inputs.seconds(context.seconds)
+
+    def _url(self, text: str) -> Url:
+        try:
+            url = read_url(text)
+            self._rules.check_host(url.host, url.port)
+        except BadUrl as error:
+            raise Refusal(ErrorCode.invalid_input, f"url: {error}") from None
+        except Forbidden as error:
+            raise Refusal(ErrorCode.permission_denied, f"url: {error}") from None
+        return url
+
+    # ---- the exchange -----------------------------------------------------------------------------------------------
+
+    async def _followed(self, request: _Request, seconds: float) -> StepResult:
+        for _ in range(MOST_REDIRECTS + 1):
+            headers = list(request.headers.items())
+            if request.body or request.method in ("POST", "PUT", "PATCH"):
+                headers.append(("content-length", str(len(request.body))))
+            async with self._client.send(
+                request.url, method=request.method, headers=headers, body=request.body, seconds=seconds
+            ) as answer:
+                _check_headers(answer)
+                location = answer.header("location")
+                if answer.status not in _REDIRECTS or not location:
+                    return await self._told(request, answer)
+                request = self._redirected(request, answer.status, location)
+        text = f"more than {MOST_REDIRECTS} redirects; the last one leads to {request.url.place}"
+        raise Refusal(ErrorCode.execution_failed, text)
+
+    def _redirected(self, request: _Request, status: int, location: str) -> _Request:
+        try:
+            url = request.url.joined(location)
+        except (BadUrl, ValueError) as error:
+            text = f"the redirect of {request.url.place} cannot be followed: {error}"
+            raise Refusal(ErrorCode.execution_failed, text, http_status_code=status) from None
+        self._rules.check_host(url.host, url.port)
+        if request.url.scheme == "https" and url.scheme == "http":
+            raise Forbidden(f"{request.url.place} redirects from https to http, which is not followed")
+        headers, method, body = dict(request.headers), request.method, request.body
+        if url.origin != request.url.origin:
+            headers = {name: value for name, value in headers.items() if not _belongs_to_origin(name)}
+        if status == 303 or (status in (301, 302) and method == "POST"):
+            method = method if method == "HEAD" else "GET"
+            body = b""
+            headers = {name: value for name, value in headers.items() if name not in _OF_THE_BODY}
+        return _Request(url, method, headers, body)
+
+    async def _told(self, request: _Request, answer: Answer) -> StepResult:
+        ok = 200 <= answer.status < 300
+        problem = ""
+        try:
+            encoding = "" if request.method == "HEAD" else answer.header("content-encoding")
+            body = await read_body(answer.body, encoding, most=self._settings.max_response_bytes)
+        except BodyRefused as refused:
+            if ok:
+                text = f"{request.url.place}: {refused}"
+                raise Refusal(ErrorCode.execution_failed, text, http_status_code=answer.status) from None
+            body, problem = refused.kept, str(refused)
+        outputs = {"status_code": answer.status, "headers": _headers_out(answer), **as_output(body)}
+        if ok:
+            return StepResult(outputs=outputs, metadata={"http_status_code": answer.status})
+        metadata = _facts(answer)
+        if problem:
+            metadata["body_cut"] = problem
+        text = _message(request.url, answer.status, body)
+        return StepResult(StepStatus.ERROR, ErrorCode.http_error, outputs, text, metadata)
+
+
+def _belongs_to_origin(name: str) -> bool:
+    return name in _LEFT_BEHIND or telling_name(name)
+
+
+def _read_headers(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise invalid("headers", given, _HEADERS)
+    if len(given) > MOST_HEADERS:
+        raise Refusal(ErrorCode.invalid_input, f"headers: {len(given)} of them; accepted: at most {MOST_HEADERS}")
+    headers: dict[str, str] = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise invalid("headers", name, "names of letters, digits and -")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str) or _BAD_VALUE.search(value):
+            accepted = f"for {name} a text without line breaks or other control characters"
+            raise Refusal(ErrorCode.invalid_input, f"headers: the value is not accepted; accepted: {accepted}")
+        if name.lower() in _OURS or name.lower() in headers:
+            raise Refusal(ErrorCode.invalid_input, f"headers: {name} is set by the block itself, or given twice")
+        headers[name.lower()] = value.strip()
+    if sum(len(name) + len(value) for name, value in headers.items()) > LARGEST_HEADERS:
+        raise Refusal(ErrorCode.invalid_input, f"headers: larger than {LARGEST_HEADERS} bytes together")
+    return headers
+
+
+def _read_body(inputs: Inputs) -> tuple[bytes, str]:
+    """The bytes, and their content type when the form says it: a text is text, bytes come as base64, else JSON."""
+    if inputs.has("body") and inputs.has("body_base64"):
+        raise Refusal(ErrorCode.invalid_input, "body: given together with body_base64; accepted: one of them")
+    if inputs.has("body_base64"):
+        return inputs.octets("body_base64"), "application/octet-stream"
+    body = inputs.any("body")
+    if body is None:
+        return b"", ""
+    if isinstance(body, str):
+        try:
+            return body.encode(), "text/plain; charset=utf-8"
+        except UnicodeEncodeError:
+            raise invalid("body", body, "text that can be written as UTF-8") from None
+    try:
+        return msgspec.json.encode(body), "application/json"
+    except (TypeError, ValueError, RecursionError):
+        raise invalid("body", body, "a text, or a value that JSON can say") from None
+
+
+def _check_headers(answer: Answer) -> None:
+    size = sum(len(name) + len(value) for name, value in answer.headers)
+    if len(answer.headers) > 2 * MOST_HEADERS or size > LARGEST_HEADERS:
+        accepted = f"at most {2 * MOST_HEADERS} of {LARGEST_HEADERS} bytes together"
+        text = f"the answer has {len(answer.headers)} headers of {size} bytes; accepted: {accepted}"
+        raise Refusal(ErrorCode.execution_failed, text, http_status_code=answer.status)
+
+
+def _headers_out(answer: Answer) -> dict[str, str]:
+    return {name: answer.header(name) for name in dict.fromkeys(name for name, _ in answer.headers)}
+
+
+def _facts(answer: Answer) -> dict[str, Any]:
+    """What the worker needs to judge the failure: the status, how long to wait, whether a limit is spent."""
+    _, hint, limit_reached = read_hints(SimpleNamespace(headers=dict(answer.headers)))
+    facts: dict[str, Any] = {"http_status_code": answer.status}
+    if hint is not None:
+        facts["retry_after"] = hint
+    if limit_reached:
+        facts["limit_reached"] = True
+    return facts
+
+
+def _message(url: Url, status: int, body: bytes) -> str:
+    """The status, and how the body begins: some services say "rate limit" nowhere else."""
+    try:
+        phrase = f" {HTTPStatus(status).phrase}"
+    except ValueError:
+        phrase = ""
+    excerpt = " ".join(body[: 4 * _EXCERPT].decode("utf-8", "replace").split())[:_EXCERPT]
+    return f"HTTP {status}{phrase} from {url.place}" + (f": {excerpt}" if excerpt else "")

@@ -1,0 +1,197 @@
+"""
+The seam over the HTTP library: one request, one answer, to a checked address.
+
+Every connection is made in one place, which resolves the name once, checks all answers and connects to a checked one;
+Host and the TLS name stay the original. So there is no second look-up to lie to. No cookies, no proxies, no redirects,
+no retries here, and nothing is read from the environment.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from typing import Any
+
+import httpcore2
+import httpx2
+from msgspec import Struct
+
+from reefknot.blocks.addresses import Address, Forbidden, Rules, literal, unwrapped
+from reefknot.blocks.urls import Url
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+MOST_ANSWERS = 64
+MOST_ADDRESSES_TRIED = 4
+
+
+class Unreachable(Exception):  # noqa: N818 - a fact about the other side
+    """The other side could not be talked to. `timed_out` says whether it was silence."""
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+class Answer(Struct, frozen=True):
+    """Status and headers, and the body as it comes over the wire."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: AsyncIterator[bytes]
+
+    def header(self, name: str) -> str:
+        return ", ".join(value for key, value in self.headers if key == name)
+
+
+class Resolver:
+    """The system's resolver, in threads of its own: a name that hangs holds up nobody else."""
+
+    def __init__(self, threads: int = 8) -> None:
+        self._threads = ThreadPoolExecutor(threads, "reefknot-resolve")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, _looked_up, host, port)
+        return [str(entry[4][0]) for entry in found]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _looked_up(host: str, port: int) -> list[Any]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class CheckedBackend(httpcore2.AsyncNetworkBackend):
+    """The one place where a connection is made."""
+
+    def __init__(self, rules: Rules, resolve: Resolve) -> None:
+        self._rules = rules
+        self._resolve = resolve
+        self._net = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        failure: Exception | None = None
+        for address in (await self._checked(host, port))[:MOST_ADDRESSES_TRIED]:
+            try:
+                return await self._net.connect_tcp(str(address), port, timeout)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    async def _checked(self, host: str, port: int) -> list[Address]:
+        """The addresses behind a host, all of them allowed, or none."""
+        self._rules.check_host(host, port)
+        known = literal(host)
+        if known is not None:
+            return [known]
+        try:
+            answers = await self._resolve(host, port)
+            addresses = list(dict.fromkeys(unwrapped(ip_address(one)) for one in answers[:MOST_ANSWERS]))
+        except (OSError, UnicodeError, ValueError) as error:
+            raise Unreachable(f"{host} could not be resolved: {error}") from error
+        if not addresses:
+            raise Unreachable(f"{host} has no address")
+        for address in addresses:
+            self._rules.check_address(host, address, port)
+        return addresses
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        raise Forbidden("no Unix sockets")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._net.sleep(seconds)
+
+
+class HttpClient:
+    """Sends requests over connections that are kept and reused."""
+
+    def __init__(self, rules: Rules, *, resolve: Resolve | None = None, ca_file: str = "", most: int = 64) -> None:
+        self._resolver = Resolver() if resolve is None else None
+        self._backend = CheckedBackend(rules, resolve or self._resolver or Resolver())
+        self._ca_file = ca_file
+        self._most = most
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+
+    def _connections(self) -> httpcore2.AsyncConnectionPool:
+        if self._pool is None:
+            self._pool = httpcore2.AsyncConnectionPool(
+                ssl_context=self._trust(),
+                max_connections=self._most,
+                max_keepalive_connections=self._most,
+                keepalive_expiry=10.0,
+                network_backend=self._backend,
+            )
+        return self._pool
+
+    def _trust(self) -> ssl.SSLContext:
+        if self._ca_file:
+            return ssl.create_default_context(cafile=self._ca_file)
+        return httpx2.create_ssl_context(trust_env=False)
+
+    @asynccontextmanager
+    async def send(
+        self, url: Url, *, method: str, headers: list[tuple[str, str]], body: bytes, seconds: float
+    ) -> AsyncIterator[Answer]:
+        """One request; the answer's body can be read inside the block. The caller bounds the whole of it in time."""
+        request = httpcore2.Request(
+            method,
+            httpcore2.URL(
+                scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
+            ),
+            headers=[("Host", url.authority), *headers],
+            content=body or None,
+            extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), seconds)},
+        )
+        response: httpcore2.Response | None = None
+        parts: AsyncGenerator[bytes, None] | None = None
+        try:
+            response = await self._connections().handle_async_request(request)
+            names = [(key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in response.headers]
+            parts = _parts(response)
+            yield Answer(response.status, names, parts)
+        except httpcore2.TimeoutException as error:
+            text = f"{url.place} did not answer in time ({_words(error)})"
+            raise Unreachable(text, timed_out=True) from error
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, ssl.SSLError, OSError) as error:
+            raise Unreachable(f"{url.place}: {_words(error)}") from error
+        finally:
+            if parts is not None:
+                await parts.aclose()
+            if response is not None:
+                await response.aclose()
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            await self._pool.aclose()
+            self._pool = None
+        if self._resolver is not None:
+            self._resolver.close()
+
+
+async def _parts(response: httpcore2.Response) -> AsyncGenerator[bytes, None]:
+    async for part in response.aiter_stream():
+        yield part
+
+
+def _words(error: BaseException) -> str:
+    """What happened, also when the library's own error says nothing."""
+    link: BaseException | None = error
+    while link is not None:
+        if str(link):
+            return str(link)
+        link = link.__cause__ or link.__context__
+    return type(error).__name__

@@ -1,0 +1,186 @@
+"""
+One's own Python as a step.
+
+`@block("invoice.render")` registers a function of (inputs, context); a worker finds it by `--module`, or by an entry
+point of the group `reefknot.blocks`. Modules are named on the command line or by installed packages, never by data that
+came in. A plain function runs in a thread, where nobody can interrupt it.
+"""
+
+import asyncio
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from reefknot.blocks.inputs import failed
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult
+from reefknot.errors import ConfigurationError, NotJsonError, ParameterError, ParameterTypeError
+from reefknot.execution.answers import plain
+from reefknot.ports.block import Block, BlockContext
+
+GROUP = "reefknot.blocks"
+_TYPE = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:\.[a-z0-9][a-z0-9_-]{0,63}){0,7}")
+_ACCEPTED_TYPE = "a name in lower case, with dots between its parts: invoice.render"
+_ACCEPTED_ANSWER = "a dict of outputs, a StepResult or None"
+
+Answer = Mapping[str, Any] | StepResult | None
+BlockFunction = Callable[[Mapping[str, Any], BlockContext], Answer | Awaitable[Answer]]
+Function = TypeVar("Function", bound=BlockFunction)
+
+
+class PythonBlock:
+    """A function, as the worker wants it."""
+
+    def __init__(self, type_name: str, function: BlockFunction, *, destination: str = "") -> None:
+        self.type = type_name
+        self.function = function
+        self._destination = destination or type_name
+        self._awaits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        return self._destination
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        """What the function raises goes up: the worker reads it."""
+        answer: Any
+        if self._awaits:
+            answer = self.function(inputs, context)
+        else:
+            answer = await asyncio.to_thread(self.function, inputs, context)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return self._result(answer)
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def _result(self, answer: object) -> StepResult:
+        if isinstance(answer, StepResult):
+            return answer
+        if answer is None:
+            return StepResult()
+        if not isinstance(answer, Mapping):
+            text = f"the block {self.type} returned {type(answer).__name__}; accepted: {_ACCEPTED_ANSWER}"
+            return failed(ErrorCode.execution_failed, text)
+        try:
+            return StepResult(outputs=plain(dict(answer)))
+        except NotJsonError as error:
+            return failed(ErrorCode.execution_failed, f"the block {self.type} returned what JSON cannot say: {error}")
+
+
+class BlockRegistry:
+    """Blocks by their type."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, Block] = {}
+
+    def add(self, block: Block) -> None:
+        known = self._blocks.get(block.type)
+        if known is not None and not _same(known, block):
+            raise ParameterError("type", block.type, "a type that no other block has")
+        self._blocks[block.type] = block
+
+    def blocks(self) -> dict[str, Block]:
+        return dict(self._blocks)
+
+    def __contains__(self, type_name: str) -> bool:
+        return type_name in self._blocks
+
+
+registry = BlockRegistry()
+"""What `@block` fills. A process has one, like it has one `sys.modules`."""
+
+
+def block(
+    type_name: str, *, destination: str = "", into: BlockRegistry | None = None
+) -> Callable[[Function], Function]:
+    """
+    Register a function as a step of this type; it stays an ordinary function.
+
+    It is called with the inputs and a context, and gives a dict of outputs, a `StepResult`, or None. `destination`
+    names what it talks to, for the throttle and the breaker; by default its type.
+    """
+    if not isinstance(type_name, str) or not _TYPE.fullmatch(type_name):
+        kind = ParameterError if isinstance(type_name, str) else ParameterTypeError
+        raise kind("type_name", type_name, _ACCEPTED_TYPE)
+
+    def register(function: Function) -> Function:
+        if not callable(function):
+            raise ParameterTypeError("function", function, "a function of (inputs, context)")
+        _check_signature(function)
+        target = registry if into is None else into
+        target.add(PythonBlock(type_name, function, destination=destination))
+        return function
+
+    return register
+
+
+def load_module(name: str, *, path: str | None = None) -> dict[str, Block]:
+    """Import a module, so that its `@block`s register; gives all that are registered."""
+    if path is not None and path not in sys.path:
+        sys.path.insert(0, path)
+    before = registry.blocks()
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # whatever a module does when it is imported
+        text = f"--module {name}: cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigurationError([text]) from error
+    after = registry.blocks()
+    if after == before and not any(_module_of(one) == name for one in after.values()):
+        raise ConfigurationError([f"--module {name}: it has no function under @reefknot.block"])
+    return after
+
+
+def load_entry_points(found: Iterable[EntryPoint] | None = None) -> dict[str, Block]:
+    """The blocks that installed packages bring: a function, a block, or a class of blocks, under the entry's name."""
+    problems = []
+    loaded: dict[str, Block] = {}
+    for entry in entry_points(group=GROUP) if found is None else found:
+        try:
+            one = _brought(entry.name, entry.load())
+            loaded[one.type] = one
+        except Exception as error:  # somebody else's package
+            problems.append(f"entry point {entry.name} = {entry.value}: {type(error).__name__}: {error}")
+    if problems:
+        raise ConfigurationError(problems)
+    return loaded
+
+
+def _brought(name: str, thing: Any) -> Block:
+    if inspect.isclass(thing):
+        thing = thing()
+    if hasattr(thing, "run") and hasattr(thing, "destination") and hasattr(thing, "type"):
+        made: Block = thing
+        return made
+    if not _TYPE.fullmatch(name):
+        raise ParameterError("name", name, _ACCEPTED_TYPE)
+    _check_signature(thing)
+    return PythonBlock(name, thing)
+
+
+def _check_signature(function: Any) -> None:
+    try:
+        inspect.signature(function).bind({}, None)
+    except ValueError:
+        return  # a builtin that does not say what it takes
+    except TypeError as error:
+        raise ParameterTypeError("function", function, f"a function of (inputs, context); {error}") from None
+
+
+def _same(known: Block, new: Block) -> bool:
+    """A module that is imported again registers the same function again."""
+    return _module_of(known) == _module_of(new) and _name_of(known) == _name_of(new) != ""
+
+
+def _module_of(one: Block) -> str:
+    return str(getattr(getattr(one, "function", None), "__module__", ""))
+
+
+def _name_of(one: Block) -> str:
+    return str(getattr(getattr(one, "function", None), "__qualname__", ""))

@@ -1,0 +1,117 @@
+"""
+`sql.query`: one statement, with bound parameters, on a database that the configuration names.
+
+An assignment names a configured connection; a URL only when that URL is listed. Text is never put into a statement. A
+connection for reading cannot write, whatever the statement says. Rows and bytes are bounded, and too many of them are
+an error rather than a cut answer.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
+from reefknot.blocks.settings import SqlConnection, SqlSettings
+from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.blocks.sql_sqlite import SqliteQueries
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult
+from reefknot.ports.block import BlockContext
+
+LONGEST_QUERY = 100_000
+MOST_PARAMETERS = 1000
+_PARAMETERS = "a list, or a mapping of names to values: texts, numbers, true, false, null"
+_PASSWORD = re.compile(r"(://[^/@\s]*)@|password=\S+", re.IGNORECASE)
+
+Parameters = list[Any] | dict[str, Any] | None
+
+
+class SqlQuery:
+    """The block `sql.query`."""
+
+    type = "sql.query"
+
+    def __init__(self, settings: SqlSettings | None = None) -> None:
+        self._settings = settings or SqlSettings()
+        self._limits = Limits(self._settings.max_rows, self._settings.max_bytes)
+        self._sqlite = SqliteQueries()
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        name = inputs.get("connection")
+        return f"sql:{name}" if isinstance(name, str) and name in self._settings.connections else "sql"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        seconds = context.seconds
+        try:
+            asked = Inputs(inputs, "connection", "query", "params")
+            connection = self._connection(asked.text("connection", accepted="the name of a configured connection"))
+            query = _read_query(asked)
+            parameters = _read_parameters(asked.any("params"))
+            seconds = asked.seconds(seconds)
+            async with asyncio.timeout(limit(seconds)):
+                rows = await self._rows(connection, query, parameters, seconds)
+        except Refusal as refusal:
+            return refusal.result
+        except TimeoutError:
+            return failed(ErrorCode.resource_unavailable, f"the database did not answer within {seconds:.3g} s")
+        return StepResult(outputs={"rows": rows.rows, "row_count": len(rows.rows), "affected_rows": rows.affected})
+
+    async def close(self) -> None:
+        self._sqlite.close()
+
+    async def _rows(self, connection: SqlConnection, query: str, parameters: Parameters, seconds: float) -> Rows:
+        if connection.sqlite_path is not None:
+            return await self._sqlite.run(connection, query, parameters, limits=self._limits, seconds=seconds)
+        try:
+            from reefknot.blocks.sql_postgres import run
+        except ImportError:
+            text = "connection: PostgreSQL needs the extra 'sql': pip install reefknot[sql]"
+            raise Refusal(ErrorCode.execution_failed, text) from None
+        return await run(connection, query, parameters, limits=self._limits, seconds=seconds)
+
+    def _connection(self, name: str) -> SqlConnection:
+        """By its configured name; a URL is taken only when it is listed, and then for reading."""
+        known = self._settings.connections.get(name)
+        if known is not None:
+            return known
+        if name in self._settings.allow:
+            return SqlConnection(name)
+        accepted = ", ".join(sorted(self._settings.connections)) or "none is configured; set blocks.sql.connections"
+        if ":" in name or "=" in name:
+            shape = _PASSWORD.sub("…", name)[:60]
+            text = f"connection: the URL {shape} is not listed in blocks.sql.allow; configured names: {accepted}"
+            raise Refusal(ErrorCode.permission_denied, text)
+        raise invalid("connection", name, accepted)
+
+
+def _read_query(inputs: Inputs) -> str:
+    query = inputs.text("query", accepted="one SQL statement")
+    if not query.strip() or "\0" in query or len(query) > LONGEST_QUERY:
+        raise invalid("query", query, f"one SQL statement of at most {LONGEST_QUERY} characters, without NUL")
+    try:
+        query.encode()
+    except UnicodeEncodeError:
+        raise invalid("query", query, "text that can be written as UTF-8") from None
+    return query
+
+
+def _read_parameters(given: object) -> Parameters:
+    if given is None:
+        return None
+    values: Any
+    if isinstance(given, Mapping):
+        if not all(isinstance(name, str) for name in given):
+            raise invalid("params", given, _PARAMETERS)
+        values = dict(given)
+    elif isinstance(given, list | tuple):
+        values = list(given)
+    else:
+        raise invalid("params", given, _PARAMETERS)
+    if len(values) > MOST_PARAMETERS:
+        text = f"params: {len(values)} of them; accepted: at most {MOST_PARAMETERS}"
+        raise Refusal(ErrorCode.invalid_input, text)
+    for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if not isinstance(value, str | int | float | bool | None) or (isinstance(value, int) and abs(value) >= 1 << 63):
+            raise invalid(f"params[{name}]", value, "a text, a number of 64 bits, true, false or null")
+    return values  # type: ignore[no-any-return] # a list or a dict, as just made

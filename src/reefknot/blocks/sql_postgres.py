@@ -1,0 +1,182 @@
+"""
+Statements on a server of PostgreSQL.
+
+A connection for each statement, so nothing a statement sets outlives it. For reading: a read-only transaction, a
+statement that only asks, and no superuser, because a superuser's functions reach files from within a `SELECT`. The
+extended protocol takes one statement at a time, and parameters never become text.
+"""
+
+import re
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+from psycopg.rows import tuple_row
+
+from reefknot.blocks.inputs import Refusal
+from reefknot.blocks.settings import Access, SqlConnection
+from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.core.failure import ErrorCode
+
+Parameters = list[Any] | dict[str, Any] | None
+_ASKING = frozenset(("select", "with", "values", "table", "show", "explain"))
+_ROWS_FIRST = frozenset(("select", "values", "table", "show", "explain"))
+_NEVER = frozenset(
+    ("copy", "do", "load", "listen", "set", "reset", "discard", "begin", "start", "commit", "end", "abort", "rollback")
+)
+_SPACE = re.compile(r"(?:\s+|--[^\n]*(?:\n|\Z)|/\*(?:[^*/]|\*(?!/)|/(?!\*))*+\*/)*+[(\s]*+")
+_WORD = re.compile(r"[a-z]+", re.IGNORECASE)
+_CLOSED = re.compile(
+    r"U&"
+    r"|\b(?:lo_\w+|loread|lowrite|set_config|dblink\w*|(?:query|cursor|table|schema|database)_to_xml\w*"
+    r"|pg_(?:read|ls|stat_file|file|logdir|current_logfile|reload|rotate|terminate|cancel|promote|switch|create|drop"
+    r"|replication|backup|advisory|try_advisory|log|export|import|copy|logical|execute|wal)\w*)"
+    r"\s*(?:\(|--|/\*)"
+    r"|\"\s*(?:\(|--|/\*)",
+    re.IGNORECASE,
+)
+"""Names of functions that reach beyond the tables, and ways to write such a name that hide it."""
+_TIMEOUTS = frozenset(("57014", "55P03", "25P03", "25P04"))
+_CLASSES = {
+    "08": ErrorCode.network_error,
+    "40": ErrorCode.resource_unavailable,
+    "53": ErrorCode.resource_unavailable,
+    "55": ErrorCode.resource_unavailable,
+    "57": ErrorCode.resource_unavailable,
+    "58": ErrorCode.resource_unavailable,
+    "28": ErrorCode.permission_denied,
+    "0A": ErrorCode.invalid_input,
+    "21": ErrorCode.invalid_input,
+    "22": ErrorCode.invalid_input,
+    "23": ErrorCode.invalid_input,
+    "3F": ErrorCode.invalid_input,
+    "42": ErrorCode.invalid_input,
+    "44": ErrorCode.invalid_input,
+    "54": ErrorCode.invalid_input,
+    "XX": ErrorCode.internal_error,
+}
+_CODES = {
+    "08P01": ErrorCode.execution_failed,
+    "25006": ErrorCode.permission_denied,
+    "3D000": ErrorCode.invalid_input,
+    "42501": ErrorCode.permission_denied,
+    "57P04": ErrorCode.execution_failed,
+}
+"""Codes that say something else than their class."""
+
+
+async def run(connection: SqlConnection, query: str, parameters: Parameters, *, limits: Limits, seconds: float) -> Rows:
+    """One statement in one transaction. The caller bounds it in time as well."""
+    reads = connection.access is Access.READ
+    word = first_word(query)
+    _check(word, query, reads=reads)
+    try:
+        async with await _connected(connection, seconds) as server:
+            await _prepared(server, connection, reads=reads)
+            if word in _ROWS_FIRST or reads:
+                return await _streamed(server, query, parameters, limits)
+            return await _executed(server, query, parameters, limits)
+    except psycopg.Error as error:
+        raise told(error) from error
+
+
+def first_word(query: str) -> str:
+    """The statement's first word, comments and brackets aside."""
+    start = _SPACE.match(query)
+    word = _WORD.match(query, start.end() if start else 0)
+    return word[0].lower() if word else ""
+
+
+def _check(word: str, query: str, *, reads: bool) -> None:
+    if reads and word not in _ASKING:
+        text = (
+            f"query: {word.upper() or 'this'} is not allowed on a connection for reading; allowed: SELECT, WITH, VALUES"
+        )
+        raise Refusal(ErrorCode.permission_denied, text)
+    if word in _NEVER:
+        raise Refusal(ErrorCode.permission_denied, f"query: {word.upper()} is not allowed on any connection")
+    closed = _CLOSED.search(query) if reads else None
+    if closed is not None:
+        text = f"query: {closed[0].strip()[:60]} is not allowed on a connection for reading"
+        raise Refusal(ErrorCode.permission_denied, text)
+
+
+async def _connected(connection: SqlConnection, seconds: float) -> AsyncConnection[tuple[Any, ...]]:
+    wait = 86_400_000 if seconds == inf else max(1, int(seconds * 1000))
+    bounds = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    options = [f"-c {bound}={wait}" for bound in bounds]
+    if connection.access is Access.READ:
+        options.append("-c default_transaction_read_only=on")
+    return await AsyncConnection.connect(
+        connection.url,
+        connect_timeout=max(2, min(60, int(wait / 1000) + 1)),
+        options=" ".join(options),
+        application_name="reefknot",
+        row_factory=tuple_row,
+    )
+
+
+async def _prepared(server: AsyncConnection[Any], connection: SqlConnection, *, reads: bool) -> None:
+    """Bounds of the session, set before the statement's transaction begins."""
+    if connection.role:
+        await server.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(connection.role)))
+        await server.commit()
+    if not reads:
+        return
+    await server.set_read_only(True)
+    if server.info.parameter_status("is_superuser") == "on":
+        text = (
+            "connection: its role is a superuser, whose functions reach files even when they only read;"
+            " give the connection a role with less (role: NAME), or access: write"
+        )
+        raise Refusal(ErrorCode.permission_denied, text)
+
+
+async def _streamed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits) -> Rows:
+    """Row by row, so that an answer without end is left early."""
+    found = Rows(limits)
+    named = False
+    async with server.cursor() as cursor:
+        async for row in cursor.stream(query.encode(), _bound(parameters)):
+            if not named:
+                found.name([column.name for column in cursor.description or ()])
+                named = True
+            found.add(row)
+    return found
+
+
+async def _executed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits) -> Rows:
+    """A statement that changes something; too large an answer undoes it."""
+    found = Rows(limits)
+    async with server.cursor() as cursor:
+        await cursor.execute(query.encode(), _bound(parameters), prepare=True)
+        if cursor.description is not None:
+            found.name([column.name for column in cursor.description])
+            async for row in cursor:
+                found.add(row)
+        found.affected = max(0, cursor.rowcount)
+    return found
+
+
+def _bound(parameters: Parameters) -> list[Any] | Mapping[str, Any] | None:
+    return parameters
+
+
+def told(error: psycopg.Error) -> Refusal:
+    """What the server said, in our words."""
+    state = error.sqlstate
+    text = " ".join(str(error).split())[:500] or type(error).__name__
+    if state is None:
+        if isinstance(error, psycopg.errors.ConnectionTimeout):
+            return Refusal(ErrorCode.resource_unavailable, f"connection: {text}")
+        if isinstance(error, psycopg.OperationalError):
+            return Refusal(ErrorCode.network_error, f"connection: {text}")
+        field = "params" if "parameter" in text or "placeholder" in text else "query"
+        return Refusal(ErrorCode.invalid_input, f"{field}: {text}")
+    code = _CODES.get(state) or _CLASSES.get(state[:2], ErrorCode.execution_failed)
+    if state in _TIMEOUTS:
+        code = ErrorCode.resource_unavailable
+    field = "connection" if state[:2] in ("08", "28", "3D") else "query"
+    return Refusal(code, f"{field}: {text}", sqlstate=state)

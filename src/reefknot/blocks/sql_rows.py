@@ -1,0 +1,81 @@
+"""
+Rows on their way out: named, in terms of JSON, counted.
+
+A name that comes twice would lose a column, and a row too many would cut the answer in silence; both are refused.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from math import isfinite
+from typing import Any
+
+from msgspec import Struct
+
+from reefknot.blocks.inputs import Refusal
+from reefknot.core.failure import ErrorCode
+
+
+class Limits(Struct, frozen=True):
+    rows: int
+    bytes: int
+
+
+class Rows:
+    """What a statement gave, within bounds."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.affected = 0
+        self._limits = limits
+        self._size = 0
+        self._names: tuple[str, ...] = ()
+
+    def name(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        for index, name in enumerate(self._names):
+            if name in self._names[:index]:
+                text = f"query: two columns are called {name!r}; give one of them another name (AS …)"
+                raise Refusal(ErrorCode.invalid_input, text)
+
+    def add(self, values: Iterable[Any]) -> None:
+        if len(self.rows) >= self._limits.rows:
+            raise self._too_much(f"{self._limits.rows} rows", "max_rows")
+        row = dict(zip(self._names, map(plain, values), strict=True))
+        self._size += sum(_weight(value) for value in row.values()) + 8 * len(row)
+        if self._size > self._limits.bytes:
+            raise self._too_much(f"{self._limits.bytes} bytes", "max_bytes")
+        self.rows.append(row)
+
+    def _too_much(self, most: str, setting: str) -> Refusal:
+        text = f"query: the answer has more than {most}; ask for less (LIMIT …), or raise blocks.sql.{setting}"
+        return Refusal(ErrorCode.execution_failed, text)
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_weight, value)) + 8
+    if isinstance(value, dict):
+        return sum(len(key) + _weight(one) for key, one in value.items()) + 8
+    return 8
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can say it: numbers that JSON has, everything else as text, bytes as base64."""
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return b64encode(value).decode()
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain(one) for one in value]
+    return str(value)

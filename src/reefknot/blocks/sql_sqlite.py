@@ -1,0 +1,238 @@
+"""
+Statements on a file of SQLite.
+
+A connection of its own for each statement, in a thread. For reading there are two locks: the file is opened read-only,
+and an authorizer refuses whatever is not reading, because read-only alone still lets a statement make other files. A
+progress handler ends what takes too long, and limits bound what one value or one statement can be.
+"""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import Any
+
+import apsw
+
+from reefknot.blocks.inputs import Refusal
+from reefknot.blocks.settings import Access, SqlConnection
+from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.core.failure import ErrorCode
+
+Parameters = list[Any] | dict[str, Any] | None
+_STEPS_BETWEEN_LOOKS = 2000
+_LONGEST_BUSY_WAIT = 1.0
+_ONLY_COMMENTS = re.compile(r"(?:[\s;]++|--[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/)?)*+")
+_LIMITS = {
+    apsw.SQLITE_LIMIT_SQL_LENGTH: 400_000,
+    apsw.SQLITE_LIMIT_ATTACHED: 0,
+    apsw.SQLITE_LIMIT_COLUMN: 500,
+    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 100,
+    apsw.SQLITE_LIMIT_EXPR_DEPTH: 200,
+    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,
+    apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 20,
+    apsw.SQLITE_LIMIT_VDBE_OP: 250_000,
+    apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_SWITCHES = {
+    apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
+    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_CREATE: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_WRITE: 0,
+    apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_FKEY: 1,
+}
+_READING = frozenset((apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_RECURSIVE, apsw.SQLITE_FUNCTION))
+_WRITING = _READING | {
+    *(apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE, apsw.SQLITE_ALTER_TABLE, apsw.SQLITE_ANALYZE),
+    *(apsw.SQLITE_CREATE_TABLE, apsw.SQLITE_CREATE_INDEX, apsw.SQLITE_CREATE_VIEW, apsw.SQLITE_CREATE_TRIGGER),
+    *(apsw.SQLITE_DROP_TABLE, apsw.SQLITE_DROP_INDEX, apsw.SQLITE_DROP_VIEW, apsw.SQLITE_DROP_TRIGGER),
+    apsw.SQLITE_REINDEX,
+}
+_TOUCHING = frozenset((apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE))
+_SAFE_PRAGMAS = frozenset(
+    ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list")
+)
+_CLOSED_FUNCTIONS = frozenset(("load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"))
+_CLOSED_TABLES = frozenset(("sqlite_dbpage", "carray", "sqlite_stmt", "bytecode", "tables_used"))
+
+_CODES: dict[type[Exception], ErrorCode] = {
+    apsw.BusyError: ErrorCode.resource_unavailable,
+    apsw.LockedError: ErrorCode.resource_unavailable,
+    apsw.InterruptError: ErrorCode.resource_unavailable,
+    apsw.FullError: ErrorCode.resource_unavailable,
+    apsw.IOError: ErrorCode.resource_unavailable,
+    apsw.NoMemError: ErrorCode.resource_unavailable,
+    apsw.CantOpenError: ErrorCode.resource_unavailable,
+    apsw.ProtocolError: ErrorCode.resource_unavailable,
+    apsw.AuthError: ErrorCode.permission_denied,
+    apsw.ReadOnlyError: ErrorCode.permission_denied,
+    apsw.PermissionsError: ErrorCode.permission_denied,
+    apsw.SQLError: ErrorCode.invalid_input,
+    apsw.BindingsError: ErrorCode.invalid_input,
+    apsw.ConstraintError: ErrorCode.invalid_input,
+    apsw.MismatchError: ErrorCode.invalid_input,
+    apsw.RangeError: ErrorCode.invalid_input,
+}
+
+
+class SqliteQueries:
+    """Runs statements in threads of its own."""
+
+    def __init__(self, threads: int = 8) -> None:
+        self._threads = ThreadPoolExecutor(threads, "reefknot-sqlite")
+
+    async def run(
+        self, connection: SqlConnection, query: str, parameters: Parameters, *, limits: Limits, seconds: float
+    ) -> Rows:
+        statement = _Statement(connection, query, parameters, limits, time.monotonic() + seconds)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, statement.rows)
+        except asyncio.CancelledError:
+            statement.given_up = True
+            raise
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Statement:
+    """One statement, from opening the file to closing it."""
+
+    def __init__(
+        self, connection: SqlConnection, query: str, parameters: Parameters, limits: Limits, until: float
+    ) -> None:
+        assert connection.sqlite_path is not None
+        self._path = connection.sqlite_path
+        self._writes = connection.access is Access.WRITE
+        self._query = query
+        self._parameters = parameters
+        self._limits = limits
+        self._until = until
+        self._refused = ""
+        self.given_up = False
+
+    def rows(self) -> Rows:
+        if not self._writes and not os.path.exists(self._path):
+            raise Refusal(ErrorCode.execution_failed, f"connection: not found: {self._path}")
+        try:
+            with closing(self._opened()) as connection, self._transaction(connection):
+                return self._run(connection)
+        except KeyError as missing:
+            raise Refusal(ErrorCode.invalid_input, f"params: {missing} is in the query and not given") from None
+        except apsw.Error as error:
+            raise self._told(error) from error
+
+    def _opened(self) -> apsw.Connection:
+        flags = apsw.SQLITE_OPEN_READONLY
+        if self._writes:
+            flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        connection = apsw.Connection(self._path, flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
+        left = max(0.0, self._until - time.monotonic())
+        connection.set_busy_timeout(int(min(left / 2, _LONGEST_BUSY_WAIT) * 1000))
+        for switch, value in _SWITCHES.items():
+            connection.config(switch, value)
+        for kind, value in _LIMITS.items():
+            connection.limit(kind, value)
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, max(self._limits.bytes, 1 << 20))
+        connection.set_progress_handler(self._is_late, _STEPS_BETWEEN_LOOKS)
+        return connection
+
+    @contextmanager
+    def _transaction(self, connection: apsw.Connection) -> Iterator[None]:
+        """All of a statement or nothing of it, also when its rows turn out to be too many."""
+        if not self._writes:
+            with self._guarded(connection):
+                yield
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            with self._guarded(connection):
+                yield
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _guarded(self, connection: apsw.Connection) -> Iterator[None]:
+        connection.authorizer = self._authorize
+        connection.exec_trace = self._only_one()
+        try:
+            yield
+        finally:
+            connection.authorizer = None
+            connection.exec_trace = None
+
+    def _run(self, connection: apsw.Connection) -> Rows:
+        found = Rows(self._limits)
+        before = connection.total_changes()
+        cursor = connection.cursor()
+        try:
+            cursor.execute(self._query, self._parameters or None, can_cache=False)
+            named = False
+            for row in cursor:
+                if not named:
+                    found.name([column[0] for column in cursor.get_description()])
+                    named = True
+                found.add(row)
+        finally:
+            cursor.close(True)
+        found.affected = connection.total_changes() - before if self._writes else 0
+        return found
+
+    def _only_one(self) -> Callable[[Any, str, Any], bool]:
+        """Lets one statement begin, with all of its parameters and no others. Comments are no statements."""
+        begun = False
+
+        def begins(cursor: Any, statement: str, bindings: Any) -> bool:
+            nonlocal begun
+            if begun and not _ONLY_COMMENTS.fullmatch(statement):
+                text = "query: more than one statement; accepted: one, without another after it"
+                raise Refusal(ErrorCode.invalid_input, text)
+            if not begun and isinstance(self._parameters, dict):
+                unknown = set(self._parameters) - set(cursor.bindings_names)
+                if unknown:
+                    raise Refusal(ErrorCode.invalid_input, f"params: {min(unknown)!r} is given and not in the query")
+            begun = True
+            return True
+
+        return begins
+
+    def _is_late(self) -> bool:
+        return self.given_up or time.monotonic() >= self._until
+
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
+    ) -> int:
+        if self._allowed(action, (first or "").lower(), (second or "").lower()):
+            return apsw.SQLITE_OK
+        name = apsw.mapping_authorizer_function.get(action, str(action))
+        self._refused = self._refused or f"{name} {first or ''} {second or ''}".rstrip()
+        return apsw.SQLITE_DENY
+
+    def _allowed(self, action: int, first: str, second: str) -> bool:
+        if action == apsw.SQLITE_PRAGMA:
+            return first in _SAFE_PRAGMAS
+        if action == apsw.SQLITE_FUNCTION:
+            return second not in _CLOSED_FUNCTIONS
+        if action in _TOUCHING and first in _CLOSED_TABLES:
+            return False
+        return action in (_WRITING if self._writes else _READING)
+
+    def _told(self, error: apsw.Error) -> Refusal:
+        if self._refused:
+            how = "this connection is for reading" if not self._writes else "no connection may do this"
+            return Refusal(ErrorCode.permission_denied, f"query: not allowed: {self._refused} ({how})")
+        if isinstance(error, apsw.InterruptError):
+            text = "the statement took longer than the attempt has, and was ended"
+            return Refusal(ErrorCode.resource_unavailable, text)
+        field = "params" if isinstance(error, apsw.BindingsError) else "query"
+        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), ErrorCode.execution_failed)
+        return Refusal(code, f"{field}: {error}", sqlite=type(error).__name__)

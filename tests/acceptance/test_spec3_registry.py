@@ -1,0 +1,389 @@
+"""
+Per-connector retry policies: the document's test plan, by its names, as far as it is about policies.
+
+What its plan says of the running orchestrator is held where the orchestrator is tested.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import reefknot as rk
+from reefknot.core.failure import FailureType
+from reefknot.core.retry.connectors import JobType
+from reefknot.core.retry.policy import RetryStrategy
+from reefknot.errors import ConfigurationError
+
+DOCUMENT = """\
+# ~/.futurnal/config/retry_policies.yaml
+retry_policies:
+  local_files:
+    strategy: exponential_backoff
+    max_attempts: 3
+    base_delay_seconds: 30
+    max_delay_seconds: 300
+    jitter_factor: 0.2
+    backoff_multiplier: 2.0
+    permanent_failures_no_retry: true
+
+  imap_mailbox:
+    strategy: exponential_backoff
+    max_attempts: 5
+    base_delay_seconds: 120
+    max_delay_seconds: 1800
+    jitter_factor: 0.3
+    backoff_multiplier: 2.0
+    transient_max_attempts: 7
+    rate_limit_delay_seconds: 600
+
+  github_repository:
+    strategy: exponential_backoff
+    max_attempts: 5
+    base_delay_seconds: 300
+    max_delay_seconds: 3600
+    jitter_factor: 0.25
+    backoff_multiplier: 2.0
+    rate_limit_delay_seconds: 900
+    permanent_failures_no_retry: true
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "retry_policies.yaml"
+    path.write_text(text)
+    return path
+
+
+def policy(**fields: Any) -> rk.ConnectorPolicy:
+    return rk.ConnectorPolicy(connector_type=JobType.LOCAL_FILES, **fields)
+
+
+# ---- test_policy_registry_defaults -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job_type", "expected"),
+    [
+        (JobType.LOCAL_FILES, (3, 30, 300, 0.2, None, None)),
+        (JobType.OBSIDIAN_VAULT, (3, 30, 300, 0.2, None, None)),
+        (JobType.IMAP_MAILBOX, (5, 120, 1800, 0.3, 7, 600)),
+        (JobType.GITHUB_REPOSITORY, (5, 300, 3600, 0.25, None, 900)),
+    ],
+)
+def test_policy_registry_defaults(job_type: JobType, expected: tuple[object, ...]) -> None:
+    """Numbers as written: retries and seconds. Where code and YAML of the document differ, the YAML holds (C7)."""
+    found = rk.RetryPolicyRegistry().get_policy(job_type)
+
+    assert found.connector_type is job_type
+    assert (found.strategy, found.backoff_multiplier) == (RetryStrategy.EXPONENTIAL_BACKOFF, 2.0)
+    assert found.permanent_failures_no_retry is True
+    assert (
+        *(found.max_attempts, found.base_delay_seconds, found.max_delay_seconds, found.jitter_factor),
+        *(found.transient_max_attempts, found.rate_limit_delay_seconds),
+    ) == expected
+
+
+def test_policy_registry_defaults_for_a_custom_connector() -> None:
+    found = rk.RetryPolicyRegistry().get_policy("rss_feed")
+
+    assert (found.max_attempts, found.base_delay_seconds, found.max_delay_seconds) == (3, 60, 1800)
+
+
+def test_policy_registry_defaults_are_listed_and_can_be_overridden() -> None:
+    registry = rk.RetryPolicyRegistry()
+    registry.set_policy(policy(max_attempts=9))
+
+    assert [found.connector_type for found in registry.list_policies()] == list(JobType)
+    assert registry.get_policy(JobType.LOCAL_FILES).max_attempts == 9
+    assert rk.RetryPolicyRegistry().get_policy(JobType.LOCAL_FILES).max_attempts == 3
+
+
+# ---- test_policy_configuration_loading -------------------------------------------------------------------------------
+
+
+def test_policy_configuration_loading(tmp_path: Path) -> None:
+    """The document's own file says what is built in, so that every connector comes out the same."""
+    registry = rk.RetryPolicyRegistry(written(tmp_path, DOCUMENT))
+
+    assert registry.list_policies() == rk.RetryPolicyRegistry().list_policies()
+    book = rk.PolicyBook.load(tmp_path / "retry_policies.yaml", environ={})
+    for job_type in JobType:
+        target = f"connector:{job_type.value}"
+        for failure_type in FailureType:
+            assert book.resolve(target, failure_type=failure_type) == rk.PolicyBook().resolve(
+                target, failure_type=failure_type
+            )
+
+
+def test_policy_configuration_loading_of_a_partial_entry_keeps_the_connectors_defaults(tmp_path: Path) -> None:
+    registry = rk.RetryPolicyRegistry(written(tmp_path, "retry_policies: {imap_mailbox: {max_attempts: 2}}"))
+
+    mail = registry.get_policy(JobType.IMAP_MAILBOX)
+    assert (mail.max_attempts, mail.transient_max_attempts, mail.jitter_factor) == (2, 7, 0.3)
+
+
+def test_policy_configuration_loading_without_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="reefknot"):
+        registry = rk.RetryPolicyRegistry(config_path=tmp_path / "gone.yaml")
+
+    assert registry.list_policies() == rk.RetryPolicyRegistry().list_policies()
+    assert "gone.yaml does not exist" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", ["json", "toml"])
+def test_policy_configuration_loading_of_other_formats(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"retry.{suffix}"
+    path.write_text(
+        '{"retry_policies": {"local_files": {"max_attempts": 7}}}'
+        if suffix == "json"
+        else "[retry_policies.local_files]\nmax_attempts = 7\n"
+    )
+
+    assert rk.RetryPolicyRegistry(path).get_policy("local_files").max_attempts == 7
+
+
+# ---- test_invalid_retry_policy_rejection -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("strategy: exponential", "'exponential' is not accepted; accepted: 'exponential_backoff'"),
+        ("max_attempts: three", "'three' is not accepted; accepted: a whole number"),
+        ("base_delay_seconds: 1.5", "1.5 is not accepted; accepted: a whole number"),
+        ("permanent_failures_no_retry: maybe", "'maybe' is not accepted; accepted: true or false"),
+        ("max_atempts: 3", "unknown key; accepted: backoff_multiplier"),
+        ("base_delay_seconds: 301", "the base delay of 301 s is above the cap of 300 s"),
+        ("max_attempts: null", "null is not a value here"),
+    ],
+)
+def test_invalid_retry_policy_rejection(tmp_path: Path, line: str, message: str) -> None:
+    path = written(tmp_path, f"retry_policies:\n  local_files:\n    {line}\n")
+
+    with pytest.raises(ConfigurationError) as caught:
+        rk.RetryPolicyRegistry(path)
+    assert f"{path}:3:5: retry_policies.local_files." in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_invalid_retry_policy_rejection_of_an_unknown_connector(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown connector 'imap_mailbx'.*did you mean 'imap_mailbox'"):
+        rk.RetryPolicyRegistry(written(tmp_path, "retry_policies: {imap_mailbx: {}}"))
+
+
+# ---- test_retry_policy_bounds_checking -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most", "step"),
+    [
+        ("max_attempts", 1, 10, 1),
+        ("base_delay_seconds", 1, 3600, 1),
+        ("max_delay_seconds", 1, 86400, 1),
+        ("jitter_factor", 0.0, 1.0, 0.01),
+        ("backoff_multiplier", 1.0, 10.0, 0.01),
+        ("transient_max_attempts", 1, 20, 1),
+        ("rate_limit_delay_seconds", 1, 7200, 1),
+    ],
+)
+def test_retry_policy_bounds_checking(tmp_path: Path, field: str, least: float, most: float, step: float) -> None:
+    """In code and in a file alike: the bounds themselves are in, one step beyond is out."""
+    beside: dict[str, Any] = {"base_delay_seconds": 1} if field == "max_delay_seconds" else {}
+    beside |= {"max_delay_seconds": 86400} if field == "base_delay_seconds" else {}
+    also = "".join(f", {name}: {value}" for name, value in beside.items())
+
+    def load(value: float) -> object:
+        path = written(tmp_path, f"retry_policies: {{local_files: {{{field}: {value}{also}}}}}")
+        return getattr(rk.RetryPolicyRegistry(path).get_policy("local_files"), field)
+
+    for value in (least, most):
+        assert getattr(policy(**{field: value}, **beside), field) == value
+        assert load(value) == value
+    for value in (least - step, most + step):
+        with pytest.raises(ValidationError):
+            policy(**{field: value}, **beside)
+        with pytest.raises(ConfigurationError, match=f"out of bounds; accepted: from {least:g}|from {least}"):
+            load(value)
+
+
+# ---- test_retry_policy_calculation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "delays"),
+    [
+        (RetryStrategy.EXPONENTIAL_BACKOFF, [60, 120, 240, 480]),
+        (RetryStrategy.LINEAR_BACKOFF, [60, 120, 180, 240]),
+        (RetryStrategy.FIXED_DELAY, [60, 60, 60, 60]),
+        (RetryStrategy.IMMEDIATE, [0, 0, 0, 0]),
+        (RetryStrategy.NO_RETRY, [0, 0, 0, 0]),
+    ],
+)
+def test_retry_policy_calculation(strategy: RetryStrategy, delays: list[int]) -> None:
+    found = policy(strategy=strategy, jitter_factor=0.0)
+
+    assert [found.calculate_delay(attempt) for attempt in range(4)] == delays
+
+
+def test_retry_policy_calculation_of_a_rate_limit_uses_the_extended_delay() -> None:
+    github = rk.RetryPolicyRegistry().get_policy(JobType.GITHUB_REPOSITORY).model_copy(update={"jitter_factor": 0.0})
+
+    assert github.calculate_delay(0, FailureType.RATE_LIMITED) == 900
+    assert github.calculate_delay(0, FailureType.TRANSIENT) == 300
+    assert github.calculate_delay(9) == 3600
+
+
+# ---- test_jitter_distribution ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attempt", "least", "most"), [(0, 48, 72), (1, 96, 144), (2, 192, 288)])
+def test_jitter_distribution(attempt: int, least: int, most: int) -> None:
+    """The document's samples: 60 s ± 12, 120 s ± 24, 240 s ± 48."""
+    delays = [policy().calculate_delay(attempt) for _ in range(2000)]
+
+    assert least <= min(delays)
+    assert max(delays) <= most
+    spread = most - least
+    assert min(delays) < least + spread * 0.1
+    assert max(delays) > most - spread * 0.1
+    assert abs(sum(delays) / len(delays) - (least + most) / 2) < spread * 0.06
+
+
+def test_jitter_distribution_never_exceeds_the_cap_and_does_not_pile_up_there() -> None:
+    """A4: at the cap the range shrinks instead of being cut."""
+    delays = [policy(max_delay_seconds=240).calculate_delay(9) for _ in range(2000)]
+
+    assert max(delays) <= 240
+    assert min(delays) >= 192
+    assert delays.count(240) < 100
+
+
+# ---- test_retry_budget_exhaustion ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job_type", "failure_type", "retries"),
+    [
+        (JobType.LOCAL_FILES, FailureType.UNKNOWN, 3),
+        (JobType.LOCAL_FILES, FailureType.TRANSIENT, 3),
+        (JobType.IMAP_MAILBOX, FailureType.UNKNOWN, 5),
+        (JobType.IMAP_MAILBOX, FailureType.TRANSIENT, 7),
+        (JobType.GITHUB_REPOSITORY, FailureType.RATE_LIMITED, 5),
+        (JobType.GITHUB_REPOSITORY, FailureType.PERMANENT, 0),
+    ],
+)
+def test_retry_budget_exhaustion(job_type: JobType, failure_type: FailureType, retries: int) -> None:
+    """A13: with 3, at 0, 1, 2 yes, at 3 no; the job runs once more than it is retried."""
+    found = rk.RetryPolicyRegistry().get_policy(job_type)
+    budget = rk.RetryBudget("job-1", job_type, failure_type=failure_type)
+    total = 0
+    while budget.can_retry(found):
+        delay = budget.next_delay(found)
+        budget.spend(delay)
+        total += delay
+
+    assert budget.attempts == retries
+    assert budget.total_delay_seconds == total
+    executions = rk.PolicyBook().resolve(f"connector:{job_type.value}", failure_type=failure_type).max_attempts
+    assert retries in (executions - 1, 0)
+
+
+# ---- test_concurrent_retry_scheduling --------------------------------------------------------------------------------
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run it in so many threads at once; an error in any of them is raised here."""
+    errors: list[BaseException] = []
+    gate = threading.Barrier(count)
+
+    def body(number: int) -> None:
+        try:
+            gate.wait(10)
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert errors == []
+
+
+def test_concurrent_retry_scheduling() -> None:
+    """Eight threads spend the budgets of their own jobs from one registry: each job gets exactly its retries."""
+    registry = rk.RetryPolicyRegistry()
+    spent: dict[str, int] = {}
+
+    def schedule(number: int) -> None:
+        for job in range(50):
+            job_type = list(JobType)[job % 4]
+            found = registry.get_policy(job_type)
+            budget = rk.RetryBudget(f"{number}/{job}", job_type)
+            while budget.can_retry(found):
+                budget.spend(budget.next_delay(found))
+            spent[budget.job_id] = budget.attempts
+
+    in_threads(8, schedule)
+
+    assert len(spent) == 400
+    assert all(attempts == [3, 3, 5, 5][int(job.partition("/")[2]) % 4] for job, attempts in spent.items())
+
+
+def test_concurrent_retry_scheduling_while_policies_are_set() -> None:
+    """A reader sees the old policy or the new one, never a mixture and never none."""
+    registry = rk.RetryPolicyRegistry()
+    few, many = policy(max_attempts=1, base_delay_seconds=1), policy(max_attempts=9, base_delay_seconds=9)
+    registry.set_policy(few)
+    seen: set[tuple[int, int]] = set()
+
+    def read_or_write(number: int) -> None:
+        for step in range(300):
+            if number % 2:
+                registry.set_policy(many if step % 2 else few)
+                registry.set_policy(rk.ConnectorPolicy(connector_type=f"custom-{number}-{step % 7}"))
+            else:
+                found = registry.get_policy(JobType.LOCAL_FILES)
+                seen.add((found.max_attempts, found.base_delay_seconds))
+                registry.list_policies()
+
+    in_threads(4, read_or_write)
+
+    assert seen <= {(1, 1), (9, 9)}
+    assert len(registry.list_policies()) == 4 + 2 * 7
+
+
+def test_concurrent_resolving_gives_one_answer() -> None:
+    book = rk.PolicyBook()
+    answers: list[Any] = []
+
+    def ask(number: int) -> None:
+        asked = (book.resolve("connector:imap_mailbox", failure_type="transient") for _ in range(200))
+        answers.extend(policy.max_attempts for policy in asked)
+
+    in_threads(8, ask)
+
+    assert set(answers) == {8}
+    assert len(answers) == 1600
+
+
+# ---- test_jitter_overhead --------------------------------------------------------------------------------------------
+
+
+def test_jitter_overhead() -> None:
+    """No benchmark: only that chance is no more than a small part of a delay that is waited for in seconds."""
+    found = policy()
+    started = time.perf_counter()
+    for attempt in range(1000):
+        found.calculate_delay(attempt % 5)
+
+    assert time.perf_counter() - started < 1.0

@@ -1,0 +1,554 @@
+"""
+Retry and idempotency design: the retry flow, the key, the audit samples, and the testing strategy item by item.
+
+Delays and exception lists by themselves are in `test_spec4_delays.py` and `test_spec4_exceptions.py`. Where the
+document's own code is wrong, the test says what holds instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reefknot as rk
+from reefknot.ports.audit_log import AuditQuery
+from reefknot.ports.store import Store
+from reefknot.testing import run_virtual
+
+Category = rk.RetryCategory
+WHO: dict[str, Any] = {"tenant_id": "tenant-123", "correlation_id": "corr-456", "trace_id": "trace-789"}
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'state.db'}"
+
+
+def on_store(url: str, main: Callable[[Store, rk.RetryManager], Awaitable[None]]) -> None:
+    """Run with an open store and a manager over it, in virtual time."""
+
+    async def opened() -> None:
+        async with rk.open_store(url) as store:
+            await main(store, rk.RetryManager(idempotency=store.idempotency, audit=store.audit))
+
+    run_virtual(opened())
+
+
+class Operation:
+    """Fails as often as it is told to, then gives `value`; counts."""
+
+    def __init__(self, *errors: Exception, value: Any = "done", seconds: float = 0.0) -> None:
+        self.errors = list(errors)
+        self.value = value
+        self.seconds = seconds
+        self.calls = 0
+
+    async def __call__(self) -> Any:
+        self.calls += 1
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.value
+
+
+def failing(times: int = 99) -> Operation:
+    return Operation(*(TimeoutError("Connection timeout") for _ in range(times)))
+
+
+async def on_record(store: Store, event_type: str | None = None) -> list[dict[str, Any]]:
+    """The events as anybody reads them: plain JSON."""
+    kept = await store.audit.read(AuditQuery(event_type=event_type, limit=10_000))
+    return [json.loads(one.entry.body) for one in kept]
+
+
+# ---- unit tests of the document --------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_checked_when_it_is_made() -> None:
+    policy = rk.RetryPolicy(
+        max_attempts=5, base_delay=2.0, max_delay=60.0, backoff_multiplier=1.5, jitter_enabled=True, jitter_factor=0.2
+    )
+    assert (policy.max_attempts, policy.multiplier, policy.jitter_factor) == (5, 1.5, 0.2)
+    with pytest.raises(rk.ParameterError):
+        rk.RetryPolicy(max_attempts=0)
+
+
+def test_keys_are_recorded_found_and_cleared(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        keys = manager.idempotency_manager
+        key = keys.compute_idempotency_key("op", "t", "c", {"a": 1})
+        assert await keys.check_idempotency(key) is None
+        await keys.record_result(key, {"ok": True}, {"source": "test"})
+        assert await keys.check_idempotency(key) == {"ok": True}
+        await keys.clear_idempotency(key)
+        assert await keys.check_idempotency(key) is None
+
+    on_store(url, main)
+
+
+MATRIX = {
+    "NATS_CONNECT": (5, 1.0, 30.0),
+    "NATS_PUBLISH": (3, 0.5, 10.0),
+    "NATS_SUBSCRIBE": (3, 0.5, 10.0),
+    "NATS_STREAM_CREATE": (2, 2.0, 60.0),
+    "KV_CREATE": (2, 1.0, 30.0),
+    "KV_GET": (3, 0.5, 10.0),
+    "KV_PUT": (3, 0.5, 10.0),
+    "KV_DELETE": (2, 1.0, 30.0),
+    "EXECUTION_INTENT": (2, 2.0, 60.0),
+    "EXECUTION_CONTAINMENT": (2, 2.0, 60.0),
+    "EXECUTION_EXPIRATION": (1, 1.0, 30.0),
+    "APPROVAL_CHECK": (3, 1.0, 30.0),
+    "APPROVAL_GRANT": (2, 2.0, 60.0),
+    "REPLAY_PROCESSING": (1, 1.0, 30.0),
+    "REPLAY_VALIDATION": (2, 1.0, 30.0),
+    "API_REQUEST": (3, 1.0, 30.0),
+    "API_VALIDATION": (2, 0.5, 10.0),
+}
+TIMEOUTS = {
+    "NATS_CONNECT": 10,
+    "NATS_PUBLISH": 5,
+    "NATS_SUBSCRIBE": 5,
+    "NATS_STREAM_CREATE": 15,
+    "KV_CREATE": 10,
+    "KV_GET": 5,
+    "KV_PUT": 5,
+    "KV_DELETE": 5,
+    "EXECUTION_INTENT": 30,
+    "EXECUTION_CONTAINMENT": 60,
+    "EXECUTION_EXPIRATION": 120,
+    "APPROVAL_CHECK": 5,
+    "APPROVAL_GRANT": 10,
+    "REPLAY_PROCESSING": 300,
+    "REPLAY_VALIDATION": 60,
+    "API_REQUEST": 30,
+    "API_VALIDATION": 10,
+}
+
+
+@pytest.mark.parametrize("category", list(Category))
+def test_the_manager_has_the_policy_of_every_category(category: rk.RetryCategory) -> None:
+    policy = rk.RetryManager().get_policy(category)
+    assert (policy.max_attempts, policy.base_delay, policy.max_delay) == MATRIX[category.name]
+    assert (policy.multiplier, policy.jitter, policy.jitter_factor) == (2.0, "proportional", 0.1)
+
+
+@pytest.mark.parametrize("category", ["RETRY_MOON_LANDING", "moon.landing"])
+def test_an_unknown_category_falls_back(category: str) -> None:
+    policy = rk.RetryManager().get_policy(category)
+    assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.attempt_timeout) == (3, 1.0, 30.0, 30.0)
+
+
+def test_an_operation_of_an_unknown_category_runs_under_the_fallback(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        work = failing()
+        with pytest.raises(rk.RetryError):
+            await manager.execute_with_retry("RETRY_MOON_LANDING", "land", work)
+        assert work.calls == 3
+        assert {event["retry_category"] for event in await on_record(store)} == {"RETRY_MOON_LANDING"}
+
+    on_store(url, main)
+
+
+def test_a_success_needs_no_retry(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        work = Operation(value=42)
+        assert await manager.execute_with_retry(Category.API_REQUEST, "get", work) == 42
+        assert work.calls == 1
+        assert asyncio.get_running_loop().time() == 0
+
+    on_store(url, main)
+
+
+@pytest.mark.parametrize("category", list(Category))
+def test_every_category_gives_up_after_its_attempts_with_waits_in_its_range(
+    url: str, category: rk.RetryCategory
+) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        attempts, base, cap = MATRIX[category.name]
+        work = failing()
+        with pytest.raises(rk.RetryError) as given_up:
+            await manager.execute_with_retry(category, "x", work)
+        assert work.calls == attempts
+        assert len(given_up.value.attempts) == attempts
+        waits = [one.delay for one in given_up.value.attempts]
+        assert waits[-1] is None
+        for retry, wait in enumerate(waits[:-1]):
+            assert wait is not None
+            middle = min(cap, base * 2**retry)
+            assert 0.9 * middle <= wait <= min(cap, 1.1 * middle)
+
+    on_store(url, main)
+
+
+@pytest.mark.parametrize("category", list(Category))
+def test_every_attempt_has_the_timeout_of_its_category(category: rk.RetryCategory) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        with pytest.raises(rk.RetryError) as given_up:
+            await manager.execute_with_retry(category, "x", asyncio.Event().wait)
+        assert isinstance(given_up.value.__cause__, rk.AttemptTimeoutError)
+        limit, spent = TIMEOUTS[category.name], asyncio.get_running_loop().time()
+        waited = sum(one.delay or 0.0 for one in given_up.value.attempts)
+        assert spent == pytest.approx(limit * MATRIX[category.name][0] + waited)
+        timeouts = await on_record(store, "timeout_occurred")
+        assert [event["timeout_seconds"] for event in timeouts] == [limit] * MATRIX[category.name][0]
+
+    on_store("memory:", main)
+
+
+# ---- integration tests of the document -------------------------------------------------------------------------------
+
+
+def test_nats_operations_are_published_unless_said_otherwise(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        assert await manager.execute_with_nats_retry("Publish to subject", failing(2), **WHO) == "done"
+        with pytest.raises(rk.RetryError) as given_up:
+            await manager.execute_with_nats_retry("connect", failing(), category=Category.NATS_CONNECT)
+        assert len(given_up.value.attempts) == 5
+        seen = Counter(event["retry_category"] for event in await on_record(store, "retry_attempt"))
+        assert seen == {"RETRY_NATS_PUBLISH": 2, "RETRY_NATS_CONNECT": 4}
+
+    on_store(url, main)
+
+
+def test_kv_operations_are_gets_unless_said_otherwise(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        assert await manager.execute_with_kv_retry("Get kill switch status", failing(1), **WHO) == "done"
+        work = Operation(value={"revision": 1})
+        for _ in range(2):
+            answer = await manager.execute_with_kv_retry(
+                "Store kill switch state", work, category=Category.KV_PUT, idempotency_key="k"
+            )
+            assert answer == {"revision": 1}
+        assert work.calls == 1
+        assert [event["retry_category"] for event in await on_record(store)] == [
+            "RETRY_KV_GET",
+            "RETRY_KV_GET",
+            "RETRY_KV_PUT",
+            "RETRY_KV_PUT",
+        ]
+
+    on_store(url, main)
+
+
+@pytest.mark.parametrize("category", [Category.EXECUTION_INTENT, Category.EXECUTION_CONTAINMENT])
+def test_execution_operations_are_tried_twice(url: str, category: rk.RetryCategory) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        work = failing(1)
+        assert await manager.execute_with_retry(category, "contain", work, idempotency_key="k") == "done"
+        assert work.calls == 2
+
+    on_store(url, main)
+
+
+def test_a_retry_attempt_event_has_the_documented_keys(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        operation = "Publish to exoarmur.audit.append.v1"
+        await manager.execute_with_retry(
+            Category.NATS_PUBLISH, operation, failing(2), **WHO, additional_context={"subject": "audit"}
+        )
+        event = (await on_record(store, "retry_attempt"))[1]
+        assert 0.9 <= event.pop("delay_seconds") <= 1.1
+        assert event.pop("timestamp").endswith("Z")
+        expected = {
+            "event_type": "retry_attempt",
+            "retry_category": "RETRY_NATS_PUBLISH",
+            "operation": operation,
+            "attempt_number": 2,
+            "max_attempts": 3,
+            "exception_type": "TimeoutError",
+            "exception_message": "Connection timeout",
+            "additional_context": {"subject": "audit"},
+            **WHO,
+        }
+        assert {key: event.get(key) for key in expected} == expected
+
+    on_store(url, main)
+
+
+def test_a_retry_exhausted_event_has_the_documented_keys(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        with pytest.raises(rk.RetryError):
+            await manager.execute_with_retry(Category.KV_GET, "Get kill switch status", failing(), **WHO)
+        (event,) = await on_record(store, "retry_exhausted")
+        expected = {
+            "event_type": "retry_exhausted",
+            "retry_category": "RETRY_KV_GET",
+            "operation": "Get kill switch status",
+            "total_attempts": 3,
+            "final_exception_type": "TimeoutError",
+            "final_exception_message": "Connection timeout",
+            **WHO,
+        }
+        assert {key: event.get(key) for key in expected} == expected
+        assert len(await on_record(store, "retry_attempt")) == 2, "the last failure is only exhausted"
+
+    on_store(url, main)
+
+
+def test_idempotency_events_have_the_documented_keys(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        for _ in range(2):
+            await manager.execute_with_retry(
+                Category.KV_PUT, "Store kill switch state", Operation(), idempotency_key="abc123def456", **WHO
+            )
+        events = await on_record(store, "idempotency")
+        assert [event["action"] for event in events] == ["record", "hit"]
+        expected = {
+            "event_type": "idempotency",
+            "retry_category": "RETRY_KV_PUT",
+            "operation": "Store kill switch state",
+            "idempotency_key": "abc123def456",
+            **WHO,
+        }
+        for event in events:
+            assert {key: event.get(key) for key in expected} == expected
+            assert "timestamp" in event
+
+    on_store(url, main)
+
+
+def test_events_are_found_by_their_correlation_and_trace(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        await manager.execute_with_retry(Category.KV_GET, "a", failing(1), **WHO)
+        await manager.execute_with_retry(Category.KV_GET, "b", failing(1), correlation_id="another")
+        found = await store.audit.read(AuditQuery(correlation_id="corr-456"))
+        assert len(found) == 2
+        assert len(await store.audit.read(AuditQuery(trace_id="trace-789"))) == 2
+
+    on_store(url, main)
+
+
+# ---- negative tests of the document ----------------------------------------------------------------------------------
+
+
+def test_exhaustion_raises_retry_error_from_the_last_error(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        last = OSError("third")
+        work = Operation(OSError("first"), OSError("second"), last)
+        with pytest.raises(rk.RetryError, match=r"get \(RETRY_KV_GET\) was given up after 3 attempts") as given_up:
+            await manager.execute_with_retry(Category.KV_GET, "get", work)
+        assert given_up.value.__cause__ is last
+        assert [one.failure.message for one in given_up.value.attempts] == ["first", "second", "third"]
+
+    on_store(url, main)
+
+
+def test_a_failure_that_is_not_retryable_is_audited_and_comes_back_as_itself(url: str) -> None:
+    """The document's code raises it without a word."""
+
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        work = Operation(ValueError("bad input"), ValueError("bad input"))
+        policy = rk.RetryPolicy(non_retryable_exceptions=[ValueError, TypeError, KeyError])
+        with pytest.raises(ValueError, match="bad input"):
+            await manager.execute_with_retry(Category.API_VALIDATION, "validate", work, policy, **WHO)
+        assert work.calls == 1
+        (event,) = await on_record(store)
+        assert (event["event_type"], event["reason"], event["final_exception_type"]) == (
+            "retry_refused",
+            "not_retryable",
+            "ValueError",
+        )
+        assert event["correlation_id"] == "corr-456"
+
+    on_store(url, main)
+
+
+def test_no_wait_is_longer_than_the_cap(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        policy = rk.RetryPolicy(max_attempts=30, base_delay=1.0, max_delay=3.0)
+        with pytest.raises(rk.RetryError) as given_up:
+            await manager.execute_with_retry(Category.API_REQUEST, "x", failing(), policy)
+        waits = [one.delay for one in given_up.value.attempts if one.delay is not None]
+        assert len(waits) == 29
+        assert max(waits) <= 3.0
+        assert len(set(waits)) > 20, "and they differ"
+
+    on_store(url, main)
+
+
+# ---- the key ---------------------------------------------------------------------------------------------------------
+
+KEY = ("kill_switch_update", "tenant-123", "corr-456", {"switch_name": "all_execution"})
+
+
+def test_a_key_is_a_hash_of_the_four_names_and_nothing_else() -> None:
+    compute = rk.get_retry_manager().idempotency_manager.compute_idempotency_key
+    key = compute(*KEY)
+    assert key == compute(
+        operation=KEY[0], tenant_id=KEY[1], correlation_id=KEY[2], additional_params={"switch_name": "all_execution"}
+    )
+    canonical = (
+        '{"additional_params":{"switch_name":"all_execution"},"correlation_id":"corr-456",'
+        '"operation":"kill_switch_update","tenant_id":"tenant-123"}'
+    )
+    assert key == hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("kill_switch_updat", *KEY[1:]),
+        (KEY[0], None, *KEY[2:]),
+        (KEY[0], "", *KEY[2:]),
+        (*KEY[:3], None),
+        (*KEY[:3], {"switch_name": None}),
+    ],
+)
+def test_another_value_anywhere_is_another_key(other: tuple[Any, ...]) -> None:
+    compute = rk.IdempotencyManager.compute_idempotency_key
+    assert compute(*other) != compute(*KEY)
+    assert compute("x", None) != compute("x", "")
+
+
+def test_the_order_inside_of_nested_parameters_does_not_change_the_key() -> None:
+    compute = rk.IdempotencyManager.compute_idempotency_key
+    one = {"outer": {"a": 1, "b": {"c": 2, "d": [3, {"e": 4, "f": 5}]}}, "z": 0}
+    two = {"z": 0, "outer": {"b": {"d": [3, {"f": 5, "e": 4}], "c": 2}, "a": 1}}
+    assert compute("x", additional_params=one) == compute("x", additional_params=two)
+    assert compute("x", additional_params={}) == compute("x", additional_params=None)
+
+
+def test_control_the_documents_own_key_depends_on_the_order() -> None:
+    def documents(params: dict[str, Any]) -> str:
+        return hashlib.sha256(str(sorted({"additional_params": params}.items())).encode()).hexdigest()
+
+    assert documents({"a": 1, "b": 2}) != documents({"b": 2, "a": 1})
+
+
+@pytest.mark.parametrize("params", [{"a": object()}, {"a": float("nan")}, {1: "a"}])
+def test_parameters_that_are_not_json_are_refused(params: dict[Any, Any]) -> None:
+    with pytest.raises(rk.NotJsonError):
+        rk.IdempotencyManager.compute_idempotency_key("x", additional_params=params)
+
+
+# ---- the document's mistakes -----------------------------------------------------------------------------------------
+
+
+def test_a_result_of_none_is_a_hit(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        work = Operation(value=None)
+        for _ in range(3):
+            assert await manager.execute_with_retry(Category.KV_DELETE, "x", work, idempotency_key="k") is None
+        assert work.calls == 1
+        assert [event["action"] for event in await on_record(store)] == ["record", "hit", "hit"]
+
+    on_store(url, main)
+
+
+async def five_at_once(execute: Callable[[Operation], Awaitable[Any]]) -> tuple[int, list[Any]]:
+    work = Operation(value={"paid": 20}, seconds=1)
+    answers = await asyncio.gather(*(execute(work) for _ in range(5)))
+    return work.calls, answers
+
+
+def test_five_concurrent_callers_one_effect(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        calls, answers = await five_at_once(
+            lambda work: manager.execute_with_retry(Category.KV_PUT, "pay", work, idempotency_key="k")
+        )
+        assert calls == 1
+        assert answers == [{"paid": 20}] * 5
+
+    on_store(url, main)
+
+
+def test_control_the_documents_flow_runs_the_effect_for_each_of_them(url: str) -> None:
+    """Check, act, record, as the document has it."""
+
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        keys = manager.idempotency_manager
+
+        async def check_then_act(work: Operation) -> Any:
+            existing = await keys.check_idempotency("k")
+            if existing is not None:
+                return existing
+            result = await work()
+            await keys.record_result("k", result)
+            return result
+
+        calls, _ = await five_at_once(check_then_act)
+        assert calls == 5
+
+    on_store(url, main)
+
+
+def test_a_failing_record_does_not_run_the_effect_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        work, finish, failures = Operation(), store.idempotency.finish, 7
+
+        async def failing_finish(*args: Any, **more: Any) -> Any:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise OSError("disk full")
+            return await finish(*args, **more)
+
+        monkeypatch.setattr(store.idempotency, "finish", failing_finish)
+        for _ in range(4):
+            assert await manager.execute_with_retry(Category.KV_PUT, "x", work, idempotency_key="k") == "done"
+        assert work.calls == 1
+        assert failures < 0, "and in the end it was recorded"
+
+    on_store(url, main)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_object_is_a_type_error_that_says_what_to_pass(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        work = Operation()
+        with pytest.raises(TypeError, match="pass the function itself"):
+            await manager.execute_with_retry(Category.KV_PUT, "x", work())  # type: ignore[arg-type]
+        assert work.calls == 0
+
+    on_store(url, main)
+
+
+def test_a_key_outlives_the_process_on_a_durable_store(tmp_path: Path) -> None:
+    """Two runs of an event loop over one file stand for two processes."""
+    work = Operation(value=[1, {"two": None}])
+
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        assert store.durable
+        answer = await manager.execute_with_retry(Category.KV_PUT, "x", work, idempotency_key="k")
+        assert answer == [1, {"two": None}]
+
+    on_store(f"sqlite:{tmp_path / 'state.db'}", main)
+    on_store(f"sqlite:{tmp_path / 'state.db'}", main)
+    assert work.calls == 1
+
+
+def test_sixteen_callers_of_many_keys_one_effect_each_and_no_two_answers(url: str) -> None:
+    async def main(store: Store, manager: rk.RetryManager) -> None:
+        effects: Counter[str] = Counter()
+        answers: dict[str, set[str]] = {}
+
+        async def caller(number: int) -> None:
+            for step in range(60):
+                key = f"k{(step + number * 5) % 60}"
+
+                async def effect(key: str = key) -> str:
+                    await asyncio.sleep(0.001)
+                    effects[key] += 1
+                    return f"{key}, done by {number}"
+
+                answer = await manager.execute_with_retry(Category.KV_PUT, "x", effect, idempotency_key=key)
+                answers.setdefault(key, set()).add(answer)
+
+        await asyncio.gather(*(caller(number) for number in range(16)))
+        assert set(effects.values()) == {1}
+        assert len(effects) == 60
+        assert {len(given) for given in answers.values()} == {1}
+        actions = Counter(event["action"] for event in await on_record(store, "idempotency"))
+        assert actions == {"record": 60, "hit": 16 * 60 - 60}
+        assert await store.audit.verify() == []
+
+    on_store(url, main)

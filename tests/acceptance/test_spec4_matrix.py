@@ -1,0 +1,124 @@
+"""Retry, idempotency, audit: the matrix of operations row by row, its spellings, and their timeouts (C6)."""
+
+from __future__ import annotations
+
+import pytest
+
+import reefknot as rk
+from reefknot.core.retry.backoff import wait_range
+from reefknot.core.retry.layers import Layer
+from reefknot.core.retry.operations import RetryCategory
+
+MATRIX = [
+    # category, wire value, attempts, base, cap, seconds that one attempt may take
+    ("NATS_CONNECT", "RETRY_NATS_CONNECT", 5, 1.0, 30.0, 10),
+    ("NATS_PUBLISH", "RETRY_NATS_PUBLISH", 3, 0.5, 10.0, 5),
+    ("NATS_SUBSCRIBE", "RETRY_NATS_SUBSCRIBE", 3, 0.5, 10.0, 5),
+    ("NATS_STREAM_CREATE", "RETRY_NATS_STREAM_CREATE", 2, 2.0, 60.0, 15),
+    ("KV_CREATE", "RETRY_KV_CREATE", 2, 1.0, 30.0, 10),
+    ("KV_GET", "RETRY_KV_GET", 3, 0.5, 10.0, 5),
+    ("KV_PUT", "RETRY_KV_PUT", 3, 0.5, 10.0, 5),
+    ("KV_DELETE", "RETRY_KV_DELETE", 2, 1.0, 30.0, 5),
+    ("EXECUTION_INTENT", "RETRY_EXECUTION_INTENT", 2, 2.0, 60.0, 30),
+    ("EXECUTION_CONTAINMENT", "RETRY_EXECUTION_CONTAINMENT", 2, 2.0, 60.0, 60),
+    ("EXECUTION_EXPIRATION", "RETRY_EXECUTION_EXPIRATION", 1, 1.0, 30.0, 120),
+    ("APPROVAL_CHECK", "RETRY_APPROVAL_CHECK", 3, 1.0, 30.0, 5),
+    ("APPROVAL_GRANT", "RETRY_APPROVAL_GRANT", 2, 2.0, 60.0, 10),
+    ("REPLAY_PROCESSING", "REPLAY_REPLAY_PROCESSING", 1, 1.0, 30.0, 300),
+    ("REPLAY_VALIDATION", "REPLAY_REPLAY_VALIDATION", 2, 1.0, 30.0, 60),
+    ("API_REQUEST", "RETRY_API_REQUEST", 3, 1.0, 30.0, 30),
+    ("API_VALIDATION", "RETRY_API_VALIDATION", 2, 0.5, 10.0, 10),
+]
+ROWS = pytest.mark.parametrize(
+    ("name", "wire", "attempts", "base", "cap", "timeout"), MATRIX, ids=[r[0] for r in MATRIX]
+)
+
+
+@ROWS
+def test_the_matrix_row_is_what_the_book_resolves(
+    name: str, wire: str, attempts: int, base: float, cap: float, timeout: int
+) -> None:
+    policy = rk.PolicyBook().resolve(f"operation:{name}")
+
+    assert policy.max_attempts == attempts
+    assert (policy.base_delay, policy.max_delay, policy.multiplier) == (base, cap, 2.0)
+    assert (policy.jitter.value, policy.jitter_factor) == ("proportional", 0.1)
+    assert policy.attempt_timeout == timeout
+    assert policy.strategy.value == "exponential_backoff"
+    assert policy.retryable
+    assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
+
+
+@ROWS
+def test_the_wait_before_each_retry_of_a_row_is_doubled_and_within_ten_percent(
+    name: str, wire: str, attempts: int, base: float, cap: float, timeout: int
+) -> None:
+    policy = rk.PolicyBook().resolve(f"operation:{name}")
+
+    for k in range(attempts - 1):
+        delay = base * 2**k
+        assert wait_range(k, policy) == pytest.approx((delay * 0.9, min(cap, delay * 1.1)))
+
+
+@ROWS
+def test_a_category_travels_as_its_value_and_is_read_in_any_case(
+    name: str, wire: str, attempts: int, base: float, cap: float, timeout: int
+) -> None:
+    category = RetryCategory[name]
+
+    assert category.value == wire
+    for spelling in (wire, wire.lower(), wire.title(), name, name.lower(), f"RETRY_{name}", f"retry_{name.lower()}"):
+        assert RetryCategory(spelling) is category
+        assert rk.PolicyBook().resolve(f"operation:{spelling}").target == category.target
+
+
+def test_the_matrix_has_seventeen_rows_and_no_category_is_without_one() -> None:
+    assert [row[0] for row in MATRIX] == [category.name for category in RetryCategory]
+    assert len(MATRIX) == 17
+
+
+@pytest.mark.parametrize("name", ["PROCESSING", "VALIDATION"])
+@pytest.mark.parametrize("prefix", ["REPLAY_REPLAY_", "RETRY_REPLAY_", "replay_replay_", "Retry_Replay_"])
+def test_both_spellings_of_the_replay_categories_are_read(prefix: str, name: str) -> None:
+    assert RetryCategory(prefix + name) is RetryCategory[f"REPLAY_{name}"]
+
+
+def test_an_unlisted_category_falls_back_to_the_default_policy() -> None:
+    policy = rk.PolicyBook().resolve("operation:billing.charge")
+
+    assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.multiplier) == (3, 1.0, 30.0, 2.0)
+    assert (policy.jitter.value, policy.jitter_factor, policy.attempt_timeout) == ("proportional", 0.1, 30.0)
+
+
+@pytest.mark.parametrize("spelling", ["NATS_PUBLISH", "RETRY_NATS_PUBLISH", "nats.publish", "retry_nats_publish"])
+def test_a_row_is_configured_under_any_spelling_in_the_documents_own_words(spelling: str) -> None:
+    """The document's example of a custom policy, as a file."""
+    book = rk.PolicyBook.loads(
+        f"""
+operations:
+  {spelling}:
+    max_attempts: 5
+    base_delay: 2.0
+    max_delay: 60.0
+    backoff_multiplier: 1.5
+    jitter_enabled: true
+    jitter_factor: 0.2
+    retryable_exceptions: [TimeoutError, ConnectionError]
+    non_retryable_exceptions: [ValueError, TypeError, KeyError]
+"""
+    )
+    policy = book.resolve("operation:NATS_PUBLISH")
+
+    assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.multiplier) == (5, 2.0, 60.0, 1.5)
+    assert (policy.jitter.value, policy.jitter_factor, policy.attempt_timeout) == ("proportional", 0.2, 5.0)
+    assert policy.retryable_exceptions == ("TimeoutError", "ConnectionError")
+    assert policy.non_retryable_exceptions == ("ValueError", "TypeError", "KeyError")
+    assert policy.provenance["max_attempts"].layer is Layer.TARGET
+    assert policy.provenance["attempt_timeout"].layer is Layer.BUILTIN
+
+
+def test_a_configured_row_leaves_the_others_alone() -> None:
+    book = rk.PolicyBook.loads("operations: {KV_GET: {max_attempts: 9}}")
+    others = [category.target for category in RetryCategory if category is not RetryCategory.KV_GET]
+
+    assert [book.resolve(target) for target in others] == [rk.PolicyBook().resolve(target) for target in others]

@@ -1,0 +1,390 @@
+"""`reefknot audit`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+
+import apsw
+import pytest
+
+from reefknot.assembly import open_store
+from reefknot.cli.exits import CommandError
+from reefknot.cli.tailing import Wanted, follow_log, moment_of
+from reefknot.core.audit.event import AnyEvent, decode
+from reefknot.ports.store import Store
+from tests.unit.cli.recorded import NOON, STORY, attempt, entry, in_store, recorded
+from tests.unit.cli.running import Commands
+
+URL = "sqlite:state.db"
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    return recorded(rk.folder / "state.db")
+
+
+def change(path: Path, statement: str) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize("verb", ["tail", "verify", "replay", "export", "analyse"])
+def test_help_shows_an_example(rk: Commands, verb: str) -> None:
+    ended = rk("audit", verb, "--help")
+
+    assert ended.code == 0
+    assert f"    reefknot audit {verb}" in ended.out
+
+
+# tail
+
+
+def test_tail_shows_the_last_events_a_line_each(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "tail", "--engine", URL, "-n", "2")
+
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["5", "6"]
+    assert "idempotency_key=order-7" in ended.out
+
+
+def test_tail_in_json_is_one_event_a_line_with_its_place(rk: Commands, store: Path) -> None:
+    lines = [json.loads(line) for line in rk("audit", "tail", "--engine", URL, "--json").out.splitlines()]
+
+    assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[2]["event"]["event_type"] == "retry_exhausted"
+    assert len(lines[0]["hash"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("filters", "numbers"),
+    [
+        (["--type", "retry_attempt"], [1, 2, 4]),
+        (["--type", "retry_attempt", "-n", "1"], [4]),
+        (["--category", "nats.publish"], [4, 5]),
+        (["--category", "RETRY_KV_GET"], [1, 2, 3]),
+        (["--correlation", "c2"], [2]),
+        (["--trace", "t1"], [1, 4]),
+        (["--since", "2026-01-25T12:00:00Z"], [1, 2, 3, 4, 5, 6]),
+        (["--since", "1s"], []),
+        (["-n", "0"], []),
+    ],
+)
+def test_filters_narrow_what_tail_shows(rk: Commands, store: Path, filters: list[str], numbers: list[int]) -> None:
+    ended = rk("audit", "tail", "--engine", URL, "--json", *filters)
+
+    assert [json.loads(line)["sequence"] for line in ended.out.splitlines()] == numbers
+
+
+def test_following_shows_what_comes_and_ends_by_itself(
+    rk: Commands, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        async with open_store(f"sqlite:{store}") as opened:
+            wanted = Wanted.of("retry_attempt", None, None, None, None)
+            following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=0.2, json=True))
+            await asyncio.sleep(0)
+            await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
+            await following
+
+    asyncio.run(main())
+    assert [json.loads(line)["sequence"] for line in capsys.readouterr().out.splitlines()] == [8]
+
+
+def test_following_for_no_time_only_shows_what_is_there(rk: Commands, store: Path) -> None:
+    assert len(rk("audit", "tail", "--engine", URL, "--for", "0").out.splitlines()) == 6
+
+
+def test_a_message_cannot_steer_the_terminal(rk: Commands) -> None:
+    recorded(rk.folder / "state.db", [attempt(0, message="\x1b[31mred\x9b2J\u202egone\r\nnext")])
+    for words in (["--json"], []):
+        out = rk("audit", "tail", "--engine", URL, *words).out
+        assert out.removesuffix("\n").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--type", "retry"], "accepted: retry_attempt"),
+        (["--since", "soon"], "--since: 'soon' is not accepted"),
+        (["-n", "-1"], "--lines"),
+        (["--for", "-1"], "--for"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_what_is_accepted(
+    rk: Commands, store: Path, words: list[str], said: str
+) -> None:
+    ended = rk("audit", "tail", "--engine", URL, *words)
+
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_since_is_a_time_or_how_long_ago() -> None:
+    now = datetime(2026, 1, 25, 12, 0, tzinfo=UTC)
+
+    assert moment_of(None) is None
+    assert moment_of("90s", now=now) == int(NOON * 1000) - 90_000
+    assert moment_of("1.5h", now=now) == int(NOON * 1000) - 5_400_000
+    assert moment_of("2026-01-25T12:00:00Z") == int(NOON * 1000)
+    assert moment_of("999999999d", now=now) == 0
+    with pytest.raises(CommandError):
+        moment_of("90x")
+
+
+# verify
+
+
+def test_an_untouched_store_verifies_and_the_limit_of_that_is_said(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "verify", "--engine", URL, "--json")
+
+    assert (ended.code, ended.json["ok"], ended.json["sequence"]) == (0, True, 6)
+    assert "Without --head" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("statement", "number"),
+    [
+        ("UPDATE audit SET body = replace(body, 'get it', 'got it') WHERE sequence = 2", 2),
+        ("DELETE FROM audit WHERE sequence = 3", 4),
+        ("UPDATE audit SET event_type = 'breaker' WHERE sequence = 4", 4),
+        ("UPDATE audit SET correlation_id = NULL WHERE sequence = 1", 1),
+    ],
+)
+def test_a_changed_store_is_told_with_the_place(rk: Commands, store: Path, statement: str, number: int) -> None:
+    change(store, statement)
+    ended = rk("audit", "verify", "--engine", URL, "--json")
+
+    assert ended.code == 65
+    assert ended.json["mismatches"][0]["sequence"] == number
+    assert f"event {number}: " in rk("audit", "verify", "--engine", URL).out
+
+
+@pytest.mark.parametrize("body", ["'nonsense'", "CAST(x'7b22ff227d' AS TEXT)"])
+def test_an_event_that_is_no_json_any_more_stops_no_command_but_an_export(rk: Commands, store: Path, body: str) -> None:
+    change(store, f"UPDATE audit SET body = {body} WHERE sequence = 2")
+
+    for verb in ("verify", "replay", "export"):
+        assert rk("audit", verb, *(["log.jsonl"] if verb == "export" else []), "--engine", URL).code == 65
+    assert not (rk.folder / "log.jsonl").exists()
+    if body == "'nonsense'":
+        assert [json.loads(line)["event"] for line in rk("audit", "tail", "--engine", URL, "--json").out.splitlines()][
+            1
+        ] == "nonsense"
+        assert rk("audit", "analyse", "--engine", URL, "--json").json["unreadable"] == 1
+        assert "2  " in rk("audit", "tail", "--engine", URL).out
+
+
+def test_a_cut_off_end_shows_only_against_an_exported_head(rk: Commands, store: Path) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    change(store, "DELETE FROM audit WHERE sequence > 4")
+    change(store, "UPDATE audit_head SET sequence = 4, hash = (SELECT hash FROM audit WHERE sequence = 4)")
+
+    assert rk("audit", "verify", "--engine", URL).code == 0
+    ended = rk("audit", "verify", "--engine", URL, "--head", "log.jsonl.head.json", "--json")
+    assert (ended.code, ended.json["mismatches"][0]["problem"]) == (65, "cut off: the head is at 6")
+
+
+def test_an_exported_file_is_compared_with_the_head_beside_it(rk: Commands, store: Path) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    assert rk("audit", "verify", "log.jsonl", "--json").json["compared_with"] == "log.jsonl.head.json"
+    assert rk("audit", "verify", "log.jsonl").code == 0
+    lines = (rk.folder / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (rk.folder / "log.jsonl").write_bytes(b"".join(lines[:-1]))
+
+    assert rk("audit", "verify", "log.jsonl").code == 65
+    (rk.folder / "log.jsonl.head.json").unlink()
+    assert rk("audit", "verify", "log.jsonl").code == 0
+
+
+def test_the_head_of_another_store_is_a_mismatch(rk: Commands, store: Path) -> None:
+    recorded(rk.folder / "other.db")
+    rk("audit", "export", "other.jsonl", "--engine", "sqlite:other.db")
+
+    assert rk("audit", "verify", "--engine", URL, "--head", "other.jsonl.head.json").code == 65
+
+
+@pytest.mark.parametrize(("text", "code"), [(None, 69), ("nonsense", 65), ("{}", 65)])
+def test_a_head_that_is_none_is_named(rk: Commands, store: Path, text: str | None, code: int) -> None:
+    if text is not None:
+        (rk.folder / "head").write_text(text)
+    ended = rk("audit", "verify", "--engine", URL, "--head", "head")
+
+    assert ended.code == code
+    assert "--head: head" in ended.err
+
+
+# replay
+
+
+def test_a_replay_decides_everything_again(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "replay", "--engine", URL, "--json")
+
+    assert ended.code == 0
+    assert (ended.json["events"], ended.json["decisions"], ended.json["differences"]) == (6, 4, [])
+
+
+def test_a_decision_that_comes_out_differently_is_listed_and_the_exit_code_says_so(rk: Commands, store: Path) -> None:
+    change(store, """UPDATE audit SET body = replace(body, '"delay":1.0', '"delay":9.0') WHERE sequence = 1""")
+    ended = rk("audit", "replay", "--engine", URL, "--json")
+
+    assert ended.code == 65
+    assert ended.json["differences"] == [
+        {
+            "sequence": 1,
+            "event_type": "retry_attempt",
+            "recorded": "again after 9.0 s",
+            "decided": "again after 1.0 s",
+        }
+    ]
+    assert "1 come out differently" in rk("audit", "replay", "--engine", URL).out
+
+
+def test_an_exported_file_is_replayed_and_a_line_that_cannot_be_read_is_a_difference(rk: Commands, store: Path) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    assert rk("audit", "replay", "log.jsonl", "--json").json["decisions"] == 4
+    with (rk.folder / "log.jsonl").open("ab") as file:
+        file.write(b"nonsense\n")
+
+    ended = rk("audit", "replay", "log.jsonl", "--json")
+    assert (ended.code, ended.json["differences"][0]["event_type"]) == (65, "unreadable")
+
+
+def test_a_replay_over_retention_is_fine(rk: Commands, store: Path) -> None:
+    """The control: an anchor is an event like the others, and a replay can read it."""
+
+    async def trim(opened: Store) -> None:
+        await opened.audit.append([entry(attempt(20))])
+        assert await opened.audit.trim(int((NOON + 61) * 1000)) == 7
+        await opened.audit.append([entry(attempt(30))])
+
+    in_store(store, trim)
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    for words in (["--engine", URL], ["log.jsonl"]):
+        assert rk("audit", "replay", *words, "--json").json["events"] == 2
+        assert rk("audit", "verify", *words).code == 0
+
+
+def test_ten_thousand_events_are_replayed_in_seconds(rk: Commands) -> None:
+    events: list[AnyEvent] = [attempt(number, number=1 + number % 2) for number in range(10_000)]
+    recorded(rk.folder / "state.db", events)
+    began = perf_counter()
+    ended = rk("audit", "replay", "--engine", URL, "--json")
+
+    assert ended.json["decisions"] == 10_000
+    assert perf_counter() - began < 5.0
+
+
+# export
+
+
+def test_an_export_holds_every_event_byte_for_byte_and_nobody_else_may_read_it(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "export", "log.jsonl", "--engine", URL, "--json")
+    file = rk.folder / "log.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+
+    assert ended.json["events"] == 6
+    assert ended.json["head"] == json.loads((rk.folder / "log.jsonl.head.json").read_text())
+    assert [decode(json.dumps(line["event"]).encode()) for line in lines[1:]] == STORY
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_empty_log_is_exported_too(rk: Commands) -> None:
+    recorded(rk.folder / "state.db", [])
+
+    assert rk("audit", "export", "log.jsonl", "--engine", URL, "--json").json["events"] == 0
+    assert rk("audit", "verify", "log.jsonl").code == 0
+
+
+def test_a_file_that_is_there_stays_unless_told(rk: Commands, store: Path) -> None:
+    rk.write("mine", "log.jsonl")
+    ended = rk("audit", "export", "log.jsonl", "--engine", URL)
+
+    assert ended.code == 1
+    assert (rk.folder / "log.jsonl").read_text() == "mine"
+    assert rk("audit", "export", "log.jsonl", "--engine", URL, "--force").code == 0
+
+
+# analyse
+
+
+def test_the_analysis_tells_rates_and_means_by_category(rk: Commands, store: Path) -> None:
+    found = rk("audit", "analyse", "--engine", URL, "--json").json
+
+    assert found["events"] == 6
+    assert found["peak_per_minute"] == 3
+    assert found["categories"]["RETRY_KV_GET"]["success_rate"] == 0.0
+    assert found["categories"]["RETRY_KV_GET"]["avg_attempts"] == 3.0
+    assert found["categories"]["RETRY_NATS_PUBLISH"]["success_rate"] == 1.0
+    assert "RETRY_NATS_PUBLISH" in rk("audit", "analyse", "--engine", URL).out
+
+
+def test_a_rate_past_the_threshold_is_an_alert(rk: Commands, store: Path) -> None:
+    words = ("audit", "analyse", "--engine", URL, "--threshold", "2")
+
+    assert "alert: all categories: 3 retries a minute, more than 2" in rk(*words).err
+    assert rk(*words, "--json").json["alerts"][0]["peak_per_minute"] == 3
+    assert (rk(*words).code, rk(*words, "--fail-on-alert").code) == (0, 1)
+    assert rk("audit", "analyse", "--engine", URL, "--threshold", "3", "--fail-on-alert").code == 0
+
+
+def test_an_analysis_can_begin_later_and_read_a_file(rk: Commands, store: Path) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    found = rk("audit", "analyse", "log.jsonl", "--since", "2026-01-25T12:00:05Z", "--json").json
+
+    assert (found["events"], list(found["categories"])) == (3, ["(none)", "RETRY_NATS_PUBLISH"])
+
+
+def test_a_threshold_that_is_no_rate_is_refused(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "analyse", "--engine", URL, "--threshold", "-1")
+
+    assert (ended.code, "--threshold" in ended.err) == (2, True)
+
+
+# the store that is meant
+
+
+def test_the_configured_engine_is_found_beside_the_configuration(rk: Commands) -> None:
+    (rk.folder / "deep").mkdir()
+    rk.write("engine: sqlite:kept/state.db\n")
+    recorded(rk.folder / "kept" / "state.db")
+    rk.environment.chdir(rk.folder / "deep")
+
+    assert rk("audit", "verify").code == 0
+
+
+def test_without_anything_said_it_is_the_default_file(rk: Commands) -> None:
+    recorded(rk.folder / ".reefknot" / "state.db")
+
+    assert rk("audit", "replay", "--json").json["decisions"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["verify"], 69, "there is no store at"),
+        (["verify", "--engine", "sqlite:missing.db"], 69, "missing.db"),
+        (["verify", "missing.jsonl"], 69, "missing.jsonl"),
+        (["verify", "--engine", "memory:"], 2, "ends with the process"),
+        (["verify", "--engine", "postgres://x"], 2, "--engine"),
+        (["verify", "x.jsonl", "--engine", "sqlite:x.db"], 2, "not both"),
+        (["verify", "--config", "missing.yaml"], 78, "missing.yaml"),
+    ],
+)
+def test_a_store_that_cannot_be_had_is_told_with_its_code(rk: Commands, words: list[str], code: int, said: str) -> None:
+    ended = rk("audit", *words)
+
+    assert (ended.code, said in ended.err) == (code, True), ended.err
+    assert not list(rk.folder.rglob("*.db"))
+
+
+def test_a_damaged_file_is_65_and_another_programs_file_is_78(rk: Commands) -> None:
+    (rk.folder / "damaged.db").write_bytes(b"no database at all" * 100)
+    change(rk.folder / "foreign.db", "CREATE TABLE theirs (x)")
+
+    assert rk("audit", "verify", "--engine", "sqlite:damaged.db").code == 65
+    assert rk("audit", "verify", "--engine", "sqlite:foreign.db").code == 78

@@ -1,0 +1,137 @@
+"""`reefknot store`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from reefknot.core.audit.event import OperatorAction, decode
+from reefknot.ports.store import Store
+from tests.unit.cli.recorded import STORY, attempt, in_store, recorded
+from tests.unit.cli.running import Commands
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    return recorded(rk.folder / ".reefknot" / "state.db")
+
+
+def actions(path: Path) -> list[tuple[str, str]]:
+    async def read(opened: Store) -> list[tuple[str, str]]:
+        events = [decode(kept.entry.body) for kept in await opened.audit.read()]
+        return [(event.actor, event.action) for event in events if isinstance(event, OperatorAction)]
+
+    return in_store(path, read)
+
+
+def execute(path: Path, *statements: str) -> None:
+    connection = apsw.Connection(str(path))
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize("verb", ["check", "backup", "migrate", "compact"])
+def test_help_shows_an_example(rk: Commands, verb: str) -> None:
+    assert f"    reefknot store {verb}" in rk("store", verb, "--help").out
+
+
+@pytest.mark.parametrize("verb", ["check", "migrate", "compact"])
+def test_a_store_that_is_not_there_is_not_made(rk: Commands, verb: str) -> None:
+    assert rk("store", verb).code == 69
+    assert not (rk.folder / ".reefknot").exists()
+
+
+def test_a_whole_store_is_fine(rk: Commands, store: Path) -> None:
+    found = rk("store", "check", "--json").json
+
+    assert (found["ok"], found["head"]["sequence"], found["version"]) == (True, len(STORY), 1)
+    assert "OK" in rk("store", "check").out
+
+
+def test_a_changed_event_makes_the_check_fail(rk: Commands, store: Path) -> None:
+    execute(store, "UPDATE audit SET body = '{}' WHERE sequence = 2")
+    ended = rk("store", "check")
+
+    assert (ended.code, "event 2: " in ended.out) == (65, True)
+    assert rk("store", "check", "--json").json["mismatches"][0]["sequence"] == 2
+
+
+def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
+    store = recorded(rk.folder / ".reefknot" / "state.db", [attempt(number) for number in range(200)])
+    execute(store, "PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(store.read_bytes())
+    for place in range(len(data) // 2, len(data) // 2 + 4096):
+        data[place] = 0x5A
+    store.write_bytes(data)
+
+    assert rk("store", "check").code == 65
+
+
+def test_a_backup_is_a_store_of_its_own_and_goes_on_record(rk: Commands, store: Path) -> None:
+    ended = rk("store", "backup", "copy.db", "--as", "ann", "--json")
+
+    assert (ended.code, ended.json["target"]) == (0, "copy.db")
+    assert rk("audit", "verify", "--engine", "sqlite:copy.db").code == 0
+    assert actions(store) == [("ann", "store.backup")]
+
+
+def test_a_backup_overwrites_nothing(rk: Commands, store: Path) -> None:
+    rk.write("mine", "copy.db")
+    ended = rk("store", "backup", "copy.db")
+
+    assert (ended.code, "exists already" in ended.err) == (69, True)
+    assert (rk.folder / "copy.db").read_text() == "mine"
+    assert actions(store) == []
+
+
+def test_a_current_store_needs_no_migration(rk: Commands, store: Path) -> None:
+    assert rk("store", "migrate", "--json").json["migrated"] is False
+    assert actions(store) == []
+
+
+def test_an_older_file_is_migrated_on_record_and_a_dry_run_only_tells(rk: Commands) -> None:
+    path = rk.folder / ".reefknot" / "state.db"
+    path.parent.mkdir()
+    path.touch()
+
+    assert "would go from version 0 to 1" in rk("store", "migrate", "--dry-run").out
+    assert path.stat().st_size == 0
+    assert rk("store", "migrate", "--as", "ann", "--json").json["migrated"] is True
+    assert actions(path) == [("ann", "store.migrate")]
+
+
+@pytest.mark.parametrize("verb", ["check", "migrate", "compact"])
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(rk: Commands, store: Path, verb: str) -> None:
+    execute(store, "PRAGMA user_version = 99")
+    ended = rk("store", verb)
+
+    assert (ended.code, "version 99" in ended.err) == (78, True)
+
+
+def test_compacting_gives_space_back_and_a_dry_run_only_tells(rk: Commands, store: Path) -> None:
+    execute(
+        store,
+        "CREATE TABLE filler (x)",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100)"
+        " INSERT INTO filler SELECT randomblob(4000) FROM n",
+        "DROP TABLE filler",
+        "PRAGMA wal_checkpoint(TRUNCATE)",
+    )
+    told = rk("store", "compact", "--dry-run", "--json").json
+    assert told["compacted"] is False
+    assert told["unused"] > 300_000
+    assert actions(store) == []
+
+    done = rk("store", "compact", "--as", "ann", "--json").json
+    assert done["freed"] > 300_000
+    assert actions(store) == [("ann", "store.compact")]
+
+
+@pytest.mark.parametrize("verb", ["check", "migrate", "compact"])
+def test_other_engines_are_named_as_not_meant(rk: Commands, verb: str) -> None:
+    ended = rk("store", verb, "--engine", "nats://127.0.0.1:4222")
+
+    assert (ended.code, "sqlite:PATH" in ended.err) == (2, True)
