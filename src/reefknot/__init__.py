@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from reefknot.core.retry.policy import RetryPolicy as RetryPolicy
     from reefknot.core.retry.policy import RetryStrategy as RetryStrategy
     from reefknot.core.retry.throttle import RetryThrottle as RetryThrottle
+    from reefknot.engines.ledger import ledger as ledger
     from reefknot.errors import AttemptTimeoutError as AttemptTimeoutError
     from reefknot.errors import AuditUnavailableError as AuditUnavailableError
     from reefknot.errors import BreakerOpenError as BreakerOpenError
@@ -81,6 +82,7 @@ _HOMES = {
     "reefknot.core.retry.operations": ("RetryCategory",),
     "reefknot.core.retry.policy": ("Jitter", "RetryPolicy", "RetryStrategy"),
     "reefknot.core.retry.throttle": ("RetryThrottle",),
+    "reefknot.engines.ledger": ("ledger",),
     "reefknot.errors": (
         "AttemptTimeoutError",
         "AuditUnavailableError",

@@ -31,7 +31,7 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.engines.jsonlines import JsonLinesLog
 from reefknot.engines.log_sink import LogSink
 from reefknot.engines.memory import MemoryStore
-from reefknot.engines.virtual import LoopClock
+from reefknot.engines.virtual import LoopClock, VirtualLoop
 from reefknot.errors import RetryError
 from reefknot.execution.fan_out import FanOut
 from reefknot.testing import run_virtual
@@ -160,7 +160,9 @@ def test_there_are_fifty() -> None:
 
 async def worked(folder: Path) -> dict[str, bytes]:
     """All the work with all the secrets, and everything that every sink has got of it."""
-    clock = LoopClock(asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    clock = LoopClock(loop)
     errors: list[str] = []
     lines = await JsonLinesLog.open(folder / "audit.jsonl", clock, fsync="never", largest=100_000, inline=True)
     memory, keys = MemoryStore(clock), MemoryStore(clock)

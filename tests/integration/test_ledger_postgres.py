@@ -36,14 +36,13 @@ LEVELS = [psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.SERIALIZ
 
 @pytest.fixture
 def dsn(postgres: Server) -> Iterator[str]:
-    """A database of this test's own, with one table of the caller's."""
+    """A schema of this test's own, with one table of the caller's."""
     name = f"ledger_{next(NUMBERS)}"
-    dsn = postgres.new_database(name)
+    dsn = postgres.new_schema(name)
     with psycopg.connect(dsn) as conn:
         conn.execute("CREATE TABLE effect (n int)")
     yield dsn
-    with psycopg.connect(postgres.dsn(), autocommit=True) as conn:
-        conn.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+    postgres.drop_schema(name)
 
 
 def count(dsn: str) -> tuple[int, int]:

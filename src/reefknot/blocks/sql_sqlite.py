@@ -132,7 +132,7 @@ class _Statement:
         flags = apsw.SQLITE_OPEN_READONLY
         if self._writes:
             flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-        connection = apsw.Connection(self._path, flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
+        connection = apsw.Connection(self._path, flags=flags)
         left = max(0.0, self._until - time.monotonic())
         connection.set_busy_timeout(int(min(left / 2, _LONGEST_BUSY_WAIT) * 1000))
         for switch, value in _SWITCHES.items():

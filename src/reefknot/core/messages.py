@@ -28,6 +28,8 @@ LONGEST_MS = 10 * 365 * 86_400_000
 """Ten years: what is longer is a mistake, and would not fit where times are kept."""
 HIGHEST_PRIORITY = 1_000_000
 DEFAULT_TIMEOUT_MS = 30_000
+SHORT_NAMES = {"http": "http.request", "fs_blob_put": "fs.blob_put", "fs_blob_get": "fs.blob_get", "sql": "sql.query"}
+"""What a job type may also be called."""
 PRIORITIES = {"low": -10, "normal": 0, "high": 10, "critical": 20}
 
 
@@ -367,7 +369,8 @@ def resource_class(assignment: ExecAssignment) -> str:
     said = assignment.resource_class or (assignment.job.resources or {}).get("class")
     if isinstance(said, str) and said:
         return said
-    family = assignment.job.type.partition(".")[0]
+    job_type = assignment.job.type
+    family = SHORT_NAMES.get(job_type, job_type).partition(".")[0]
     if family in ("http", "fs"):
         return "io"
     return "gpu" if family in ("ai", "media") else "cpu"

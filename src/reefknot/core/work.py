@@ -201,8 +201,9 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case WorkDone(result=result):
             return _ended(item, WorkState.SUCCEEDED, now, attempts=item.attempts + 1, result=result)
         case WorkFailed(failure=failure, result=result, reason=reason):
-            told, spent = _told(item, now, "failed", reason), item.attempts + 1
-            return _ended(told, WorkState.FAILED, now, attempts=spent, result=result, failure=failure, reason=reason)
+            told = _told(item, now, "failed", reason)
+            number = item.attempts + 1
+            return _ended(told, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
         case Snooze(due_at=due_at, reason=reason):

@@ -21,12 +21,13 @@ class Destination:
 
     def __init__(self, name: str, settings: ThrottleSettings, share: int) -> None:
         self.breaker = Breaker(name, failures=OPENS_AFTER, cooldown=RESTS_FOR)
-        self._traffic = RetryThrottle(
-            max(1.0, settings.tokens / share),
-            per_success=settings.per_success,
-            per_second=settings.per_second / share,
-        )
+        self._traffic = RetryThrottle(settings.tokens, per_success=settings.per_success, per_second=settings.per_second)
         self.throttle = self._traffic if settings.enabled else None
+        self.shared_by(share, settings)
+
+    def shared_by(self, workers: int, settings: ThrottleSettings) -> None:
+        """Its part of the fleet's tokens, one at least: with less than one nothing could ever be tried again."""
+        self._traffic.share(max(1.0, settings.tokens / workers), per_second=settings.per_second / workers)
 
     def busy(self, now: float) -> bool:
         """Whether it gets so many calls that throttle and breaker may act: small work always gets its retries."""
@@ -47,19 +48,21 @@ class Destinations:
 
     def __init__(self, settings: ThrottleSettings) -> None:
         self._settings = settings
-        self._share = 1
+        self.share = 1
         self._known: OrderedDict[str, Destination] = OrderedDict()
 
     def fleet_of(self, workers: int) -> None:
         """So many workers share each destination's tokens from now on."""
-        if max(1, workers) != self._share:
-            self._share = max(1, workers)
-            self._known.clear()
+        workers = max(1, workers)
+        if workers != self.share:
+            self.share = workers
+            for place in self._known.values():
+                place.shared_by(workers, self._settings)
 
     def at(self, name: str) -> Destination:
         found = self._known.get(name)
         if found is None:
-            found = self._known[name] = Destination(name, self._settings, self._share)
+            found = self._known[name] = Destination(name, self._settings, self.share)
             if len(self._known) > MOST:
                 self._known.popitem(last=False)
         else:

@@ -3,6 +3,9 @@ The slots of one resource class.
 
 A free slot takes the next due piece of work from the store, runs one attempt, and settles it with its events in one
 step. A wait frees the slot. What is running is known by id, so that it can be cancelled, and its lease is renewed.
+
+The store has the last word: now and then a pool asks it although its own queue is empty, and finds what came back by
+itself: crashed work, and work that a person took out of quarantine.
 """
 
 import asyncio
@@ -11,15 +14,16 @@ from typing import Any
 
 from reefknot.core.overload.admission import QueueView, Rules
 from reefknot.core.overload.level import OverloadStatus, level, reported
-from reefknot.core.work import WorkItem
+from reefknot.core.work import HandBack, WorkItem, WorkState
 from reefknot.execution import report
 from reefknot.ports.clock import Clock
-from reefknot.ports.work_queue import Held, WorkQueue
+from reefknot.ports.work_queue import CrashEvents, Held, Settlement, WorkQueue
 from reefknot.worker.queue import BoundedQueue, Queued
 
 IDLE_S = 1.0
 """How long an idle pool waits before it looks again although nobody woke it."""
 STORE_S = 30.0
+AT_ONCE = 50
 _SMOOTHING = 0.1
 
 Runner = Callable[[WorkItem], Coroutine[Any, Any, None]]
@@ -41,12 +45,15 @@ class Pool:
         clock: Clock,
         lease: float,
         run: Runner,
+        crash_events: CrashEvents,
     ) -> None:
         self.name = name
         self.queue_name = queue_name
         self.slots = slots
         self.rules = rules
         self.queue = BoundedQueue(rules.size if bounded else None)
+        self.entering = 0
+        """Places of work that was admitted and is being kept."""
         self.running: dict[str, asyncio.Task[None]] = {}
         self.held: dict[str, Held] = {}
         self.paused = False
@@ -55,8 +62,10 @@ class Pool:
         self._clock = clock
         self._lease = lease
         self._run = run
+        self._crash_events = crash_events
         self._status = OverloadStatus.HEALTHY
         self._wake = asyncio.Event()
+        self._look_at = 0.0
         self._known = 0
         self._mean_ms = 0.0
 
@@ -68,11 +77,14 @@ class Pool:
 
     def depth(self) -> int:
         """Places taken. Work that a free slot takes at once does not wait, and does not count."""
-        return max(0, self.queue.depth - max(0, min(self.queue.ready, self.slots - self.active)))
+        queue = self.queue
+        at_once = min(queue.ready + self.entering, max(0, self.slots - self.active))
+        return queue.depth + self.entering - at_once
 
     def status(self) -> OverloadStatus:
-        """The reported status, which does not flutter."""
-        self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
+        """The reported status, which does not flutter. A queue without a bound is never full."""
+        if self.queue.size is not None:
+            self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
         return self._status
 
     def view(self, *, draining: bool) -> QueueView:
@@ -81,6 +93,9 @@ class Pool:
         return QueueView(self.depth(), self.slots, self._known, self._mean_ms, self.queue.oldest(now), draining)
 
     def overloaded(self) -> bool:
+        """Whether the newest comes first. Not in the baseline, which knows no levels."""
+        if self.queue.size is None:
+            return False
         raw = level(self.depth(), self.rules.size, self.rules.thresholds)
         return raw.severity >= OverloadStatus.OVERLOADED.severity
 
@@ -89,6 +104,9 @@ class Pool:
         self._known += 1
         share = max(_SMOOTHING, 1 / self._known)
         self._mean_ms += (milliseconds - self._mean_ms) * share
+
+    def has(self, work_id: str) -> bool:
+        return work_id in self.running or work_id in self.queue
 
     # ---- in and out -------------------------------------------------------------------------------------------------
 
@@ -103,10 +121,13 @@ class Pool:
         """Fill free slots for as long as the worker runs."""
         while True:
             self._wake.clear()
-            free = self.slots - self.active
-            due_in = self.queue.next_due(self._clock.now())
-            if free > 0 and due_in == 0.0 and not self.paused:
-                await self._fill(free)
+            now, free = self._clock.now(), self.slots - self.active
+            due_in = self.queue.next_due(now)
+            if free > 0 and not self.paused and (due_in == 0.0 or now >= self._look_at):
+                self._look_at = now + IDLE_S
+                if await self._fill(free) or due_in != 0.0:
+                    continue
+                await self._resync()
                 continue
             wait = IDLE_S if due_in is None or free <= 0 or self.paused else min(IDLE_S, due_in)
             await self._sleep(max(0.001, wait))
@@ -118,48 +139,64 @@ class Pool:
         except TimeoutError:
             return
 
-    async def _fill(self, free: int) -> None:
-        ready = self.queue.ready or 1
+    async def _fill(self, free: int) -> int:
+        claim = asyncio.get_running_loop().create_task(self._claim(free))
         try:
-            async with asyncio.timeout(STORE_S):
-                items = await self._work.claim(
-                    min(free, ready),
-                    owner=self._owner,
-                    classes=(self.queue_name,),
-                    lease=self._lease,
-                    newest_first=self.overloaded(),
-                )
+            items = await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            await self._give_back(await claim)
+            raise
         except Exception as error:
-            report.logger().error(
-                "%s: the store cannot be read (%s)", self.name, report.printable(str(error), most=300)
-            )
-            await self._sleep(IDLE_S)
-            return
+            text = report.printable(f"{type(error).__name__}: {error}", most=300)
+            report.logger().error("%s: the store cannot be read (%s)", self.name, text)
+            await asyncio.sleep(IDLE_S)
+            return 1
         for item in items:
             self.queue.remove(item.id)
             self._start(item)
-        if not items:
-            await self._resync()
+        return len(items)
+
+    async def _claim(self, free: int) -> list[WorkItem]:
+        async with asyncio.timeout(STORE_S):
+            return await self._work.claim(
+                free,
+                owner=self._owner,
+                classes=(self.queue_name,),
+                lease=self._lease,
+                newest_first=self.overloaded(),
+                crash_events=self._crash_events,
+            )
+
+    async def _give_back(self, items: list[WorkItem]) -> None:
+        """Claimed while the worker was ending: nobody runs them, so they go back and spend nothing."""
+        if items:
+            await self._work.settle([Settlement(item.id, item.owner, item.fence, HandBack()) for item in items])
 
     def _start(self, item: WorkItem) -> None:
         self.held[item.id] = Held(item.id, item.owner, item.fence)
         task = asyncio.get_running_loop().create_task(self._run(item), name=f"step {item.id}")
         self.running[item.id] = task
-        task.add_done_callback(lambda done: self._finished(item.id))
+        task.add_done_callback(lambda done: self._finished(item.id, done))
 
-    def _finished(self, work_id: str) -> None:
-        self.running.pop(work_id, None)
-        self.held.pop(work_id, None)
+    def _finished(self, work_id: str, task: asyncio.Task[None]) -> None:
+        if self.running.get(work_id) is task:
+            del self.running[work_id]
+            self.held.pop(work_id, None)
         self._wake.set()
 
     async def _resync(self) -> None:
-        """The queue said ready and the store said no: somebody else took it away. Take over what the store says."""
-        now = self._clock.now()
-        for queued in self.queue.drain_ready(now):
+        """The queue said due and the store said no: somebody else took it away, or it is due a moment later."""
+        for queued in self.queue.due(self._clock.now(), AT_ONCE):
             item = await self._work.get(queued.id)
-            if item is not None and item.state.value == "pending" and item.resource_class == self.queue_name:
-                due = now + max(0.01, item.due_at / 1000 - self._clock.wall())
-                self.queue.put(Queued(item.id, item.priority, queued.since, due, queued.expires), now)
+            if item is not None and item.state is WorkState.PENDING and item.resource_class == self.queue_name:
+                wait = item.due_at / 1000 - self._clock.wall()
+                if wait <= 0.0 and not self.running:
+                    continue
+                self.queue.remove(queued.id)
+                due = self._clock.now() + max(0.01, wait)
+                self.put(Queued(item.id, item.priority, queued.since, due, queued.expires))
+            elif queued.id not in self.running:
+                self.queue.remove(queued.id)
 
     async def renew(self) -> list[str]:
         """Hold what is running for longer; answers the ids that were lost, whose work must stop."""
@@ -168,4 +205,4 @@ class Pool:
             return []
         async with asyncio.timeout(STORE_S):
             kept = await self._work.renew(held, lease=self._lease)
-        return [one.id for one, ok in zip(held, kept, strict=True) if not ok]
+        return [one.id for one, ok in zip(held, kept, strict=True) if not ok and self.held.get(one.id) == one]

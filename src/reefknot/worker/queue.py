@@ -7,11 +7,17 @@ it is kept elsewhere, and can be put back after a restart.
 """
 
 from collections import OrderedDict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from math import inf
 
 from msgspec import Struct
 
 from reefknot.core.overload.admission import Oldest
+
+_SPARE_LINES = 16
+_SPARE_PLACES = 64
+
+_Line = OrderedDict[str, "Queued"]
 
 
 class Queued(Struct, frozen=True, gc=False):
@@ -21,114 +27,142 @@ class Queued(Struct, frozen=True, gc=False):
     priority: int = 0
     since: float = 0.0
     due: float = 0.0
-    expires: float = float("inf")
+    expires: float = inf
 
 
 class BoundedQueue:
     """One class's waiting work. `size` bounds it; who puts in has asked for admission before."""
 
-    __slots__ = ("_later", "_lines", "_places", "_priorities", "_ready", "size")
+    __slots__ = ("_expiring", "_later", "_lines", "_ordered", "_waiting", "size")
 
     def __init__(self, size: int | None) -> None:
         self.size = size
         """None is the baseline's queue without a bound."""
-        self._lines: dict[int, OrderedDict[str, Queued]] = {}
-        self._priorities: list[int] = []
+        self._lines: dict[int, _Line] = {}
+        self._ordered: list[_Line] = []
+        """The lines, highest priority first."""
         self._later: list[tuple[float, str]] = []
-        self._places: dict[str, Queued] = {}
+        self._waiting: dict[str, Queued] = {}
         """Work that is not due yet, by id."""
-        self._ready = 0
+        self._expiring: list[tuple[float, str, int]] = []
 
     @property
     def depth(self) -> int:
         """All places taken: what could run now, and what waits for its time."""
-        return self._ready + len(self._places)
+        return self.ready + len(self._waiting)
 
     @property
     def ready(self) -> int:
-        return self._ready
+        return sum(map(len, self._ordered))
 
     def __contains__(self, work_id: str) -> bool:
-        return work_id in self._places or any(work_id in line for line in self._lines.values())
+        return work_id in self._waiting or any(work_id in line for line in self._ordered)
 
     def put(self, item: Queued, now: float) -> None:
-        """Take a place."""
+        """Take a place. Who has one already keeps that one."""
         if item.due > now:
-            self._places[item.id] = item
-            heappush(self._later, (item.due, item.id))
+            if item.id not in self:
+                self._waiting[item.id] = item
+                heappush(self._later, (item.due, item.id))
+                self._watch(item)
             return
         line = self._lines.get(item.priority)
         if line is None:
-            line = self._lines[item.priority] = OrderedDict()
-            self._priorities = sorted(self._lines, reverse=True)
+            line = self._new_line(item.priority)
+        if self._waiting:
+            self._waiting.pop(item.id, None)
         line[item.id] = item
-        self._ready += 1
+        if item.expires != inf:
+            self._watch(item)
 
     def take(self, now: float, *, newest_first: bool = False) -> Queued | None:
         """The next one that is due, or None."""
         if self._later and self._later[0][0] <= now:
             self._wake(now)
-        if self._ready:
-            for priority in self._priorities:
-                line = self._lines[priority]
-                if line:
-                    self._ready -= 1
-                    return line.popitem(last=newest_first)[1]
+        for line in self._ordered:
+            if line:
+                return line.popitem(newest_first)[1]
         return None
 
     def remove(self, work_id: str) -> Queued | None:
         """Give up a place: dropped, cancelled, or taken by somebody else."""
-        waiting = self._places.pop(work_id, None)
+        waiting = self._waiting.pop(work_id, None)
         if waiting is not None:
             return waiting
-        for line in self._lines.values():
+        for line in self._ordered:
             found = line.pop(work_id, None)
             if found is not None:
-                self._ready -= 1
+                if not line and len(self._lines) > _SPARE_LINES:
+                    del self._lines[found.priority]
+                    self._sort()
                 return found
         return None
 
     def next_due(self, now: float) -> float | None:
         """Seconds until something becomes due; 0 when something is, None when nothing waits."""
-        if self._ready:
+        if any(self._ordered):
             return 0.0
-        while self._later and self._later[0][1] not in self._places:
+        while self._later and self._later[0][1] not in self._waiting:
             heappop(self._later)
         return max(0.0, self._later[0][0] - now) if self._later else None
 
     def oldest(self, now: float) -> Oldest | None:
         """The oldest of the lowest priority: the one that makes room when somebody must."""
-        for priority in reversed(self._priorities):
-            line = self._lines[priority]
+        for line in reversed(self._ordered):
             if line:
                 first = next(iter(line.values()))
-                return Oldest(first.id, priority, int((now - first.since) * 1000))
+                return Oldest(first.id, first.priority, int((now - first.since) * 1000))
         return None
 
     def oldest_age(self, now: float) -> float:
         """How long the oldest of all has waited."""
-        firsts = [next(iter(line.values())).since for line in self._lines.values() if line]
-        waiting = [item.since for item in self._places.values()]
+        firsts = [next(iter(line.values())).since for line in self._ordered if line]
+        waiting = [item.since for item in self._waiting.values()]
         return max((now - since for since in (*firsts, *waiting)), default=0.0)
 
     def expired(self, now: float) -> list[Queued]:
         """Work whose deadline passed while it waited; it is taken out."""
-        late = [item for line in self._lines.values() for item in line.values() if item.expires <= now]
-        late += [item for item in self._places.values() if item.expires <= now]
-        for item in late:
-            self.remove(item.id)
+        late = []
+        while self._expiring and self._expiring[0][0] <= now:
+            _, work_id, priority = heappop(self._expiring)
+            item = self._waiting.get(work_id) or self._lines.get(priority, {}).get(work_id)
+            if item is not None and item.expires <= now:
+                self.remove(work_id)
+                late.append(item)
         return late
 
-    def drain_ready(self, now: float) -> list[Queued]:
-        """Take out everything that is due."""
-        taken = []
-        while (item := self.take(now)) is not None:
-            taken.append(item)
-        return taken
+    def due(self, now: float, most: int) -> list[Queued]:
+        """Up to `most` of those that could run now, in their order; they stay."""
+        self._wake(now)
+        found: list[Queued] = []
+        for line in self._ordered:
+            for item in line.values():
+                if len(found) >= most:
+                    return found
+                found.append(item)
+        return found
 
     def _wake(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
             _, work_id = heappop(self._later)
-            item = self._places.pop(work_id, None)
-            if item is not None:
+            item = self._waiting.get(work_id)
+            if item is not None and item.due <= now:
                 self.put(item, now)
+
+    def _new_line(self, priority: int) -> _Line:
+        line: _Line = OrderedDict()
+        self._lines[priority] = line
+        self._sort()
+        return line
+
+    def _sort(self) -> None:
+        self._ordered = [self._lines[priority] for priority in sorted(self._lines, reverse=True)]
+
+    def _watch(self, item: Queued) -> None:
+        """Remember when it expires. Places that are gone leave marks behind; now and then they are swept out."""
+        if item.expires == inf:
+            return
+        heappush(self._expiring, (item.expires, item.id, item.priority))
+        if len(self._expiring) > 2 * self.depth + _SPARE_PLACES:
+            self._expiring = [mark for mark in self._expiring if mark[1] in self]
+            heapify(self._expiring)

@@ -15,29 +15,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.audit.event import (
-    BreakerEvent,
-    DecisionRecord,
-    Event,
-    FailureRecord,
-    Quarantined,
-    RetryAttempt,
-    RetryExhausted,
-    RetryRecovered,
-    RetryRefused,
-    TimeoutOccurred,
-    timestamp,
-)
+from reefknot.core.audit.event import DecisionRecord, Event, FailureRecord
 from reefknot.core.canonical import canonical
-from reefknot.core.failure import ErrorCategory, ErrorCode, Failure
-from reefknot.core.messages import (
-    ExecAssignment,
-    ExecResult,
-    StepResult,
-    StepStatus,
-)
+from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
+from reefknot.core.messages import ExecAssignment, ExecResult, StepResult, StepStatus
 from reefknot.core.overload.admission import Degradation
 from reefknot.core.overload.breaker import Permit, Refused
+from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Request
 from reefknot.core.retry.builtin import BASELINE_RETRIES, baseline
 from reefknot.core.retry.classify import classify, status_in
@@ -46,15 +30,16 @@ from reefknot.core.retry.draw import draw, key_number
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.execution import chance
-from reefknot.execution.journal import event_id
 from reefknot.execution.reading import read_failure
 from reefknot.ports.block import Block, BlockContext
 from reefknot.ports.clock import Clock
+from reefknot.worker import step_events as tell
+from reefknot.worker.counters import Counters
 from reefknot.worker.destinations import Destination, Destinations
-from reefknot.worker.results import result_of
+from reefknot.worker.results import EXPIRED, EXPIRED_MESSAGE, result_of, sendable
 from reefknot.worker.settings import WorkerSettings
 
-_REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
+SHORTEST_S = 0.001
 
 
 class Report(Struct, frozen=True):
@@ -66,6 +51,24 @@ class Report(Struct, frozen=True):
     """There only when the assignment has ended."""
 
 
+class Attempt(Struct, frozen=True):
+    """What is known while one runs. `began` is wall time; `elapsed` counts from the first attempt's beginning."""
+
+    item: WorkItem
+    assignment: ExecAssignment
+    change: Degradation
+    target: str
+    began: float
+
+    @property
+    def number(self) -> int:
+        return self.item.attempts + 1
+
+    def elapsed(self, wall: float) -> float:
+        first = self.item.budget.first_attempt_at
+        return max(0.0, wall - (self.began if first is None else first / 1000))
+
+
 class Steps:
     """Runs attempts under one worker's settings."""
 
@@ -75,47 +78,69 @@ class Steps:
         settings: WorkerSettings,
         blocks: Mapping[str, Block],
         clock: Clock,
+        *,
         seed: int | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
         self._blocks = blocks
         self._clock = clock
         self._seed = seed
+        self._redactor = redactor or Redactor()
         self.destinations = Destinations(settings.throttle)
+        self.counters = Counters()
 
     async def attempt(self, item: WorkItem, assignment: ExecAssignment, change: Degradation) -> Report:
         """One execution, and what follows from it."""
-        now_ms = self._clock.wall() * 1000
-        if item.deadline_at is not None and now_ms >= item.deadline_at:
-            return self._expired(item, assignment)
-        block = self._blocks[assignment.job.type]
-        policy = self._policy(assignment, None, change)
-        place = self.destinations.at(block.destination(assignment.job.payload))
+        wall = self._clock.wall()
+        block = self._blocks.get(assignment.job.type)
+        attempt = Attempt(item, assignment, change, f"block:{assignment.job.type if block is None else block.type}", wall)
+        if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
+            return self._expired(attempt)
+        if block is None:
+            return self._not_known(attempt)
+        place = self._place(block, assignment)
         permit = self._permit(place, change)
         if isinstance(permit, Refused):
-            return self._left_alone(item, assignment, policy, permit)
-        step = await self._run(block, item, assignment, self._seconds(item, policy))
-        events = self._told_breaker(place, permit, step)
+            return self._left_alone(attempt, permit)
+        try:
+            step = await self._run(block, attempt)
+        except BaseException:  # called off, or the worker ends: that tells nothing about the destination
+            if isinstance(permit, Permit):
+                place.breaker.released(permit)
+            raise
+        self.counters.executions += 1
+        failure = None if step.ok else _failure_of(step)
+        events = self._told_breaker(place, permit, step, failure)
         place.counted(self._clock.now(), ok=step.ok)
-        if step.ok:
-            return self._succeeded(item, assignment, step, events)
-        return self._failed(item, assignment, step, place, change, events)
+        if failure is None:
+            return self._succeeded(attempt, step, events)
+        return self._failed(attempt, step, failure, place, events)
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
-    def _expired(self, item: WorkItem, assignment: ExecAssignment) -> Report:
-        message = "the deadline passed while the assignment was queued; it was not run"
+    def _place(self, block: Block, assignment: ExecAssignment) -> Destination:
+        try:
+            name = block.destination(assignment.job.payload)
+        except Exception:  # inputs that make no sense; the block itself will say so
+            name = f"{block.type}: unknown"
+        return self.destinations.at(name)
+
+    def _expired(self, attempt: Attempt) -> Report:
+        self.counters.expired += 1
+        item = attempt.item
+        message = EXPIRED_MESSAGE if item.failure is None else f"{EXPIRED_MESSAGE} again; before that: {_last(item)}"
         step = StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
-        event = TimeoutOccurred(
-            **self._about(assignment),
-            attempt_number=item.attempts,
-            timeout_seconds=(assignment.options.deadline_ms or 0) / 1000,
-            whole=True,
-        )
+        event = tell.expired(attempt.assignment, self._clock.wall(), item.attempts)
         failure = classify(message, code=ErrorCode.cancelled_by_timeout)
-        settled = WorkFailed(_failure_text(failure), None, "expired while queued")
-        return self._ended(item, assignment, step, settled, (event,))
+        return self._ended(attempt, step, WorkFailed(_failure_text(failure), None, EXPIRED), (event,), ran=False)
+
+    def _not_known(self, attempt: Attempt) -> Report:
+        """Accepted by an earlier life of this worker that knew more steps."""
+        message = f"job.type: {attempt.assignment.job.type!r} is not known here any more"
+        step = StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=message)
+        return self._stopped(attempt, step, attempt.item.attempts, breaker_open=False)
 
     def _permit(self, place: Destination, change: Degradation) -> Permit | Refused | None:
         """Baseline and heavy degradation do not ask the breaker, nor do calls to a place that hardly gets any."""
@@ -124,17 +149,32 @@ class Steps:
             return None
         return place.breaker.admit(now)
 
-    def _left_alone(self, item: WorkItem, assignment: ExecAssignment, policy: RetryPolicy, refused: Refused) -> Report:
+    def _left_alone(self, attempt: Attempt, refused: Refused) -> Report:
         """The destination rests. If there is time for it the work waits too, and spends nothing."""
-        if self._elapsed(item) + refused.retry_after < policy.time_budget:
-            due = int(self._clock.wall() * 1000 + refused.retry_after * 1000) + 1
+        item, wall = attempt.item, self._clock.wall()
+        first = item.budget.first_attempt_at or item.created_at
+        policy = self._policy(attempt, None)
+        waited = max(0.0, wall - first / 1000)
+        if waited + refused.retry_after < policy.time_budget and self._fits(item, refused.retry_after):
+            due = int((wall + refused.retry_after) * 1000) + 1
             return Report(Snooze(due, "the circuit breaker of its destination is open"))
         message = "the circuit breaker of its destination is open for longer than the assignment has"
         step = StepResult(StepStatus.ERROR, ErrorCode.resource_unavailable, error_message=message)
-        failure = classify(message, code=ErrorCode.resource_unavailable)
-        return self._ended(item, assignment, step, WorkFailed(_failure_text(failure), None, "breaker_open"), ())
+        return self._stopped(attempt, step, item.attempts, breaker_open=True)
 
-    def _policy(self, assignment: ExecAssignment, failure: Failure | None, change: Degradation) -> RetryPolicy:
+    def _stopped(self, attempt: Attempt, step: StepResult, attempts: int, *, breaker_open: bool) -> Report:
+        """The end of an assignment whose block was not called this time."""
+        failure = _failure_of(step)
+        policy = self._policy(attempt, failure)
+        history = History(max(1, attempts), attempt.elapsed(self._clock.wall()))
+        decision = decide(policy, history, failure, 0.0, breaker_open=breaker_open)
+        record = DecisionRecord.of(decision, policy, history, failure, 0.0, breaker_open=breaker_open)
+        reason = decision.reason if isinstance(decision, Stop) else Reason.NOT_RETRYABLE
+        event = tell.the_end(attempt.assignment, self._clock.wall(), attempts, reason, record)
+        return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
+
+    def _policy(self, attempt: Attempt, failure: Failure | None) -> RetryPolicy:
+        assignment, change = attempt.assignment, attempt.change
         timeout = assignment.timeout_ms / 1000 * change.timeout_factor
         retries = 0 if change.skip_retries else assignment.retries
         if not self._settings.retries_v2:
@@ -143,26 +183,24 @@ class Steps:
         retry = assignment.options.retry
         backoff = None if retry is None or retry.backoff_ms is None else retry.backoff_ms / 1000
         request = Request(retries=retries, base_delay=backoff, time_budget=timeout)
-        return self._settings.book.resolve(f"block:{assignment.job.type}", failure, request=request)
+        return self._settings.book.resolve(attempt.target, failure, request=request)
 
-    def _elapsed(self, item: WorkItem) -> float:
-        """Seconds since the first execution began."""
-        first = item.budget.first_attempt_at
-        return 0.0 if first is None else max(0.0, self._clock.wall() - first / 1000)
-
-    def _seconds(self, item: WorkItem, policy: RetryPolicy) -> float:
-        """What this attempt may take: its own limit, what is left of the budget, what is left of the deadline."""
-        left = policy.time_budget - self._elapsed(item)
-        if item.deadline_at is not None:
-            left = min(left, item.deadline_at / 1000 - self._clock.wall())
-        return max(0.001, min(policy.attempt_timeout, left))
+    def _seconds(self, attempt: Attempt) -> tuple[float, bool]:
+        """What this attempt may take, and whether that is all that is left of the assignment's time."""
+        policy, wall = self._policy(attempt, None), self._clock.wall()
+        left = policy.time_budget - attempt.elapsed(wall)
+        if attempt.item.deadline_at is not None:
+            left = min(left, attempt.item.deadline_at / 1000 - wall)
+        return max(SHORTEST_S, min(policy.attempt_timeout, left)), left <= policy.attempt_timeout
 
     # ---- the execution ----------------------------------------------------------------------------------------------
 
-    async def _run(self, block: Block, item: WorkItem, assignment: ExecAssignment, seconds: float) -> StepResult:
+    async def _run(self, block: Block, attempt: Attempt) -> StepResult:
+        assignment, item = attempt.assignment, attempt.item
+        seconds, whole = self._seconds(attempt)
         context = BlockContext(
             assignment.assignment_id,
-            item.attempts + 1,
+            attempt.number,
             f"{assignment.assignment_id}/{item.generation}",
             seconds,
             assignment.tenant_id,
@@ -171,183 +209,135 @@ class Steps:
         began = self._clock.now()
         try:
             async with asyncio.timeout(None if seconds == inf else seconds) as limit:
-                step = await block.run(assignment.job.payload, context)
-        except TimeoutError as error:
-            if not limit.expired():
-                return self._from_error(error, began)
-            step = StepResult(
-                StepStatus.TIMEOUT,
-                _timeout_code(assignment.job.type),
-                error_message=f"the attempt did not finish within {seconds:.3g} s",
-            )
+                step = sendable(await block.run(assignment.job.payload, context))
         except Exception as error:
-            return self._from_error(error, began)
-        return msgspec.structs.replace(step, latency_ms=(self._clock.now() - began) * 1000)
-
-    def _from_error(self, error: Exception, began: float) -> StepResult:
-        failure = read_failure(error)
-        metadata: dict[str, Any] = {} if failure.http_status is None else {"http_status_code": failure.http_status}
-        if failure.retry_after is not None:
-            metadata["retry_after"] = failure.retry_after
+            if isinstance(error, TimeoutError) and limit.expired():
+                step = _cut_off(attempt, seconds, whole)
+            else:
+                step = _from_error(error)
         latency = (self._clock.now() - began) * 1000
-        return StepResult(StepStatus.ERROR, failure.code, {}, str(failure), metadata, latency)
+        message = self._redactor(step.error_message) if step.error_message else ""
+        return msgspec.structs.replace(step, latency_ms=latency, error_message=message)
 
-    def _told_breaker(self, place: Destination, permit: Permit | Refused | None, step: StepResult) -> list[Event]:
+    def _told_breaker(
+        self, place: Destination, permit: Permit | Refused | None, step: StepResult, failure: Failure | None
+    ) -> list[Event]:
+        """Who answers, however unkindly, is there: only what may pass by itself counts against a destination."""
         if not isinstance(permit, Permit):
             return []
-        before = place.breaker.state(self._clock.now())
-        if step.ok or step.error_code.category not in (ErrorCategory.NETWORK, ErrorCategory.SYSTEM):
+        now = self._clock.now()
+        before = place.breaker.state(now)
+        if failure is None or not (failure.failure_type is FailureType.TRANSIENT or step.status is StepStatus.TIMEOUT):
             place.breaker.succeeded(permit)
         else:
-            place.breaker.failed(permit, self._clock.now())
-        after = place.breaker.state(self._clock.now())
-        if before is after:
-            return []
-        return [
-            BreakerEvent(timestamp=self._now_text(), event_id=event_id(), name=place.breaker.name, state=after.value)
-        ]
+            place.breaker.failed(permit, now)
+        after = place.breaker.state(now)
+        return [] if before is after else [tell.breaker(place.breaker.name, after.value, self._clock.wall())]
 
     # ---- after ------------------------------------------------------------------------------------------------------
 
-    def _succeeded(self, item: WorkItem, assignment: ExecAssignment, step: StepResult, events: list[Event]) -> Report:
-        if item.attempts:
-            events.append(
-                RetryRecovered(
-                    **self._about(assignment),
-                    operation=assignment.job.type,
-                    total_attempts=item.attempts + 1,
-                    elapsed_seconds=self._elapsed(item),
-                )
-            )
-        return self._ended(item, assignment, step, WorkDone(), tuple(events))
+    def _succeeded(self, attempt: Attempt, step: StepResult, events: list[Event]) -> Report:
+        if attempt.item.attempts:
+            wall = self._clock.wall()
+            events.append(tell.recovered(attempt.assignment, wall, attempt.number, attempt.elapsed(wall)))
+        return self._ended(attempt, step, WorkDone(), tuple(events))
 
     def _failed(
-        self,
-        item: WorkItem,
-        assignment: ExecAssignment,
-        step: StepResult,
-        place: Destination,
-        change: Degradation,
-        events: list[Event],
+        self, attempt: Attempt, step: StepResult, failure: Failure, place: Destination, events: list[Event]
     ) -> Report:
-        failure = _failure_of(step)
-        policy = self._policy(assignment, failure, change)
-        attempts = item.attempts + 1
-        history = History(attempts, self._elapsed(item), _last_wait(item))
+        assignment, wall = attempt.assignment, self._clock.wall()
+        policy = self._policy(attempt, failure)
+        if attempt.item.deadline_at is not None:  # both clocks hold: the budget ends where the deadline is
+            left = attempt.item.deadline_at / 1000 - wall + attempt.elapsed(wall)
+            policy = policy.replace(time_budget=max(SHORTEST_S, min(policy.time_budget, left)))
+        history = History(attempt.number, attempt.elapsed(wall), _last_wait(attempt.item))
         seed = chance.process_seed if self._seed is None else self._seed
-        chosen = draw(seed, key_number(assignment.assignment_id), attempts - 1)
+        chosen = draw(seed, key_number(assignment.assignment_id), attempt.item.attempts)
         throttle = place.throttle if self._settings.retries_v2 else None
         view = None if throttle is None else throttle.view(self._clock.now())
         decision = decide(policy, history, failure, chosen, throttle=view)
         record = DecisionRecord.of(decision, policy, history, failure, chosen, throttle=view)
-        if isinstance(decision, Again) and self._fits(item, decision.delay):
+        if isinstance(decision, Again):
             if throttle is not None:
                 throttle.spend()
-            events.append(self._attempt_event(assignment, attempts, policy, record))
-            return self._again(decision, failure, tuple(events))
-        reason = decision.reason if isinstance(decision, Stop) else Reason.BUDGET_SPENT
-        events.append(self._end_event(assignment, attempts, reason, record))
-        return self._gave_up(item, assignment, step, failure, reason, tuple(events))
+            self.counters.retry(failure.code.wire, assignment.job.type, decision.delay)
+            events.append(tell.again(assignment, wall, attempt.number, record))
+            due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
+            delay_ms = int(decision.delay * 1000)
+            kind = failure.failure_type.value
+            return Report(TryAgain(due, _failure_text(failure), kind, delay_ms, began_at=began), tuple(events))
+        events.append(tell.the_end(assignment, wall, attempt.number, decision.reason, record))
+        self.counters.throttled += decision.reason is Reason.THROTTLED
+        return self._gave_up(attempt, step, failure, decision.reason, tuple(events))
 
     def _fits(self, item: WorkItem, delay: float) -> bool:
         """Whether the wait ends before the assignment's own deadline."""
         return item.deadline_at is None or self._clock.wall() + delay < item.deadline_at / 1000
 
-    def _again(self, decision: Again, failure: Failure, events: tuple[Event, ...]) -> Report:
-        due = int((self._clock.wall() + decision.delay) * 1000)
-        settled = TryAgain(due, _failure_text(failure), failure.failure_type.value, int(decision.delay * 1000))
-        return Report(settled, events)
-
     def _gave_up(
         self,
-        item: WorkItem,
-        assignment: ExecAssignment,
+        attempt: Attempt,
         step: StepResult,
         failure: Failure,
         reason: Reason,
         events: tuple[Event, ...],
+        *,
+        ran: bool = True,
     ) -> Report:
         if reason is Reason.BUDGET_SPENT:
+            self.counters.budget_exhaustions += 1
             step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT)
         text = _failure_text(failure)
-        settled: Settled = WorkFailed(text, None, reason.value)
+        settled: WorkFailed | Quarantine = WorkFailed(text, None, reason.value)
         if self._settings.quarantine_failed:
             settled = Quarantine(reason.value, text)
-            events = (*events, self._quarantined(assignment, reason.value, failure))
-        return self._ended(item, assignment, step, settled, events)
+            events = (*events, tell.quarantined(attempt.assignment, self._clock.wall(), reason.value, failure))
+        return self._ended(attempt, step, settled, events, ran=ran)
 
     def _ended(
         self,
-        item: WorkItem,
-        assignment: ExecAssignment,
+        attempt: Attempt,
         step: StepResult,
-        settled: WorkDone | WorkFailed | Quarantine | Settled,
+        settled: WorkDone | WorkFailed | Quarantine,
         events: tuple[Event, ...],
+        *,
+        ran: bool = True,
     ) -> Report:
-        result = self.result(assignment, step, retries_used=item.attempts)
-        text = msgspec.json.encode(result).decode()
-        if isinstance(settled, WorkDone | WorkFailed | Quarantine):
-            settled = msgspec.structs.replace(settled, result=text)
-        return Report(settled, events, result)
+        """`ran` is False when the end came before this attempt's block was called: then the last one was a retry."""
+        retries = attempt.item.attempts if ran else max(0, attempt.item.attempts - 1)
+        self.counters.ended(ok=step.ok, retried=retries > 0)
+        return Report(settled, events, self.result(attempt.assignment, step, retries_used=retries))
 
     def result(self, assignment: ExecAssignment, step: StepResult, *, retries_used: int) -> ExecResult:
         """The step's result as the wire carries it."""
-        known_as = self._worker_id if self._settings.queue_v2 else None
-        provider = (assignment.executor and assignment.executor.provider_id) or self._worker_id
         return result_of(
             assignment,
             step,
-            provider_id=provider,
-            worker_id=known_as,
+            worker_id=self._worker_id,
+            v2=self._settings.queue_v2,
             wall=self._clock.wall(),
             retries_used=retries_used,
         )
 
-    # ---- events -----------------------------------------------------------------------------------------------------
 
-    def _now_text(self) -> str:
-        return timestamp(self._clock.wall())
-
-    def _about(self, assignment: ExecAssignment) -> dict[str, Any]:
-        return {
-            "timestamp": self._now_text(),
-            "event_id": event_id(),
-            "tenant_id": assignment.tenant_id,
-            "trace_id": assignment.trace_id,
-            "correlation_id": assignment.request_id,
-            "work_id": assignment.assignment_id,
-        }
-
-    def _attempt_event(
-        self, assignment: ExecAssignment, attempts: int, policy: RetryPolicy, record: DecisionRecord
-    ) -> RetryAttempt:
-        return RetryAttempt(
-            **self._about(assignment),
-            operation=assignment.job.type,
-            attempt_number=attempts,
-            max_attempts=policy.max_attempts,
-            delay_seconds=record.delay or 0.0,
-            exception_type=record.failure.code,
-            exception_message=record.failure.message,
-            decision=record,
+def _cut_off(attempt: Attempt, seconds: float, whole: bool) -> StepResult:
+    """One attempt's own limit can be retried; the end of all time cannot, and names the error before it."""
+    if not whole:
+        code = _timeout_code(attempt.target)
+        return StepResult(
+            StepStatus.TIMEOUT, code, error_message=f"the attempt did not finish within {seconds:.3g} s"
         )
+    last = "" if attempt.item.failure is None else f"; before that: {_last(attempt.item)}"
+    message = f"the time for all attempts was over after {seconds:.3g} s of attempt {attempt.number}{last}"
+    return StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
 
-    def _end_event(
-        self, assignment: ExecAssignment, attempts: int, reason: Reason, record: DecisionRecord
-    ) -> RetryExhausted | RetryRefused:
-        kind = RetryRefused if reason in _REFUSED else RetryExhausted
-        return kind(
-            **self._about(assignment),
-            operation=assignment.job.type,
-            total_attempts=attempts,
-            final_exception_type=record.failure.code,
-            final_exception_message=record.failure.message,
-            reason=reason,
-            decision=record,
-        )
 
-    def _quarantined(self, assignment: ExecAssignment, reason: str, failure: Failure) -> Quarantined:
-        return Quarantined(**self._about(assignment), reason=reason, failure=FailureRecord.of(failure))
+def _from_error(error: Exception) -> StepResult:
+    failure = read_failure(error)
+    metadata: dict[str, Any] = {} if failure.http_status is None else {"http_status_code": failure.http_status}
+    if failure.retry_after is not None:
+        metadata["retry_after"] = failure.retry_after
+    return StepResult(StepStatus.ERROR, failure.code, {}, str(failure), metadata)
 
 
 def _last_wait(item: WorkItem) -> float:
@@ -356,22 +346,29 @@ def _last_wait(item: WorkItem) -> float:
     return 0.0 if last is None else max(0.0, (item.due_at - last) / 1000)
 
 
-def _timeout_code(job_type: str) -> ErrorCode:
-    """One attempt's own timeout can be retried: the network's, or a resource that did not answer."""
-    family = job_type.partition(".")[0]
+def _timeout_code(target: str) -> ErrorCode:
+    """The network's, or a resource that did not answer."""
+    family = target.partition(":")[2].partition(".")[0]
     return ErrorCode.resource_unavailable if family in ("fs", "sql") else ErrorCode.connection_timeout
 
 
 def _failure_of(step: StepResult) -> Failure:
     hint = step.metadata.get("retry_after")
+    known = isinstance(hint, int | float) and not isinstance(hint, bool)
     return classify(
         step.error_message,
         code=step.error_code,
         http_status=step.http_status if step.http_status is not None else status_in(step.error_message),
-        retry_after=float(hint) if isinstance(hint, int | float) and not isinstance(hint, bool) else None,
+        retry_after=float(hint) if known else None,  # type: ignore[arg-type]
         limit_reached=bool(step.metadata.get("limit_reached")),
     )
 
 
 def _failure_text(failure: Failure) -> str:
     return canonical(msgspec.to_builtins(FailureRecord.of(failure))).decode()
+
+
+def _last(item: WorkItem) -> str:
+    """The last real error, for a message."""
+    record = msgspec.json.decode(item.failure or "{}", type=FailureRecord)
+    return str(record.failure())

@@ -80,6 +80,34 @@ def test_a_value_keeps_the_place_it_was_written_at() -> None:
     assert book.resolve("block:http").provenance["max_attempts"].source == "reefknot.yaml:5:9"
 
 
+def test_what_is_said_of_particular_failures_keeps_its_own_line() -> None:
+    text = """\
+worker:
+  retries:
+    v2:
+      block_policies:
+        http:
+          error_overrides:
+            "404":
+              retryable: true
+retry_policies:
+  imap_mailbox:
+    transient_max_attempts: 2
+    rate_limit_delay_seconds: 50
+    permanent_failures_no_retry: false
+"""
+    book = PolicyBook.loads(text, name="r.yaml")
+
+    def source(target: str, field: str, **failure: Any) -> str:
+        return book.resolve(target, **failure).provenance[field].source
+
+    mail = "connector:imap_mailbox"
+    assert source("block:http", "retryable", http_status=404) == "r.yaml:8:15"
+    assert source(mail, "max_attempts", failure_type="transient") == "r.yaml:11:5"
+    assert source(mail, "base_delay", failure_type="rate_limited") == "r.yaml:12:5"
+    assert source(mail, "retryable", failure_type="permanent") == "r.yaml:13:5"
+
+
 @pytest.mark.parametrize("word", [word for word, *_ in WORKER_WORDS[1:]])
 @pytest.mark.parametrize("place", ["default_policy", "error_classification.system_errors", "block_policies.http"])
 def test_null_is_no_value_for_a_word_of_the_worker(word: str, place: str) -> None:
@@ -165,7 +193,7 @@ def test_null_is_no_value_for_retryable_in_an_override() -> None:
 def test_cancellation_can_be_made_retryable_nowhere(text: str) -> None:
     (problem,) = v2_problems(text)
 
-    assert "cancellation is never retried; accepted: false" in problem
+    assert problem.endswith(".retryable: cancellation is never retried; accepted: false")
 
 
 def test_cancellation_may_be_spoken_of() -> None:
@@ -404,6 +432,8 @@ def test_a_connector_that_another_package_brings_is_known(monkeypatch: pytest.Mo
         "sources: {news: {connector: rss_feed, retry: {jitter_factor: 1}}}"
     )
 
+    nulls = PolicyBook.loads("retry_policies: {rss_feed: {transient_max_attempts: null, max_delay_seconds: 99}}")
+    assert nulls.resolve("connector:rss_feed", failure_type="transient").retries == 3
     policy = book.resolve("connector:rss_feed", source="news")
     assert (policy.retries, policy.base_delay, policy.max_delay, policy.jitter_factor) == (2, 60.0, 1800.0, 1.0)
     assert not book.resolve("connector:rss_feed", failure_type="permanent").retryable

@@ -182,6 +182,18 @@ def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path) -> None:
     assert problem.message.startswith("for any block, the base delay of 40 s is above the cap of 30 s")
 
 
+def test_a_mistake_in_a_variable_that_brings_a_whole_mapping_names_the_word(tmp_path: Path) -> None:
+    variable = "REEFKNOT__WORKER__RETRIES__V2__BLOCK_POLICIES"
+    base = "{http: {base_delay_ms: 40000, jitter_type: none, error_overrides: {'500': {max_attempts: 3}}}}"
+    cap = "{http: {base_delay_ms: 20, error_overrides: {'500': {max_delay_ms: 10, max_attempts: 3}}}}"
+
+    for value, path in ((base, "http.base_delay_ms"), (cap, "http.error_overrides.500.max_delay_ms")):
+        with pytest.raises(ConfigurationError) as caught:
+            load_settings(environ={variable: value}, cwd=tmp_path)
+        (problem,) = cast(list[Problem], caught.value.problems)
+        assert problem.path == f"worker.retries.v2.block_policies.{path}"
+
+
 DEGRADE = """
 worker:
   queue:

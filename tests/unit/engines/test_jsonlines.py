@@ -252,6 +252,26 @@ async def test_a_batch_torn_by_a_crash_goes_as_a_whole_and_that_is_on_record(pat
 
 
 @in_a_loop
+async def test_wherever_a_crash_cuts_the_file_only_whole_batches_are_left(tmp_path: Path) -> None:
+    """Every byte of two batches; what was acknowledged before the last write is never lost."""
+    path = tmp_path / "audit.jsonl"
+    async with opened(path, inline=True) as log:
+        await log.append([entry(1)])
+        ends = [path.stat().st_size]
+        for batch in ([entry(2), entry(3)], [entry(4), entry(5)]):
+            await log.append(batch)
+            ends.append(path.stat().st_size)
+    whole = path.read_bytes()
+    for size in range(ends[0], ends[2] + 1):
+        path.write_bytes(whole[:size])
+        async with opened(path, inline=True) as log:
+            kept = [name for name in await actions(log) if name != "log_repaired"]
+            assert kept == ["n1", "n2", "n3", "n4", "n5"][: 1 + 2 * sum(size >= end for end in ends[1:])]
+            assert ("log_repaired" in await actions(log)) is (size not in ends)
+            assert await log.verify() == []
+
+
+@in_a_loop
 async def test_a_batch_cut_between_two_of_its_lines_goes_as_a_whole(path: Path) -> None:
     async with opened(path) as log:
         await log.append([entry(1)])

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.decide import DECIDER_VERSION, Again, Decision, History, Reason, Stop, ThrottleView
+from reefknot.core.retry.decide import DECIDER_VERSION, Again, Decision, History, Reason, ThrottleView
 from reefknot.core.retry.policy import FIELDS, RetryPolicy
 
 
@@ -129,11 +129,9 @@ class DecisionRecord(Struct, frozen=True):
 
 def answer_of(decision: Decision) -> tuple[str, float | None]:
     """A decision in two words: `again` and its delay, or the reason."""
-    match decision:
-        case Again(delay=delay):
-            return "again", delay
-        case Stop(reason=reason):
-            return reason.value, None
+    if isinstance(decision, Again):
+        return "again", decision.delay
+    return decision.reason.value, None
 
 
 class Event(Struct, frozen=True, tag_field="event_type", kw_only=True):

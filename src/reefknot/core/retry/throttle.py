@@ -82,6 +82,12 @@ class RetryThrottle:
                 return self.executions - executions
         return 0
 
+    def share(self, tokens: float, *, per_second: float) -> None:
+        """From now on so many tokens at most, and so much trickle; what was spent stays spent."""
+        self.cap = _positive("tokens", tokens, least=1.0)
+        self._per_second = _positive("per_second", per_second)
+        self.tokens = min(self.tokens, self.cap)
+
     def feed(self) -> None:
         """A success brings a fraction of a token."""
         self.tokens = min(self.cap, self.tokens + self._per_success)

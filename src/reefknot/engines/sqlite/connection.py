@@ -26,7 +26,7 @@ Opener = Callable[[str, int], apsw.Connection]
 """How a connection comes to be: (path, flags). Fault tests put a recording or failing VFS in here."""
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-LONGEST_NAP = 0.004
+LONGEST_NAP = 0.001
 
 
 def plain_opener(path: str, flags: int) -> apsw.Connection:
@@ -59,7 +59,7 @@ def _make_file(path: str) -> None:
 
 
 def _busy_handler(patience: float) -> Callable[[int], bool]:
-    """Short naps of random length: SQLite's own, which grow to 100 ms, let some processes starve."""
+    """Short naps of random length. With SQLite's own, which grow to 100 ms, and with 4 ms, some processes starve."""
     began = 0.0
 
     def wait(earlier: int) -> bool:

@@ -111,9 +111,9 @@ def test_events_without_a_decision_are_passed_over() -> None:
 
 
 def test_what_is_no_event_is_a_difference_and_not_a_crash() -> None:
-    seen = replay([b"not json", b'{"event_type":"gossip","timestamp":""}'])
+    seen = replay([b"not json", b'{"event_type":"gossip","timestamp":""}', b'{"event_type":"dropped","reason":"\xff"}'])
 
-    assert [difference.event_type for difference in seen.differences] == ["unreadable", "unreadable"]
+    assert [difference.event_type for difference in seen.differences] == ["unreadable"] * 3
 
 
 def test_a_decision_of_another_decider_is_not_silently_taken_for_ours() -> None:

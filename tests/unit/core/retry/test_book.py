@@ -286,10 +286,17 @@ def test_a_status_says_whether_an_http_error_is_retried_and_none_means_yes() -> 
 
 
 def test_a_status_that_no_rule_speaks_of_is_left_as_it_was() -> None:
-    policy = book_of().resolve("block:http", Failure(ErrorCode.http_error, FailureType.UNKNOWN, "", 302))
+    policy = book_of().resolve("block:http", Failure(ErrorCode.http_error, FailureType.UNKNOWN, "", 777))
 
     assert policy.retryable
     assert policy.provenance["retryable"].source == "built-in: worker default"
+
+
+def test_a_redirect_that_is_reported_as_a_failure_is_not_asked_for_again() -> None:
+    policy = book_of().resolve("block:http", Failure(ErrorCode.http_error, FailureType.UNKNOWN, "", 302))
+
+    assert not policy.retryable
+    assert policy.provenance["retryable"].source == "built-in: HTTP statuses"
 
 
 def test_the_status_of_another_code_is_not_looked_at() -> None:

@@ -1,0 +1,30 @@
+"""The names under which a worker finds its blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from reefknot.blocks.catalog import ALIASES, by_name, standard_blocks
+from reefknot.blocks.python import PythonBlock
+from reefknot.errors import ConfigurationError
+
+
+def test_the_standard_blocks_are_there_under_all_their_names() -> None:
+    blocks = by_name(standard_blocks())
+
+    assert sorted(blocks) == sorted(
+        [
+            *("http.request", "fs.blob_put", "fs.blob_get", "fs.delete", "sql.query"),
+            *("http", "fs_blob_put", "fs_blob_get", "sql"),
+        ]
+    )
+    assert all(blocks[alias] is blocks[name] for alias, name in ALIASES.items())
+    assert all(block.type == name for name, block in standard_blocks().items())
+
+
+@pytest.mark.parametrize("taken", ["http.request", "http"])
+def test_a_name_that_is_taken_is_a_configuration_error(taken: str) -> None:
+    own = PythonBlock(taken, lambda inputs, context: None)
+
+    with pytest.raises(ConfigurationError, match=f"block {taken}: there is another block"):
+        by_name(standard_blocks(), {taken: own})
