@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from reefknot.errors import ParameterError
 from reefknot.execution import ambient, keys, manager, report, timing
 from reefknot.execution.journal import AuditSink, OnFailure
+from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.idempotency_store import IdempotencyStore
 from reefknot.ports.store import Store
@@ -42,6 +43,32 @@ async def open_store(
             yield store
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def open_audit_log(
+    path: str,
+    *,
+    clock: Clock | None = None,
+    largest: int = 64 << 20,
+    keep: int | None = None,
+    fsync: str = "always",
+) -> AsyncIterator[AuditLog]:
+    """
+    An audit log in files of JSON lines, for as long as the block lasts, to be given as `audit=`.
+
+    A file is followed by the next after `largest` bytes; with `keep`, the oldest go when there are more files than
+    that, and an anchor event says so. `fsync` is `always`, `rotate` or `never`. One process writes a log.
+    """
+    from reefknot.engines.jsonlines import JsonLinesLog
+
+    log = await JsonLinesLog.open(
+        path, clock or _clock_of_this_loop(), largest=largest, keep=keep, fsync=fsync, inline=_in_virtual_loop()
+    )
+    try:
+        yield log
+    finally:
+        await log.close()
 
 
 async def _opened(url: str, clock: Clock, *, retention: float, largest_result: int, most_keys: int | None) -> Store:

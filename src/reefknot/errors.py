@@ -304,12 +304,11 @@ class RecordedFailureError(IdempotencyError):
 
 
 class OutcomeUnknownError(IdempotencyError):
-    """The owner vanished while its effect may have happened, and the effect must not happen twice."""
+    """The owner failed or vanished, its effect may have happened, and it must not happen twice."""
 
     def __init__(self, key: str, *, owner: str) -> None:
         super().__init__(
-            f"key {shown(key)}: {owner} vanished before it recorded a result; "
-            "find out what happened, then resolve the key"
+            f"key {shown(key)}: nobody knows whether what {owner} began has happened; find out, then resolve the key"
         )
         self.key = key
         self.owner = owner

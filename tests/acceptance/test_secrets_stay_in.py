@@ -291,3 +291,28 @@ def test_a_recorded_result_is_kept_as_it_was_given_and_told_by_nobody(
     assert plant.secret.encode() in b"".join(file.read_bytes() for file in tmp_path.glob("state.db*"))
     assert command(["audit", "tail", "--json", "--engine", f"sqlite:{path}"]) == 0
     assert plant.secret not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("redacting", [True, False])
+def test_what_is_recorded_of_a_failure_under_a_guard_holds_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redacting: bool
+) -> None:
+    """A failure is told to whoever asks for the key, unlike a result; the control does not redact."""
+    canary = "Canary-guarded-56"
+    if not redacting:
+        monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
+        monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)
+
+    async def fails() -> None:
+        raise ValueError(f"it does not know {canary}")
+
+    async def main() -> None:
+        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
+            manager = RetryManager(idempotency=store.idempotency, audit=store.audit, secrets=(canary,))
+            never = POLICY.replace(non_retryable_exceptions=("ValueError",))
+            with pytest.raises(ValueError, match="does not know"):
+                await manager.execute_with_retry("KV_PUT", "put", fails, never, "k", mode="guard")
+
+    run_virtual(main())
+    written = b"".join(file.read_bytes() for file in tmp_path.glob("state.db*"))
+    assert (canary.encode() in written) is not redacting

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import platform
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -57,7 +58,7 @@ def open_by_walking(folder: int, parts: Sequence[str], flags: int, mode: int = 0
     """The same without the kernel's help: one part at a time, and none of them a link."""
     with _held(os.dup(folder)) as held:
         for part in parts[:-1]:
-            held.move(os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=held.descriptor))
+            held.move(_folder_in(held.descriptor, part))
         return os.open(parts[-1], flags | os.O_NOFOLLOW, mode, dir_fd=held.descriptor)
 
 
@@ -67,15 +68,25 @@ def folder_beneath(root: int, parts: Sequence[str], *, make: bool = False) -> It
     with _held(os.dup(root)) as held:
         for part in parts:
             try:
-                found = open_beneath(held.descriptor, (part,), _FOLDER)
+                found = _folder_in(held.descriptor, part)
             except FileNotFoundError:
                 if not make:
                     raise
                 with suppress(FileExistsError):
                     os.mkdir(part, 0o777, dir_fd=held.descriptor)
-                found = open_beneath(held.descriptor, (part,), _FOLDER)
+                found = _folder_in(held.descriptor, part)
             held.move(found)
         yield held.descriptor
+
+
+def _folder_in(folder: int, name: str) -> int:
+    """One step down. A name is one part, so not following it is all the confining there is to do."""
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+        raise
 
 
 class _Held:

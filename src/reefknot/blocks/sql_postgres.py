@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, sql
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from reefknot.blocks.inputs import Refusal
@@ -90,10 +91,11 @@ def first_word(query: str) -> str:
 
 
 def _check(word: str, query: str, *, reads: bool) -> None:
+    if not word:
+        text = "query: it does not begin with a word of SQL; nested comments before it are not read"
+        raise Refusal(ErrorCode.invalid_input, text)
     if reads and word not in _ASKING:
-        text = (
-            f"query: {word.upper() or 'this'} is not allowed on a connection for reading; allowed: SELECT, WITH, VALUES"
-        )
+        text = f"query: {word.upper()} is not allowed on a connection for reading; allowed: SELECT, WITH, VALUES"
         raise Refusal(ErrorCode.permission_denied, text)
     if word in _NEVER:
         raise Refusal(ErrorCode.permission_denied, f"query: {word.upper()} is not allowed on any connection")
@@ -109,10 +111,11 @@ async def _connected(connection: SqlConnection, seconds: float) -> AsyncConnecti
     options = [f"-c {bound}={wait}" for bound in bounds]
     if connection.access is Access.READ:
         options.append("-c default_transaction_read_only=on")
+    own = str(conninfo_to_dict(connection.url).get("options") or "")
     return await AsyncConnection.connect(
         connection.url,
         connect_timeout=max(2, min(60, int(wait / 1000) + 1)),
-        options=" ".join(options),
+        options=" ".join([own, *options]).strip(),  # the last one holds
         application_name="reefknot",
         row_factory=tuple_row,
     )

@@ -22,7 +22,7 @@ import msgspec
 from reefknot.core.audit.event import IdempotencyEvent
 from reefknot.core.canonical import canonical
 from reefknot.core.canonical import fingerprint as fingerprint_of
-from reefknot.core.redaction import Redactor
+from reefknot.core.redaction import redact
 from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
 from reefknot.execution.ambient import store_in_scope
 from reefknot.execution.answers import checked_type, plain
@@ -115,8 +115,6 @@ def _guarded(
 
 
 def _telling(store: Store, name: str, key: str) -> Telling:
-    redact = Redactor()
-
     def event(action: str) -> IdempotencyEvent:
         return IdempotencyEvent(
             timestamp=now_text(), event_id=event_id(), operation=name, idempotency_key=redact(key), action=action
@@ -148,7 +146,7 @@ def _fingerprint(
         return fingerprint_of(plain(wanted(*args, **kwargs)))
     bound = shape.bind_partial(*args, **kwargs)
     bound.apply_defaults()
-    return fingerprint_of({name: _seen(value) for name, value in bound.arguments.items() if name != _KEY_PARAMETER})
+    return fingerprint_of({name: _seen(value) for name, value in bound.arguments.items()})
 
 
 def _seen(value: object) -> object:

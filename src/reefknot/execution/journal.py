@@ -102,6 +102,10 @@ class Journal:
         """Events that are on no record. Anything but 0 is an incident."""
         return self._backlog.lost
 
+    def safe(self, text: str) -> str:
+        """The text as it may be kept or shown beside the events."""
+        return self._redactor(text)
+
     def entries(self, events: Sequence[Event]) -> list[AuditEntry]:
         """Events as the log keeps them."""
         return [self._entry(event) for event in events]
@@ -151,7 +155,6 @@ class Journal:
                 self._keep_back(pending)
                 raise
             if trouble is None:
-                backlog.again_at = 0.0
                 return
             backlog.again_at = timing.now() + LEFT_ALONE
         self._keep_back(pending)

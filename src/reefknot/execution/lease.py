@@ -27,6 +27,7 @@ class Renewal:
         self._claim = claim
         self._lease = lease
         self._worker: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._before = 0
         self._lost: LeaseLostError | None = None
@@ -40,12 +41,15 @@ class Renewal:
         self._worker = asyncio.current_task()
         assert self._worker is not None
         self._before = self._worker.cancelling()
-        self._task = asyncio.get_running_loop().create_task(self._renew())
+        self._timer = asyncio.get_running_loop().call_later(self._lease / 3, self._begin)
         return self
+
+    def _begin(self) -> None:
+        """Most work is over before its lease has to be renewed: only what lasts gets a task."""
+        self._task = asyncio.get_running_loop().create_task(self._renew())
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._lease / 3)
             try:
                 async with asyncio.timeout(self._lease / 3):
                     await self._store.renew(self._claim, lease=self._lease)
@@ -61,11 +65,14 @@ class Renewal:
                     type(error).__name__,
                     report.printable(str(error), most=300),
                 )
+            await asyncio.sleep(self._lease / 3)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        assert self._task is not None
+        assert self._timer is not None
         assert self._worker is not None
-        self._task.cancel()
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
         if self._lost is None:
             return
         outer_cancelled = self._worker.uncancel() > self._before

@@ -163,9 +163,8 @@ class Once:
     async def _let_go(self, claim: Claim, error: BaseException, how: How, telling: Telling) -> None:
         """The work failed, or was cancelled. What it did before that nobody knows; the mode says what that means."""
         if how.mode is Mode.GUARD:
-            failure = read_failure(error)
-            name = type(error).__name__
-            ending: Ending = Unknown(canonical({"message": failure.message, "exception": name}).decode())
+            message = telling.safe(read_failure(error).message)
+            ending: Ending = Unknown(canonical({"message": message, "exception": type(error).__name__}).decode())
             action = "unknown"
         else:
             ending, action = Released(), "release"

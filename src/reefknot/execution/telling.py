@@ -29,6 +29,10 @@ class Telling:
         self.with_record: list[Event] = []
         """What else is to be told when the result is recorded."""
 
+    def safe(self, text: str) -> str:
+        """The text without secrets: what is recorded of a failure is told, unlike a result."""
+        return self._journal.safe(text)
+
     def beside(self, action: str) -> list[AuditEntry]:
         """The events to keep in the same step as the change."""
         if not self._one_chain:

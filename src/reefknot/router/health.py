@@ -4,6 +4,8 @@ What the router knows about its workers: one entry for each worker and resource 
 Acks, results and heartbeats update it; silence and time make it expire. It decides nothing: `choose_worker` does.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from reefknot.core.messages import ExecAssignmentAck, ExecResult, Heartbeat
@@ -11,6 +13,7 @@ from reefknot.core.overload.level import OverloadStatus
 from reefknot.core.routing import WorkerHealth
 
 MOST_WORKERS = 10_000
+MOST_CLASSES = 64
 FORGET_AFTER_S = 300.0
 
 
@@ -19,61 +22,55 @@ class HealthTable:
 
     def __init__(self) -> None:
         self._entries: dict[str, dict[str, WorkerHealth]] = {}
+        self._lives: dict[str, str] = {}
         self.draining: set[str] = set()
 
-    def add(self, worker_id: str, classes: tuple[str, ...], now: float) -> None:
-        """A worker that is known by name and has said nothing yet."""
-        for name in classes:
-            self._put(name, WorkerHealth(worker_id, heard_at=now))
-
     def heard_heartbeat(self, beat: Heartbeat, now: float) -> bool:
-        """A worker told how it is. True when it is new or was gone."""
-        fresh = False
-        (self.draining.add if beat.draining else self.draining.discard)(beat.worker_id)
-        for name, said in beat.classes.items():
-            before = self._entries.get(name, {}).get(beat.worker_id)
-            fresh = fresh or before is None or before.gone(now)
-            self._put(
-                name,
-                msgspec.structs.replace(
-                    before or WorkerHealth(beat.worker_id),
-                    status=said.status,
-                    queue_depth=said.queue_depth,
-                    active=said.active,
-                    capacity=said.capacity,
-                    heard_at=now,
-                    heartbeat_at=now,
-                ),
+        """A worker told how it is. True when it began anew: what it had in its hands may be in its store only."""
+        worker_id = beat.worker_id
+        anew = worker_id in self._lives and self._lives[worker_id] != beat.incarnation
+        for name, said in list(beat.classes.items())[:MOST_CLASSES]:
+            before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
+            changed = msgspec.structs.replace(
+                before,
+                status=said.status,
+                queue_depth=said.queue_depth,
+                active=said.active,
+                capacity=said.capacity,
+                heard_at=now,
+                heartbeat_at=now,
             )
-        return fresh
+            if self._put(name, changed):
+                self._lives[worker_id] = beat.incarnation
+                (self.draining.add if beat.draining else self.draining.discard)(worker_id)
+        return anew
 
     def heard_ack(self, worker_id: str, name: str, ack: ExecAssignmentAck, now: float) -> None:
-        """An answer to an assignment: its status and depth are news, and one less is on its way."""
+        """An answer to an assignment: its status and depth are news."""
         before = self._entries.get(name, {}).get(worker_id)
         if before is None:
             return
         depth = ack.queue_depth if isinstance(ack.queue_depth, int) else before.queue_depth
         status = ack.overload_status or before.status
-        self._put(
-            name,
-            msgspec.structs.replace(
-                before, status=status, queue_depth=depth, heard_at=now, pending=max(0, before.pending - 1)
-            ),
-        )
+        self._put(name, msgspec.structs.replace(before, status=status, queue_depth=depth, heard_at=now))
 
     def heard_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
         before = self._entries.get(name, {}).get(worker_id)
         if before is not None and result.overload_status is not None:
             self._put(name, msgspec.structs.replace(before, status=result.overload_status, heard_at=now))
 
-    def sent(self, worker_id: str, name: str, now: float, *, probe: bool) -> None:
-        before = self._entries[name][worker_id]
-        changed = msgspec.structs.replace(before, pending=before.pending + 1)
-        self._put(name, msgspec.structs.replace(changed, probed_at=now) if probe else changed)
+    def probed(self, worker_id: str, name: str, now: float) -> None:
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is not None:
+            self._put(name, msgspec.structs.replace(before, probed_at=now))
 
-    def of_class(self, name: str) -> list[WorkerHealth]:
-        """Everybody who may be asked for this class."""
-        return [one for one in self._entries.get(name, {}).values() if one.worker_id not in self.draining]
+    def of_class(self, name: str, unspoken: Mapping[tuple[str, str], int]) -> list[WorkerHealth]:
+        """Everybody who may be asked for this class, with what is on its way to each."""
+        return [
+            msgspec.structs.replace(one, unspoken=unspoken.get((one.worker_id, name), 0))
+            for one in self._entries.get(name, {}).values()
+            if one.worker_id not in self.draining
+        ]
 
     def gone(self, now: float) -> set[str]:
         """Workers whose heartbeats stopped."""
@@ -81,11 +78,16 @@ class HealthTable:
 
     def forget(self, now: float) -> None:
         """Workers that have been gone for long are not kept for ever."""
-        for by_id in self._entries.values():
-            for worker_id in [
-                key for key, one in by_id.items() if one.gone(now) and now - one.heard_at > FORGET_AFTER_S
-            ]:
-                del by_id[worker_id]
+        for name, by_id in list(self._entries.items()):
+            for worker_id, one in list(by_id.items()):
+                if one.gone(now) and now - one.heard_at > FORGET_AFTER_S:
+                    del by_id[worker_id]
+            if not by_id:
+                del self._entries[name]
+        here = {worker_id for by_id in self._entries.values() for worker_id in by_id}
+        for worker_id in self._lives.keys() - here:
+            del self._lives[worker_id]
+        self.draining &= here
 
     def live(self, now: float) -> int:
         """How many workers share the fleet's throttle."""
@@ -94,12 +96,16 @@ class HealthTable:
     def everybody(self) -> dict[str, dict[str, WorkerHealth]]:
         return {name: dict(by_id) for name, by_id in self._entries.items()}
 
-    def worst(self, name: str) -> OverloadStatus:
-        """The best that is left: what a caller is told when nobody can take its work."""
-        statuses = [one.status for one in self.of_class(name)]
+    def best(self, name: str, now: float) -> OverloadStatus:
+        """The best that is left of a class: what a caller is told when nobody can take its work."""
+        statuses = [one.status for one in self._entries.get(name, {}).values() if not one.gone(now)]
         return min(statuses, key=lambda status: status.severity, default=OverloadStatus.CRITICAL)
 
-    def _put(self, name: str, health: WorkerHealth) -> None:
+    def _put(self, name: str, health: WorkerHealth) -> bool:
+        if name not in self._entries and len(self._entries) >= MOST_CLASSES:
+            return False
         by_id = self._entries.setdefault(name, {})
-        if health.worker_id in by_id or len(by_id) < MOST_WORKERS:
-            by_id[health.worker_id] = health
+        if health.worker_id not in by_id and len(by_id) >= MOST_WORKERS:
+            return False
+        by_id[health.worker_id] = health
+        return True

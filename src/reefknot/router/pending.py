@@ -2,37 +2,65 @@
 What a router has taken on and not yet answered: waiting here, or sent to a worker.
 """
 
-from collections.abc import Iterator
+from collections import Counter
 from collections.abc import Set as AbstractSet
+from math import inf
 
 from reefknot.core.messages import ExecAssignment
 from reefknot.ports.work_queue import Held
+from reefknot.router.desk import TakenOn
 
 
 class Pending:
     """One assignment on its way."""
 
-    __slots__ = ("acked", "assignment", "held", "resource_class", "route", "sent_at", "since", "worker_id")
+    __slots__ = (
+        "acked",
+        "asked_at",
+        "assignment",
+        "called_off",
+        "deadline_at",
+        "held",
+        "not_before",
+        "refusal",
+        "resource_class",
+        "route",
+        "since",
+        "worker_id",
+    )
 
-    def __init__(self, assignment: ExecAssignment, resource_class: str, now: float, held: Held) -> None:
-        self.assignment = assignment
+    def __init__(self, taken: TakenOn, resource_class: str, now: float) -> None:
+        self.assignment: ExecAssignment = taken.assignment
+        self.deadline_at = taken.deadline_at
         self.resource_class = resource_class
         self.since = now
-        self.held = held
+        self.held: Held = taken.held
         """The claim on the submission: only its holder may answer it."""
         self.worker_id: str | None = None
-        self.sent_at = 0.0
+        self.asked_at = 0.0
+        """When it was last sent: to its worker, or to the same one again."""
         self.acked = False
         self.route = 0
         """How often it was sent: part of the message's id."""
+        self.not_before: dict[str, float] = {}
+        """Workers that refused it, and when they may be asked again: never, when they do not know the step."""
+        self.refusal = ""
+        self.called_off: str | None = None
+        """The caller's reason, once it was called off: it is not sent to anybody any more."""
+
+    @property
+    def id(self) -> str:
+        return self.assignment.assignment_id
 
 
 class PendingTable:
-    """All of them, by id; those that wait here also in their order."""
+    """All of them, by id; those that wait here also by themselves."""
 
     def __init__(self) -> None:
         self._all: dict[str, Pending] = {}
         self._waiting: dict[str, Pending] = {}
+        self.unspoken: Counter[tuple[str, str]] = Counter()
+        """By worker and class: sent, and not a word about it yet."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -47,36 +75,74 @@ class PendingTable:
     def everyone(self) -> list[Pending]:
         return list(self._all.values())
 
-    def add(self, assignment: ExecAssignment, resource_class: str, now: float, held: Held) -> Pending:
-        pending = Pending(assignment, resource_class, now, held)
-        self._all[assignment.assignment_id] = self._waiting[assignment.assignment_id] = pending
+    def add(self, taken: TakenOn, resource_class: str, now: float) -> Pending:
+        """Take it on. One that is here already only gets its newer claim."""
+        known = self._all.get(taken.assignment.assignment_id)
+        if known is not None:
+            known.held = taken.held
+            return known
+        pending = Pending(taken, resource_class, now)
+        self._all[pending.id] = self._waiting[pending.id] = pending
         return pending
 
-    def next_waiting(self) -> Iterator[Pending]:
+    def next_waiting(self) -> list[Pending]:
         """In the order they go out: priority, then age."""
-        yield from sorted(self._waiting.values(), key=lambda one: (-one.assignment.priority, one.since))
+        return sorted(self._waiting.values(), key=lambda one: (-one.assignment.priority, one.since))
 
     def sent(self, pending: Pending, worker_id: str, now: float) -> None:
-        self._waiting.pop(pending.assignment.assignment_id, None)
-        pending.worker_id, pending.sent_at, pending.acked = worker_id, now, False
+        self._spoken_of(pending)
+        self._waiting.pop(pending.id, None)
+        pending.worker_id, pending.asked_at, pending.acked = worker_id, now, False
+        pending.route += 1
+        self.unspoken[worker_id, pending.resource_class] += 1
+
+    def asked_again(self, pending: Pending, now: float) -> None:
+        pending.asked_at = now
         pending.route += 1
 
     def acked(self, pending: Pending) -> None:
+        self._spoken_of(pending)
         pending.acked = True
 
     def back(self, pending: Pending) -> None:
         """It waits here again."""
-        pending.worker_id = None
-        self._waiting[pending.assignment.assignment_id] = pending
+        self._spoken_of(pending)
+        pending.worker_id, pending.acked = None, False
+        self._waiting[pending.id] = pending
 
-    def remove(self, pending: Pending) -> None:
-        self._all.pop(pending.assignment.assignment_id, None)
-        self._waiting.pop(pending.assignment.assignment_id, None)
+    def refused(self, pending: Pending, worker_id: str, until: float, message: str) -> None:
+        """This worker does not want it before then."""
+        pending.not_before[worker_id] = until
+        pending.refusal = message
+        self.back(pending)
+
+    def remove(self, pending: Pending) -> bool:
+        """Out of the table. False when it was not in it any more."""
+        if self._all.get(pending.id) is not pending:
+            return False
+        self._spoken_of(pending)
+        del self._all[pending.id]
+        self._waiting.pop(pending.id, None)
+        return True
 
     def sent_to(self, workers: AbstractSet[str]) -> list[Pending]:
         return [one for one in self._all.values() if one.worker_id is not None and one.worker_id in workers]
 
-    def unanswered(self, before: float) -> list[Pending]:
+    def silent(self, *, unacked_since: float, acked_since: float) -> list[Pending]:
+        """Those that nobody spoke of for long: sent and not acked, or acked and without a result."""
         return [
-            one for one in self._all.values() if one.worker_id is not None and not one.acked and one.sent_at < before
+            one
+            for one in self._all.values()
+            if one.worker_id is not None and one.asked_at < (acked_since if one.acked else unacked_since)
         ]
+
+    def known_nowhere(self, pending: Pending, workers: AbstractSet[str]) -> bool:
+        """Whether every one of these workers said that it does not know the step."""
+        return bool(workers) and all(pending.not_before.get(one) == inf for one in workers)
+
+    def _spoken_of(self, pending: Pending) -> None:
+        if pending.worker_id is not None and not pending.acked:
+            key = pending.worker_id, pending.resource_class
+            self.unspoken[key] -= 1
+            if self.unspoken[key] <= 0:
+                del self.unspoken[key]

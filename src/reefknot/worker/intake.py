@@ -1,40 +1,38 @@
 """
 An assignment at the door.
 
-    read it → do we know the step → is there room → keep it → say so
+    read it → do we know the step → do we have it already → is there room → keep it → say so
 
-Accepted means kept: the ack goes out after the store has it. Every refusal names its reason, is on record, and never
-stops the worker.
+Accepted means kept: the ack goes out after the store has it. Admission and the place it gives are one step, between two
+awaits. Every refusal names its reason, is on record, and never stops the worker.
 """
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, Struct, structs, to_builtins
 
 from reefknot.core.audit.event import Admission as AdmissionEvent
-from reefknot.core.audit.event import Dropped, Event, timestamp
-from reefknot.core.failure import ErrorCode
+from reefknot.core.audit.event import Event, timestamp
 from reefknot.core.messages import (
     AckStatus,
     ExecAssignment,
     ExecAssignmentAck,
-    ExecResult,
     InvalidMessage,
-    JobType,
-    ResultStatus,
     encode,
     read_assignment,
     resource_class,
 )
 from reefknot.core.overload.admission import (
+    LONGEST_WAIT_MS,
     Accept,
     AcceptDropping,
     Admission,
     Defer,
     Degrade,
     Newcomer,
+    QueueView,
     Reject,
     RejectReason,
     admit,
@@ -45,18 +43,27 @@ from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import Enqueued, WorkQueue
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
+from reefknot.worker.results import DROPPED_MESSAGE, Envelope
 from reefknot.worker.settings import WorkerSettings
 
 STORE_S = 30.0
+_DRAINING = "Worker is draining, rejecting assignment"
+
+
+class Drops(Protocol):
+    """Who gives up queued work to make room."""
+
+    async def drop(self, victim: str, pool: Pool) -> bool: ...
 
 
 class Taken(Struct, frozen=True):
     """What came of one message at the door."""
 
     ack: ExecAssignmentAck
-    dropped: tuple[ExecAssignmentAck, ExecResult] | None = None
-    """Another assignment had to make room: its ack and its result."""
-    duplicate: bool = False
+    dropped: ExecAssignmentAck | None = None
+    """Another assignment had to make room: its ack. Its result follows from what is kept of it."""
+    known_in: str | None = None
+    """The store had it already; the class it was sent for."""
 
 
 class Intake:
@@ -72,6 +79,7 @@ class Intake:
         work: WorkQueue,
         journal: Journal,
         clock: Clock,
+        drops: Drops,
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
@@ -80,6 +88,7 @@ class Intake:
         self._work = work
         self._journal = journal
         self._clock = clock
+        self._drops = drops
         self.draining = False
 
     async def take(self, body: bytes, headers: Mapping[str, str]) -> Taken:
@@ -91,16 +100,32 @@ class Intake:
         if mistake is not None:
             return await self._refused(read.assignment_id, AckStatus.REJECTED, *mistake, assignment=read)
         pool = self._pools[resource_class(read)]
-        answer = self._admission(read, pool)
-        match answer:
-            case Reject(reason=reason, message=message, retry_after_ms=wait):
-                return await self._refused(
-                    read.assignment_id, AckStatus.REJECTED, reason, message, assignment=read, pool=pool, wait=wait
-                )
-            case AcceptDropping(victim=victim):
-                return await self._keep(read, pool, answer, dropped=await self._drop(victim, pool))
-            case _:
-                return await self._keep(read, pool, answer)
+        if pool.has(read.assignment_id):
+            return self._again(read, pool)
+        answer, inputs = self._admission(read, pool)
+        if isinstance(answer, Reject | AcceptDropping):
+            async with asyncio.timeout(STORE_S):
+                known = await self._work.get(read.assignment_id)
+            if known is not None:
+                return self._again(read, pool)
+            answer, inputs = self._admission(read, pool)  # the queue may have changed meanwhile
+        if isinstance(answer, Reject):
+            return await self._refused(
+                read.assignment_id,
+                AckStatus.REJECTED,
+                answer.reason,
+                answer.message,
+                assignment=read,
+                pool=pool,
+                wait=answer.retry_after_ms,
+                inputs=inputs,
+            )
+        return await self._keep(read, pool, answer, inputs)
+
+    def _again(self, assignment: ExecAssignment, pool: Pool) -> Taken:
+        """It was taken in before: accepted is what it is, whatever the queue looks like now."""
+        ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
+        return Taken(ack, known_in=pool.name)
 
     def _cannot_run(self, assignment: ExecAssignment) -> tuple[RejectReason, str] | None:
         if assignment.job.type not in self._known:
@@ -113,27 +138,63 @@ class Intake:
             return RejectReason.INVALID, f"resource_class: {name!r} is not known here; known: {', '.join(self._pools)}"
         return None
 
-    def _admission(self, assignment: ExecAssignment, pool: Pool) -> Admission:
-        if not self._settings.queue_v2:
-            if self.draining:
-                return Reject(RejectReason.DRAINING, "Worker is draining, rejecting assignment", 30_000)
-            return Accept()
+    def _admission(self, assignment: ExecAssignment, pool: Pool) -> tuple[Admission, dict[str, Any]]:
+        """The answer, and everything it was made of."""
         deadline = assignment.options.deadline_ms
         newcomer = Newcomer(assignment.priority, None if deadline is None else float(deadline))
-        return admit(pool.view(draining=self.draining), newcomer, pool.rules)
+        view = pool.view(draining=self.draining)
+        if self._settings.queue_v2:
+            answer = admit(view, newcomer, pool.rules)
+        elif self.draining:
+            answer = Reject(RejectReason.DRAINING, _DRAINING, LONGEST_WAIT_MS)
+        else:
+            answer = Accept()
+        return answer, self._inputs(view, newcomer, pool)
+
+    def _inputs(self, view: QueueView, newcomer: Newcomer, pool: Pool) -> dict[str, Any]:
+        if not self._settings.queue_v2:
+            return {"view": to_builtins(view)}
+        rules = to_builtins(pool.rules)
+        return {"view": to_builtins(view), "newcomer": to_builtins(newcomer), "rules": rules}
 
     async def _keep(
         self,
         assignment: ExecAssignment,
         pool: Pool,
         answer: Accept | AcceptDropping | Defer | Degrade,
-        *,
-        dropped: tuple[ExecAssignmentAck, ExecResult] | None = None,
+        inputs: dict[str, Any],
     ) -> Taken:
-        now, wall = self._clock.now(), self._clock.wall()
-        delay = answer.milliseconds / 1000 if isinstance(answer, Defer) else 0.0
+        pool.entering += 1  # the place is taken before anything is awaited, so that nobody else gets it
+        try:
+            dropped = await self._make_room(answer, pool)
+            item = self._item(assignment, pool, answer)
+            event = self._event(assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=inputs)
+            async with asyncio.timeout(STORE_S):
+                (kept,) = await self._work.enqueue([item], events=self._journal.entries([event]))
+        finally:
+            pool.entering -= 1
+        if kept is Enqueued.DUPLICATE:
+            return structs.replace(self._again(assignment, pool), dropped=dropped)
+        if item.id not in pool.running:
+            pool.put(self._place(item))
+        ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool)
+        return Taken(ack, dropped)
+
+    async def _make_room(self, answer: Admission, pool: Pool) -> ExecAssignmentAck | None:
+        """The one that goes gets an ack, a result and an event, like every end."""
+        if not isinstance(answer, AcceptDropping):
+            return None
+        pool.queue.remove(answer.victim)
+        if not await self._drops.drop(answer.victim, pool):
+            return None
+        reason = RejectReason.DROPPED_OLDEST
+        return self._ack(answer.victim, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
+
+    def _item(self, assignment: ExecAssignment, pool: Pool, answer: Admission) -> WorkItem:
+        wall = self._clock.wall()
+        delay_ms = answer.milliseconds if isinstance(answer, Defer) else 0
         deadline = assignment.options.deadline_ms
-        item = WorkItem(
+        return WorkItem(
             id=assignment.assignment_id,
             kind=assignment.job.type,
             resource_class=pool.queue_name,
@@ -141,56 +202,15 @@ class Intake:
             correlation_id=assignment.request_id,
             trace_id=assignment.trace_id,
             priority=assignment.priority,
-            due_at=int((wall + delay) * 1000),
+            due_at=int(wall * 1000) + delay_ms,
             deadline_at=None if deadline is None else int(wall * 1000) + deadline,
-            payload=_stored(assignment, answer, pool.depth()),
+            payload=encode(_envelope(assignment, answer, pool.depth())),
         )
-        expires = float("inf") if deadline is None else now + deadline / 1000
-        queued = Queued(item.id, item.priority, now, now + delay if delay else 0.0, expires)
-        pool.put(queued)  # the place is taken before the store is asked, so that nobody else gets it
-        event = self._event(assignment, AckStatus.ACCEPTED, None, pool)
-        try:
-            async with asyncio.timeout(STORE_S):
-                (kept,) = await self._work.enqueue([item], events=self._journal.entries([event]))
-        except BaseException:
-            pool.queue.remove(item.id)
-            raise
-        if kept is Enqueued.DUPLICATE:
-            pool.queue.remove(item.id)
-        pool.wake()
-        ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool)
-        return Taken(ack, dropped, duplicate=kept is Enqueued.DUPLICATE)
 
-    async def _drop(self, victim: str, pool: Pool) -> tuple[ExecAssignmentAck, ExecResult] | None:
-        """Make room. The one that goes gets an ack, a result and an event, like every end."""
-        pool.queue.remove(victim)
-        item = await self._work.get(victim)
-        event = Dropped(
-            timestamp=timestamp(self._clock.wall()),
-            event_id=event_id(),
-            work_id=victim,
-            reason=RejectReason.DROPPED_OLDEST.value,
-            resource_class=pool.name,
-        )
-        reason = RejectReason.DROPPED_OLDEST
-        if not await self._work.cancel(victim, reason=reason.value, events=self._journal.entries([event])):
-            return None
-        message = "Assignment dropped from a full queue to make room for newer work"
-        ack = self._ack(victim, AckStatus.REJECTED, message, pool=pool, reason=reason)
-        result = ExecResult(
-            assignment_id=victim,
-            request_id="" if item is None else item.correlation_id or "",
-            status=ResultStatus.ERROR,
-            provider_id=self._worker_id,
-            job=JobType("" if item is None else item.kind),
-            latency_ms=0,
-            cost=0,
-            worker_id=self._worker_id,
-            retries_used=0 if item is None else item.attempts,
-            error_code=ErrorCode.system_overload.wire,
-            error_message=message,
-        )
-        return ack, result
+    def _place(self, item: WorkItem) -> Queued:
+        now, wall = self._clock.now(), self._clock.wall()
+        expires = float("inf") if item.deadline_at is None else now + item.deadline_at / 1000 - wall
+        return Queued(item.id, item.priority, now, now + item.due_at / 1000 - wall, expires)
 
     async def _refused(
         self,
@@ -202,8 +222,11 @@ class Intake:
         assignment: ExecAssignment | None = None,
         pool: Pool | None = None,
         wait: int | None = None,
+        inputs: dict[str, Any] | None = None,
     ) -> Taken:
-        event = self._event(assignment, status, reason, pool, assignment_id=assignment_id, message=message)
+        event = self._event(
+            assignment, status, reason, pool, assignment_id=assignment_id, message=message, inputs=inputs
+        )
         await self._journal.write(event)
         return Taken(self._ack(assignment_id, status, message, pool=pool, reason=reason, wait=wait))
 
@@ -220,10 +243,12 @@ class Intake:
         ack = ExecAssignmentAck(assignment_id, status, message)
         if not self._settings.queue_v2:
             return ack
+        if pool is None:  # it belongs to no class: then the fullest one speaks for the worker
+            pool = max(self._pools.values(), key=lambda one: (one.status().severity, one.depth()))
         return structs.replace(
             ack,
-            overload_status=None if pool is None else pool.status(),
-            queue_depth=UNSET if pool is None else pool.depth(),
+            overload_status=pool.status(),
+            queue_depth=pool.depth(),
             worker_id=self._worker_id,
             reason=None if reason is None else reason.value,
             retry_after_ms=UNSET if wait is None else wait,
@@ -238,10 +263,8 @@ class Intake:
         *,
         assignment_id: str = "",
         message: str = "",
+        inputs: dict[str, Any] | None = None,
     ) -> Event:
-        inputs: dict[str, Any] = {} if pool is None else {"depth": pool.depth(), "size": pool.rules.size}
-        if message:
-            inputs["message"] = message[:300]
         return AdmissionEvent(
             timestamp=timestamp(self._clock.wall()),
             event_id=event_id(),
@@ -254,24 +277,14 @@ class Intake:
             resource_class=None if pool is None else pool.name,
             queue_depth=None if pool is None else pool.depth(),
             overload_status=None if pool is None else pool.status().value,
-            inputs=inputs,
+            inputs={**(inputs or {}), "message": message[:300]},
         )
 
 
-class Envelope(Struct, frozen=True):
-    """What is kept of an accepted assignment: itself, what admission changed, and the queue it met."""
-
-    assignment: ExecAssignment
-    skip_retries: bool = False
-    timeout_factor: float = 1.0
-    skip_circuit_breaker: bool = False
-    queue_depth: int = 0
-
-
-def _stored(assignment: ExecAssignment, answer: Admission, depth: int) -> bytes:
+def _envelope(assignment: ExecAssignment, answer: Admission, depth: int) -> Envelope:
+    asked = assignment.options.skip_circuit_breaker
     if isinstance(answer, Degrade):
         change = answer.change
-        return encode(
-            Envelope(assignment, change.skip_retries, change.timeout_factor, change.skip_circuit_breaker, depth)
-        )
-    return encode(Envelope(assignment, skip_circuit_breaker=assignment.options.skip_circuit_breaker, queue_depth=depth))
+        skips = asked or change.skip_circuit_breaker
+        return Envelope(assignment, change.skip_retries, change.timeout_factor, skips, depth)
+    return Envelope(assignment, skip_circuit_breaker=asked, queue_depth=depth)

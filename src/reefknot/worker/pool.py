@@ -173,6 +173,9 @@ class Pool:
             await self._work.settle([Settlement(item.id, item.owner, item.fence, HandBack()) for item in items])
 
     def _start(self, item: WorkItem) -> None:
+        earlier = self.running.get(item.id)
+        if earlier is not None:  # its lease was lost without our knowing; it may not report any more
+            earlier.cancel()
         self.held[item.id] = Held(item.id, item.owner, item.fence)
         task = asyncio.get_running_loop().create_task(self._run(item), name=f"step {item.id}")
         self.running[item.id] = task
@@ -189,11 +192,8 @@ class Pool:
         for queued in self.queue.due(self._clock.now(), AT_ONCE):
             item = await self._work.get(queued.id)
             if item is not None and item.state is WorkState.PENDING and item.resource_class == self.queue_name:
-                wait = item.due_at / 1000 - self._clock.wall()
-                if wait <= 0.0 and not self.running:
-                    continue
                 self.queue.remove(queued.id)
-                due = self._clock.now() + max(0.01, wait)
+                due = self._clock.now() + max(0.01, item.due_at / 1000 - self._clock.wall())
                 self.put(Queued(item.id, item.priority, queued.since, due, queued.expires))
             elif queued.id not in self.running:
                 self.queue.remove(queued.id)

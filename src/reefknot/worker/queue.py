@@ -125,7 +125,8 @@ class BoundedQueue:
         late = []
         while self._expiring and self._expiring[0][0] <= now:
             _, work_id, priority = heappop(self._expiring)
-            item = self._waiting.get(work_id) or self._lines.get(priority, {}).get(work_id)
+            line = self._lines.get(priority)
+            item = self._waiting.get(work_id) or (None if line is None else line.get(work_id))
             if item is not None and item.expires <= now:
                 self.remove(work_id)
                 late.append(item)

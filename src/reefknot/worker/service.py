@@ -4,55 +4,54 @@ A worker: takes assignments in, runs them as steps, reports back, and says how i
     intake ──▶ queue ──▶ slot: one attempt ──▶ settle ──▶ publish the result
                  ▲                          └─▶ due again: the place is kept, the slot is free
 
-Everything it accepted is in its store. A worker that comes back under its id finds its work there.
+Everything it accepted is in its store. A worker that comes back under its id finds its work there; what a vanished one
+left behind is taken over by whoever is sent it next.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
-    ACK,
     ASSIGN,
     CANCEL,
-    HEARTBEAT,
-    RESULT,
+    FLEET,
     Cancel,
     ClassHealth,
-    ExecResult,
+    Fleet,
     Heartbeat,
-    StepResult,
-    StepStatus,
     assign_subject,
-    encode,
 )
-from reefknot.core.overload.admission import Degradation
 from reefknot.core.overload.level import OverloadStatus
 from reefknot.core.redaction import Redactor
-from reefknot.core.work import HandBack, WorkItem, WorkState
-from reefknot.execution import report
+from reefknot.core.work import WorkItem, WorkState
+from reefknot.errors import ParameterError
+from reefknot.execution.crew import Crew
 from reefknot.execution.journal import Journal, event_id
+from reefknot.execution.steady import SteadyClock
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
-from reefknot.ports.work_queue import Settlement
-from reefknot.worker.intake import Envelope, Intake
+from reefknot.worker.counters import RetryCounts
+from reefknot.worker.endings import Endings
+from reefknot.worker.intake import Intake
+from reefknot.worker.outbox import Outbox
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
+from reefknot.worker.runner import Runner
 from reefknot.worker.settings import WorkerSettings
-from reefknot.worker.step import Report, Steps
+from reefknot.worker.step import Steps
 
 PAGE = 500
-PUBLISH_S = 10.0
+AT_ONCE = 64
+"""Assignments that are being kept at the same time: a store that commits in groups takes them together."""
 
-_envelopes = msgspec.json.Decoder(Envelope)
 _cancels = msgspec.json.Decoder(Cancel)
+_fleets = msgspec.json.Decoder(Fleet)
 
 
 class ClassSnapshot(Struct, frozen=True):
@@ -72,6 +71,7 @@ class WorkerSnapshot(Struct, frozen=True):
     worker_id: str
     draining: bool
     classes: dict[str, ClassSnapshot]
+    retries: RetryCounts
 
 
 class Worker:
@@ -90,17 +90,31 @@ class Worker:
         seed: int | None = None,
         shared_subject: bool = False,
     ) -> None:
+        if not worker_id.isprintable() or not worker_id or set(worker_id) & set(" .*>@#/"):
+            raise ParameterError("worker_id", worker_id, "printable text without blanks and without . * > @ # /")
+        clock = SteadyClock(clock)
+        redactor = Redactor(secrets)
         self.worker_id = worker_id
         self.settings = settings
         self._store = store
         self._transport = transport
-        self._blocks = blocks
         self._clock = clock
         self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
-        self.journal = Journal(store.audit, redactor=Redactor(secrets))
-        self.steps = Steps(worker_id, settings, blocks=blocks, clock=clock, seed=seed)
         self._owner = f"{worker_id}#{event_id()}"
-        self.pools = {name: self._pool(name) for name in settings.concurrency}
+        self.journal = Journal(store.audit, redactor=redactor)
+        self.outbox = Outbox(transport)
+        self.steps = Steps(worker_id, settings, blocks=blocks, clock=clock, seed=seed, redactor=redactor)
+        self.pools: dict[str, Pool] = {}
+        shared: dict[str, Any] = {
+            "steps": self.steps,
+            "work": store.work,
+            "journal": self.journal,
+            "outbox": self.outbox,
+            "clock": clock,
+        }
+        self.endings = Endings(owner=self._owner, v2=settings.queue_v2, pools=self.pools, **shared)
+        self.runner = Runner(worker_id, pool_of=self._pool_of, endings=self.endings, lease=settings.lease, **shared)
+        self.pools.update((name, self._pool(name)) for name in settings.concurrency)
         self.intake = Intake(
             worker_id,
             settings,
@@ -109,9 +123,10 @@ class Worker:
             work=store.work,
             journal=self.journal,
             clock=clock,
+            drops=self.endings,
         )
+        self._crew = Crew(worker_id, AT_ONCE)
         self._tasks: list[asyncio.Task[Any]] = []
-        self._cancelled: set[str] = set()
 
     def _pool(self, name: str) -> Pool:
         return Pool(
@@ -124,74 +139,75 @@ class Worker:
             work=self._store.work,
             clock=self._clock,
             lease=self.settings.lease,
-            run=self._run,
+            run=self.runner.run,
+            crash_events=self.endings.crash_events,
         )
+
+    def _pool_of(self, queue_name: str) -> Pool:
+        return self.pools[queue_name.partition("@")[0]]
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Find what was accepted before, then listen."""
-        await self._recover()
-        assignments = self._transport.subscribe(*self._subjects)
-        cancels = self._transport.subscribe(CANCEL)
+        for state in (WorkState.PENDING, WorkState.RUNNING):
+            await self._recover(state)
+        subjects = self._transport.subscribe(*self._subjects)
+        told = self._transport.subscribe(CANCEL, FLEET)
+        loops = [(pool.serve(), pool.name) for pool in self.pools.values()]
+        loops += [
+            (self._listen(subjects), "intake"),
+            (self._hear(told), "ear"),
+            (self._beat(), "heartbeat"),
+            (self._renew(), "leases"),
+            (self._sweep(), "sweep"),
+        ]
         loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(pool.serve(), name=f"{self.worker_id} {pool.name}") for pool in self.pools.values()
-        ]
-        self._tasks += [
-            loop.create_task(self._listen(assignments), name=f"{self.worker_id} intake"),
-            loop.create_task(self._hear_cancels(cancels), name=f"{self.worker_id} cancels"),
-            loop.create_task(self._beat(), name=f"{self.worker_id} heartbeat"),
-            loop.create_task(self._renew(), name=f"{self.worker_id} leases"),
-            loop.create_task(self._sweep(), name=f"{self.worker_id} expiry"),
-        ]
+        self._tasks = [loop.create_task(work, name=f"{self.worker_id} {name}") for work, name in loops]
 
-    async def _recover(self) -> None:
-        """Queue places of work that an earlier life under this id accepted; running work comes back by its lease."""
+    async def _recover(self, state: WorkState) -> None:
+        """Places for what an earlier life under this id accepted. What it ran comes back when its lease ends."""
+        names = {pool.queue_name: pool for pool in self.pools.values()}
         after = ""
         while True:
-            items = await self._store.work.find(state=WorkState.PENDING, after=after, limit=PAGE)
+            items = await self._store.work.find(state=state, after=after, limit=PAGE)
             for item in items:
-                pool = next((one for one in self.pools.values() if one.queue_name == item.resource_class), None)
+                pool = names.get(item.resource_class)
                 if pool is not None:
-                    pool.put(self._place(item))
+                    pool.put(self._recovered(item))
             if len(items) < PAGE:
                 return
             after = items[-1].id
 
-    def _place(self, item: WorkItem) -> Queued:
-        now, wall = self._clock.now(), self._clock.wall()
-        expires = float("inf") if item.deadline_at is None else now + item.deadline_at / 1000 - wall
-        return Queued(item.id, item.priority, now, now + item.due_at / 1000 - wall, expires)
+    def _recovered(self, item: WorkItem) -> Queued:
+        place = self.endings.place(item)
+        if item.state is not WorkState.RUNNING:
+            return place
+        left = item.lease_until / 1000 - self._clock.now()
+        due = self._clock.now() + min(max(0.0, left), item.lease_ms / 1000) + 0.001
+        return Queued(place.id, place.priority, place.since, due)
 
     async def drain(self, seconds: float | None = None) -> int:
         """Take nothing new, finish what runs, and hand back what did not finish in time. Answers how many went back."""
         self.intake.draining = True
-        for pool in self.pools.values():
+        pools = list(self.pools.values())
+        for pool in pools:
             pool.paused = True
-        running = [task for pool in self.pools.values() for task in pool.running.values()]
+        running = [task for pool in pools for task in pool.running.values()]
         if running:
             await asyncio.wait(running, timeout=self.settings.drain if seconds is None else seconds)
-        return await self._hand_back()
-
-    async def _hand_back(self) -> int:
-        held = [one for pool in self.pools.values() for one in pool.held.values()]
-        tasks = [task for pool in self.pools.values() for task in pool.running.values()]
-        for task in tasks:
-            task.cancel()
-        if held:
-            back = [Settlement(one.id, one.owner, one.fence, HandBack()) for one in held]
-            await self._store.work.settle(back)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return len(held)
+        return await self.runner.hand_back(pools)
 
     async def stop(self) -> None:
         """End at once; what runs goes back to the queue and spends nothing."""
         self.intake.draining = True
+        for pool in self.pools.values():
+            pool.paused = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._hand_back()
+        await self._crew.stop()
+        await self.runner.hand_back(list(self.pools.values()))
 
     def snapshot(self) -> WorkerSnapshot:
         now = self._clock.now()
@@ -201,112 +217,64 @@ class Worker:
             )
             for name, pool in self.pools.items()
         }
-        return WorkerSnapshot(self.worker_id, self.intake.draining, classes)
+        return WorkerSnapshot(self.worker_id, self.intake.draining, classes, self.steps.counters.snapshot())
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
-    async def _listen(self, deliveries: Any) -> None:
+    async def _listen(self, deliveries: AsyncIterator[Delivery]) -> None:
         async for delivery in deliveries:
-            await self._survive(self._take(delivery), "an assignment could not be taken in")
+            await self._crew.run("an assignment could not be taken in", self._take, delivery)
 
     async def _take(self, delivery: Delivery) -> None:
         taken = await self.intake.take(delivery.body, delivery.headers)
         if taken.dropped is not None:
-            ack, result = taken.dropped
-            await self._publish(ACK, encode(ack), ack.assignment_id)
-            await self._publish(RESULT, encode(result), f"{result.assignment_id}/dropped")
-        await self._publish(ACK, encode(taken.ack), taken.ack.assignment_id)
-        if taken.duplicate:
-            await self._say_again(taken.ack.assignment_id)
+            await self.outbox.ack(taken.dropped)
+            await self.endings.say(taken.dropped.assignment_id)
+        await self.outbox.ack(taken.ack)
+        if taken.known_in is not None:
+            await self.endings.known_already(taken.ack.assignment_id, self.pools[taken.known_in])
         if delivery.done is not None:
             await delivery.done()
 
-    async def _say_again(self, work_id: str) -> None:
-        """A repeated assignment that has ended gets its stored result once more."""
-        item = await self._store.work.get(work_id)
-        if item is not None and item.result is not None and item.state is not WorkState.PENDING:
-            await self._publish(RESULT, item.result.encode(), f"{item.id}/{item.generation}")
-
-    async def _hear_cancels(self, deliveries: Any) -> None:
+    async def _hear(self, deliveries: AsyncIterator[Delivery]) -> None:
         async for delivery in deliveries:
-            with suppress(msgspec.DecodeError):
-                await self._survive(self._cancel(_cancels.decode(delivery.body)), "a cancellation failed")
+            if delivery.subject == CANCEL:
+                await self._crew.run("a cancellation failed", self._cancel, delivery)
+            else:
+                await self._crew.survive("a message could not be read", self._hear_fleet, delivery)
 
-    async def _cancel(self, cancel: Cancel) -> None:
-        work_id = cancel.assignment_id
-        pool = next((one for one in self.pools.values() if work_id in one.queue or work_id in one.running), None)
-        if pool is None:
-            return
-        item = await self._store.work.get(work_id)
-        reason = cancel.reason or "cancelled"
-        if item is None or not await self._store.work.cancel(work_id, reason=reason, who="cancel message"):
-            return
-        pool.queue.remove(work_id)
-        task = pool.running.get(work_id)
-        if task is not None:
-            self._cancelled.add(work_id)
-            task.cancel()
-        envelope = _envelopes.decode(item.payload)
-        step = StepResult(StepStatus.CANCELLED, ErrorCode.cancelled_by_user, error_message=reason)
-        await self._tell(item, self.steps.result(envelope.assignment, step, retries_used=item.attempts), pool, envelope)
+    async def _cancel(self, delivery: Delivery) -> None:
+        await self.endings.cancel(_cancels.decode(delivery.body))
+        if delivery.done is not None:
+            await delivery.done()
 
-    # ---- run --------------------------------------------------------------------------------------------------------
-
-    async def _run(self, item: WorkItem) -> None:
-        """One attempt of one claimed item, settled."""
-        envelope = _envelopes.decode(item.payload)
-        pool = self.pools[item.resource_class.partition("@")[0]]
-        change = Degradation(envelope.skip_retries, envelope.timeout_factor, envelope.skip_circuit_breaker)
-        began = self._clock.now()
-        outcome = await self.steps.attempt(item, envelope.assignment, change)
-        pool.served((self._clock.now() - began) * 1000)
-        await self._settle(item, outcome, pool, envelope)
-
-    async def _settle(self, item: WorkItem, outcome: Report, pool: Pool, envelope: Envelope) -> None:
-        result = None if outcome.result is None else self._completed(outcome.result, pool, envelope)
-        settled = outcome.settled
-        if result is not None and hasattr(settled, "result"):
-            settled = msgspec.structs.replace(settled, result=encode(result).decode())
-        entries = tuple(self.journal.entries(outcome.events))
-        (kept,) = await self._store.work.settle([Settlement(item.id, item.owner, item.fence, settled, entries)])
-        if not kept:
-            report.logger().warning("%s: the lease of %s was lost; its report was refused", self.worker_id, item.id)
-            return
-        if result is not None:
-            await self._publish(RESULT, encode(result), f"{item.id}/{item.generation}")
-            return
-        again = await self._store.work.get(item.id)
-        if again is not None and again.state is WorkState.PENDING:
-            pool.put(self._place(again))
-
-    def _completed(self, result: ExecResult, pool: Pool, envelope: Envelope) -> ExecResult:
-        """The overload fields, which the baseline withholds."""
-        if not self.settings.queue_v2:
-            return result
-        return msgspec.structs.replace(result, queue_depth=envelope.queue_depth, overload_status=pool.status())
-
-    async def _tell(self, item: WorkItem, result: ExecResult, pool: Pool, envelope: Envelope) -> None:
-        done = self._completed(result, pool, envelope)
-        await self._publish(RESULT, encode(done), f"{item.id}/{item.generation}")
+    async def _hear_fleet(self, delivery: Delivery) -> None:
+        self.steps.destinations.fleet_of(_fleets.decode(delivery.body).workers)
+        if delivery.done is not None:
+            await delivery.done()
 
     # ---- by the clock -----------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
         while True:
-            await self._survive(self._publish(HEARTBEAT, encode(self.heartbeat()), ""), "a heartbeat was not sent")
+            await self._crew.survive("a heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
             await asyncio.sleep(self.settings.heartbeat)
 
     def heartbeat(self) -> Heartbeat:
+        """How it is, class by class. The baseline does not tell how full it is."""
+        v2 = self.settings.queue_v2
         classes = {
-            name: ClassHealth(pool.status(), pool.depth(), pool.active, pool.slots) for name, pool in self.pools.items()
+            name: ClassHealth(pool.status(), pool.depth() if v2 else 0, pool.active, pool.slots)
+            for name, pool in self.pools.items()
         }
-        return Heartbeat(self.worker_id, int(self._clock.wall() * 1000), classes, self.intake.draining)
+        wall = int(self._clock.wall() * 1000)
+        return Heartbeat(self.worker_id, wall, classes, self.intake.draining, self._owner)
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self.settings.lease / 3)
             for pool in self.pools.values():
-                await self._survive(self._renew_pool(pool), "leases could not be renewed")
+                await self._crew.survive("leases could not be renewed", self._renew_pool, pool)
 
     async def _renew_pool(self, pool: Pool) -> None:
         for lost in await pool.renew():
@@ -315,25 +283,14 @@ class Worker:
                 task.cancel()
 
     async def _sweep(self) -> None:
-        """Work that expired while it waited is not run: it goes to a slot at once, which says so."""
+        """What is due by the clock alone: expiry, what crashed too often, what another worker left behind."""
         while True:
             await asyncio.sleep(self.settings.heartbeat)
             now = self._clock.now()
             for pool in self.pools.values():
                 for late in pool.queue.expired(now):
-                    pool.put(Queued(late.id, late.priority, late.since, 0.0))
-
-    # ---- out --------------------------------------------------------------------------------------------------------
-
-    async def _publish(self, subject: str, body: bytes, message_id: str) -> None:
-        async with asyncio.timeout(PUBLISH_S):
-            await self._transport.publish(subject, body, message_id=message_id)
-
-    async def _survive(self, work: Awaitable[None], what: str) -> None:
-        """One message, one heartbeat, one renewal may fail; the worker goes on."""
-        try:
-            await work
-        except Exception as error:
-            report.logger().error(
-                "%s: %s (%s: %s)", self.worker_id, what, type(error).__name__, report.printable(str(error), most=300)
-            )
+                    await self._crew.survive(
+                        "an expired assignment could not be ended", self.endings.expire, late, pool
+                    )
+            await self._crew.survive("quarantined work could not be told", self.endings.tell_crashed)
+            await self._crew.survive("looking after left work failed", self.endings.watch)

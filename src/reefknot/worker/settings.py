@@ -57,6 +57,32 @@ def default_settings(**changes: object) -> WorkerSettings:
     return msgspec.structs.replace(WorkerSettings(builtin_book()), **changes)
 
 
+def settings_from(
+    configuration: Any, book: Book, *, retries_gate: object = True, queue_gate: object = True, **changes: object
+) -> WorkerSettings:
+    """
+    The settings that a checked configuration gives.
+
+    `configuration` has the shape of the file (`.worker.queue.v2` and so on); a gate is anything that is true or false.
+    """
+    worker = configuration.worker
+    queue, throttle = worker.queue.v2, worker.retries.v2.throttle
+    pools = queue.resource_pools
+    sizes = {name: pool.max_queue_size for name, pool in pools.items() if pool.max_queue_size is not None}
+    slots = {name: pool.max_concurrency or POOLS.get(name, OTHER_POOL) for name, pool in pools.items()}
+    settings = WorkerSettings(
+        book,
+        retries_v2=bool(retries_gate),
+        queue_v2=bool(queue_gate),
+        rules=rules_from(queue),
+        queue_sizes=sizes,
+        concurrency={**POOLS, **slots},
+        throttle=ThrottleSettings(throttle.enabled, throttle.tokens, throttle.per_success, throttle.per_second),
+        quarantine_failed=worker.quarantine_failed,
+    )
+    return msgspec.structs.replace(settings, **changes)
+
+
 def rules_from(queue: object) -> Rules:
     """The queue's part of a checked configuration (`worker.queue.v2`) as rules."""
     q: Any = queue

@@ -95,7 +95,9 @@ class Steps:
         """One execution, and what follows from it."""
         wall = self._clock.wall()
         block = self._blocks.get(assignment.job.type)
-        attempt = Attempt(item, assignment, change, f"block:{assignment.job.type if block is None else block.type}", wall)
+        attempt = Attempt(
+            item, assignment, change, f"block:{assignment.job.type if block is None else block.type}", wall
+        )
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
@@ -324,9 +326,7 @@ def _cut_off(attempt: Attempt, seconds: float, whole: bool) -> StepResult:
     """One attempt's own limit can be retried; the end of all time cannot, and names the error before it."""
     if not whole:
         code = _timeout_code(attempt.target)
-        return StepResult(
-            StepStatus.TIMEOUT, code, error_message=f"the attempt did not finish within {seconds:.3g} s"
-        )
+        return StepResult(StepStatus.TIMEOUT, code, error_message=f"the attempt did not finish within {seconds:.3g} s")
     last = "" if attempt.item.failure is None else f"; before that: {_last(attempt.item)}"
     message = f"the time for all attempts was over after {seconds:.3g} s of attempt {attempt.number}{last}"
     return StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)

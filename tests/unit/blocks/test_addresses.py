@@ -66,6 +66,12 @@ def test_an_unusual_spelling_is_refused(host: str) -> None:
         spelled(host)
 
 
+def called(rules: Rules, host: str, port: int) -> None:
+    """As it goes: the host, then what the name is resolved to."""
+    rules.check_host(host, port)
+    rules.check_address(host, ip_address("192.168.7.7"), port)
+
+
 def allowing(*listed: str) -> Rules:
     return Rules(read_allowed(one) for one in listed)
 
@@ -104,8 +110,7 @@ def test_what_is_not_listed_may_not(listed: str, host: str, port: int) -> None:
     rules = allowing(listed)
 
     with pytest.raises(Forbidden, match=r"blocks\.http\.allow"):
-        rules.check_host(host, port)
-        rules.check_address(host, ip_address("192.168.7.7"), port)
+        called(rules, host, port)
 
 
 def test_a_listed_name_may_have_any_address() -> None:

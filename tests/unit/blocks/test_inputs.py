@@ -41,14 +41,14 @@ def test_a_flag_has_a_default(given: dict[str, Any], expected: bool) -> None:
 
 @pytest.mark.parametrize("value", [0, 1, "true", []])
 def test_a_flag_is_true_or_false_and_nothing_like_it(value: object) -> None:
-    with pytest.raises(Refusal, match="x: .* accepted: true or false"):
+    with pytest.raises(Refusal, match=r"x: .* accepted: true or false"):
         Inputs({"x": value}, "x").flag("x", default=True)
 
 
 @pytest.mark.parametrize("value", ["not base64!", "YQ", 7])
 def test_bytes_come_as_base64(value: object) -> None:
     assert Inputs({"x": "YQ=="}, "x").octets("x") == b"a"
-    with pytest.raises(Refusal, match="x: .* accepted: base64 text"):
+    with pytest.raises(Refusal, match=r"x: .* accepted: base64 text"):
         Inputs({"x": value}, "x").octets("x")
 
 

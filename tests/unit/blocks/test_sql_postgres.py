@@ -57,7 +57,8 @@ def test_parameters_that_do_not_fit_are_named() -> None:
     ("query", "word"),
     [
         ("SELECT 1", "select"),
-        ("  \n-- a; drop\n/* b /* c */ (select) 1", "select"),
+        ("  \n-- a; drop\n/* b; drop */ (select) 1", "select"),
+        ("/* they /* nest */ */ copy", ""),
         ("((table t))", "table"),
         ("/**/copy t to '/x'", "copy"),
         ("--only", ""),

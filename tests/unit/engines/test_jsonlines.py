@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from typing import Any, ParamSpec
 import msgspec
 import pytest
 
+from reefknot.assembly import RetryManager, open_audit_log, open_store
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import Anchor, LogRepaired, OperatorAction, decode, encode
 from reefknot.engines.jsonlines import JsonLinesLog
 from reefknot.engines.jsonlines.folder import files_of
+from reefknot.engines.log_sink import LogSink
 from reefknot.errors import (
     NotJsonError,
     ParameterError,
@@ -27,6 +30,7 @@ from reefknot.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from reefknot.execution.fan_out import FanOut
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
 
 P = ParamSpec("P")
@@ -253,7 +257,7 @@ async def test_a_batch_torn_by_a_crash_goes_as_a_whole_and_that_is_on_record(pat
 
 @in_a_loop
 async def test_wherever_a_crash_cuts_the_file_only_whole_batches_are_left(tmp_path: Path) -> None:
-    """Every byte of two batches; what was acknowledged before the last write is never lost."""
+    """All over two batches; what was acknowledged before the last write is never lost."""
     path = tmp_path / "audit.jsonl"
     async with opened(path, inline=True) as log:
         await log.append([entry(1)])
@@ -262,7 +266,7 @@ async def test_wherever_a_crash_cuts_the_file_only_whole_batches_are_left(tmp_pa
             await log.append(batch)
             ends.append(path.stat().st_size)
     whole = path.read_bytes()
-    for size in range(ends[0], ends[2] + 1):
+    for size in sorted({*range(ends[0], ends[2], 5), *(end + near for end in ends[1:] for near in (-2, -1, 0))}):
         path.write_bytes(whole[:size])
         async with opened(path, inline=True) as log:
             kept = [name for name in await actions(log) if name != "log_repaired"]
@@ -460,3 +464,20 @@ async def test_another_chains_head_is_told_apart(path: Path) -> None:
 
         assert "is of chain other" in (await log.verify(msgspec.structs.replace(head, chain="other")))[0].problem
         assert "cut off" in (await log.verify(Head(head.chain, 9, "0" * 64)))[0].problem
+
+
+@in_a_loop
+async def test_a_manager_writes_its_events_to_the_file_and_to_the_log_at_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fine() -> int:
+        return 7
+
+    async with open_store("memory:") as store, open_audit_log(str(path)) as log:
+        caplog.set_level(logging.INFO, logger="reefknot.audit")
+        manager = RetryManager(idempotency=store.idempotency, audit=FanOut(log, LogSink()))
+        assert await manager.execute_with_retry("KV_PUT", "put", fine, idempotency_key="k") == 7
+
+        assert [kept.entry.event_type for kept in await log.read()] == ["idempotency"]
+        assert [record.name for record in caplog.records] == ["reefknot.audit"]
+        assert await log.verify() == []

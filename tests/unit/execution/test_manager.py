@@ -307,6 +307,38 @@ def test_the_record_and_its_event_are_kept_in_one_step(url: str) -> None:
     run_virtual(main())
 
 
+def test_on_one_chain_the_record_needs_no_second_write(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with rk.open_store(url) as store:
+
+            async def down(entries: object) -> Head:
+                raise OSError("only what goes with a change is kept")
+
+            monkeypatch.setattr(store.audit, "append", down)
+            await managing(store).execute_with_retry(PUT, "x", AsyncFlaky(), idempotency_key="k")
+            assert await actions_in(store.audit) == ["record"]
+
+    run_virtual(main())
+
+
+def test_a_cancelled_call_is_told_in_a_log_of_its_own_too(url: str) -> None:
+    async def main() -> None:
+        log = OwnLog()
+        async with rk.open_store(url) as store:
+            manager = rk.RetryManager(idempotency=store.idempotency, audit=log)
+            running = asyncio.create_task(
+                manager.execute_with_retry(PUT, "x", asyncio.Event().wait, idempotency_key="k")
+            )
+            await asyncio.sleep(1)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await asyncio.sleep(1)
+        assert [b'"action":"release"' in entry.body for entry in log.kept] == [True]
+
+    run_virtual(main())
+
+
 def test_under_a_guard_there_is_one_execution_however_many_the_policy_allows(url: str) -> None:
     async def main() -> None:
         async with rk.open_store(url) as store:

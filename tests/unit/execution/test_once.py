@@ -351,6 +351,7 @@ def test_a_zombie_is_refused_and_its_work_cancelled(url: str) -> None:
                 await zombie
             assert slow.times == 1
             assert slow.ended == 0, "the work was cut off"
+            assert keys.calls["finish"] == 0, "and there is nothing to write"
             assert asyncio.get_running_loop().time() < 20
             record = await store.idempotency.get("k")
             assert record is not None
@@ -373,6 +374,7 @@ def test_a_zombie_that_finishes_before_it_is_told_cannot_write(url: str) -> None
             assert await once(store.idempotency, "k", theirs) == "theirs"
             with pytest.raises(errors.LeaseLostError):
                 await zombie
+            assert keys.calls["finish"] == 1, "what was refused is not tried again"
             assert await once(keys, "k", Effect()) == "theirs"
 
     run_virtual(main())
@@ -464,18 +466,20 @@ class Slow(Failing):
         return await super().finish(claim, ending, **more)
 
 
-def test_a_caller_cancelled_while_its_result_is_recorded_does_not_undo_the_record(url: str) -> None:
+@pytest.mark.parametrize("chain", [True, False])
+def test_a_caller_cancelled_while_its_result_is_recorded_does_not_undo_the_record(url: str, chain: bool) -> None:
     async def main() -> None:
         async with open_store(url) as store:
             effect = Effect()
-            first = asyncio.create_task(once(Slow(store.idempotency), "k", effect))
+            first = asyncio.create_task(once(Slow(store.idempotency), "k", effect, chain=chain))
             await asyncio.sleep(2)
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
             assert await once(store.idempotency, "k", effect) == {"time": 1}
             assert effect.times == 1
-            assert (await actions_in(store.audit)).count("record") == 1
+            await asyncio.sleep(1)
+            assert sorted(await actions_in(store.audit)) == ["hit", "record"]
 
     run_virtual(main())
 
@@ -704,6 +708,26 @@ def test_when_somebody_else_recorded_an_answer_meanwhile_theirs_counts(url: str)
 
             assert await once(store.idempotency, "k", theirs) == "theirs"
             assert await once(keys, "k", Effect()) == "theirs"
+
+    run_virtual(main())
+
+
+def test_a_remembered_result_that_could_not_be_kept_is_a_recorded_failure(url: str) -> None:
+    async def main() -> None:
+        async with open_store(url) as store:
+            keys, times = Failing(store.idempotency), 0
+
+            async def effect() -> object:
+                nonlocal times
+                times += 1
+                return object()
+
+            keys.fails["finish"] = 6
+            with pytest.raises(errors.NotJsonError):
+                await once(keys, "k", effect)
+            with pytest.raises(errors.RecordedFailureError):
+                await once(keys, "k", effect)
+            assert times == 1
 
     run_virtual(main())
 

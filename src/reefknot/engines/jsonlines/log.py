@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
-from os.path import abspath
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,7 +54,7 @@ class JsonLinesLog:
         if fsync not in tuple(Fsync):
             raise ParameterError("fsync", fsync, f"one of {', '.join(Fsync)}")
         writer = LineWriter(
-            Path(abspath(path)), lambda: int(clock.wall() * 1000), largest=largest, keep=keep, fsync=Fsync(fsync)
+            Path(path), lambda: int(clock.wall() * 1000), largest=largest, keep=keep, fsync=Fsync(fsync)
         )
         log = cls(writer, clock, None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-lines"))
         try:

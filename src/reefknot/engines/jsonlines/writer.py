@@ -41,7 +41,7 @@ class LineWriter:
     """The one writer of a log. `keep` is how many files there may be, None for any number."""
 
     def __init__(self, path: Path, wall_ms: Callable[[], int], *, largest: int, keep: int | None, fsync: Fsync) -> None:
-        self.path = path
+        self.path = path.absolute()
         self.head = Head("")
         self.start = Head("")
         self._wall_ms = wall_ms

@@ -64,7 +64,8 @@ def _posts(transaction: Transaction, wanted: list[Any]) -> list[int]:
     transaction.connection.execute("DELETE FROM command WHERE stale_at <= ?", (now.wall,))
     answers = []
     for name, target, body, sender, keep_ms, events in wanted:
-        sequence = transaction.next_command()
+        transaction.counters.command += 1
+        sequence = transaction.counters.command
         row = (sequence, name, target, body, sender, now.wall, now.wall + keep_ms)
         transaction.connection.execute("INSERT INTO command VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         transaction.tell(events)

@@ -70,6 +70,9 @@ class SqliteIdempotencyStore:
         self._retention_ms = milliseconds(retention)
         self._largest_result = largest_result
         self._most_keys = most_keys
+        # Bound once: every request is grouped by its handler, and looks them up.
+        self._write = link.write
+        self._handler = self._steps
 
     async def claim(
         self,
@@ -82,22 +85,22 @@ class SqliteIdempotencyStore:
         events: Sequence[AuditEntry] = (),
     ) -> Answer:
         asking = Asking(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
-        answer: Answer = await self._link.write(self._steps, (key, asking, events))
+        answer: Answer = await self._write(self._handler, (key, asking, events))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
         step = _Renewing(claim, milliseconds(lease))
-        record: KeyRecord = await self._link.write(self._steps, (claim.key, step, ()))
+        record: KeyRecord = await self._write(self._handler, (claim.key, step, ()))
         return record
 
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         core.checked_ending(ending, self._largest_result)
-        record: KeyRecord = await self._link.write(self._steps, (claim.key, _Finishing(claim, ending), events))
+        record: KeyRecord = await self._write(self._handler, (claim.key, _Finishing(claim, ending), events))
         return record
 
     async def resolve(self, key: str, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> bool:
         core.checked_ending(ending, self._largest_result)
-        resolved: bool = await self._link.write(self._steps, (checked_key(key), _Resolving(key, ending), events))
+        resolved: bool = await self._write(self._handler, (checked_key(key), _Resolving(key, ending), events))
         return resolved
 
     async def get(self, key: str) -> KeyRecord | None:
@@ -181,10 +184,12 @@ class SqliteIdempotencyStore:
         now, retention_ms = transaction.now, self._retention_ms
         match step:
             case Asking():
+                counters = transaction.counters
                 if old is None:
                     self._make_room(transaction)
-                answer = core.claim(old, step, fence=transaction.next_fence(), now=now, retention_ms=retention_ms)
-                transaction.keys += old is None
+                    counters.keys += 1
+                counters.fence += 1
+                answer = core.claim(old, step, fence=counters.fence, now=now, retention_ms=retention_ms)
                 return answer, answer.record
             case _Resolving():
                 told = core.resolve(old, step.ending, now=now, retention_ms=retention_ms)
@@ -199,9 +204,9 @@ class SqliteIdempotencyStore:
 
     def _make_room(self, transaction: Transaction) -> None:
         limit = self._most_keys
-        if limit is None or transaction.keys < limit or self._purge(transaction):
+        if limit is None or transaction.counters.keys < limit or self._purge(transaction):
             return
-        raise KeyQuotaError(keys=transaction.keys, limit=limit)
+        raise KeyQuotaError(keys=transaction.counters.keys, limit=limit)
 
     def _forgets(self, transaction: Transaction, wanted: list[tuple[str, Sequence[AuditEntry]]]) -> list[Any]:
         records = load(transaction.connection, [key for key, _ in wanted])
@@ -215,7 +220,7 @@ class SqliteIdempotencyStore:
             if record is not None:
                 transaction.connection.execute("DELETE FROM idempotency WHERE key = ?", (key,))
                 transaction.memory.keys.drop(key)
-                transaction.keys -= 1
+                transaction.counters.keys -= 1
                 transaction.touched.add(f"key:{key}")
                 transaction.tell(events)
             answers.append(record is not None)
@@ -230,7 +235,7 @@ class SqliteIdempotencyStore:
         query = f"DELETE FROM idempotency WHERE {_SPENT}"  # noqa: S608 - our own words
         transaction.connection.execute(query, (now.wall, now.steady))
         gone = transaction.connection.changes()
-        transaction.keys -= gone
+        transaction.counters.keys -= gone
         transaction.memory.keys.clear()
         return gone
 

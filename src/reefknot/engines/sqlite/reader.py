@@ -56,7 +56,7 @@ class Reader:
                 self._connection = self._open_it()
                 self._connection.execute("PRAGMA query_only = ON")
             return function(self._connection)
-        except (apsw.Error, UnicodeDecodeError) as error:
+        except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise translated(error, self._path) from error
 
     async def close(self) -> None:

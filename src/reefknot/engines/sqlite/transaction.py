@@ -45,6 +45,21 @@ class Memory:
         self.items.committed()
 
 
+class Counters:
+    """The last fence given out, how many idempotency keys there are, the last command. By all processes together."""
+
+    __slots__ = ("command", "fence", "keys")
+
+    def __init__(self, fence: int, keys: int, command: int) -> None:
+        self.fence = fence
+        self.keys = keys
+        self.command = command
+
+    @property
+    def values(self) -> tuple[int, int, int]:
+        return self.fence, self.keys, self.command
+
+
 class Transaction:
     """One write transaction under way. It lives in the writer's thread."""
 
@@ -56,37 +71,26 @@ class Transaction:
         self.memory = memory
         self.touched: set[str] = set()
         self._entries: list[AuditEntry] = []
-        self._counters: list[int] | None = None
-        self._saved: list[int] = []
+        self._counters: Counters | None = None
+        self._saved: tuple[int, int, int] = (0, 0, 0)
 
     def tell(self, entries: Iterable[AuditEntry]) -> None:
         """Keep these events with this transaction."""
         self._entries += entries
 
-    def next_fence(self) -> int:
-        """A number higher than any given out before, by any process."""
-        counters = self._counted()
-        counters[0] += 1
-        return counters[0]
-
-    def next_command(self) -> int:
-        counters = self._counted()
-        counters[2] += 1
-        return counters[2]
-
     @property
-    def keys(self) -> int:
-        """How many idempotency keys there are."""
-        return self._counted()[1]
-
-    @keys.setter
-    def keys(self, number: int) -> None:
-        self._counted()[1] = number
+    def counters(self) -> "Counters":
+        """Read when they are first asked for, written at the end if they have changed."""
+        if self._counters is None:
+            row: Any = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
+            self._saved = row
+            self._counters = Counters(*row)
+        return self._counters
 
     def flush(self) -> None:
         """Write what was shared, right before the commit."""
-        if self._counters is not None and self._counters != self._saved:
-            self.connection.execute("UPDATE counter SET fence = ?, keys = ?, command = ?", self._counters)
+        if self._counters is not None and self._counters.values != self._saved:
+            self.connection.execute("UPDATE counter SET fence = ?, keys = ?, command = ?", self._counters.values)
         if self._entries:
             self.chain()
 
@@ -116,10 +120,3 @@ class Transaction:
         self._entries.clear()
         self.touched.add("audit")
         return head
-
-    def _counted(self) -> list[int]:
-        if self._counters is None:
-            row: Any = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
-            self._saved = list(row)
-            self._counters = list(self._saved)
-        return self._counters

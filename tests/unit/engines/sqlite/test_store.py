@@ -14,11 +14,13 @@ import pytest
 from reefknot.assembly import open_store
 from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
-from reefknot.core.work import WorkItem
+from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.sqlite import SqliteStore, idempotency, items, work
 from reefknot.engines.sqlite.schema import VERSION
+from reefknot.engines.sqlite.transaction import Memory
 from reefknot.engines.virtual import VirtualClock
 from reefknot.errors import (
+    LeaseLostError,
     ParameterError,
     StoreCorruptError,
     StoreError,
@@ -26,7 +28,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from reefknot.ports.work_queue import Enqueued
+from reefknot.ports.work_queue import Enqueued, Settlement
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event, told
 
@@ -337,6 +339,64 @@ def test_what_another_store_on_the_file_writes_wakes_up_who_waits(tmp_path: Path
     run(story)
 
 
+async def zombie_writes(path: Path) -> tuple[bool, bool]:
+    """Two stores on one file. The first one claims, the second one takes over; are the first one's reports refused?"""
+    clock = VirtualClock()
+    async with opened(path, clock) as one, opened(path, clock) as two:
+        await one.work.enqueue([WorkItem("a", "t")])
+        answer = await one.idempotency.claim("k", owner="one", lease=5)
+        (item,) = await one.work.claim(1, owner="one", lease=5)
+        assert isinstance(answer, Claimed)
+        clock.advance(5)
+        heir = await two.idempotency.claim("k", owner="two")
+        assert isinstance(heir, Claimed)
+        await two.idempotency.finish(heir.claim, Done('"two"'))
+        await two.work.claim(1, owner="two")
+        (settled,) = await one.work.settle([Settlement("a", "one", item.fence, WorkDone())])
+        try:
+            await one.idempotency.finish(answer.claim, Done('"one"'))
+        except LeaseLostError:
+            return True, not settled
+        return False, not settled
+
+
+def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(tmp_path: Path) -> None:
+    async def story() -> None:
+        assert await zombie_writes(tmp_path / "state.db") == (True, True)
+
+    run(story)
+
+
+def test_without_asking_for_the_version_the_zombie_would_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        assert await zombie_writes(tmp_path / "state.db") == (False, False)
+
+    monkeypatch.setattr(Memory, "check", lambda memory, connection: None)
+    run(story)
+
+
+def test_what_a_failed_transaction_would_have_written_is_not_remembered(tmp_path: Path) -> None:
+    connections: list[apsw.Connection] = []
+
+    def remembering(path: str, flags: int) -> apsw.Connection:
+        connections.append(apsw.Connection(path, flags=flags))
+        return connections[-1]
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db", opener=remembering) as store:
+            connections[0].set_commit_hook(lambda: True)  # the commit becomes a rollback
+            with pytest.raises(StoreError):
+                await store.idempotency.claim("k", owner="one")
+            connections[0].set_commit_hook(None)
+            answer = await store.idempotency.claim("k", owner="two")
+            assert isinstance(answer, Claimed)
+            assert not answer.taken_over
+
+    run(story)
+
+
 def test_one_process_of_a_host_is_the_claimer(tmp_path: Path) -> None:
     async def story() -> None:
         path = tmp_path / "state.db"
@@ -451,5 +511,14 @@ def test_a_url_without_an_engine_names_those_there_are(url: str) -> None:
         with pytest.raises(ParameterError, match="memory:, or sqlite:PATH"):
             async with open_store(url):
                 pass
+
+    run(story)
+
+
+def test_a_backup_into_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            with pytest.raises(StoreUnavailableError, match="check that the folder exists"):
+                await store.backup(tmp_path / "nowhere" / "copy.db")
 
     run(story)

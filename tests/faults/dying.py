@@ -1,0 +1,135 @@
+"""
+Kills a worker at a storage call, lets a second one carry on, and prints what both left behind.
+
+    python -m tests.faults.dying FOLDER < plans.jsonl > evidence.jsonl
+
+A plan is one line: the way, the scenario, and the number of the call (null: run to the end and count). This process is
+small, single-threaded and has everything imported; each life is a fork of it, so a death costs milliseconds and nobody
+else's threads or connections are in it.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults.story import Way, first_life, second_life
+from tests.faults.vfs import Counter, FaultyDisk, Fuse, Hook
+
+MOST_CALLS = 100_000
+SCENARIOS: dict[str, int | None] = {"new": None, "used": None, "checkpointing": 2}
+"""A store that does not exist yet; one with a past; one that moves its log into the file after nearly every commit."""
+
+
+def in_a_process_of_its_own(work: Callable[[Callable[[Any], None]], None]) -> tuple[int, Callable[[], list[Any]]]:
+    """Start it. Answers its id, and how to wait for all that it said."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = 70
+        try:
+            work(lambda said: _say(writing, said))
+            code = 0
+        except BaseException as error:
+            _say(writing, ["error", type(error).__name__, str(error)])
+        finally:
+            os._exit(code)
+    os.close(writing)
+
+    def heard() -> list[Any]:
+        with os.fdopen(reading, "rb") as pipe:
+            return [json.loads(line) for line in pipe.read().splitlines()]
+
+    return child, heard
+
+
+def _say(writing: int, said: Any) -> None:
+    """One write below the pipe's atomic size per word; what is in the pipe outlives its writer."""
+    data = json.dumps(said).encode() + b"\n"
+    while data:
+        data = data[os.write(writing, data) :]
+
+
+def first(folder: Path, plan: dict[str, Any], hook: Hook, say: Callable[[Any], None]) -> None:
+    disk = FaultyDisk(hook, lazy=True)
+    opener = disk.opener(autocheckpoint=SCENARIOS[plan["scenario"]])
+    asyncio.run(first_life(folder, _way(plan), opener, hook, lambda *said: say(said)))
+    if isinstance(hook, Counter):
+        say(["calls", [call.kind for call in hook.calls], len(hook.calls)])
+
+
+def _way(plan: dict[str, Any]) -> Way:
+    return Way(plan["mode"], plan["flaw"])
+
+
+def hook_of(plan: dict[str, Any]) -> Hook:
+    if plan["at"] is None:
+        return Hook() if plan.get("after_us") else Counter()
+    return Fuse(plan["at"], torn=plan["torn"])
+
+
+def one(folder: Path, plan: dict[str, Any], past: Path) -> dict[str, Any]:
+    """One death, and the life after it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    if plan["scenario"] != "new":
+        shutil.copy(past, folder / "state.db")
+    child, heard = in_a_process_of_its_own(lambda say: first(folder, plan, hook_of(plan), say))
+    if plan.get("after_us"):
+        time.sleep(plan["after_us"] / 1e6)
+        os.kill(child, signal.SIGKILL)
+    said = heard()
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def carry_on(say: Callable[[Any], None]) -> None:
+        opener = FaultyDisk(Hook(), lazy=True).opener()
+        say(asyncio.run(second_life(folder, _way(plan), opener)))
+
+    child, heard = in_a_process_of_its_own(carry_on)
+    evidence = heard()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {"plan": plan, "ended": ended, "said": said, "second": code, "evidence": evidence[-1] if evidence else None}
+
+
+def make_past(folder: Path) -> Path:
+    """A store that has seen work already."""
+    folder.mkdir()
+
+    def live(say: Callable[[Any], None]) -> None:
+        asyncio.run(_live_before(folder))
+
+    child, heard = in_a_process_of_its_own(live)
+    assert heard() == []
+    assert os.waitpid(child, 0)[1] == 0
+    return folder / "state.db"
+
+
+async def _live_before(folder: Path) -> None:
+    from reefknot.assembly import open_store
+    from reefknot.core.work import WorkDone, WorkItem
+    from reefknot.ports.work_queue import Settlement
+    from tests.faults.story import told
+
+    async with open_store(f"sqlite:{folder / 'state.db'}") as store:
+        names = [f"earlier-{number}" for number in range(40)]
+        await store.work.enqueue([WorkItem(name, "t", payload=b"x" * 300) for name in names])
+        for item in await store.work.claim(40, owner="earlier"):
+            await store.work.settle([Settlement(item.id, "earlier", item.fence, WorkDone(), (told("done", item.id),))])
+        await store.work.purge(1 << 62)
+
+
+def main(folder: Path) -> None:
+    past = make_past(folder / "past")
+    for line in sys.stdin:
+        print(json.dumps(one(folder / "life", json.loads(line), past)), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

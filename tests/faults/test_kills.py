@@ -1,0 +1,134 @@
+"""kill -9 at every storage call of claim → effect → record → settle, and what the next process makes of it."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.dying import SCENARIOS
+from tests.faults.judging import judge
+from tests.faults.points import either, spread
+
+MODES = ("retry", "guard", "dedup")
+ROOT = Path(__file__).parents[2]
+KILLED = -9
+
+Plan = dict[str, Any]
+
+
+def plan(scenario: str, mode: str, at: int | None, *, torn: bool = False, flaw: str = "", after_us: int = 0) -> Plan:
+    return {"scenario": scenario, "mode": mode, "at": at, "torn": torn, "flaw": flaw, "after_us": after_us}
+
+
+def carried_out(folder: Path, plans: list[Plan]) -> list[dict[str, Any]]:
+    """All of them, shared among as many processes as there are processors."""
+    number = min(len(plans), os.cpu_count() or 1)
+
+    def share(which: int) -> list[dict[str, Any]]:
+        place = folder / f"{which}"
+        place.mkdir()
+        lines = "".join(json.dumps(one) + "\n" for one in plans[which::number])
+        command = [sys.executable, "-m", "tests.faults.dying", str(place)]
+        done = subprocess.run(command, input=lines, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    with ThreadPoolExecutor(number) as pool:
+        return [one for lives in pool.map(share, range(number)) for one in lives]
+
+
+def complaints(lives: list[dict[str, Any]], *, mode: str | None = None) -> list[str]:
+    """What the judge says of each, with its place; `mode` asks for another mode's promise than the one worked under."""
+    said = []
+    for life in lives:
+        assert life["second"] == 0, (life["plan"], life["evidence"])
+        words = [(what, order, value) for what, order, value in life["said"] if what not in ("calls", "error")]
+        wrong = judge(life["evidence"], words, mode or life["plan"]["mode"])
+        said += [f"{one} ({life['plan']})" for one in wrong]
+    return said
+
+
+def every_point(folder: Path) -> list[Plan]:
+    """Each call of each scenario and mode; a write also half done."""
+    folder.mkdir()
+    whole = carried_out(folder, [plan(scenario, mode, None) for scenario in SCENARIOS for mode in MODES])
+    assert complaints(whole) == []
+    points = []
+    for life in whole:
+        scenario, mode = life["plan"]["scenario"], life["plan"]["mode"]
+        ((_, kinds, _),) = (said for said in life["said"] if said[0] == "calls")
+        for number, kind in enumerate(kinds, start=1):
+            points.append(plan(scenario, mode, number))
+            if kind == "write":
+                points.append(plan(scenario, mode, number, torn=True))
+    return points
+
+
+@pytest.mark.slow
+def test_a_worker_killed_at_any_storage_call_loses_nothing_and_records_nothing_twice(tmp_path: Path) -> None:
+    points = every_point(tmp_path / "counting")
+    tried = spread(points, 1000)
+    lives = carried_out(tmp_path, tried)
+
+    assert complaints(lives) == []
+    died = Counter(life["ended"] for life in lives)
+    assert died[KILLED] >= 0.99 * len(tried), died  # a point near the end may lie behind it when a page more or less was written
+    assert len(points) > 2000
+    assert len(lives) == len(tried) >= 1000
+    assert {life["evidence"]["found"]["items"].get("order-2", [""])[0] for life in lives} >= {"", "pending", "running"}
+    print(f"{len(lives)} of {len(points)} points, {died[KILLED]} deaths, 0 lost")
+
+
+@pytest.mark.slow
+def test_a_worker_killed_at_any_moment_loses_nothing_either(tmp_path: Path) -> None:
+    """Between the calls that can be counted lie those to shared memory; a clock reaches them too."""
+    dice = random.Random(4)
+    moments = [dice.randrange(1, 25_000) for _ in range(either(60, 1000))]
+    plans = [plan("checkpointing", dice.choice(MODES), None, after_us=moment) for moment in moments]
+    lives = carried_out(tmp_path, plans)
+    assert complaints(lives) == []
+    assert sum(life["ended"] == KILLED for life in lives) > len(plans) / 4
+
+
+def some_points(flaw: str, mode: str, most: int = 60) -> list[Plan]:
+    """A control needs no more points than it takes to be caught."""
+    return [plan("used", mode, at, flaw=flaw) for at in range(30, 150, 120 // most)]
+
+
+def test_the_judge_catches_a_promise_that_is_given_before_the_commit(tmp_path: Path) -> None:
+    lives = carried_out(tmp_path, some_points("promises too early", "retry"))
+    assert any("lost: order-1 was accepted" in one for one in complaints(lives))
+
+
+def test_the_judge_catches_a_second_result_for_one_order(tmp_path: Path) -> None:
+    lives = carried_out(tmp_path, some_points("forgets the key", "retry"))
+    said = complaints(lives)
+    assert any(one.startswith("twice:") for one in said)
+    assert any(one.startswith("differing:") for one in said)
+
+
+def test_the_judge_catches_a_sink_that_does_not_deduplicate(tmp_path: Path) -> None:
+    lives = carried_out(tmp_path, some_points("a sink that does not deduplicate", "dedup"))
+    assert any("happened 2 times" in one for one in complaints(lives))
+
+
+def test_mode_retry_does_not_keep_the_promise_of_mode_guard(tmp_path: Path) -> None:
+    """The points do lie between effect and record: at least once is not at most once."""
+    lives = carried_out(tmp_path, some_points("", "retry"))
+    assert complaints(lives) == []
+    assert any("happened 2 times" in one for one in complaints(lives, mode="guard"))
+
+
+def test_mode_guard_leaves_unknown_outcomes_to_a_person(tmp_path: Path) -> None:
+    lives = carried_out(tmp_path, some_points("", "guard"))
+    assert complaints(lives) == []
+    quarantined = [life for life in lives if "quarantined" in str(life["evidence"]["ended"]["items"])]
+    times = {len(life["evidence"]["effects"].get("order-1", ())) for life in quarantined}
+    assert times == {0, 1}, "an unknown outcome is one that may have happened, or not"

@@ -1,0 +1,281 @@
+"""`fs.blob_put`, `fs.blob_get` and `fs.delete` on a real file system."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.blocks import fs
+from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders
+from reefknot.blocks.settings import FsSettings
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult
+from reefknot.ports.block import Block
+from tests.integration.stepping import run, step
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    return folder
+
+
+def put(root: Path, **inputs: Any) -> StepResult:
+    return run(BlobPut(Folders(FsSettings((root,), 1000))), **inputs)
+
+
+def get(root: Path, path: str) -> StepResult:
+    return run(BlobGet(Folders(FsSettings((root,), 1000))), path=path)
+
+
+def delete(root: Path, path: str) -> StepResult:
+    return run(Delete(Folders(FsSettings((root,), 1000))), path=path)
+
+
+def test_a_file_is_kept_and_read_again(root: Path) -> None:
+    kept = put(root, path="a/b/c.txt", content="täxt")
+    read = get(root, "a/b/c.txt")
+
+    assert kept.outputs == {"path": "a/b/c.txt", "size": 5, "created": True}
+    assert (read.outputs["content"], read.outputs["size"]) == ("täxt", 5)
+    assert abs(datetime.fromisoformat(read.outputs["modified"]) - datetime.now(UTC)).total_seconds() < 60
+
+
+def test_bytes_go_in_and_out_as_base64(root: Path) -> None:
+    put(root, path="x", base64="/wA=")
+
+    assert (root / "x").read_bytes() == b"\xff\x00"
+    assert get(root, "x").outputs["base64"] == "/wA="
+
+
+def test_a_second_put_overwrites_so_that_an_attempt_can_be_repeated(root: Path) -> None:
+    put(root, path="x", content="one")
+
+    assert put(root, path="x", content="two").outputs["created"] is False
+    assert (root / "x").read_text() == "two"
+
+
+def test_without_overwrite_what_is_there_stays(root: Path) -> None:
+    put(root, path="x", content="one")
+    result = put(root, path="x", content="two", overwrite=False)
+
+    assert result.error_code is ErrorCode.execution_failed
+    assert "overwrite is false" in result.error_message
+    assert (root / "x").read_text() == "one"
+    assert put(root, path="y", content="new", overwrite=False).ok
+
+
+def test_an_absolute_path_inside_a_root_is_taken(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    block = BlobPut(Folders(FsSettings((root, tmp_path / "second"))))
+
+    assert run(block, path=str(tmp_path / "second" / "x"), content="a").ok
+    assert (tmp_path / "second" / "x").read_text() == "a"
+
+
+def test_a_root_may_itself_be_reached_over_a_link(root: Path, tmp_path: Path) -> None:
+    """The configuration is trusted; what lies beneath the root is not."""
+    (tmp_path / "link").symlink_to(root)
+
+    assert put(tmp_path / "link", path=str(root / "x"), content="a").ok
+    assert put(tmp_path / "link", path=str(tmp_path / "link" / "y"), content="a").ok
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "a/../../x", "/etc/passwd", "/", "a/..", "/tmp/../etc/passwd", "..", "./../x"]
+)
+def test_a_path_outside_is_denied(root: Path, path: str) -> None:
+    for result in (put(root, path=path, content="a"), get(root, path), delete(root, path)):
+        assert result.error_code in (ErrorCode.permission_denied, ErrorCode.invalid_input)
+        assert result.error_message.startswith("path: ")
+
+
+def test_a_root_is_no_prefix_of_its_neighbour(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "root-2").mkdir()
+
+    assert put(root, path=str(tmp_path / "root-2" / "x"), content="a").error_code is ErrorCode.permission_denied
+
+
+def test_links_are_denied_wherever_they_lead(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (root / "link").symlink_to(tmp_path / "secret")
+    (root / "folder").symlink_to(tmp_path)
+
+    assert get(root, "link").error_code is ErrorCode.permission_denied
+    assert get(root, "folder/secret").error_code is ErrorCode.permission_denied
+    assert put(root, path="link", content="a").error_code is ErrorCode.permission_denied
+    assert put(root, path="folder/new", content="a").error_code is ErrorCode.permission_denied
+    assert delete(root, "folder/secret").error_code is ErrorCode.permission_denied
+    assert (tmp_path / "secret").read_text() == "secret"
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_not_there_is_not_found_and_not_retried(root: Path) -> None:
+    result = get(root, "no/such/file")
+
+    assert result.error_code is ErrorCode.execution_failed
+    assert "not found" in result.error_message
+
+
+def test_a_delete_succeeds_twice(root: Path) -> None:
+    put(root, path="x", content="a")
+
+    assert delete(root, "x").outputs == {"path": "x", "deleted": True}
+    assert delete(root, "x").outputs == {"path": "x", "deleted": False}
+    assert delete(root, "no/such/folder").outputs["deleted"] is False
+
+
+def test_only_regular_files(root: Path) -> None:
+    (root / "folder").mkdir()
+    os.mkfifo(root / "pipe")
+
+    for path in ("folder", "pipe"):
+        for result in (put(root, path=path, content="a"), get(root, path), delete(root, path)):
+            assert result.error_code is ErrorCode.permission_denied
+            assert "not a regular file" in result.error_message
+
+
+def test_a_pipe_never_blocks(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    began = time.monotonic()
+
+    get(root, "pipe")
+
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "words"),
+    [
+        ({"content": "a"}, ErrorCode.missing_required_field, "path: missing; accepted: a path beneath"),
+        ({"path": "x"}, ErrorCode.missing_required_field, "content or base64: missing"),
+        ({"path": "x", "content": "a", "base64": "YQ=="}, ErrorCode.invalid_input, "content: given together"),
+        ({"path": "x", "content": 7}, ErrorCode.invalid_input, "content: 7 is not accepted"),
+        ({"path": "x", "base64": "!"}, ErrorCode.invalid_input, "base64: '!' is not accepted"),
+        ({"path": "x", "content": "a" * 1001}, ErrorCode.invalid_input, "content: 1001 bytes; accepted: at most 1000"),
+        (
+            {"path": "x", "content": "a", "mode": 1},
+            ErrorCode.invalid_input,
+            "mode: no such input; accepted: path, cont",
+        ),
+        ({"path": "x", "content": "a", "overwrite": 1}, ErrorCode.invalid_input, "overwrite: 1"),
+        ({"path": "", "content": "a"}, ErrorCode.invalid_input, "path: ''"),
+        ({"path": "a\0b", "content": "a"}, ErrorCode.invalid_input, "path: "),
+        ({"path": "a/", "content": "a"}, ErrorCode.invalid_input, "path: "),
+        ({"path": "x" * 300, "content": "a"}, ErrorCode.invalid_input, "path: File name too long"),
+        ({"path": "\ud800", "content": "a"}, ErrorCode.invalid_input, "path: "),
+        ({"path": "x", "content": "\ud800"}, ErrorCode.invalid_input, "content: cannot be written"),
+    ],
+)
+def test_bad_inputs_are_refused_by_name(root: Path, inputs: dict[str, Any], code: ErrorCode, words: str) -> None:
+    result = put(root, **inputs)
+
+    assert result.error_code is code
+    assert words in result.error_message
+    assert list(root.iterdir()) == []
+
+
+def test_a_file_beyond_the_limit_is_not_read(root: Path) -> None:
+    (root / "large").write_bytes(b"x" * 1001)
+    result = get(root, "large")
+
+    assert result.error_code is ErrorCode.execution_failed
+    assert "1001 bytes; accepted: at most 1000" in result.error_message
+
+
+def test_without_roots_everything_is_denied() -> None:
+    result = run(BlobGet(Folders()), path="x")
+
+    assert result.error_code is ErrorCode.permission_denied
+    assert "blocks.fs.roots" in result.error_message
+
+
+def test_a_root_that_is_not_there_may_come_back(root: Path) -> None:
+    assert get(root / "unmounted", "x").error_code is ErrorCode.resource_unavailable
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, ErrorCode.resource_unavailable),
+        (errno.EIO, ErrorCode.resource_unavailable),
+        (errno.EACCES, ErrorCode.permission_denied),
+        (errno.EROFS, ErrorCode.permission_denied),
+    ],
+)
+def test_a_write_that_fails_leaves_nothing_behind(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: ErrorCode
+) -> None:
+    put(root, path="x", content="old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fs.os, "fsync", fail)
+    result = put(root, path="x", content="new")
+
+    assert result.error_code is code
+    assert [file.name for file in root.iterdir()] == ["x"]
+    assert (root / "x").read_text() == "old"
+
+
+def test_nobody_ever_sees_half_a_file(root: Path) -> None:
+    """A reader beside a writer that replaces one text by another of another length."""
+    texts = {"a" * 900, "b" * 50}
+    (root / "x").write_text("a" * 900)
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add((root / "x").read_text())
+
+    async def write() -> None:
+        block = BlobPut(Folders(FsSettings((root,))))
+        for number in range(60):
+            await step(block, path="x", content=sorted(texts)[number % 2])
+        await block.close()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        asyncio.run(write())
+    finally:
+        done.set()
+        reader.join()
+    assert seen == texts
+
+
+def test_a_file_system_that_does_not_answer_is_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(fs, "_delete", lambda place: answers.wait(10) and {})
+
+    async def main() -> StepResult:
+        block = Delete(Folders(FsSettings((root,))))
+        result = await step(block, 0.05, path="x")
+        answers.set()
+        await block.close()
+        return result
+
+    result = asyncio.run(main())
+
+    assert result.error_code is ErrorCode.resource_unavailable
+    assert "within 0.05 s" in result.error_message
+
+
+@pytest.mark.parametrize("kind", [BlobPut, BlobGet, Delete])
+def test_the_destination_is_the_root(root: Path, kind: type[BlobPut]) -> None:
+    block: Block = kind(Folders(FsSettings((root,))))
+
+    assert block.destination({"path": "a/b"}) == f"fs:{root}"
+    assert block.destination({"path": 7}) == f"fs:{root}"
+    assert block.destination({}) == "fs"

@@ -1,0 +1,408 @@
+"""`http.request` against real servers on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import ssl
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.blocks.http import HttpRequest
+from reefknot.blocks.settings import HttpSettings, read_settings
+from reefknot.core.failure import ErrorCode, FailureType
+from reefknot.core.messages import StepResult, StepStatus
+from reefknot.core.retry.classify import classify
+from tests.integration.stepping import Loopback, Reply, Seen, run, step
+
+
+def settings(**more: Any) -> HttpSettings:
+    return read_settings({"http": {"allow": ["127.0.0.1", "localhost"], **more}}).http
+
+
+def block(**more: Any) -> HttpRequest:
+    return HttpRequest(settings(**more))
+
+
+@contextmanager
+def serving(answer: Callable[[Seen], Reply] | Reply) -> Iterator[Loopback]:
+    with Loopback(answer if callable(answer) else lambda seen: answer) as server:
+        yield server
+
+
+def ask(reply: Reply, **inputs: Any) -> StepResult:
+    with serving(reply) as server:
+        return run(block(), url=server.url(), **inputs)
+
+
+def test_a_2xx_is_ok_with_status_headers_and_body() -> None:
+    result = ask(Reply(201, {"X-One": "1"}, b"made"))
+
+    assert result.status is StepStatus.OK
+    assert (result.outputs["status_code"], result.outputs["body"]) == (201, "made")
+    assert result.outputs["headers"]["x-one"] == "1"
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503, 304])
+def test_any_other_status_is_an_http_error_that_keeps_the_body(status: int) -> None:
+    result = ask(Reply(status, {}, b"" if status == 304 else b"sorry"))
+
+    assert (result.status, result.error_code) == (StepStatus.ERROR, ErrorCode.http_error)
+    assert result.metadata["http_status_code"] == result.http_status == status
+    assert result.outputs["body"] == ("" if status == 304 else "sorry")
+    assert f"HTTP {status}" in result.error_message
+
+
+def test_a_server_that_says_when_is_heard_in_seconds() -> None:
+    assert ask(Reply(503, {"Retry-After": "7"})).metadata["retry_after"] == 7.0
+
+
+def test_a_server_that_says_when_is_heard_as_a_date() -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+
+    assert 50 < ask(Reply(429, {"Retry-After": later})).metadata["retry_after"] <= 60
+
+
+def test_a_spent_limit_is_told_with_its_reset() -> None:
+    reset = str(int(time.time()) + 120)
+    metadata = ask(Reply(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset})).metadata
+
+    assert metadata["limit_reached"] is True
+    assert 100 < metadata["retry_after"] <= 120
+
+
+def test_a_403_that_talks_of_a_rate_limit_is_one() -> None:
+    result = ask(Reply(403, {}, b'{"message": "API rate limit exceeded"}'))
+    failure = classify(result.error_message, code=result.error_code, http_status=result.http_status)
+
+    assert failure.failure_type is FailureType.RATE_LIMITED
+
+
+def test_the_idempotency_key_is_sent_unless_one_is_given() -> None:
+    with serving(Reply()) as server:
+        run(block(), url=server.url())
+        run(block(), url=server.url(), headers={"Idempotency-Key": "mine"})
+
+    assert [seen.headers["idempotency-key"] for seen in server.seen] == ["assignment-1/0", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body", "kind"),
+    [
+        ({"body": "täxt"}, "täxt".encode(), "text/plain; charset=utf-8"),
+        ({"body": {"a": [1, None]}}, b'{"a":[1,null]}', "application/json"),
+        ({"body_base64": b64encode(b"\x00\xff").decode()}, b"\x00\xff", "application/octet-stream"),
+        ({"body": "a=1", "headers": {"Content-Type": "x/y"}}, b"a=1", "x/y"),
+    ],
+)
+def test_a_body_is_text_or_json_or_bytes(inputs: dict[str, Any], body: bytes, kind: str) -> None:
+    with serving(Reply()) as server:
+        result = run(block(), url=server.url(), method="post", **inputs)
+
+    assert result.ok
+    assert [(seen.method, seen.body, seen.headers["content-type"]) for seen in server.seen] == [("POST", body, kind)]
+
+
+def test_an_answer_that_is_no_text_comes_as_base64() -> None:
+    assert ask(Reply(body=b"\xff\x00")).outputs["body_base64"] == "/wA="
+
+
+def test_a_compressed_answer_is_unpacked() -> None:
+    assert ask(Reply(200, {"Content-Encoding": "gzip"}, gzip.compress(b"unpacked"))).outputs["body"] == "unpacked"
+
+
+def test_connections_are_kept_between_steps() -> None:
+    async def twice(server: Loopback) -> None:
+        one = block()
+        assert (await step(one, url=server.url())).ok
+        assert (await step(one, url=server.url("/again"))).ok
+        await one.close()
+
+    with serving(Reply()) as server:
+        asyncio.run(twice(server))
+    assert (len(server.seen), server.connections) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "words"),
+    [
+        ({}, ErrorCode.missing_required_field, "url: missing; accepted: http://HOST"),
+        ({"url": 7}, ErrorCode.invalid_input, "url: 7 is not accepted"),
+        ({"url": "nonsense"}, ErrorCode.invalid_input, "url: not a URL"),
+        ({"url": "http://a.com", "colour": 1}, ErrorCode.invalid_input, "colour: no such input; accepted: url, method"),
+        ({"url": "http://a.com", "method": "BREW"}, ErrorCode.invalid_input, "method: 'BREW' is not accepted"),
+        ({"url": "http://a.com", "headers": []}, ErrorCode.invalid_input, "headers: [] is not accepted"),
+        ({"url": "http://a.com", "headers": {"a b": "c"}}, ErrorCode.invalid_input, "headers: 'a b'"),
+        ({"url": "http://a.com", "headers": {"A": "b\r\nC: d"}}, ErrorCode.invalid_input, "without line breaks"),
+        ({"url": "http://a.com", "headers": {"Host": "b.com"}}, ErrorCode.invalid_input, "Host is set by the block"),
+        ({"url": "http://a.com", "headers": {"Transfer-Encoding": "chunked"}}, ErrorCode.invalid_input, "Transfer-Enc"),
+        (
+            {"url": "http://a.com", "headers": {f"a{n}": "b" for n in range(101)}},
+            ErrorCode.invalid_input,
+            "at most 100",
+        ),
+        ({"url": "http://a.com", "headers": {"a": "b" * 70_000}}, ErrorCode.invalid_input, "larger than 65536"),
+        ({"url": "http://a.com", "body": "a", "body_base64": "YQ=="}, ErrorCode.invalid_input, "one of them"),
+        ({"url": "http://a.com", "timeout_ms": 0}, ErrorCode.invalid_input, "timeout_ms: 0"),
+        ({"url": "http://10.0.0.1/"}, ErrorCode.permission_denied, "url: 10.0.0.1 is not a public address"),
+        ({"url": "ftp://a.com/"}, ErrorCode.permission_denied, "url: the scheme 'ftp'"),
+    ],
+)
+def test_bad_inputs_are_refused_by_name(inputs: dict[str, Any], code: ErrorCode, words: str) -> None:
+    result = run(block(), **inputs)
+
+    assert result.error_code is code
+    assert words in result.error_message
+
+
+def redirecting(*targets: str, status: int = 302) -> Callable[[Seen], Reply]:
+    """/0 leads to the first target, /1 to the second …"""
+    return lambda seen: (
+        Reply(status, {"Location": targets[int(seen.path[1:])]}) if seen.path[1:].isdigit() else Reply(body=b"there")
+    )
+
+
+def test_three_redirects_are_followed() -> None:
+    with serving(redirecting("/1", "/2", "/end")) as server:
+        assert run(block(), url=server.url("/0")).outputs["body"] == "there"
+
+
+def test_a_fourth_is_not() -> None:
+    with serving(redirecting("/1", "/2", "/3", "/end")) as server:
+        result = run(block(), url=server.url("/0"))
+
+    assert result.error_code is ErrorCode.execution_failed
+    assert "more than 3 redirects" in result.error_message
+    assert len(server.seen) == 4
+
+
+SECRETS = {"Authorization": "Bearer x", "Cookie": "a=b", "X-Api-Key": "k", "X-Plain": "stays"}
+
+
+def test_secrets_stay_with_their_origin() -> None:
+    with serving(redirecting("/end")) as other, serving(redirecting(other.url("/end"))) as server:
+        run(block(), url=server.url("/0"), headers=SECRETS)
+    kept = {
+        name for name in ("authorization", "cookie", "x-api-key", "idempotency-key") if name in other.seen[0].headers
+    }
+
+    assert kept == set()
+    assert other.seen[0].headers["x-plain"] == "stays"
+
+
+def test_within_an_origin_they_are_sent_again() -> None:
+    """The control: it is the other origin that makes them go."""
+    with serving(redirecting("/end")) as server:
+        run(block(), url=server.url("/0"), headers=SECRETS)
+
+    assert server.seen[1].headers["authorization"] == "Bearer x"
+    assert server.seen[1].headers["idempotency-key"] == "assignment-1/0"
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "body"),
+    [(301, "GET", b""), (302, "GET", b""), (303, "GET", b""), (307, "POST", b"hello"), (308, "POST", b"hello")],
+)
+def test_a_redirected_post_goes_on_as_its_status_says(status: int, method: str, body: bytes) -> None:
+    with serving(redirecting("/end", status=status)) as server:
+        run(block(), url=server.url("/0"), method="POST", body="hello")
+
+    assert (server.seen[1].method, server.seen[1].body) == (method, body)
+
+
+@pytest.mark.parametrize(
+    "target", ["http://10.0.0.1/", "http://169.254.169.254/", "file:///etc/passwd", "http://127.2:1/"]
+)
+def test_a_redirect_into_the_network_is_refused(target: str) -> None:
+    with serving(redirecting(target)) as server:
+        assert run(block(), url=server.url("/0")).error_code is ErrorCode.permission_denied
+
+
+def test_an_answer_beyond_the_limit_is_an_error_that_says_so() -> None:
+    with serving(Reply(body=b"x" * 2000)) as server:
+        result = run(block(max_response_bytes=1000), url=server.url())
+
+    assert result.error_code is ErrorCode.execution_failed
+    assert "larger than 1000 bytes" in result.error_message
+
+
+def test_a_failure_beyond_the_limit_keeps_its_status_and_its_beginning() -> None:
+    with serving(Reply(503, body=b"x" * 2000)) as server:
+        result = run(block(max_response_bytes=1000), url=server.url())
+
+    assert (result.error_code, result.http_status) == (ErrorCode.http_error, 503)
+    assert result.outputs["body"] == "x" * 1000
+
+
+def test_too_many_headers_are_refused() -> None:
+    result = ask(Reply(200, {f"X-{n}": "1" for n in range(300)}))
+
+    assert result.error_code is ErrorCode.execution_failed
+    assert "headers" in result.error_message
+
+
+# ---- networks that misbehave -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def raw(behave: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that does to each connection what it is told."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):
+                behave(connection)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+def drip(connection: socket.socket, first: bytes) -> None:
+    """A byte at a time, forever."""
+    connection.sendall(first)
+    while True:
+        connection.sendall(b"a")
+        time.sleep(0.02)  # the server's own pace; the test waits for the block's deadline
+
+
+def hang(connection: socket.socket) -> None:
+    while connection.recv(1000):
+        pass
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        hang,
+        lambda connection: drip(connection, b"HTTP/1.1 200 OK\r\nX: "),
+        lambda connection: drip(connection, b"HTTP/1.1 200 OK\r\n\r\n"),
+        lambda connection: drip(connection, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;"),
+    ],
+    ids=["silence", "endless header", "endless body", "endless chunk"],
+)
+def test_nothing_hangs_past_the_attempt(behave: Callable[[socket.socket], None]) -> None:
+    with raw(behave) as port:
+        began = time.monotonic()
+        result = run(block(), 0.3, url=f"http://127.0.0.1:{port}/")
+        took = time.monotonic() - began
+
+    assert result.error_code is ErrorCode.connection_timeout
+    assert took < 1.3
+
+
+def test_its_own_time_limit_is_a_connection_timeout() -> None:
+    with raw(hang) as port:
+        result = run(block(), 30.0, url=f"http://127.0.0.1:{port}/", timeout_ms=100)
+
+    assert result.error_code is ErrorCode.connection_timeout
+    assert "0.1 s" in result.error_message
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X-Long: " + b"y" * 200_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["nothing", "cut", "another protocol", "a header without end", "bad chunk"],
+)
+def test_a_broken_answer_is_a_network_error(answer: bytes) -> None:
+    def behave(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(answer)
+
+    with raw(behave) as port:
+        result = run(block(), url=f"http://127.0.0.1:{port}/")
+
+    assert result.error_code is ErrorCode.network_error, result
+
+
+def test_nobody_there_is_a_network_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+
+    assert run(block(), url=f"http://127.0.0.1:{port}/").error_code is ErrorCode.network_error
+
+
+def test_a_name_without_an_address_is_a_network_error() -> None:
+    async def nobody(host: str, port: int) -> list[str]:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    result = run(HttpRequest(settings(), resolve=nobody), url="http://nobody.example/")
+
+    assert result.error_code is ErrorCode.network_error
+    assert "could not be resolved" in result.error_message
+
+
+# ---- TLS -------------------------------------------------------------------------------------------------------------
+
+
+CERTIFICATE = Path(__file__).with_name("localhost.pem")
+"""For localhost alone, signed by itself, valid until 2120; its key is beside it and guards nothing."""
+
+
+@pytest.fixture
+def secured() -> Iterator[Loopback]:
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(CERTIFICATE)
+    with Loopback(lambda seen: Reply(body=seen.headers["host"].encode()), trust=trust) as server:
+        yield server
+
+
+def test_tls_is_checked_against_the_name_not_the_address(secured: Loopback) -> None:
+    """The connection goes to 127.0.0.1, and the certificate is for localhost."""
+    result = run(block(ca_file=str(CERTIFICATE)), url=secured.url(host="localhost"))
+
+    assert result.outputs["body"] == f"localhost:{secured.port}"
+
+
+def test_a_certificate_for_another_name_is_refused(secured: Loopback) -> None:
+    result = run(block(ca_file=str(CERTIFICATE)), url=secured.url(host="127.0.0.1"))
+
+    assert result.error_code is ErrorCode.network_error
+    assert "certificate" in result.error_message.lower()
+
+
+def test_a_certificate_nobody_vouches_for_is_refused(secured: Loopback) -> None:
+    assert run(block(), url=secured.url(host="localhost")).error_code is ErrorCode.network_error
+
+
+def test_a_redirect_from_https_to_http_is_not_followed() -> None:
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(CERTIFICATE)
+    with serving(Reply()) as plain, Loopback(redirecting(plain.url("/end")), trust=trust) as server:
+        result = run(block(ca_file=str(CERTIFICATE)), url=server.url("/0", host="localhost"))
+
+    assert result.error_code is ErrorCode.permission_denied
+    assert plain.seen == []
+
+
+def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    assert ask(Reply()).ok

@@ -1,0 +1,377 @@
+"""`sql.query` on a file of SQLite and on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+import pytest
+
+from reefknot.blocks.settings import Access, SqlConnection, SqlSettings
+from reefknot.blocks.sql import SqlQuery
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult
+from tests.integration.postgres import Server
+from tests.integration.stepping import run, step
+
+SETUP = "CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL)"
+PEOPLE = "INSERT INTO people VALUES (1, 'Ada'), (2, 'Bob')"
+ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) AS n FROM r"
+
+
+@pytest.fixture(scope="module")
+def server(postgres: Server) -> str:
+    """One database, with a role that may read and write, and is no superuser."""
+    dsn = f"host={postgres.folder} user=postgres dbname=blocks"
+    with psycopg.connect(f"host={postgres.folder} user=postgres dbname=postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE blocks TEMPLATE template0")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE ROLE clerk LOGIN")
+        connection.execute("GRANT ALL ON SCHEMA public TO clerk")
+    return dsn
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlSettings]:
+    """The same two people in either database, reachable by `reads` and `writes`."""
+    if request.param == "sqlite":
+        url = f"sqlite:{tmp_path / 'people.db'}"
+        lite = apsw.Connection(str(tmp_path / "people.db"))
+        lite.execute(f"{SETUP}; {PEOPLE}")
+        lite.close()
+        yield made(url)
+        return
+    url = request.getfixturevalue("server").replace("user=postgres", "user=clerk")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(SETUP)
+        connection.execute(PEOPLE)
+        yield made(url)
+        connection.execute("DROP TABLE IF EXISTS people")
+
+
+def made(url: str, **more: Any) -> SqlSettings:
+    both = {"reads": SqlConnection(url), "writes": SqlConnection(url, Access.WRITE)}
+    return SqlSettings(both, **more)
+
+
+def mark(settings: SqlSettings) -> str:
+    """How a parameter is written."""
+    return "?" if settings.connections["reads"].sqlite_path else "%s"
+
+
+def named(settings: SqlSettings, name: str) -> str:
+    return f":{name}" if settings.connections["reads"].sqlite_path else f"%({name})s"
+
+
+def ask(settings: SqlSettings, query: str, params: Any = None, *, connection: str = "reads") -> StepResult:
+    return run(SqlQuery(settings), connection=connection, query=query, params=params)
+
+
+def names(settings: SqlSettings) -> list[str]:
+    rows = ask(settings, "SELECT name FROM people ORDER BY id").outputs["rows"]
+    return [row["name"] for row in rows]
+
+
+def test_rows_come_as_mappings(settings: SqlSettings) -> None:
+    result = ask(settings, "SELECT id, name FROM people ORDER BY id;")
+
+    assert result.outputs == {
+        "rows": [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}],
+        "row_count": 2,
+        "affected_rows": 0,
+    }
+
+
+def test_parameters_are_bound_and_never_text(settings: SqlSettings) -> None:
+    hostile = "x'; DROP TABLE people; --"
+
+    assert ask(settings, f"SELECT id FROM people WHERE name = {mark(settings)}", [hostile]).outputs["rows"] == []
+    by_name = ask(settings, f"SELECT id FROM people WHERE name = {named(settings, 'who')}", {"who": "Bob"})
+    assert by_name.outputs["rows"] == [{"id": 2}]
+    assert names(settings) == ["Ada", "Bob"]
+
+
+def test_a_connection_for_writing_writes_and_counts(settings: SqlSettings) -> None:
+    one = mark(settings)
+    added = ask(settings, f"INSERT INTO people VALUES ({one}, {one}) RETURNING id", [3, "Cy"], connection="writes")
+    changed = ask(settings, "UPDATE people SET name = 'D'", connection="writes")
+
+    assert added.outputs == {"rows": [{"id": 3}], "row_count": 1, "affected_rows": 1}
+    assert changed.outputs == {"rows": [], "row_count": 0, "affected_rows": 3}
+    assert names(settings) == ["D", "D", "D"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "INSERT INTO people VALUES (9, 'x')",
+        "DELETE FROM people",
+        "UPDATE people SET name = 'x'",
+        "DROP TABLE people",
+        "CREATE TABLE other (a INTEGER)",
+        "CREATE TEMP TABLE other (a INTEGER)",
+    ],
+)
+def test_a_connection_for_reading_writes_nothing(settings: SqlSettings, query: str) -> None:
+    assert ask(settings, query).error_code is ErrorCode.permission_denied
+    assert names(settings) == ["Ada", "Bob"]
+
+
+@pytest.mark.parametrize("connection", ["reads", "writes"])
+def test_one_statement_only_and_nothing_of_two(settings: SqlSettings, connection: str) -> None:
+    result = ask(settings, "SELECT 1 AS a; DELETE FROM people", connection=connection)
+    other = ask(settings, "DELETE FROM people; SELECT 1 AS a", connection=connection)
+
+    assert result.error_code in (ErrorCode.invalid_input, ErrorCode.permission_denied)
+    assert other.error_code in (ErrorCode.invalid_input, ErrorCode.permission_denied)
+    assert names(settings) == ["Ada", "Bob"]
+
+
+@pytest.mark.parametrize("params", [[], [1], [1, 2, 3]])
+def test_a_wrong_number_of_parameters_is_named(settings: SqlSettings, params: list[int]) -> None:
+    one = mark(settings)
+    result = ask(settings, f"SELECT {one} AS a, {one} AS b", params)
+
+    assert result.error_code is ErrorCode.invalid_input
+    assert result.error_message.startswith("params: ")
+
+
+def test_a_parameter_that_is_missing_by_name_is_named(settings: SqlSettings) -> None:
+    result = ask(settings, f"SELECT {named(settings, 'who')} AS a", {"whom": 1})
+
+    assert result.error_code is ErrorCode.invalid_input
+    assert result.error_message.startswith("params: ")
+    assert "who" in result.error_message
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("SELEKT 1", None),
+        ("SELECT * FROM nowhere", ErrorCode.invalid_input),
+        ("SELECT nothing FROM people", ErrorCode.invalid_input),
+        ("SELECT 1 AS a, 2 AS a", ErrorCode.invalid_input),
+    ],
+)
+def test_a_mistake_in_the_query_is_no_reason_to_try_again(
+    settings: SqlSettings, query: str, code: ErrorCode | None
+) -> None:
+    result = ask(settings, query)
+
+    assert result.error_code in ({code} if code else {ErrorCode.invalid_input, ErrorCode.permission_denied})
+    assert result.error_message.startswith("query: ")
+
+
+def test_a_broken_constraint_is_invalid_input(settings: SqlSettings) -> None:
+    assert ask(settings, PEOPLE, connection="writes").error_code is ErrorCode.invalid_input
+
+
+def test_an_endless_query_stops_in_time(settings: SqlSettings) -> None:
+    began = time.monotonic()
+    result = run(SqlQuery(settings), 0.3, connection="reads", query=ENDLESS)
+
+    assert result.error_code is ErrorCode.resource_unavailable
+    assert time.monotonic() - began < 1.3
+
+
+def test_its_own_time_limit_holds(settings: SqlSettings) -> None:
+    result = run(SqlQuery(settings), 30, connection="reads", query=ENDLESS, timeout_ms=100)
+
+    assert result.error_code is ErrorCode.resource_unavailable
+
+
+@pytest.mark.parametrize("connection", ["reads", "writes"])
+def test_rows_without_end_are_an_error_that_says_so(settings: SqlSettings, connection: str) -> None:
+    endless = ENDLESS.replace("count(*) AS n", "n")
+    few = made(settings.connections["reads"].url, max_rows=50)
+    if connection == "writes":
+        endless = f"SELECT n FROM ({endless}) AS r2"
+    result = ask(few, endless, connection=connection)
+
+    assert result.error_code is ErrorCode.execution_failed
+    assert "more than 50 rows" in result.error_message
+
+
+def test_too_many_bytes_are_an_error_and_undo_the_statement(settings: SqlSettings) -> None:
+    small = made(settings.connections["reads"].url, max_bytes=100)
+    query = f"UPDATE people SET name = {mark(settings)} RETURNING name"
+    result = ask(small, query, ["x" * 200], connection="writes")
+
+    assert result.error_code is ErrorCode.execution_failed
+    assert "more than 100 bytes" in result.error_message
+    assert names(settings) == ["Ada", "Bob"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "words"),
+    [
+        ({"query": "SELECT 1"}, ErrorCode.missing_required_field, "connection: missing"),
+        ({"connection": "reads"}, ErrorCode.missing_required_field, "query: missing"),
+        (
+            {"connection": "x", "query": "SELECT 1"},
+            ErrorCode.invalid_input,
+            "connection: 'x' is not accepted; accepted: r",
+        ),
+        ({"connection": "reads", "query": " "}, ErrorCode.invalid_input, "query: ' '"),
+        ({"connection": "reads", "query": "SELECT '\0'"}, ErrorCode.invalid_input, "query: "),
+        ({"connection": "reads", "query": "SELECT 1", "params": 1}, ErrorCode.invalid_input, "params: 1 is not"),
+        ({"connection": "reads", "query": "SELECT 1", "params": [[]]}, ErrorCode.invalid_input, "params[0]: []"),
+        ({"connection": "reads", "query": "SELECT 1", "params": [2**70]}, ErrorCode.invalid_input, "params[0]: "),
+        ({"connection": "reads", "query": "SELECT 1", "params": [0] * 1001}, ErrorCode.invalid_input, "at most 1000"),
+        ({"connection": "reads", "query": "SELECT 1", "limit": 1}, ErrorCode.invalid_input, "limit: no such input"),
+    ],
+)
+def test_bad_inputs_are_refused_by_name(
+    settings: SqlSettings, inputs: dict[str, Any], code: ErrorCode, words: str
+) -> None:
+    result = run(SqlQuery(settings), **inputs)
+
+    assert result.error_code is code
+    assert words in result.error_message
+
+
+def test_a_url_is_taken_only_when_it_is_listed_and_then_for_reading(settings: SqlSettings) -> None:
+    url = settings.connections["reads"].url
+    closed, listed = SqlQuery(SqlSettings()), SqlQuery(SqlSettings(allow=(url,)))
+
+    assert run(closed, connection=url, query="SELECT 1 AS a").error_code is ErrorCode.permission_denied
+    assert run(listed, connection=url, query="SELECT 1 AS a").outputs["rows"] == [{"a": 1}]
+    assert run(SqlQuery(SqlSettings(allow=(url,))), connection=url, query="DELETE FROM people").error_code is (
+        ErrorCode.permission_denied
+    )
+
+
+def test_a_password_in_a_refused_url_is_not_repeated() -> None:
+    result = run(SqlQuery(), connection="postgresql://me:hunter2@db/x", query="SELECT 1")
+
+    assert result.error_code is ErrorCode.permission_denied
+    assert "hunter2" not in result.error_message
+
+
+def test_the_destination_is_the_connection(settings: SqlSettings) -> None:
+    assert SqlQuery(settings).destination({"connection": "reads"}) == "sql:reads"
+    assert SqlQuery(settings).destination({"connection": ["x"]}) == "sql"
+
+
+# ---- SQLite ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lite(tmp_path: Path) -> SqlSettings:
+    connection = apsw.Connection(str(tmp_path / "x.db"))
+    connection.execute("CREATE TABLE t (a)")
+    connection.close()
+    return made(f"sqlite:{tmp_path / 'x.db'}")
+
+
+def test_a_locked_file_is_unavailable_and_may_be_tried_again(lite: SqlSettings) -> None:
+    other = apsw.Connection(str(lite.connections["reads"].sqlite_path))
+    other.execute("BEGIN EXCLUSIVE")
+    result = run(SqlQuery(lite), 0.3, connection="writes", query="INSERT INTO t VALUES (1)")
+    other.close()
+
+    assert result.error_code is ErrorCode.resource_unavailable
+    assert result.metadata == {"sqlite": "BusyError"}
+
+
+def test_a_file_that_is_not_there_is_not_found_for_reading(tmp_path: Path) -> None:
+    settings = made(f"sqlite:{tmp_path / 'none.db'}")
+
+    assert ask(settings, "SELECT 1").error_code is ErrorCode.execution_failed
+    assert list(tmp_path.iterdir()) == []
+    assert ask(settings, "CREATE TABLE t (a)", connection="writes").ok
+
+
+def test_a_file_that_is_no_database_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("this is a text, and a long one at that " * 50)
+
+    assert ask(made(f"sqlite:{tmp_path / 'x.db'}"), "SELECT * FROM t").error_code is ErrorCode.execution_failed
+
+
+def test_a_cancelled_step_ends_its_statement(lite: SqlSettings) -> None:
+    """Its thread is free again at once, although the attempt had a minute."""
+
+    async def main() -> None:
+        block = SqlQuery(lite)
+        running = asyncio.create_task(step(block, 60.0, connection="reads", query=ENDLESS))
+        while not busy():  # noqa: ASYNC110 - a thread has no event to wait for
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await block.close()
+
+    def busy() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("reefknot-sqlite")]
+
+    asyncio.run(main())
+    began = time.monotonic()
+    for thread in busy():
+        thread.join(5)
+    assert time.monotonic() - began < 2
+
+
+# ---- PostgreSQL ------------------------------------------------------------------------------------------------------
+
+
+def test_a_superuser_is_not_let_near_a_connection_for_reading(server: str) -> None:
+    result = ask(made(server), "SELECT 1 AS a")
+
+    assert result.error_code is ErrorCode.permission_denied
+    assert "superuser" in result.error_message
+
+
+def test_a_superuser_may_become_a_role_with_less(server: str) -> None:
+    settings = SqlSettings({"reads": SqlConnection(server, role="clerk")})
+
+    assert ask(settings, "SELECT current_user AS a").outputs["rows"] == [{"a": "clerk"}]
+    assert ask(settings, "SELECT set_config('role', 'postgres', false) AS a").error_code is ErrorCode.permission_denied
+
+
+def test_values_of_every_kind_come_as_json(server: str) -> None:
+    settings = made(server.replace("user=postgres", "user=clerk"))
+    query = (
+        "SELECT 1.50::numeric AS n, ARRAY[1, 2] AS l, '{\"a\": 1}'::jsonb AS j,"
+        " DATE '2026-01-02' AS d, '\\xff'::bytea AS b"
+    )
+
+    assert ask(settings, query).outputs["rows"] == [
+        {"n": "1.50", "l": [1, 2], "j": {"a": 1}, "d": "2026-01-02", "b": "/w=="}
+    ]
+
+
+def test_a_percent_sign_is_itself_without_parameters(server: str) -> None:
+    settings = made(server.replace("user=postgres", "user=clerk"))
+
+    assert ask(settings, "SELECT 'ab' LIKE 'a%' AS a").outputs["rows"] == [{"a": True}]
+
+
+def test_a_server_that_is_not_there_is_a_network_error(tmp_path: Path) -> None:
+    assert ask(made(f"host={tmp_path} dbname=x"), "SELECT 1").error_code is ErrorCode.network_error
+
+
+def test_options_of_the_url_still_hold(server: str) -> None:
+    settings = made(f"{server} options='-c search_path=elsewhere'".replace("user=postgres", "user=clerk"))
+
+    assert ask(settings, "SHOW search_path").outputs["rows"] == [{"search_path": "elsewhere"}]
+    assert ask(settings, "SHOW default_transaction_read_only").outputs["rows"] == [
+        {"default_transaction_read_only": "on"}
+    ]
+
+
+def test_a_lock_that_is_held_is_waited_for_only_so_long(server: str) -> None:
+    with psycopg.connect(server) as holder:
+        holder.execute("CREATE TABLE IF NOT EXISTS held (a INTEGER)")
+        holder.execute("GRANT ALL ON held TO clerk")
+        holder.commit()
+        holder.execute("LOCK TABLE held")
+        settings = made(server.replace("user=postgres", "user=clerk"))
+        result = run(SqlQuery(settings), 0.3, connection="writes", query="INSERT INTO held VALUES (1)")
+
+    assert result.error_code is ErrorCode.resource_unavailable
