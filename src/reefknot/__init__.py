@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from reefknot import testing as testing
-    from reefknot.assembly import IdempotencyManager as IdempotencyManager
-    from reefknot.assembly import RetryManager as RetryManager
-    from reefknot.assembly import get_retry_manager as get_retry_manager
-    from reefknot.assembly import open_store as open_store
+    from reefknot.assembly.managers import IdempotencyManager as IdempotencyManager
+    from reefknot.assembly.managers import RetryManager as RetryManager
+    from reefknot.assembly.managers import get_retry_manager as get_retry_manager
+    from reefknot.assembly.stores import open_audit_log as open_audit_log
+    from reefknot.assembly.stores import open_store as open_store
+    from reefknot.assembly.system import connect as connect
+    from reefknot.blocks.python import block as block
     from reefknot.config.book import PolicyBook as PolicyBook
     from reefknot.config.registry import ConnectorPolicy as ConnectorPolicy
     from reefknot.config.registry import RetryBudget as RetryBudget
@@ -24,9 +27,16 @@ if TYPE_CHECKING:
     from reefknot.core.failure import ErrorCode as ErrorCode
     from reefknot.core.failure import Failure as Failure
     from reefknot.core.failure import FailureType as FailureType
+    from reefknot.core.messages import ExecAssignment as ExecAssignment
+    from reefknot.core.messages import ExecAssignmentAck as ExecAssignmentAck
+    from reefknot.core.messages import ExecResult as ExecResult
+    from reefknot.core.messages import StepRequest as StepRequest
+    from reefknot.core.messages import StepResult as StepResult
     from reefknot.core.outcome import AttemptRecord as AttemptRecord
     from reefknot.core.outcome import Outcome as Outcome
+    from reefknot.core.overload.admission import RejectionPolicy as RejectionPolicy
     from reefknot.core.overload.breaker import BreakerState as BreakerState
+    from reefknot.core.overload.level import OverloadStatus as OverloadStatus
     from reefknot.core.retry.book import ResolvedPolicy as ResolvedPolicy
     from reefknot.core.retry.connectors import JobType as JobType
     from reefknot.core.retry.decide import Reason as Reason
@@ -51,9 +61,11 @@ if TYPE_CHECKING:
     from reefknot.errors import OutcomeUnknownError as OutcomeUnknownError
     from reefknot.errors import ParameterError as ParameterError
     from reefknot.errors import ParameterTypeError as ParameterTypeError
+    from reefknot.errors import QueueFullError as QueueFullError
     from reefknot.errors import RecordedFailureError as RecordedFailureError
     from reefknot.errors import ReefknotError as ReefknotError
     from reefknot.errors import RejectedError as RejectedError
+    from reefknot.errors import ResultPendingError as ResultPendingError
     from reefknot.errors import ResultTooLargeError as ResultTooLargeError
     from reefknot.errors import RetryAfter as RetryAfter
     from reefknot.errors import RetryError as RetryError
@@ -66,16 +78,24 @@ if TYPE_CHECKING:
     from reefknot.execution.reading import classify_failure as classify_failure
     from reefknot.execution.report import RetryEvent as RetryEvent
     from reefknot.execution.retrier import Retrier as Retrier
+    from reefknot.router.service import Router as Router
+    from reefknot.worker.service import Worker as Worker
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "reefknot.assembly": ("IdempotencyManager", "RetryManager", "get_retry_manager", "open_store"),
+    "reefknot.assembly.managers": ("IdempotencyManager", "RetryManager", "get_retry_manager"),
+    "reefknot.assembly.stores": ("open_audit_log", "open_store"),
+    "reefknot.assembly.system": ("connect",),
+    "reefknot.blocks.python": ("block",),
     "reefknot.config.book": ("PolicyBook",),
     "reefknot.config.registry": ("ConnectorPolicy", "RetryBudget", "RetryPolicyRegistry"),
     "reefknot.core.failure": ("ErrorCategory", "ErrorCode", "Failure", "FailureType"),
+    "reefknot.core.messages": ("ExecAssignment", "ExecAssignmentAck", "ExecResult", "StepRequest", "StepResult"),
     "reefknot.core.outcome": ("AttemptRecord", "Outcome"),
+    "reefknot.core.overload.admission": ("RejectionPolicy",),
     "reefknot.core.overload.breaker": ("BreakerState",),
+    "reefknot.core.overload.level": ("OverloadStatus",),
     "reefknot.core.retry.book": ("ResolvedPolicy",),
     "reefknot.core.retry.connectors": ("JobType",),
     "reefknot.core.retry.decide": ("Reason",),
@@ -99,9 +119,11 @@ _HOMES = {
         "OutcomeUnknownError",
         "ParameterError",
         "ParameterTypeError",
+        "QueueFullError",
         "RecordedFailureError",
         "ReefknotError",
         "RejectedError",
+        "ResultPendingError",
         "ResultTooLargeError",
         "RetryAfter",
         "RetryError",
@@ -114,6 +136,8 @@ _HOMES = {
     "reefknot.execution.reading": ("classify_failure",),
     "reefknot.execution.report": ("RetryEvent",),
     "reefknot.execution.retrier": ("Retrier",),
+    "reefknot.router.service": ("Router",),
+    "reefknot.worker.service": ("Worker",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -2,7 +2,8 @@
 What a disk holds after the power went.
 
 Given the recorded calls up to the cut: what was synced is there; of what was written since, nothing, or any of it, in
-pieces of a sector, in any order. A file exists for sure once it was synced; a removal is sure once its folder was.
+pieces of a sector, in any order. A file exists for sure once it was synced. A removal is sure once the folder was
+synced: SQLite does that at the first sync of a journal or a log that it has opened.
 Bytes next to a torn write stay as they were, as disks of this century promise.
 """
 
@@ -21,6 +22,14 @@ class _File:
     def __init__(self) -> None:
         self.kept: bytearray | None = None
         self.pending: list[Call] = []
+        self.syncs_folder = False
+
+    def folder_synced(self) -> None:
+        """What was removed is gone for good, with all that was written before."""
+        for place, call in reversed(list(enumerate(self.pending))):
+            if call.kind == "delete":
+                self.kept, self.pending = None, self.pending[place + 1 :]
+                return
 
 
 class Disk:
@@ -33,7 +42,13 @@ class Disk:
         for call in calls:
             file = self._files.setdefault(call.file, _File())
             match call.kind:
+                case "open":
+                    file.syncs_folder = call.file in ("-wal", "-journal")
                 case "sync":
+                    if file.syncs_folder:
+                        file.syncs_folder = False
+                        for one in self._files.values():
+                            one.folder_synced()
                     file.kept = _applied(file.kept, file.pending)
                     file.pending = []
                 case "delete" if call.offset:  # together with its folder's sync

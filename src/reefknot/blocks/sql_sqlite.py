@@ -240,7 +240,7 @@ class _Statement:
         return Refusal(code, f"{field}: {error}", sqlite=type(error).__name__)
 
 
-def _trimming(*, left: bool, right: bool) -> Callable[[Any, Any], str | None]:
+def _trimming(*, left: bool, right: bool) -> Callable[..., str | None]:
     """SQLite's own takes the product of both lengths, minutes for two long texts, and nothing can interrupt it."""
 
     def trim(value: Any, characters: Any) -> str | None:

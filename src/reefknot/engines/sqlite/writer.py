@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import apsw
 
@@ -30,13 +30,11 @@ Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
 """All requests of one kind in, one answer for each out."""
 
 
-class _Request:
-    __slots__ = ("argument", "future", "handler")
-
-    def __init__(self, handler: Handler[Any, Any], argument: Any, future: asyncio.Future[Any]) -> None:
-        self.handler = handler
-        self.argument = argument
-        self.future = future
+class _Request(NamedTuple):
+    handler: Handler[Any, Any]
+    argument: Any
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
 
 
 class Writer:
@@ -87,7 +85,7 @@ class Writer:
         self._check()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        request = _Request(handler, argument, future)
+        request = _Request(handler, argument, future, loop)
         if self._inline:
             answers, touched = self._execute([request])
             self._deliver([(request, answers[0])], touched)
@@ -153,11 +151,10 @@ class Writer:
         answers, touched = self._execute(batch)
         self._current = []
         self.batches += 1
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Request, Any]]] = {}
-        for request, answer in zip(batch, answers, strict=True):
-            by_loop.setdefault(request.future.get_loop(), []).append((request, answer))
-        for loop, answered in by_loop.items():
-            _call(loop, self._deliver, answered, touched)
+        answered = list(zip(batch, answers, strict=True))
+        for loop in {request.loop for request in batch}:
+            ours = [one for one in answered if one[0].loop is loop]
+            _call(loop, self._deliver, ours, touched)
         return True
 
     def _execute(self, batch: list[_Request]) -> tuple[list[Any], set[str]]:
@@ -182,19 +179,17 @@ class Writer:
         return answers, touched
 
     def _transact(self, connection: apsw.Connection, batch: list[_Request]) -> tuple[list[Any], set[str]]:
-        kinds: dict[Handler[Any, Any], list[int]] = {}
-        for index, request in enumerate(batch):
-            kinds.setdefault(request.handler, []).append(index)
         answers: list[Any] = [None] * len(batch)
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Read after the lock was granted: the order of times is then the order of transactions.
             self._memory.check(connection)
             transaction = Transaction(connection, self._now(), self._memory)
-            for handler, indexes in kinds.items():
-                results = handler(transaction, [batch[index].argument for index in indexes])
-                for index, result in zip(indexes, results, strict=True):
-                    answers[index] = result
+            for handler in dict.fromkeys([request.handler for request in batch]):
+                places = [place for place, request in enumerate(batch) if request.handler == handler]
+                results = handler(transaction, [batch[place].argument for place in places])
+                for place, result in zip(places, results, strict=True):
+                    answers[place] = result
             transaction.flush()
             connection.execute("COMMIT")
             self._memory.committed()
@@ -223,7 +218,7 @@ class Writer:
             problem = f"a write has not finished for {self._patience * 2:g} s; whether it was kept is not known"
             self._dead = StoreUnavailableError(f"sqlite:{self._path}", problem, "check the disk, then open it again")
             for request in [*self._current, *self._waiting]:
-                if request.future.get_loop() is loop and not request.future.done():
+                if request.loop is loop and not request.future.done():
                     request.future.set_exception(self._dead)
         self._watched = bool(self._current or self._waiting)
         if self._watched:

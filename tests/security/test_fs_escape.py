@@ -1,0 +1,130 @@
+"""
+Nothing beneath a root leads out of it, not even while somebody swaps folders for links.
+
+A second process exchanges `root/door`, a folder, with a link to the outside as fast as it can. What is opened as
+`door/file` is then either the file inside, or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from reefknot.blocks.confined import has_openat2, open_beneath, open_by_walking
+from reefknot.blocks.fs import BlobPut, Folders
+from reefknot.blocks.settings import FsSettings
+from tests.integration.stepping import run
+
+OPENS = 100_000
+SWAPPING = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+os.chdir(sys.argv[1])
+print("ready", flush=True)
+while True:
+    for _ in range(1000):
+        libc.renameat2(-100, b"door", -100, b"link", 2)
+    if os.getppid() != int(sys.argv[2]):
+        break
+"""
+
+
+@dataclass
+class Yard:
+    root: Path
+    outside: Path
+
+    def descriptor(self) -> int:
+        return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    """A root with a door in it that is being swapped all the time."""
+    made = Yard(tmp_path / "root", tmp_path / "outside")
+    (made.root / "door").mkdir(parents=True)
+    made.outside.mkdir()
+    (made.root / "door" / "file").write_text("inside")
+    (made.outside / "file").write_text("outside")
+    (made.root / "link").symlink_to(made.outside)
+    command = [sys.executable, "-S", "-c", SWAPPING, str(made.root), str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as swapper:
+        assert swapper.stdout is not None
+        swapper.stdout.readline()
+        yield made
+        swapper.kill()
+
+
+def race(yard: Yard, attempt: Callable[[int], int], times: int) -> tuple[int, int, int]:
+    """How often the file inside was opened, how often nothing, how often the file outside."""
+    root = yard.descriptor()
+    outside = (yard.outside / "file").stat().st_ino
+    inside = nothing = escaped = 0
+    try:
+        for _ in range(times):
+            try:
+                file = attempt(root)
+            except OSError:
+                nothing += 1
+                continue
+            if os.fstat(file).st_ino == outside:
+                escaped += 1
+            else:
+                inside += 1
+            os.close(file)
+    finally:
+        os.close(root)
+    return inside, nothing, escaped
+
+
+def test_the_kernel_lets_none_of_100000_racing_opens_out(yard: Yard) -> None:
+    assert has_openat2()
+
+    inside, nothing, escaped = race(yard, lambda root: open_beneath(root, ("door", "file"), os.O_RDONLY), OPENS)
+
+    assert escaped == 0
+    assert inside > 100
+    assert nothing > 100
+
+
+def test_nor_does_the_walk_without_the_kernels_help(yard: Yard) -> None:
+    inside, nothing, escaped = race(yard, lambda root: open_by_walking(root, ("door", "file"), os.O_RDONLY), OPENS)
+
+    assert escaped == 0
+    assert inside > 100
+    assert nothing > 100
+
+
+def test_a_check_of_the_path_before_opening_it_escapes(yard: Yard) -> None:
+    """The control: the usual `realpath` check, in the same race."""
+    real = os.path.realpath(yard.root)
+
+    def checked(root: int) -> int:
+        path = os.path.join(real, "door", "file")
+        if not os.path.realpath(path).startswith(real + os.sep):
+            raise PermissionError(path)
+        return os.open(path, os.O_RDONLY)
+
+    until = time.monotonic() + 15
+    escaped = 0
+    while not escaped and time.monotonic() < until:
+        escaped = race(yard, checked, 1000)[2]
+    assert escaped > 0
+
+
+def test_no_racing_write_lands_outside(yard: Yard) -> None:
+    kept = 0
+    for number in range(150):
+        block = BlobPut(Folders(FsSettings((yard.root,))))
+        kept += run(block, path=f"door/new-{number % 7}", content="x").ok
+
+    assert kept > 0
+    assert [file.name for file in yard.outside.iterdir()] == ["file"]
+    assert (yard.outside / "file").read_text() == "outside"
