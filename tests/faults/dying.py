@@ -60,12 +60,12 @@ def _say(writing: int, said: Any) -> None:
 def first(folder: Path, plan: dict[str, Any], hook: Hook, say: Callable[[Any], None]) -> None:
     disk = FaultyDisk(hook, lazy=True)
     opener = disk.opener(autocheckpoint=SCENARIOS[plan["scenario"]])
-    asyncio.run(first_life(folder, _way(plan), opener, hook, lambda *said: say(said)))
+    asyncio.run(first_life(folder, way_of(plan), opener, hook, lambda *said: say(said)))
     if isinstance(hook, Counter):
         say(["calls", [call.kind for call in hook.calls], len(hook.calls)])
 
 
-def _way(plan: dict[str, Any]) -> Way:
+def way_of(plan: dict[str, Any]) -> Way:
     return Way(plan["mode"], plan["flaw"])
 
 
@@ -90,7 +90,7 @@ def one(folder: Path, plan: dict[str, Any], past: Path) -> dict[str, Any]:
 
     def carry_on(say: Callable[[Any], None]) -> None:
         opener = FaultyDisk(Hook(), lazy=True).opener()
-        say(asyncio.run(second_life(folder, _way(plan), opener)))
+        say(asyncio.run(second_life(folder, way_of(plan), opener)))
 
     child, heard = in_a_process_of_its_own(carry_on)
     evidence = heard()

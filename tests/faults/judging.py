@@ -15,6 +15,28 @@ def judge(evidence: dict[str, Any], said: list[Said], mode: str) -> list[str]:
     return [*_lost(evidence, said), *_results(evidence, said), *_work(evidence), *_effects(evidence, said, mode)]
 
 
+def judge_frozen(life: dict[str, Any]) -> list[str]:
+    """The same of an owner that was only asleep: whatever it and its heirs were told, there is one result."""
+    wrong = []
+    if "kept out" in life["after"]:
+        return [f"kept out: {life['after']}"]
+    after, between = life["after"], life["between"]
+    refused = ["LeaseLostError"]
+    wrong += [f"error: {said}" for said in life["said"] if said[0] == "error" and said[1] not in refused]
+    said = [(what, order, value) for what, order, value in life["said"] if what != "error"] + between.get("later", [])
+    wrong += _results(after, said)
+    if not after["whole"]:
+        wrong.append("the file or its chain is damaged")
+    most = {"retry": 3, "guard": 1, "dedup": 1}[life["plan"]["mode"]]
+    for order in ORDERS:
+        state, times = after["ended"]["items"][order][0], len(after["effects"].get(order, ()))
+        if state not in ("succeeded", "quarantined"):
+            wrong.append(f"lost: {order} never ends")
+        if times > most or (times == 0 and state == "succeeded"):
+            wrong.append(f"effect: {order} happened {times} times")
+    return wrong
+
+
 def _lost(evidence: dict[str, Any], said: list[Said]) -> Iterator[str]:
     """What was acknowledged before the death is there after it."""
     if not evidence["whole"]:

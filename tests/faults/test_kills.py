@@ -1,50 +1,21 @@
 """kill -9 at every storage call of claim → effect → record → settle, and what the next process makes of it."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.faults.carrying_out import Life, Plan, carried_out, plan
 from tests.faults.dying import SCENARIOS
 from tests.faults.judging import judge
 from tests.faults.points import either, spread
 
 MODES = ("retry", "guard", "dedup")
-ROOT = Path(__file__).parents[2]
 KILLED = -9
 
-Plan = dict[str, Any]
 
-
-def plan(scenario: str, mode: str, at: int | None, *, torn: bool = False, flaw: str = "", after_us: int = 0) -> Plan:
-    return {"scenario": scenario, "mode": mode, "at": at, "torn": torn, "flaw": flaw, "after_us": after_us}
-
-
-def carried_out(folder: Path, plans: list[Plan]) -> list[dict[str, Any]]:
-    """All of them, shared among as many processes as there are processors."""
-    number = min(len(plans), os.cpu_count() or 1)
-
-    def share(which: int) -> list[dict[str, Any]]:
-        place = folder / f"{which}"
-        place.mkdir()
-        lines = "".join(json.dumps(one) + "\n" for one in plans[which::number])
-        command = [sys.executable, "-m", "tests.faults.dying", str(place)]
-        done = subprocess.run(command, input=lines, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    with ThreadPoolExecutor(number) as pool:
-        return [one for lives in pool.map(share, range(number)) for one in lives]
-
-
-def complaints(lives: list[dict[str, Any]], *, mode: str | None = None) -> list[str]:
+def complaints(lives: list[Life], *, mode: str | None = None) -> list[str]:
     """What the judge says of each, with its place; `mode` asks for another mode's promise than the one worked under."""
     said = []
     for life in lives:
@@ -57,7 +28,6 @@ def complaints(lives: list[dict[str, Any]], *, mode: str | None = None) -> list[
 
 def every_point(folder: Path) -> list[Plan]:
     """Each call of each scenario and mode; a write also half done."""
-    folder.mkdir()
     whole = carried_out(folder, [plan(scenario, mode, None) for scenario in SCENARIOS for mode in MODES])
     assert complaints(whole) == []
     points = []

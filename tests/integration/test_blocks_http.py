@@ -311,6 +311,25 @@ def test_nothing_hangs_past_the_attempt(behave: Callable[[socket.socket], None])
     assert took < 1.3
 
 
+def test_requests_that_were_given_up_leave_room_for_others() -> None:
+    """More of them than there are connections in the pool."""
+
+    async def main(port: int, server: Loopback) -> list[StepResult]:
+        one = block()
+        await asyncio.gather(*(step(one, 0.2, url=f"http://127.0.0.1:{port}/") for _ in range(100)))
+        answers = await asyncio.gather(*(step(one, 5.0, url=server.url()) for _ in range(100)))
+        await one.close()
+        return answers
+
+    with raw(hang) as port, serving(Reply()) as server:
+        assert all(answer.ok for answer in asyncio.run(main(port, server)))
+
+
+def test_an_attempt_without_a_limit_has_none() -> None:
+    with serving(Reply()) as server:
+        assert run(block(), float("inf"), url=server.url()).ok
+
+
 def test_its_own_time_limit_is_a_connection_timeout() -> None:
     with raw(hang) as port:
         result = run(block(), 30.0, url=f"http://127.0.0.1:{port}/", timeout_ms=100)

@@ -180,6 +180,10 @@ def test_an_endless_query_stops_in_time(settings: SqlSettings) -> None:
     assert time.monotonic() - began < 1.3
 
 
+def test_an_attempt_without_a_limit_has_none(settings: SqlSettings) -> None:
+    assert run(SqlQuery(settings), float("inf"), connection="reads", query="SELECT 1 AS a").ok
+
+
 def test_its_own_time_limit_holds(settings: SqlSettings) -> None:
     result = run(SqlQuery(settings), 30, connection="reads", query=ENDLESS, timeout_ms=100)
 
@@ -238,13 +242,11 @@ def test_bad_inputs_are_refused_by_name(
 
 def test_a_url_is_taken_only_when_it_is_listed_and_then_for_reading(settings: SqlSettings) -> None:
     url = settings.connections["reads"].url
-    closed, listed = SqlQuery(SqlSettings()), SqlQuery(SqlSettings(allow=(url,)))
+    listed = SqlSettings(allow={url: SqlConnection(url)})
 
-    assert run(closed, connection=url, query="SELECT 1 AS a").error_code is ErrorCode.permission_denied
-    assert run(listed, connection=url, query="SELECT 1 AS a").outputs["rows"] == [{"a": 1}]
-    assert run(SqlQuery(SqlSettings(allow=(url,))), connection=url, query="DELETE FROM people").error_code is (
-        ErrorCode.permission_denied
-    )
+    assert ask(SqlSettings(), "SELECT 1 AS a", connection=url).error_code is ErrorCode.permission_denied
+    assert ask(listed, "SELECT 1 AS a", connection=url).outputs["rows"] == [{"a": 1}]
+    assert ask(listed, "DELETE FROM people", connection=url).error_code is ErrorCode.permission_denied
 
 
 def test_a_password_in_a_refused_url_is_not_repeated() -> None:

@@ -187,7 +187,10 @@ async def running_system(
     seed: int | None = None,
 ) -> AsyncIterator[System]:
     """A system that runs for as long as the block lasts."""
-    async with open_store(url) as store:
+    kept = settings.configuration.idempotency
+    async with open_store(
+        url, retention=kept.retention_seconds, largest_result=kept.largest_result_bytes, most_keys=kept.max_keys
+    ) as store:
         system = System(
             store,
             clock_of_this_loop(),

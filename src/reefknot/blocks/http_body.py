@@ -59,7 +59,8 @@ class _Inflater:
 
     def __init__(self, kind: str) -> None:
         self._first = kind == "deflate"
-        self._zlib = zlib.decompressobj(zlib.MAX_WBITS | (16 if kind == "gzip" else 0))
+        self._wbits = zlib.MAX_WBITS | (16 if kind == "gzip" else 0)
+        self._zlib = zlib.decompressobj(self._wbits)
 
     @property
     def eof(self) -> bool:
@@ -72,12 +73,18 @@ class _Inflater:
             if data[0] & 0x0F != 8:
                 self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
         piece = self._zlib.decompress(data, _STEP)
-        return piece, self._zlib.unconsumed_tail
+        rest = self._zlib.unused_data.lstrip(b"\0")  # zeros after the end are padding
+        if not rest:
+            return piece, self._zlib.unconsumed_tail
+        if self._wbits == zlib.MAX_WBITS:
+            raise zlib.error("bytes follow its end")
+        self._zlib = zlib.decompressobj(self._wbits)  # gzip may have several members, one after the other
+        return piece, rest
 
 
 def _undone(inflate: _Inflater, part: bytes, kept: bytearray) -> Iterator[bytes]:
     rest, piece = part, b""
-    while (rest or len(piece) == _STEP) and not inflate.eof:  # a full piece: there may be more without more input
+    while rest or len(piece) == _STEP:  # a full piece: there may be more without more input
         try:
             piece, rest = inflate.step(rest)
         except zlib.error as error:

@@ -12,6 +12,9 @@ import inspect
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -30,6 +33,12 @@ _ACCEPTED_ANSWER = "a dict of outputs, a StepResult or None"
 Answer = Mapping[str, Any] | StepResult | None
 BlockFunction = Callable[[Mapping[str, Any], BlockContext], Answer | Awaitable[Answer]]
 Function = TypeVar("Function", bound=BlockFunction)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Not the loop's own: it has few, and functions that wait would hold up everybody else's."""
+    return ThreadPoolExecutor(64, "reefknot-block")
 
 
 class PythonBlock:
@@ -52,7 +61,8 @@ class PythonBlock:
         if self._awaits:
             answer = self.function(inputs, context)
         else:
-            answer = await asyncio.to_thread(self.function, inputs, context)
+            work = partial(copy_context().run, self.function, inputs, context)
+            answer = await asyncio.get_running_loop().run_in_executor(_threads(), work)
         if inspect.isawaitable(answer):
             answer = await answer
         return self._result(answer)

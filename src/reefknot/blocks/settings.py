@@ -55,8 +55,8 @@ class SqlConnection(Struct, frozen=True):
 
 class SqlSettings(Struct, frozen=True):
     connections: Mapping[str, SqlConnection] = {}
-    allow: tuple[str, ...] = ()
-    """URLs that an assignment may name; they are opened for reading."""
+    allow: Mapping[str, SqlConnection] = {}
+    """URLs that an assignment may name, as it has to write them; they are opened for reading."""
     max_rows: int = 10_000
     max_bytes: int = MEGABYTE
 
@@ -114,7 +114,7 @@ class _Reading:
                 connections[str(name)] = connection
         return SqlSettings(
             connections,
-            self._each("blocks.sql.allow", part.get("allow", []), self._database),
+            dict(self._each("blocks.sql.allow", part.get("allow", []), self._listed)),
             self._size("blocks.sql.max_rows", part.get("max_rows", 10_000), 1_000_000),
             self._size("blocks.sql.max_bytes", part.get("max_bytes", MEGABYTE), LARGEST),
         )
@@ -150,6 +150,9 @@ class _Reading:
         except ValueError as error:
             self._wrong(f"{path}.url", url.partition("@")[0][:12], str(error))
             return None
+
+    def _listed(self, url: str) -> tuple[str, SqlConnection]:
+        return url, SqlConnection(self._database(url))
 
     def _database(self, url: str) -> str:
         if url.startswith("sqlite:"):

@@ -72,11 +72,9 @@ class SqlQuery:
 
     def _connection(self, name: str) -> SqlConnection:
         """By its configured name; a URL is taken only when it is listed, and then for reading."""
-        known = self._settings.connections.get(name)
+        known = self._settings.connections.get(name) or self._settings.allow.get(name)
         if known is not None:
             return known
-        if name in self._settings.allow:
-            return SqlConnection(name)
         accepted = ", ".join(sorted(self._settings.connections)) or "none is configured; set blocks.sql.connections"
         if ":" in name or "=" in name:
             shape = _PASSWORD.sub("…", name)[:60]

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import product, takewhile
+from math import ceil
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -23,6 +24,7 @@ from reefknot.config.schema import Configuration
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, families
 from reefknot.core.retry.builtin import TARGETS
+from reefknot.core.retry.explain import horizon
 from reefknot.errors import ConfigurationError, ParameterError
 
 _QUEUE: Path = ("worker", "queue", "v2")
@@ -34,6 +36,8 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     reading = Reading(tree, configuration)
     book = reading.book(book_hash(kept))
     problems += [*reading.problems, *_queue_problems(tree, configuration), *_unresolvable(tree, book)]
+    if not problems:  # only a book that resolves has a horizon
+        problems += _forgetful(tree, configuration, book)
     if problems:
         problems.sort(key=_by_place)
         raise ConfigurationError(tuple(problems))
@@ -298,3 +302,17 @@ def _placed(
         " accepted: base at most the cap"
     )
     return Problem(tree.mark(path), dotted(path), message)
+
+
+def _forgetful(tree: Tree, configuration: Configuration, book: Book) -> Iterator[Problem]:
+    """A key that is forgotten while its work is still being retried lets the effect happen twice."""
+    kept = configuration.idempotency.retention_seconds
+    targets = [target for target in (*book.targets, "block:*") if not target.startswith("connector:")]
+    longest, target = max((horizon(book.resolve(target)), target) for target in targets)
+    if kept < longest:
+        path: Path = ("idempotency", "retention_seconds")
+        message = (
+            f"{kept:g} s is shorter than {target} may be retried for ({longest:g} s), so a key could be forgotten while"
+            f" its work goes on; accepted: at least {ceil(longest)}"
+        )
+        yield Problem(tree.mark(path), dotted(path), message)

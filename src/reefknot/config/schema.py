@@ -223,6 +223,14 @@ class Source(BaseModel):
     retry: ConnectorEntry = ConnectorEntry()
 
 
+class Idempotency(Section):
+    """How long keys and their results are remembered, and how large they may be."""
+
+    retention_seconds: Annotated[float, Field(ge=1, le=315_360_000)] = 7 * 86_400.0
+    largest_result_bytes: Annotated[int, Field(ge=1, le=67_108_864)] = 1_048_576
+    max_keys: Annotated[int, Field(ge=1)] | None = None
+
+
 Unchecked = dict[str, Any]
 
 
@@ -235,12 +243,12 @@ class Configuration(Section):
     sources: dict[str, Source] = {}
     engine: str | None = None
     secrets: dict[str, str] = {}
-    idempotency: Unchecked = {}
+    idempotency: Idempotency = Idempotency()
     audit: Unchecked = {}
     router: Unchecked = {}
     blocks: Unchecked = {}
     dashboard: Unchecked = {}
 
 
-UNCHECKED_SECTIONS = ("idempotency", "audit", "router", "blocks", "dashboard")
+UNCHECKED_SECTIONS = ("audit", "router", "blocks", "dashboard")
 """Read by parts that check them themselves."""

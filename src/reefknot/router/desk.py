@@ -40,6 +40,8 @@ class TakenOn(Struct, frozen=True):
     assignment: ExecAssignment
     held: Held
     deadline_at: int | None = None
+    sent_before: bool = False
+    """Another router had it, or an earlier life of this one: a worker may have its result."""
 
 
 def work_id(assignment_id: str) -> str:
@@ -93,7 +95,7 @@ class Desk:
         for item in items:
             held = Held(item.id, item.owner, item.fence)
             try:
-                taken.append(TakenOn(_assignments.decode(item.payload), held, item.deadline_at))
+                taken.append(TakenOn(_assignments.decode(item.payload), held, item.deadline_at, _sent_before(item)))
             except msgspec.DecodeError as error:
                 await self._unreadable(held, f"what was handed in cannot be read: {error}")
         return taken
@@ -166,6 +168,10 @@ class Desk:
             generation=item.crashes,
         )
         return self._journal.entries([event])
+
+
+def _sent_before(item: WorkItem) -> bool:
+    return item.crashes + item.interruptions > 0
 
 
 def ended_here(assignment: ExecAssignment, status: ResultStatus, code: ErrorCode, message: str) -> ExecResult:

@@ -44,6 +44,8 @@ from reefknot.router.pending import Pending, PendingTable
 PUBLISH_S = 10.0
 ACK_WITHIN_S = 10.0
 ASK_AGAIN_S = 15.0
+LATE_S = 30.0
+"""What was in a worker's hands is asked for that long after its deadline: it may have been done in time."""
 FLEET_EVERY_S = 5.0
 REFUSED_FOR_S = 1.0
 """How long a worker that refused is left alone when it did not say."""
@@ -103,7 +105,7 @@ class Dispatcher:
             await self.end_cancelled(pending)
             return True
         left = self._left_ms(pending)
-        if left is None or left > 0:
+        if left is None or left > 0 or (pending.sent_before and left > -LATE_S * 1000):
             return False
         message = "the deadline passed while the assignment waited at the router"
         event = TimeoutOccurred(
@@ -140,6 +142,7 @@ class Dispatcher:
         if choice.probe:
             self._health.probed(choice.worker_id, pending.resource_class, now)
         self._table.sent(pending, choice.worker_id, now)
+        pending.sent_before = True
         status = next((one.status.value for one in willing if one.worker_id == choice.worker_id), None)
         inputs = {"draw": number, "workers": len(workers), "willing": len(willing), "status": status}
         why = "probe" if choice.probe else "chosen"

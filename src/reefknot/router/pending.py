@@ -25,6 +25,7 @@ class Pending:
         "refusal",
         "resource_class",
         "route",
+        "sent_before",
         "since",
         "worker_id",
     )
@@ -32,6 +33,7 @@ class Pending:
     def __init__(self, taken: TakenOn, resource_class: str, now: float) -> None:
         self.assignment: ExecAssignment = taken.assignment
         self.deadline_at = taken.deadline_at
+        self.sent_before = taken.sent_before
         self.resource_class = resource_class
         self.since = now
         self.held: Held = taken.held

@@ -91,9 +91,24 @@ def test_a_body_that_ends_too_early_is_not_taken_for_whole() -> None:
         read(gzip.compress(TEXT)[:-9], "gzip")
 
 
-def test_a_damaged_body_is_refused() -> None:
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_all_members_of_a_gzip_body_are_read(size: int) -> None:
+    assert read(gzip.compress(TEXT) + gzip.compress(b"more") + bytes(9), "gzip", size=size) == TEXT + b"more"
+
+
+@pytest.mark.parametrize(
+    ("packed", "encoding"),
+    [
+        (b"not gzip at all", "gzip"),
+        (gzip.compress(TEXT) + b"and then", "gzip"),
+        (zlib.compress(TEXT) + b"and then", "deflate"),
+        (zlib.compress(TEXT)[:-4] + b"\0\0\0\0", "deflate"),
+    ],
+    ids=["no gzip", "bytes after gzip", "bytes after zlib", "a wrong sum"],
+)
+def test_a_damaged_body_is_refused(packed: bytes, encoding: str) -> None:
     with pytest.raises(BodyRefused, match="damaged"):
-        read(b"not gzip at all", "gzip")
+        read(packed, encoding)
 
 
 def test_text_goes_out_as_text_and_bytes_as_base64() -> None:

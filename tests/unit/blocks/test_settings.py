@@ -70,6 +70,12 @@ def test_a_mistake_is_named_with_its_path(blocks: Any, problem: str) -> None:
     assert problem in str(wrong.value)
 
 
+def test_a_listed_url_is_known_as_it_was_written(tmp_path: Path) -> None:
+    settings = read_settings({"sql": {"allow": ["sqlite:a.db"]}}, folder=tmp_path)
+
+    assert settings.sql.allow == {"sqlite:a.db": SqlConnection(f"sqlite:{tmp_path / 'a.db'}", Access.READ)}
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ConfigurationError) as wrong:
         read_settings({"http": {"allow": ["127.1", "10.0.0.0/99"]}, "fs": {"roots": 1}, "x": 1})

@@ -503,3 +503,22 @@ def test_whatever_is_written_is_accepted_or_refused_with_places(path: tuple[str,
 
     assert problems is None or problems
     assert all(problem.mark.source == "odd.json" and problem.message for problem in problems or ())
+
+
+def test_a_retention_shorter_than_the_retry_horizon_is_refused() -> None:
+    """Four attempts of 600 s, and waits of 1, 2 and 4 s with a tenth more each."""
+    text = "operations:\n  billing.charge: {max_attempts: 4, timeout: 600}\nidempotency:\n  retention_seconds: 900\n"
+    with pytest.raises(ConfigurationError) as refused:
+        checked(read_text(text))
+
+    (problem,) = refused.value.problems
+    assert str(problem).startswith("<text>:4:3: idempotency.retention_seconds: 900 s is shorter than operation:billing")
+    assert "accepted: at least 2408" in str(problem)
+
+
+def test_a_retention_that_covers_the_retry_horizon_is_accepted() -> None:
+    text = "operations:\n  billing.charge: {max_attempts: 4, timeout: 600}\nidempotency:\n  retention_seconds: 2408\n"
+
+    configuration, _ = checked(read_text(text))
+
+    assert configuration.idempotency.retention_seconds == 2408

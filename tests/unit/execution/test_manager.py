@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot import assembly, errors
+from reefknot import errors
+from reefknot.assembly import managers as assembly
 from reefknot.config.book import PolicyBook
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import (

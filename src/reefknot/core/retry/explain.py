@@ -6,6 +6,7 @@ wait that would follow. Explaining runs nothing and waits for nothing.
 """
 
 from collections.abc import Iterator
+from math import inf
 
 from msgspec import Struct
 
@@ -50,6 +51,17 @@ def explain(target: str, policy: RetryPolicy, failure: Failure, *, seed: int | N
     return Explanation(
         target, failure, policy, None, tuple(schedule(policy, failure.retry_after, seed=seed, key=target))
     )
+
+
+def horizon(policy: RetryPolicy) -> float:
+    """
+    The longest that work under this policy may take from its first execution on, as far as the policy bounds it.
+
+    An attempt without a time limit counts as nothing here: nobody can say how long it takes.
+    """
+    waits = sum(one.max for one in schedule(policy))
+    attempts = 0.0 if policy.attempt_timeout == inf else policy.max_attempts * policy.attempt_timeout
+    return min(policy.time_budget, waits + attempts)
 
 
 def schedule(

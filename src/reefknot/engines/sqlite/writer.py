@@ -73,7 +73,10 @@ class Writer:
     async def start(self) -> None:
         """Open the file, in the thread that will write it."""
         if self._inline:
-            self._connection = self._open_it()
+            try:
+                self._connection = self._open_it()
+            except (apsw.Error, OSError) as error:
+                raise translated(error, self._path) from error
             return
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name="reefknot-writer", daemon=True)

@@ -8,7 +8,7 @@ from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.decide import Again, History, Reason, decide
 from reefknot.core.retry.draw import draw, key_number
-from reefknot.core.retry.explain import MOST_SHOWN, PlannedWait, explain, schedule
+from reefknot.core.retry.explain import MOST_SHOWN, PlannedWait, explain, horizon, schedule
 from reefknot.core.retry.policy import Jitter, RetryPolicy
 
 TIMEOUT = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT)
@@ -177,3 +177,17 @@ def test_the_schedule_is_what_deciding_again_and_again_would_give(
         assert len(planned) == len(waited)
     else:
         assert len(planned) >= len(waited)
+
+
+def test_the_horizon_is_the_longest_waits_and_all_attempts() -> None:
+    policy = RetryPolicy(4, 1.0, jitter="none", attempt_timeout=10)
+
+    assert horizon(policy) == 1 + 2 + 4 + 4 * 10
+
+
+def test_the_horizon_ends_with_the_budget() -> None:
+    assert horizon(RetryPolicy(4, 1.0, jitter="none", attempt_timeout=10, time_budget=30)) == 30
+
+
+def test_attempts_without_a_limit_count_as_nothing_in_the_horizon() -> None:
+    assert horizon(RetryPolicy(3, 1.0, jitter="full")) == 1 + 2

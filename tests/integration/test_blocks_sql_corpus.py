@@ -1,0 +1,132 @@
+"""On a real PostgreSQL: a connection for reading writes nothing and makes no file, whatever the statement says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from reefknot.blocks.settings import SqlConnection, SqlSettings
+from reefknot.blocks.sql import SqlQuery
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult
+from tests.integration.postgres import Server
+from tests.integration.stepping import step
+from tests.security.sql_corpus import POSTGRES_CORPUS
+
+
+@pytest.fixture(scope="module")
+def dsn(postgres: Server) -> Iterator[str]:
+    """A schema of its own, whose owner is no superuser and may do everything in it."""
+    admin = f"host={postgres.folder} user=postgres dbname=postgres"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader LOGIN")
+        connection.execute("CREATE SCHEMA corpus AUTHORIZATION reader")
+        connection.execute("SET ROLE reader")
+        connection.execute("SET search_path TO corpus")
+        connection.execute("CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT)")
+        connection.execute("INSERT INTO people VALUES (1, 'Ada')")
+        connection.execute("CREATE INDEX by_name ON people (name)")
+        connection.execute("CREATE VIEW everyone AS SELECT * FROM people")
+        connection.execute("CREATE SEQUENCE counting")
+    yield f"host={postgres.folder} user=reader dbname=postgres options='-c search_path=corpus'"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA corpus CASCADE")
+        connection.execute("DROP ROLE reader")
+
+
+def asked(connection: SqlConnection, queries: list[str], seconds: float = 10.0) -> dict[str, StepResult]:
+    async def main() -> dict[str, StepResult]:
+        block = SqlQuery(SqlSettings({"reads": connection}))
+        try:
+            return {query: await step(block, seconds, connection="reads", query=query) for query in queries}
+        finally:
+            await block.close()
+
+    return asyncio.run(main())
+
+
+def state(dsn: str) -> object:
+    """What is in the schema, and what is in its table."""
+    objects = "SELECT relname, relkind FROM pg_class WHERE relnamespace = 'corpus'::regnamespace ORDER BY relname"
+    columns = "SELECT attname FROM pg_attribute WHERE attrelid = 'corpus.people'::regclass AND attnum > 0"
+    with psycopg.connect(dsn) as connection:
+        return [
+            connection.execute(query).fetchall()  # type: ignore[call-overload] # constants of this file
+            for query in (objects, columns, "SELECT * FROM people", "SELECT last_value, is_called FROM counting")
+        ]
+
+
+@pytest.mark.parametrize("role", ["", "reader"], ids=["logged in with little", "a superuser that became less"])
+def test_no_statement_of_the_corpus_writes_or_makes_a_file(postgres: Server, dsn: str, role: str) -> None:
+    out = postgres.folder / "out"  # where the server may write
+    url = dsn if not role else dsn.replace("user=reader", "user=postgres")
+    queries = [one.replace("{out}", str(out)) for one in POSTGRES_CORPUS]
+    before = state(dsn)
+    answers = asked(SqlConnection(url, role=role), queries)
+
+    assert len(set(POSTGRES_CORPUS)) >= 300
+    assert state(dsn) == before
+    assert not out.exists()
+    assert [query for query, answer in answers.items() if answer.ok] == []
+
+
+def test_a_read_only_transaction_alone_would_let_a_superuser_make_files(postgres: Server, dsn: str) -> None:
+    """The control: why a superuser is not let near it."""
+    out = postgres.folder / "out-of-the-control"
+    with psycopg.connect(dsn.replace("user=reader", "user=postgres")) as connection:
+        connection.read_only = True
+        connection.execute(f"COPY (SELECT 1) TO '{out}'".encode())
+
+    assert out.exists()
+    out.unlink()
+
+
+def test_what_only_reads_is_not_refused(dsn: str) -> None:
+    """The other control: the corpus is not refused because everything is."""
+    queries = [
+        *("SELECT * FROM people", "(SELECT count(*) AS n FROM everyone)", "VALUES (1, 2)", "TABLE people"),
+        *(
+            "WITH a AS (SELECT 1 AS b) SELECT b FROM a",
+            "SHOW search_path",
+            "EXPLAIN SELECT 1",
+            "SELECT now()::text AS t",
+        ),
+        *("SELECT 'DELETE FROM people; set_config' AS text", "-- first\n/* then */ SELECT 1 AS a;"),
+        *('SELECT "name" FROM "people"', "SELECT relname FROM pg_stat_user_tables WHERE relname = 'people'"),
+    ]
+    answers = asked(SqlConnection(dsn), queries)
+
+    assert {query: answer.error_message for query, answer in answers.items() if not answer.ok} == {}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT pg_sleep(60)::text AS a",
+        "SELECT count(*) AS n FROM generate_series(1, 1000000000000)",
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) AS n FROM r",
+    ],
+)
+def test_an_endless_query_stops_in_time(dsn: str, query: str) -> None:
+    began = time.monotonic()
+    (answer,) = asked(SqlConnection(dsn), [query], 0.3).values()
+
+    assert answer.error_code is ErrorCode.resource_unavailable
+    assert time.monotonic() - began < 1.3
+
+
+def test_the_server_does_not_go_on_with_it(dsn: str) -> None:
+    asked(SqlConnection(dsn), ["SELECT pg_sleep(61)::text AS a"], 0.2)
+    until = time.monotonic() + 5
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while time.monotonic() < until:
+            running = connection.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(61)%'"
+            ).fetchall()
+            if not running:
+                return
+    pytest.fail("the statement is still running")

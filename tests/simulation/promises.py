@@ -1,0 +1,134 @@
+"""What must hold in every run, whatever went wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from reefknot.core.audit.event import (
+    Admission,
+    AnyEvent,
+    Dropped,
+    OperatorAction,
+    Quarantined,
+    RetryExhausted,
+    RetryRecovered,
+    RetryRefused,
+    TimeoutOccurred,
+    decode,
+)
+from reefknot.core.audit.replay import replay
+from reefknot.core.messages import ExecResult, ResultStatus
+from reefknot.core.overload.admission import Newcomer, QueueView, Reject, Rules, admit
+from reefknot.core.work import ENDED, WorkItem, WorkState
+from reefknot.ports.audit_log import AuditQuery
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+def check_bounds(world: World) -> None:
+    """At every moment: queues and tables hold to their sizes."""
+    story = world.story
+    for member in world.workers:
+        for pool in [] if member.part is None else member.part.pools.values():
+            most = pool.rules.size + pool.slots
+            if pool.queue.depth + pool.entering > most:
+                story.broken.append(f"{member.name} {pool.name}: {pool.queue.depth} places of at most {most}")
+            if pool.active > pool.slots:
+                story.broken.append(f"{member.name} {pool.name}: {pool.active} of {pool.slots} slots")
+            if pool.entering < 0:
+                story.broken.append(f"{member.name} {pool.name}: {pool.entering} are entering")
+    router = world.router.part
+    if router is not None and len(router.table) > 30:
+        story.broken.append(f"router: {len(router.table)} pending of at most 30")
+
+
+async def check_at_the_end(world: World) -> None:
+    """Nothing accepted is lost, one answer each, every end on record, and every decision comes out the same."""
+    story = world.story
+    for name in story.handed_in.keys() - story.results.keys():
+        item = await world.store.work.get(name)
+        desk = await world.store.work.get(f"route/{name}")
+        where = "not at a worker" if item is None else f"{item.state.value} in {item.resource_class} due {item.due_at}"
+        story.broken.append(f"{name} has no result; {where}; at the desk {desk and desk.state.value}")
+    bodies = [entry.entry.body async for entry in _all(world)]
+    seen = replay(bodies)
+    story.broken += [str(difference) for difference in seen.differences]
+    by_work: dict[str, list[AnyEvent]] = {}
+    for body in bodies:
+        event = decode(body)
+        by_work.setdefault(event.work_id or "", []).append(event)
+        if isinstance(event, Admission):
+            _check_admission(world, event)
+    for name, result in story.results.items():
+        await _check_end(world, name, result, by_work.get(name, []))
+    _check_published(world)
+    mismatches = await world.store.audit.verify()
+    story.broken += [f"the chain of events: {one}" for one in mismatches]
+
+
+async def _all(world: World) -> Any:
+    after = 0
+    while True:
+        page = await world.store.audit.read(AuditQuery(after=after, limit=500))
+        for entry in page:
+            yield entry
+        if len(page) < 500:
+            return
+        after = page[-1].sequence
+
+
+def _check_admission(world: World, event: Admission) -> None:
+    inputs = event.inputs or {}
+    if "rules" not in inputs:
+        return
+    view = msgspec.convert(inputs["view"], QueueView)
+    answer = admit(view, msgspec.convert(inputs["newcomer"], Newcomer), msgspec.convert(inputs["rules"], Rules))
+    accepted = not isinstance(answer, Reject)
+    if (event.status == "accepted") != accepted or answer.message != inputs["message"]:
+        world.story.broken.append(f"admission of {event.work_id} was {inputs['message']!r}, is {answer.message!r}")
+
+
+async def _check_end(world: World, name: str, result: ExecResult, events: list[AnyEvent]) -> None:
+    """The record tells how it ended, and the store agrees."""
+    story = world.story
+    item = await world.store.work.get(name)
+    kinds = {type(event) for event in events}
+    if result.status is ResultStatus.SUCCESS:
+        if not any(isinstance(event, Admission) and event.status == "accepted" for event in events):
+            story.broken.append(f"{name} succeeded and was never admitted on record")
+        if result.retries_used and RetryRecovered not in kinds:
+            story.broken.append(f"{name} recovered after {result.retries_used} retries, and no event says so")
+        if result.output != {"id": name}:
+            story.broken.append(f"{name} got the output {result.output}")
+        if not story.executions.get(name):
+            story.broken.append(f"{name} succeeded without having run")
+    elif not kinds & {RetryExhausted, RetryRefused, TimeoutOccurred, OperatorAction, Dropped, Quarantined}:
+        story.broken.append(f"{name} ended as {result.status} {result.error_code}, and no event says so")
+    if item is not None:
+        _check_item(world, item, result)
+
+
+def _check_item(world: World, item: WorkItem, result: ExecResult) -> None:
+    story = world.story
+    if item.state not in ENDED and item.state is not WorkState.QUARANTINED:
+        story.broken.append(f"{item.id} was answered with {result.status} and is {item.state.value} at its worker")
+    succeeded = result.status is ResultStatus.SUCCESS
+    if succeeded != (item.state is WorkState.SUCCEEDED) and item.id not in story.cancelled:
+        story.broken.append(f"{item.id} was answered with {result.status} and ended as {item.state.value}")
+    if item.attempts > 7:
+        story.broken.append(f"{item.id} ran {item.attempts} attempts")
+
+
+def _check_published(world: World) -> None:
+    """All results that were ever sent for one assignment say the same."""
+    said: dict[str, set[tuple[str, str | None]]] = {}
+    for subject, body in world.sea.heard:
+        if subject.endswith("result.v1"):
+            result = msgspec.json.decode(body, type=ExecResult)
+            said.setdefault(result.assignment_id, set()).add((result.status.value, result.error_code))
+    for name, answers in said.items():
+        if len(answers) > 1:
+            world.story.broken.append(f"{name} was told {sorted(answers, key=str)}")

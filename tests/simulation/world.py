@@ -1,0 +1,321 @@
+"""
+The whole system in one seeded run: callers, routers, workers, a store, and whatever goes wrong.
+
+`run(seed)` gives a `Story` that holds every broken promise. The same seed gives the same story.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from reefknot.core.messages import ExecAssignment, ExecResult, Job, Options, StepResult, StepStatus
+from reefknot.core.failure import ErrorCode
+from reefknot.core.overload.admission import RejectionPolicy, Rules
+from reefknot.engines.memory import MemoryStore
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.errors import QueueFullError
+from reefknot.execution.steady import SteadyClock
+from reefknot.ports.block import BlockContext
+from reefknot.ports.clock import Clock
+from reefknot.ports.store import Store
+from reefknot.router.desk import Desk
+from reefknot.router.service import Router
+from reefknot.testing import run_virtual
+from reefknot.worker.service import Worker
+from reefknot.worker.settings import default_settings
+from tests.simulation.promises import check_at_the_end, check_bounds
+from tests.simulation.sea import Crashed, JumpingClock, Process, Sea, StoreThrough, Weather
+
+STORM_S = 40.0
+CALM_S = 260.0
+LEASE_S = 6.0
+SIZE = 8
+SLOTS = {"cpu": 2, "io": 2}
+
+
+@dataclass
+class Story:
+    """What happened in one run."""
+
+    seed: int
+    broken: list[str] = field(default_factory=list)
+    handed_in: dict[str, ExecAssignment] = field(default_factory=dict)
+    refused: int = 0
+    cancelled: set[str] = field(default_factory=set)
+    results: dict[str, ExecResult] = field(default_factory=dict)
+    executions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    happened: list[str] = field(default_factory=list)
+    ended_at: float = 0.0
+
+    def __str__(self) -> str:
+        lines = "\n  ".join(self.broken[:12])
+        return (
+            f"seed {self.seed}: {len(self.broken)} promises broken "
+            f"(again: SIMULATION_SEED={self.seed} pytest tests/simulation -k one_seed)\n  {lines}"
+        )
+
+
+class SimBlock:
+    """Does what its inputs say, attempt by attempt."""
+
+    type = "sim.step"
+
+    def __init__(self, story: Story, process: Process) -> None:
+        self._story = story
+        self._process = process
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        return str(inputs["place"])
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        self._story.executions[context.assignment_id] += 1
+        plan = inputs["plan"]
+        seconds, what = plan[min(context.attempt, len(plan)) - 1]
+        await asyncio.sleep(seconds)
+        await self._process.hop()
+        if what == "ok":
+            return StepResult(outputs={"id": context.assignment_id})
+        if what == "raise":
+            raise ConnectionError("refused")
+        code = ErrorCode.resource_unavailable if what == "busy" else ErrorCode.permission_denied
+        return StepResult(StepStatus.ERROR, code, error_message=what)
+
+    async def close(self) -> None: ...
+
+
+class Member:
+    """One process: a router or a worker, alive or not."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.process: Process | None = None
+        self.part: Any = None
+
+    async def start(self) -> None:
+        world = self.world
+        self.process = Process(world.rng, world.sea.weather)
+        self.part = world.make(self.name, StoreThrough(world.store, self.process), self.process)
+        with contextlib.suppress(Crashed):
+            await self.part.start()
+
+    def crash(self) -> None:
+        """As kill -9 does it: nothing is tidied up."""
+        if self.process is not None:
+            self.process.dead = True
+            self.process.thaw()
+        for task in getattr(self.part, "_tasks", []):
+            task.cancel()
+        self.part = None
+
+    async def stop(self) -> None:
+        if self.part is not None:
+            part, self.part = self.part, None
+            with contextlib.suppress(Crashed):
+                await part.stop()
+
+
+class World:
+    """Everything there is in one run."""
+
+    def __init__(self, seed: int, store: Store, clock: Clock, jumping: JumpingClock, **variant: Any) -> None:
+        self.rng = Random(seed)
+        self.store = store
+        self.clock = clock
+        self.jumping = jumping
+        self.story = Story(seed)
+        self.worker_class: type[Worker] = variant.get("worker_class", Worker)
+        self.router_class: type[Router] = variant.get("router_class", Router)
+        self.worker_clock: Clock = jumping if variant.get("jumping_workers") else clock
+        self.sea = Sea(self.rng, Weather(lost=self.rng.choice([0.0, 0.02, 0.1]), late=self.rng.choice([0.0, 0.1])))
+        self.policy = self.rng.choice(list(RejectionPolicy))
+        names = [f"w{n}" for n in range(self.rng.randint(1, 3))]
+        self.workers = [Member(self, name) for name in names]
+        self.router = Member(self, "router")
+        self.desk = Desk(store.work, clock, size=30)
+
+    def make(self, name: str, store: Any, process: Process) -> Any:
+        seed = self.rng.randrange(1 << 30)
+        port = self.sea.port(process)
+        rules = Rules(size=SIZE, policy=self.policy, max_defer_time_ms=2000)
+        if name == "router":
+            rules = Rules(size=30)
+            return self.router_class(store=store, transport=port, clock=self.clock, rules=rules, seed=seed)
+        settings = default_settings(
+            rules=rules, concurrency=SLOTS, lease=LEASE_S, quarantine_failed=self.story.seed % 5 == 0
+        )
+        return self.worker_class(
+            name,
+            settings=settings,
+            store=store,
+            transport=port,
+            blocks={"sim.step": SimBlock(self.story, process)},
+            clock=self.worker_clock,
+            seed=seed,
+        )
+
+    # ---- the run ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Story:
+        await self.router.start()
+        for worker in self.workers:
+            await worker.start()
+        stormy = [asyncio.create_task(self._callers()), asyncio.create_task(self._troubles())]
+        checking = asyncio.create_task(self._check())
+        await asyncio.gather(*stormy)
+        await self._calm()
+        await self._until_answered()
+        checking.cancel()
+        await asyncio.gather(checking, return_exceptions=True)
+        self.story.ended_at = self.clock.now()
+        for member in (self.router, *self.workers):
+            await member.stop()
+        await check_at_the_end(self)
+        return self.story
+
+    async def _callers(self) -> None:
+        for number in range(self.rng.randint(8, 40)):
+            await asyncio.sleep(self.rng.random() * 1.2)
+            assignment = self._assignment(number)
+            try:
+                await self.desk.hand_in(assignment)
+            except QueueFullError:
+                self.story.refused += 1
+                continue
+            self.story.handed_in[assignment.assignment_id] = assignment
+            if self.rng.random() < 0.1:
+                asyncio.get_running_loop().call_later(self.rng.random() * 5, self._cancel, assignment.assignment_id)
+
+    def _assignment(self, number: int) -> ExecAssignment:
+        rng = self.rng
+        plan = [
+            (rng.choice([0.01, 0.1, 0.5, 2.0]), rng.choice(["ok", "ok", "ok", "raise", "busy", "denied"]))
+            for _ in range(4)
+        ]
+        options = Options(
+            priority=rng.choice([0, 0, 0, 10, -10]),
+            deadline_ms=rng.choice([None, None, 4000, 20000]),
+            timeout_ms=rng.choice([None, 3000]),
+            retry_count=rng.choice([None, 1, 6]),
+        )
+        payload = {"plan": plan, "place": rng.choice(["a", "b"])}
+        resource = rng.choice(["cpu", "io"])
+        return ExecAssignment(
+            f"a{number}", f"r{number}", Job("sim.step", payload), options=options, resource_class=resource
+        )
+
+    def _cancel(self, assignment_id: str) -> None:
+        if self.router.part is not None:
+            self.story.cancelled.add(assignment_id)
+            part, process = self.router.part, self.router.process
+            task = asyncio.get_running_loop().create_task(part.cancel(assignment_id, "changed my mind"))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            assert process is not None
+
+    async def _troubles(self) -> None:
+        ends = self.clock.now() + STORM_S
+        while self.clock.now() < ends:
+            await asyncio.sleep(self.rng.random() * 8)
+            member = self.rng.choice([self.router, *self.workers])
+            trouble = self.rng.choice(["crash", "crash", "freeze", "stop", "drain", "jump", "nothing"])
+            self.story.happened.append(f"{self.clock.now():.2f} {trouble} {member.name}")
+            await getattr(self, f"_{trouble}")(member)
+
+    async def _nothing(self, member: Member) -> None: ...
+
+    async def _crash(self, member: Member) -> None:
+        member.crash()
+        await asyncio.sleep(self.rng.random() * 6)
+        await member.start()
+
+    async def _stop(self, member: Member) -> None:
+        await member.stop()
+        await asyncio.sleep(self.rng.random() * 6)
+        await member.start()
+
+    async def _drain(self, member: Member) -> None:
+        if isinstance(member.part, Worker):
+            await member.part.drain(self.rng.random())
+        await self._stop(member)
+
+    async def _freeze(self, member: Member) -> None:
+        if member.process is not None:
+            member.process.freeze()
+            await asyncio.sleep(self.rng.random() * 12)
+            member.process.thaw()
+
+    async def _jump(self, member: Member) -> None:
+        self.jumping.offset += self.rng.choice([-86_400.0, 86_400.0, -5.0, 3600.0])
+
+    async def _calm(self) -> None:
+        """The storm is over: everybody is there, and messages arrive. What was accepted must now come to its end."""
+        self.sea.calm = True
+        for member in (self.router, *self.workers):
+            if member.part is None:
+                await member.start()
+
+    async def _until_answered(self) -> None:
+        ends = self.clock.now() + CALM_S
+        left = set(self.story.handed_in)
+        while left and self.clock.now() < ends:
+            for name in sorted(left):
+                found = await self.desk.look(name)
+                if found is not None:
+                    self.story.results[name] = found
+                    left.discard(name)
+            await asyncio.sleep(1.0)
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(0.25)
+            check_bounds(self)
+
+
+@contextlib.asynccontextmanager
+async def opened(seed: int, clock: Clock) -> AsyncIterator[Store]:
+    """Every fourth seed on SQLite, the others in memory."""
+    if seed % 4:
+        yield MemoryStore(clock)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        store = await SqliteStore(f"{folder}/state.db", clock, inline=True).start()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+def run(seed: int, **variant: Any) -> Story:
+    """One whole run, in virtual time."""
+
+    async def main() -> Story:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_quiet)
+        jumping = JumpingClock()
+        clock = SteadyClock(jumping)
+        async with opened(seed, clock) as store:
+            return await World(seed, store, clock, jumping, **variant).run()
+
+    logger = logging.getLogger("reefknot")
+    before, logger.disabled = logger.disabled, True
+    try:
+        return run_virtual(main())
+    finally:
+        logger.disabled = before
+
+
+def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A process that was killed leaves its tasks as they were; everything else is a mistake."""
+    if not isinstance(context.get("exception"), Crashed):
+        loop.default_exception_handler(context)
+
+
+__all__ = ["Callable", "Story", "World", "run"]
