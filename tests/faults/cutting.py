@@ -9,6 +9,7 @@ Bytes next to a torn write stay as they were, as disks of this century promise.
 
 import random
 from collections.abc import Iterable
+from itertools import pairwise
 
 from tests.faults.vfs import Call
 
@@ -55,6 +56,8 @@ class Disk:
                     file.kept, file.pending = None, []
                 case "write" | "truncate" | "delete":
                     file.pending.append(call)
+                case _:
+                    pass  # nothing that lasts
 
     def image(self, dice: random.Random | None = None) -> Image:
         """The files after the cut; without dice nothing is kept that was not synced."""
@@ -97,5 +100,5 @@ def _sectors(call: Call) -> list[Call]:
         return [call]
     first = SECTOR - call.offset % SECTOR
     borders = [0, *range(first, len(call.data), SECTOR), len(call.data)]
-    pieces = zip(borders, borders[1:], strict=False)
+    pieces = pairwise(borders)
     return [Call("write", call.file, call.offset + begin, call.data[begin:end]) for begin, end in pieces if end > begin]

@@ -9,6 +9,7 @@ else's threads or connections are in it.
 """
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -127,6 +128,7 @@ async def _live_before(folder: Path) -> None:
 
 def main(folder: Path) -> None:
     past = make_past(folder / "past")
+    gc.freeze()  # or every fork copies every page of what was imported, only to count references
     for line in sys.stdin:
         print(json.dumps(one(folder / "life", json.loads(line), past)), flush=True)
 

@@ -3,11 +3,12 @@ Freezes a worker at a storage call until its leases are over and a second one ha
 
     python -m tests.faults.freezing FOLDER < plans.jsonl > evidence.jsonl
 
-Plans are those of `dying`. The second worker's clock is ahead, so nobody waits for a lease. A worker that is frozen with
-the file's lock in its hand keeps the second one out until it wakes; it is tried again afterwards.
+Plans are those of `dying`. The second worker's clock is ahead, so nobody waits for a lease. A worker that is frozen
+with the file's lock in its hand keeps the second one out until it wakes; it is tried again afterwards.
 """
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -36,7 +37,7 @@ def one(folder: Path, plan: dict[str, Any], past: Path) -> dict[str, Any]:
 
     def live(say: Callable[[Any], None]) -> None:
         if plan["flaw"] == FENCELESS:
-            _take_the_fences_down()
+            take_the_fences_down()
         first(folder, plan, hook, say)
 
     zombie, heard = in_a_process_of_its_own(live)
@@ -58,7 +59,7 @@ def one(folder: Path, plan: dict[str, Any], past: Path) -> dict[str, Any]:
     }
 
 
-def _take_the_fences_down() -> None:
+def take_the_fences_down() -> None:
     """The broken variant: whoever writes last wins."""
 
     def finish(record: Any, claim: Any, ending: Any, *, now: Any, retention_ms: int) -> Any:
@@ -85,6 +86,7 @@ def _carry_on(folder: Path, plan: dict[str, Any]) -> Any:
 
 def main(folder: Path) -> None:
     past = make_past(folder / "past")
+    gc.freeze()  # or every fork copies every page of what was imported, only to count references
     for line in sys.stdin:
         print(json.dumps(one(folder / "life", json.loads(line), past)), flush=True)
 

@@ -1,8 +1,8 @@
 """
 An owner that can be frozen: `python -m tests.faults.holding DATABASE VARIANT`.
 
-It takes the work and the key with a short lease, says so, waits for a line, and reports as if nothing had happened. What
-became of its report is its second line. VARIANT: `ports` calls the store, `function` runs under `@idempotent`,
+It takes the work and the key with a short lease, says so, waits for a line, and reports as if nothing had happened.
+What became of its report is its second line. VARIANT: `ports` calls the store, `function` runs under `@idempotent`,
 `no fence` writes past every check, which is the broken variant.
 """
 

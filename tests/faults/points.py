@@ -1,8 +1,8 @@
 """
 Which points are tried.
 
-`make test` tries a spread of them, `make faults` (REEFKNOT_FAULT_POINTS=all) every one. A spread is even and always has the
-first and the last point in it; it is the same in every run.
+`make test` tries a spread of them, `make faults` (REEFKNOT_FAULT_POINTS=all) every one. A spread is even and always has
+the first and the last point in it; it is the same in every run.
 """
 
 import os

@@ -145,9 +145,7 @@ async def first_life(
     await store.close()
 
 
-async def second_life(
-    folder: Path, way: Way, opener: Callable[..., Any], *, patience: float = 15.0
-) -> dict[str, Any]:
+async def second_life(folder: Path, way: Way, opener: Callable[..., Any], *, patience: float = 15.0) -> dict[str, Any]:
     """What is found, what is done about it, and how it all ends."""
     clock = AheadClock()
     store = await SqliteStore(folder / "state.db", clock, opener=opener, inline=True, patience=patience).start()

@@ -1,4 +1,4 @@
-"""A disk that is full, or fails: a named error with the way out, all or nothing, and no second fsync after a failed one."""
+"""A disk that is full, or fails: a named error with the way out, all or nothing, no second fsync after a failed one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

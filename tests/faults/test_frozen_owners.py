@@ -114,7 +114,7 @@ def test_an_owner_frozen_at_any_storage_call_never_gives_a_key_a_second_result(t
     assert [(one, life["plan"]) for life in lives for one in judge_frozen(life)] == []
     assert all(life["stopped"] for life in lives)
     kept_out = sum("kept out" in life["between"] for life in lives)
-    refused = sum(["error", "LeaseLostError"] == said[:2] for life in lives for said in life["said"])
+    refused = sum(said[:2] == ["error", "LeaseLostError"] for life in lives for said in life["said"])
     assert kept_out > 0
     assert refused > 0
     print(f"{len(lives)} freezes, {kept_out} with the lock in hand, {refused} refused on waking")

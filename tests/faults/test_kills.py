@@ -49,7 +49,9 @@ def test_a_worker_killed_at_any_storage_call_loses_nothing_and_records_nothing_t
 
     assert complaints(lives) == []
     died = Counter(life["ended"] for life in lives)
-    assert died[KILLED] >= 0.99 * len(tried), died  # a point near the end may lie behind it when a page more or less was written
+    assert died[KILLED] >= 0.99 * len(tried), (
+        died
+    )  # a point near the end may lie behind it when a page more or less was written
     assert len(points) > 2000
     assert len(lives) == len(tried) >= 1000
     assert {life["evidence"]["found"]["items"].get("order-2", [""])[0] for life in lives} >= {"", "pending", "running"}

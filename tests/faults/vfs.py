@@ -1,9 +1,9 @@
 """
 A disk that can be watched, broken and cut off.
 
-Every storage call of SQLite goes through a hook before it reaches the real file system. A hook counts, ends the process,
-freezes it, fails, or writes down what was asked. Shared memory is out of reach: SQLite does not hand those calls to
-Python. Nothing in `src` knows this file; a store is given it as its opener.
+Every storage call of SQLite goes through a hook before it reaches the real file system. A hook counts, ends the
+process, freezes it, fails, or writes down what was asked. Shared memory is out of reach: SQLite does not hand those
+calls to Python. Nothing in `src` knows this file; a store is given it as its opener.
 """
 
 import errno

@@ -220,7 +220,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
     def fail(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(fs.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     result = put(root, path="x", content="new")
 
     assert result.error_code is code

@@ -55,7 +55,7 @@ def state(dsn: str) -> object:
     columns = "SELECT attname FROM pg_attribute WHERE attrelid = 'corpus.people'::regclass AND attnum > 0"
     with psycopg.connect(dsn) as connection:
         return [
-            connection.execute(query).fetchall()  # type: ignore[call-overload] # constants of this file
+            connection.execute(query.encode()).fetchall()
             for query in (objects, columns, "SELECT * FROM people", "SELECT last_value, is_called FROM counting")
         ]
 

@@ -111,12 +111,14 @@ class Sea:
         self._lines: list[tuple[frozenset[str], asyncio.Queue[Delivery], Process]] = []
         self.heard: list[tuple[str, bytes]] = []
         self.calm = False
+        self.on_send: Callable[[str, bytes], None] = lambda subject, body: None
 
     def port(self, process: Process) -> Port:
         return Port(self, process)
 
     def send(self, delivery: Delivery) -> None:
         self.heard.append((delivery.subject, delivery.body))
+        self.on_send(delivery.subject, delivery.body)
         for line in self._lines:
             if delivery.subject in line[0] and not line[2].dead:
                 for delay in self._fate():

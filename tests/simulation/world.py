@@ -11,13 +11,25 @@ import contextlib
 import logging
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from reefknot.core.messages import ExecAssignment, ExecResult, Job, Options, StepResult, StepStatus
+import msgspec
+
 from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import (
+    ACK,
+    AckStatus,
+    ExecAssignment,
+    ExecAssignmentAck,
+    ExecResult,
+    Job,
+    Options,
+    StepResult,
+    StepStatus,
+)
 from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
@@ -141,6 +153,13 @@ class World:
         self.workers = [Member(self, name) for name in names]
         self.router = Member(self, "router")
         self.desk = Desk(store.work, clock, size=30)
+        self.sea.on_send = self._accepted_means_kept
+
+    def _accepted_means_kept(self, subject: str, body: bytes) -> None:
+        if subject == ACK and isinstance(self.store, MemoryStore):
+            ack = msgspec.json.decode(body, type=ExecAssignmentAck)
+            if ack.status is AckStatus.ACCEPTED and ack.assignment_id not in self.store.work.items:
+                self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")
 
     def make(self, name: str, store: Any, process: Process) -> Any:
         seed = self.rng.randrange(1 << 30)
@@ -280,10 +299,10 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def opened(seed: int, clock: Clock) -> AsyncIterator[Store]:
-    """Every fourth seed on SQLite, the others in memory."""
-    if seed % 4:
-        yield MemoryStore(clock)
+async def opened(seed: int, clock: Clock, store_class: type[MemoryStore]) -> AsyncIterator[Store]:
+    """Every eighth seed on SQLite, the others in memory."""
+    if seed % 8:
+        yield store_class(clock)
         return
     with tempfile.TemporaryDirectory() as folder:
         store = await SqliteStore(f"{folder}/state.db", clock, inline=True).start()
@@ -301,7 +320,7 @@ def run(seed: int, **variant: Any) -> Story:
         loop.set_exception_handler(_quiet)
         jumping = JumpingClock()
         clock = SteadyClock(jumping)
-        async with opened(seed, clock) as store:
+        async with opened(seed, clock, variant.get("store_class", MemoryStore)) as store:
             return await World(seed, store, clock, jumping, **variant).run()
 
     logger = logging.getLogger("reefknot")
@@ -316,6 +335,3 @@ def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A process that was killed leaves its tasks as they were; everything else is a mistake."""
     if not isinstance(context.get("exception"), Crashed):
         loop.default_exception_handler(context)
-
-
-__all__ = ["Callable", "Story", "World", "run"]

@@ -2,11 +2,14 @@
 The whole system in one process: a router, its workers, their blocks, over one store.
 
 Commands from other processes come by the store's control part; what the system is doing is written there too, so that
-`worker list` and `router status` can be asked from anywhere.
+`worker list` and `router status` can be asked from anywhere. Several systems may share a store: their workers have
+different names, and what a system that is gone left behind is taken over.
 """
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,8 +23,10 @@ from reefknot.blocks.python import load_entry_points, load_module
 from reefknot.blocks.settings import read_settings
 from reefknot.config.settings import Settings
 from reefknot.core.messages import ExecAssignment, ExecResult
+from reefknot.core.work import WorkState
 from reefknot.engines.memory.transport import MemoryTransport
 from reefknot.execution import report
+from reefknot.execution.journal import event_id
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
@@ -31,11 +36,14 @@ from reefknot.router.service import Router
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
+ROUTER = "router"
 OBSERVERS = "observers"
 STATUS = "status"
 STATUS_EVERY_S = 1.0
 STATUS_KEPT_S = 5.0
 LISTEN_S = 0.25
+ADOPT_EVERY_S = 10.0
+PAGE = 500
 
 
 class System:
@@ -54,8 +62,10 @@ class System:
     ) -> None:
         self.store = store
         self.settings = settings
+        self.system_id = event_id()
         self._clock = clock
         self._blocks = blocks
+        self._started_at = int(clock.wall() * 1000)
         self._transport = MemoryTransport()
         self.router = Router(store=store, transport=self._transport, clock=clock, rules=settings.rules, seed=seed)
         self.workers = [
@@ -73,6 +83,7 @@ class System:
         ]
         self.client = Client(store, clock, size=settings.rules.size)
         self._tasks: list[asyncio.Task[None]] = []
+        self._draining: set[asyncio.Task[int]] = set()
 
     async def start(self) -> None:
         await self.router.start()
@@ -83,20 +94,22 @@ class System:
         self._tasks = [
             loop.create_task(self._obey(heard), name="system control"),
             loop.create_task(self._show(), name="system status"),
+            loop.create_task(self._look_for_orphans(), name="system orphans"),
         ]
 
     async def stop(self, drain: float = 0.0) -> int:
         """End. With `drain`, running steps get so many seconds; answers how many went back to the queue."""
-        for task in self._tasks:
+        for task in (*self._tasks, *self._draining):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        back = sum([await worker.drain(drain) for worker in self.workers])
+        await asyncio.gather(*self._tasks, *self._draining, return_exceptions=True)
+        back = sum(await asyncio.gather(*(worker.drain(drain) for worker in self.workers)))
         for worker in self.workers:
             await worker.stop()
         await self.router.stop()
         await self._transport.close()
         for block in {id(block): block for block in self._blocks.values()}.values():
             await block.close()
+        await self._say_status(ended=True)
         return back
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
@@ -106,6 +119,10 @@ class System:
     def snapshot(self) -> dict[str, Any]:
         """What is going on, as JSON can carry it."""
         return {
+            "system_id": self.system_id,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started_at": self._started_at,
             "at": int(self._clock.wall() * 1000),
             "router": msgspec.to_builtins(self.router.snapshot()),
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
@@ -114,25 +131,28 @@ class System:
             "queue_v2": self.settings.queue_v2,
         }
 
+    # ---- for others -------------------------------------------------------------------------------------------------
+
     async def _show(self) -> None:
         while True:
-            try:
-                await self.store.control.post(
-                    STATUS, target=OBSERVERS, body=json.dumps(self.snapshot(), default=str), keep=STATUS_KEPT_S
-                )
-            except Exception as error:
-                report.logger().error(
-                    "the system's status was not written (%s)", report.printable(str(error), most=300)
-                )
+            await self._say_status()
             await asyncio.sleep(STATUS_EVERY_S)
 
+    async def _say_status(self, *, ended: bool = False) -> None:
+        body = json.dumps({**self.snapshot(), "ended": ended}, default=str)
+        try:
+            async with asyncio.timeout(10.0):
+                await self.store.control.post(STATUS, target=OBSERVERS, body=body, keep=STATUS_KEPT_S)
+        except Exception as error:
+            report.logger().error("the system's status was not written (%s)", report.printable(str(error), most=300))
+
     async def _obey(self, heard: int) -> None:
-        """Commands of operators and other processes."""
+        """Commands of operators and other processes. Those to cancel the router hears by itself."""
         while True:
-            for command in await self._heard("router", heard):
+            for command in await self._heard(ROUTER, heard):
                 heard = command.sequence
                 try:
-                    await self._do(command)
+                    self._do(command)
                 except Exception as error:
                     text = report.printable(f"{command.name}: {error}", most=300)
                     report.logger().error("a command could not be obeyed (%s)", text)
@@ -146,17 +166,78 @@ class System:
             report.logger().error("commands cannot be read (%s)", report.printable(str(error), most=300))
             return []
 
-    async def _do(self, command: Command) -> None:
+    def _do(self, command: Command) -> None:
         body: dict[str, Any] = json.loads(command.body)
         match command.name:
             case "cancel":
-                await self.router.cancel(str(body["assignment_id"]), body.get("reason"))
+                return
             case "drain":
+                seconds = float(body.get("seconds", self.settings.drain))
                 for worker in self.workers:
                     if body.get("worker_id") in (None, worker.worker_id):
-                        await worker.drain(float(body.get("seconds", self.settings.drain)))
+                        self._begin_drain(worker, seconds)
             case _:
                 report.logger().warning("unknown command %s", report.printable(command.name, most=80))
+
+    def _begin_drain(self, worker: Worker, seconds: float) -> None:
+        """Beside everything else: it takes as long as the longest running step."""
+        task = asyncio.get_running_loop().create_task(worker.drain(seconds), name=f"drain {worker.worker_id}")
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+
+    # ---- what others left -------------------------------------------------------------------------------------------
+
+    async def _look_for_orphans(self) -> None:
+        while True:
+            try:
+                await self.adopt()
+            except Exception as error:
+                report.logger().error("left work cannot be looked for (%s)", report.printable(str(error), most=300))
+            await asyncio.sleep(ADOPT_EVERY_S)
+
+    async def adopt(self) -> None:
+        """Take over what is queued for a worker that no living system has."""
+        living = {worker["worker_id"] for one in await living_systems(self.store) for worker in one["workers"]}
+        living |= {worker.worker_id for worker in self.workers}
+        counts = (await self.store.work.snapshot()).counts
+        left = {
+            name
+            for name, states in counts.items()
+            if "@" in name
+            and name.partition("@")[2] not in living
+            and (states.get(WorkState.PENDING) or states.get(WorkState.RUNNING))
+        }
+        for state in (WorkState.PENDING, WorkState.RUNNING) if left else ():
+            await self._adopt(state, left)
+
+    async def _adopt(self, state: WorkState, left: set[str]) -> None:
+        after, number = "", 0
+        while True:
+            items = await self.store.work.find(state=state, after=after, limit=PAGE)
+            for item in items:
+                if item.resource_class not in left:
+                    continue
+                worker = self.workers[number % len(self.workers)]
+                pool = worker.pools.get(item.resource_class.partition("@")[0])
+                if pool is not None:
+                    number += 1
+                    await worker.endings.known_already(item.id, pool)
+            if len(items) < PAGE:
+                return
+            after = items[-1].id
+
+
+async def living_systems(store: Store) -> list[dict[str, Any]]:
+    """The last status of every system that runs over this store, oldest system first."""
+    async with asyncio.timeout(10.0):
+        said = await store.control.poll(OBSERVERS, limit=1000)
+    last: dict[str, dict[str, Any]] = {}
+    for command in said:
+        if command.name == STATUS:
+            status = json.loads(command.body)
+            last[status["system_id"]] = status
+    living = [one for one in last.values() if not one.get("ended")]
+    return sorted(living, key=lambda one: (one["started_at"], one["system_id"]))
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:
@@ -181,29 +262,36 @@ async def running_system(
     url: str,
     settings: Settings,
     *,
-    workers: Sequence[str] = ("worker-1",),
+    workers: Sequence[str] | int = ("worker-1",),
     modules: Sequence[str] = (),
     drain: float = 5.0,
     seed: int | None = None,
+    secrets: tuple[str, ...] = (),
 ) -> AsyncIterator[System]:
-    """A system that runs for as long as the block lasts."""
-    kept = settings.configuration.idempotency
-    async with open_store(
-        url, retention=kept.retention_seconds, largest_result=kept.largest_result_bytes, most_keys=kept.max_keys
-    ) as store:
+    """A system that runs for as long as the block lasts. `workers` are names, or how many: then the names are free."""
+    blocks = blocks_for(settings, modules)
+    async with open_store(url) as store:
         system = System(
             store,
             clock_of_this_loop(),
             settings=worker_settings(settings),
-            blocks=blocks_for(settings, modules),
-            workers=workers,
+            blocks=blocks,
+            workers=await _free_names(store, workers) if isinstance(workers, int) else workers,
             seed=seed,
+            secrets=secrets,
         )
         await system.start()
         try:
             yield system
         finally:
             await system.stop(drain)
+
+
+async def _free_names(store: Store, count: int) -> list[str]:
+    """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
+    taken = {worker["worker_id"] for one in await living_systems(store) for worker in one["workers"]}
+    names = (f"worker-{number}" for number in range(1, count + len(taken) + 1))
+    return [name for name in names if name not in taken][:count]
 
 
 @asynccontextmanager

@@ -53,6 +53,8 @@ class Folders:
     def __init__(self, settings: FsSettings | None = None) -> None:
         self.settings = settings or FsSettings()
         self._threads = ThreadPoolExecutor(8, "reefknot-files")
+        # Asked once: a file system that hangs later must not hold up whoever only reads a path.
+        self._known = [(root, name) for root in self.settings.roots for name in (str(root), os.path.realpath(root))]
 
     def place(self, path: str) -> _Place:
         """Where a path leads, by its words alone. That it stays there is the kernel's business."""
@@ -72,10 +74,9 @@ class Folders:
         return _Place(root, parts, path)
 
     def _root_of(self, path: str) -> tuple[Path, str]:
-        for root in self.settings.roots:
-            for known in (str(root), os.path.realpath(root)):
-                if path.startswith(known.rstrip("/") + "/"):
-                    return root, path.removeprefix(known)
+        for root, name in self._known:
+            if path.startswith(name.rstrip("/") + "/"):
+                return root, path.removeprefix(name)
         raise _outside(path)
 
     async def within(self, seconds: float, place: _Place, work: Callable[[], dict[str, Any]]) -> StepResult:

@@ -17,6 +17,13 @@ from reefknot.cli.exits import Exit, told
 from reefknot.cli.output import say
 
 NOUNS = {
+    "run": ("reefknot.cli.run:app", "Send a file of assignments through router, queue, worker and back."),
+    "up": ("reefknot.cli.up:app", "Run the whole system until it is told to end."),
+    "submit": ("reefknot.cli.submit:app", "Hand work to a system that runs, or will run, on the same store."),
+    "worker": ("reefknot.cli.worker:app", "See and drain the workers of a running system."),
+    "router": ("reefknot.cli.router:app", "See the router of a running system."),
+    "job": ("reefknot.cli.job:app", "See and call off pieces of work."),
+    "quarantine": ("reefknot.cli.quarantine:app", "Look after work that waits for a person."),
     "policy": ("reefknot.cli.policy:app", "Ask the policy book: who is retried, why, and when."),
     "config": ("reefknot.cli.config:app", "See and check the configuration."),
     "audit": ("reefknot.cli.audit:app", "Read, prove, replay and analyse what was decided."),

@@ -103,7 +103,9 @@ def verify(
     else:
         for one in mismatches[:MOST_SHOWN]:
             put(f"event {one.sequence}: {one.problem}")
-        verdict = f"{len(mismatches)} mismatches" if mismatches else "OK"
+        verdict = (
+            "OK" if not mismatches else f"{len(mismatches)} {'mismatch' if len(mismatches) == 1 else 'mismatches'}"
+        )
         put(f"{name}: {verdict}; chain {end.chain} stands at event {end.sequence}")
     if chosen is None:
         say("Without --head a cut-off end does not show. `audit export` writes a head; keep it elsewhere.")
@@ -148,7 +150,8 @@ def replay(file: File = None, /, *, engine: Engine = None, config: Config = None
         for one in differences:
             answers = f"recorded {one['recorded']}, decided again {one['decided']}"
             put(f"event {one['sequence']} ({one['event_type']}): {answers}")
-        verdict = f"{counts['differences_total']} come out differently" if differences else "all come out the same"
+        differing = counts["differences_total"]
+        verdict = f"{differing} come{'s' * (differing == 1)} out differently" if differing else "all come out the same"
         put(f"{name}: {counts['decisions']} decisions in {counts['events']} events; {verdict}")
     return Exit.MISMATCH if differences else Exit.FINE
 

@@ -20,6 +20,8 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
     for name in dict.fromkeys(files):
         try:
             found = load(name)
+            if not policies_only:
+                _check_blocks(found)
         except ConfigurationError as error:
             problems = str(error).splitlines()
             results.append({"file": name, "ok": False, "problems": problems, "warnings": []})
@@ -37,6 +39,14 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
     if json:
         put_json({"ok": all(one["ok"] for one in results), "files": results})
     return Exit.FINE if all(one["ok"] for one in results) else Exit.MISCONFIGURED
+
+
+def _check_blocks(found: Settings) -> None:
+    """What steps may reach is read by the steps' own part; its mistakes are mistakes of the file all the same."""
+    if found.configuration.blocks:
+        from reefknot.blocks.settings import read_settings
+
+        read_settings(found.configuration.blocks, folder=None if found.path is None else found.path.parent)
 
 
 def _contents(found: Settings) -> str:

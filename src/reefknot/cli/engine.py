@@ -69,10 +69,15 @@ def place(engine: str | None, config: str | None) -> Place:
 
 
 def _checked(url: str, folder: Path) -> str:
-    """The URL with a path that does not depend on the current folder."""
-    scheme, colon, path = url.partition(":")
+    """The URL of a store that outlives the process which opened it."""
     if url.rstrip(":") == "memory":
         raise CommandError("--engine: memory: ends with the process that opened it; accepted here: sqlite:PATH")
+    return checked_url(url, folder)
+
+
+def checked_url(url: str, folder: Path) -> str:
+    """The URL with a path that does not depend on the current folder."""
+    scheme, colon, path = url.partition(":")
     if scheme == "sqlite" and colon and path.removeprefix("//"):
         return f"sqlite:{folder / path.removeprefix('//')}"
     return url  # what opens stores says what it accepts

@@ -17,7 +17,7 @@ from reefknot.cli.asking import (
     Target,
     in_force,
     known_target,
-    one_of,
+    unknown,
 )
 from reefknot.cli.exits import CommandError, Exit
 from reefknot.cli.output import put, put_json, put_table, say, where
@@ -249,7 +249,9 @@ def templates(
         else:
             put_table(("template", "when"), TEMPLATES.items(), styles=("cyan",))
         return Exit.FINE
-    known = one_of("NAME", name, {one.replace("-", "_"): one for one in TEMPLATES})
+    known = name.lower().replace("_", "-")
+    if known not in TEMPLATES:
+        raise unknown("NAME", name, TEMPLATES)
     text = template(known)
     if json:
         put_json({"name": known, "about": TEMPLATES[known], "text": text})

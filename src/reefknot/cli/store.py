@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from reefknot.cli.asking import Config, Json
 from reefknot.cli.engine import Actor, DryRun, Engine, Place, existing, opened, operator_event, place, run, who
-from reefknot.cli.exits import Exit
+from reefknot.cli.exits import CommandError, Exit
 from reefknot.cli.output import put, put_json, say
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def backup(
     from reefknot.cli.progress import progress
 
     where = place(engine, config)
+    if target.exists():
+        raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
 
     async def work() -> None:
         async with opened(where) as store:

@@ -21,13 +21,16 @@ from reefknot.config.dialects import Reading
 from reefknot.config.document import Path, Problem, Tree, dotted, suggest
 from reefknot.config.positions import shortened
 from reefknot.config.schema import Configuration
+from reefknot.config.secrets import is_reference
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.redaction import redact
 from reefknot.core.retry.book import Book, families
 from reefknot.core.retry.builtin import TARGETS
 from reefknot.core.retry.explain import horizon
 from reefknot.errors import ConfigurationError, ParameterError
 
 _QUEUE: Path = ("worker", "queue", "v2")
+_NO_REFERENCE = "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
 
 
 def checked(tree: Tree) -> tuple[Configuration, Book]:
@@ -35,7 +38,8 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     configuration, kept, problems = _validated(tree)
     reading = Reading(tree, configuration)
     book = reading.book(book_hash(kept))
-    problems += [*reading.problems, *_queue_problems(tree, configuration), *_unresolvable(tree, book)]
+    problems += [*reading.problems, *_queue_problems(tree, configuration), *_addresses(tree, configuration)]
+    problems += _unresolvable(tree, book)
     if not problems:  # only a book that resolves has a horizon
         problems += _forgetful(tree, configuration, book)
     if problems:
@@ -112,7 +116,7 @@ def _message(path: Path, found: Any) -> str:
     context = found.get("ctx", {})
     given = found.get("input")
     if path[:1] == ("secrets",) and len(path) > 1:
-        return "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
+        return _NO_REFERENCE
     match found["type"]:
         case "extra_forbidden":
             accepted = sorted(_fields_at(path[:-1]))
@@ -246,6 +250,25 @@ def _queue_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
         path = (*_QUEUE, "policies", queue.rejection_policy, "enabled")
         message = f"rejection_policy names {queue.rejection_policy!r}, so it cannot be disabled; accepted: true"
         yield Problem(tree.mark(path), dotted(path), message)
+
+
+def _addresses(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
+    """An engine that nobody knows, and a secret that stands in the file instead of a reference; it is not shown."""
+    engine = configuration.engine
+    if engine is not None and not _is_engine(engine):
+        message = f"{_shown(redact(engine))} is not accepted; accepted: sqlite:PATH, nats://HOST:PORT or memory:"
+        yield Problem(tree.mark(("engine",)), "engine", message)
+    for name, written in configuration.secrets.items():
+        if not is_reference(written):
+            path: Path = ("secrets", name)
+            yield Problem(tree.mark(path), dotted(path), _NO_REFERENCE)
+
+
+def _is_engine(url: str) -> bool:
+    scheme, colon, rest = url.partition(":")
+    return url in ("memory", "memory:") or (
+        bool(colon) and scheme in ("sqlite", "nats", "tls") and rest.strip("/") != ""
+    )
 
 
 _ANY_BLOCK = "block:*"

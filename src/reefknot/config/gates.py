@@ -49,4 +49,4 @@ def said_by_environment(variable: str, environ: Mapping[str, str]) -> bool | Non
     if written in _NO:
         return False
     message = f"{environ[variable]!r} is not accepted; accepted: true, 1, yes, on, false, 0, no, off, or nothing"
-    raise ConfigurationError((Problem(Mark(f"environment {variable}"), variable, message),))
+    raise ConfigurationError((Problem(Mark(f"environment {variable}"), "", message),))

@@ -7,8 +7,10 @@ the core's.
 
 import logging
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Self
 
 from msgspec import Struct
@@ -113,8 +115,11 @@ class RetryBudget(Struct):
 class RetryPolicyRegistry:
     """The policies of all connectors: built in, from a file, or set by hand."""
 
+    DEFAULT_POLICIES: ClassVar[Mapping[JobType, ConnectorPolicy]]
+    """What is built in, by connector."""
+
     def __init__(self, config_path: str | os.PathLike[str] | None = None) -> None:
-        self._policies = {job_type: _builtin(job_type) for job_type in JobType}
+        self._policies = dict(self.DEFAULT_POLICIES)
         self._others: dict[str, ConnectorPolicy] = {}
         if config_path is None:
             return
@@ -151,6 +156,9 @@ def _builtin(job_type: JobType | str) -> ConnectorPolicy:
     except ValueError:
         row = OTHER_CONNECTORS
     return ConnectorPolicy(connector_type=job_type, **row._asdict())
+
+
+RetryPolicyRegistry.DEFAULT_POLICIES = MappingProxyType({job_type: _builtin(job_type) for job_type in JobType})
 
 
 def _overlaid(policy: ConnectorPolicy, entry: ConnectorEntry) -> ConnectorPolicy:

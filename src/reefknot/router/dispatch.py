@@ -45,7 +45,8 @@ PUBLISH_S = 10.0
 ACK_WITHIN_S = 10.0
 ASK_AGAIN_S = 15.0
 LATE_S = 30.0
-"""What was in a worker's hands is asked for that long after its deadline: it may have been done in time."""
+"""What was in a worker's hands is asked for that long after its deadline, or after a router took it on again: it may
+have been done in time."""
 FLEET_EVERY_S = 5.0
 REFUSED_FOR_S = 1.0
 """How long a worker that refused is left alone when it did not say."""
@@ -105,7 +106,10 @@ class Dispatcher:
             await self.end_cancelled(pending)
             return True
         left = self._left_ms(pending)
-        if left is None or left > 0 or (pending.sent_before and left > -LATE_S * 1000):
+        if left is None or left > 0:
+            return False
+        late = min(-left / 1000, self._clock.now() - pending.since)
+        if pending.sent_before and late < LATE_S:
             return False
         message = "the deadline passed while the assignment waited at the router"
         event = TimeoutOccurred(

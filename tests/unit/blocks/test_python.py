@@ -18,12 +18,12 @@ from reefknot.blocks.python import BlockRegistry, PythonBlock, block, load_entry
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.errors import ConfigurationError, ParameterError, ParameterTypeError
-from reefknot.ports.block import BlockContext
+from reefknot.ports.block import Block, BlockContext
 
 CONTEXT = BlockContext("a", 1, "a/0", 5.0)
 
 
-def run(one: Any, **inputs: Any) -> StepResult:
+def run(one: Block, **inputs: Any) -> StepResult:
     return asyncio.run(one.run(inputs, CONTEXT))
 
 
@@ -121,7 +121,7 @@ def test_the_same_function_may_register_again(own_registry: BlockRegistry) -> No
 
 def test_a_function_that_does_not_take_inputs_and_context_is_refused_at_once() -> None:
     with pytest.raises(ParameterTypeError, match=r"a function of \(inputs, context\)"):
-        block("x.y")(lambda inputs: None)  # type: ignore[arg-type,misc] # what this test is about
+        block("x.y")(lambda inputs: None)  # type: ignore[type-var] # what this test is about
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def test_a_decision_that_comes_out_differently_is_listed_and_the_exit_code_says_
             "decided": "again after 1.0 s",
         }
     ]
-    assert "1 come out differently" in rk("audit", "replay", "--engine", URL).out
+    assert "1 comes out differently" in rk("audit", "replay", "--engine", URL).out
 
 
 def test_an_exported_file_is_replayed_and_a_line_that_cannot_be_read_is_a_difference(rk: Commands, store: Path) -> None:

@@ -417,6 +417,7 @@ def test_templates_are_listed_and_printed(rk: Commands) -> None:
     assert rk("policy", "templates", "mailbox").out.startswith("# mailbox: ")
     assert json.loads(rk("policy", "templates", "database", "--json").out)["name"] == "database"
     assert "flaky-network" in rk("policy", "templates").out
+    assert rk("policy", "templates", "local_disk").out.startswith("# local-disk: ")
 
 
 def test_an_unknown_template_is_refused(rk: Commands) -> None:
@@ -424,6 +425,7 @@ def test_an_unknown_template_is_refused(rk: Commands) -> None:
 
     assert ended.code == 2
     assert "did you mean 'mailbox'?" in ended.err
+    assert "accepted: rate-limited-api, flaky-network," in ended.err
 
 
 @pytest.mark.parametrize("kind", list(FailureType))

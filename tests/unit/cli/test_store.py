@@ -82,7 +82,7 @@ def test_a_backup_overwrites_nothing(rk: Commands, store: Path) -> None:
     rk.write("mine", "copy.db")
     ended = rk("store", "backup", "copy.db")
 
-    assert (ended.code, "exists already" in ended.err) == (69, True)
+    assert (ended.code, "exists already" in ended.err) == (1, True)
     assert (rk.folder / "copy.db").read_text() == "mine"
     assert actions(store) == []
 

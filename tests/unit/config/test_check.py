@@ -162,11 +162,35 @@ def test_a_mistake_inside_a_list_has_its_own_place() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", ["12345678", "[hunter2]", "{a: hunter2}", "true"])
+@pytest.mark.parametrize(
+    "value", ["hunter2", "'env:'", "'environment:X'", "12345678", "[hunter2]", "{a: hunter2}", "true"]
+)
 def test_what_stands_where_a_secret_belongs_is_never_shown(value: str) -> None:
     message = mistake("secrets.token", value)
 
     assert message == "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
+
+
+def test_a_secret_by_reference_is_accepted() -> None:
+    configuration, _ = checked(read_text("secrets: {mail: 'env:MAIL', key: 'file:key.txt'}"))
+
+    assert configuration.secrets == {"mail": "env:MAIL", "key": "file:key.txt"}
+
+
+@pytest.mark.parametrize("url", ["redis://cache", "sqlite:", "sqlite://", "nats", "state.db", "", "memory:x"])
+def test_an_engine_that_nobody_knows_is_a_mistake(url: str) -> None:
+    message = mistake("engine", f"'{url}'")
+
+    assert message.endswith(" is not accepted; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
+
+
+@pytest.mark.parametrize("url", ["sqlite:state.db", "sqlite:/var/state.db", "nats://127.0.0.1:4222", "'memory:'"])
+def test_an_engine_by_its_url_is_accepted(url: str) -> None:
+    checked(read_text(f"engine: {url}"))
+
+
+def test_the_password_of_an_engine_that_nobody_knows_is_not_shown() -> None:
+    assert "hunter2" not in mistake("engine", "redis://ann:hunter2@cache")
 
 
 def test_a_long_value_is_cut_and_cannot_steer_a_terminal() -> None:

@@ -133,6 +133,7 @@ def test_an_anchor_may_be_given_anew() -> None:
         ("a: [1\nb: 2\n", "f:2:2: is not YAML: did not find expected ',' or ']'"),
         ("a:\n\t- b\n", "f:2:1: is not YAML: found character that cannot start any token"),
         ("a: 1\n b: 2\n", "f:2:3: is not YAML: mapping values are not allowed"),
+        ("e: memory:\n", "f:1:10: is not YAML: mapping values are not allowed in this context (indent the keys of"),
         ("a: @b\n", "f:1:4: is not YAML: found character that cannot start any token"),
         ("a: 1\n---\nb: 2\n", "f:2:1: a second document"),
         ("%TAG ! x\n---\na: 1\n", "f:1:1: directives other than %YAML"),

@@ -45,8 +45,7 @@ def test_anything_else_is_a_mistake_and_not_a_guess(word: str) -> None:
 
     (problem,) = caught.value.problems
     assert str(problem) == (
-        f"environment {RETRIES}: {RETRIES}: {word!r} is not accepted;"
-        " accepted: true, 1, yes, on, false, 0, no, off, or nothing"
+        f"environment {RETRIES}: {word!r} is not accepted; accepted: true, 1, yes, on, false, 0, no, off, or nothing"
     )
 
 

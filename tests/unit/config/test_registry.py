@@ -246,3 +246,12 @@ def test_a_wrong_file_is_refused_whole(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"r\.yaml:3:18: .*accepted: from 1 to 10"):
         RetryPolicyRegistry(path)
+
+
+def test_what_is_built_in_can_be_read_and_is_not_changed_by_a_registry() -> None:
+    registry = RetryPolicyRegistry()
+    registry.set_policy(ConnectorPolicy(connector_type=JobType.IMAP_MAILBOX, max_attempts=1))
+
+    assert registry.get_policy(JobType.IMAP_MAILBOX).max_attempts == 1
+    assert RetryPolicyRegistry.DEFAULT_POLICIES[JobType.IMAP_MAILBOX].max_attempts == 5
+    assert [*RetryPolicyRegistry.DEFAULT_POLICIES] == [*JobType]

@@ -265,6 +265,8 @@ def _syntax(error: Any, reading: Reading) -> None:
     message = ", ".join(parts) or "cannot be read"
     if "cannot start any token" in message:
         message += " (indent with spaces, not tabs; put text that begins with a sign in quotes)"
+    if "mapping values are not allowed" in message:
+        message += " (indent the keys of one mapping alike; put text such as 'memory:' in quotes)"
     reading.wrong(where, (), f"is not YAML: {shortened(message, 300)}")
 
 

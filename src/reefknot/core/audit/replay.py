@@ -56,7 +56,7 @@ def _decisions(body: bytes, position: int, differences: list[Difference]) -> Ite
     try:
         event = decode(body)
     except msgspec.DecodeError as error:
-        differences.append(Difference(position, "unreadable", body[:60].decode("utf-8", "replace"), str(error)))
+        differences.append(Difference(position, "unreadable", body[:60].decode("utf-8", "replace").strip(), str(error)))
         return
     record = getattr(event, "decision", None)
     if isinstance(record, DecisionRecord):

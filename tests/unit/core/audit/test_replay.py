@@ -116,6 +116,14 @@ def test_what_is_no_event_is_a_difference_and_not_a_crash() -> None:
     assert [difference.event_type for difference in seen.differences] == ["unreadable"] * 3
 
 
+def test_a_difference_is_told_in_one_line() -> None:
+    seen = replay([b"garbage\n"])
+
+    assert [str(one) for one in seen.differences] == [
+        "event 1 (unreadable): recorded garbage, decided again JSON is malformed: invalid character (byte 0)"
+    ]
+
+
 def test_a_decision_of_another_decider_is_not_silently_taken_for_ours() -> None:
     policy = RetryPolicy(3, 0.5, jitter="none")
     failure = Failure(ErrorCode.network_error, FailureType.TRANSIENT)

@@ -1,0 +1,225 @@
+"""`reefknot run FILE`: a file of assignments through router, queue, worker and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from json import dumps
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from reefknot.cli.asking import Config, Json
+from reefknot.cli.exits import CommandError, Exit
+from reefknot.cli.output import printable, put, say
+from reefknot.cli.running import Modules, Ready, Store, Workers, ready, signals
+
+if TYPE_CHECKING:
+    from reefknot.assembly.system import System
+    from reefknot.cli.assignments import Mistake, Numbered
+    from reefknot.cli.running import Ending
+    from reefknot.cli.tally import Tally
+    from reefknot.core.messages import ExecResult
+
+AT_ONCE = 200
+MOST_SHOWN = 20
+LONGEST_WAIT_S = 5.0
+DRAIN_S = 5.0
+
+app = App(
+    name="run",
+    help="Send a file of assignments through router, queue, worker and back. The exit code is 1 unless all succeeded.",
+    help_epilogue="Examples:\n\n    reefknot run assignments.jsonl\n"
+    "    reefknot run assignments.jsonl --results out.jsonl --json\n    cat more.jsonl | reefknot run - --workers 2",
+)
+
+
+@app.default
+def run(
+    file: Annotated[str, Parameter(help="One assignment a line, as JSON; - is stdin.", allow_leading_hyphen=True)],
+    /,
+    *,
+    engine: Store = None,
+    workers: Workers = 1,
+    module: Modules = None,
+    results: Annotated[str | None, Parameter(help="Write one ExecResult a line to this file.")] = None,
+    seed: Annotated[int | None, Parameter(help="Draw waits and workers with this seed.")] = None,
+    in_flight: Annotated[
+        int, Parameter(help=f"How many may be on their way at once, {AT_ONCE} unless said.")
+    ] = AT_ONCE,
+    config: Config = None,
+    json: Json = False,
+) -> int:
+    """Send a file of assignments through router, queue, worker and back, with a progress bar."""
+    from reefknot.cli.assignments import existing_file
+
+    if not 1 <= in_flight <= 10_000:
+        raise CommandError(f"--in-flight: {in_flight} is not accepted: a whole number from 1 to 10000")
+    existing_file(file)
+    from_here = ready(engine, config, workers)
+    with _results_file(results) as write:
+        batch = Batch(file, write, in_flight)
+        return asyncio.run(_run(batch, from_here, workers, tuple(module or ()), seed, json))
+
+
+async def _run(batch: Batch, start: Ready, workers: int, modules: tuple[str, ...], seed: int | None, json: bool) -> int:
+    from reefknot.assembly.system import running_system
+
+    began = monotonic()
+    with signals() as ending:
+        async with running_system(
+            start.url,
+            start.settings,
+            workers=workers,
+            modules=modules,
+            drain=DRAIN_S,
+            seed=seed,
+            secrets=start.secrets,
+        ) as system:
+            await batch.through(system, ending)
+    elapsed = monotonic() - began
+    batch.tell_rest()
+    if json:
+        print(dumps(batch.tally.summary(elapsed)))
+    else:
+        put(batch.tally.sentence(elapsed))
+    if ending.code is not None:
+        return ending.code
+    return Exit.FINE if batch.tally.all_succeeded else Exit.FAILED
+
+
+Write = Callable[[bytes], None]
+
+
+class Batch:
+    """One file on its way."""
+
+    def __init__(self, file: str, write: Write, in_flight: int) -> None:
+        from reefknot.cli.tally import Tally
+
+        self.tally: Tally = Tally()
+        self._file = file
+        self._lines: AsyncIterator[Numbered | Mistake]
+        self._reading = asyncio.Lock()
+        self._began_ms = 0
+        self._write = write
+        self._in_flight = in_flight
+        self._open_at = 0.0
+        """Until then the router's queue is full, as it told one of us."""
+        self._told = 0
+        self._untold = 0
+        self._earlier = 0
+        self._unfinished = 0
+
+    async def through(self, system: System, ending: Ending) -> None:
+        """All of it, several at a time, until it is done or somebody asks for the end."""
+        from reefknot.cli.assignments import assignments, count_lines
+        from reefknot.cli.progress import progress
+
+        self._began_ms = system.snapshot()["at"]
+        self._lines = assignments(self._file)
+        slots = sum(pool.slots for worker in system.workers for pool in worker.pools.values())
+        side_by_side = min(self._in_flight, system.settings.rules.size + slots)
+        with progress("assignments", await asyncio.to_thread(count_lines, self._file)) as advance:
+            feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(side_by_side)))
+            asked = asyncio.ensure_future(ending.asked.wait())
+            either: list[asyncio.Future[Any]] = [feeders, asked]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if feeders.done():
+                    feeders.result()
+            finally:
+                asked.cancel()
+                feeders.cancel()
+                await asyncio.gather(feeders, asked, return_exceptions=True)
+
+    async def _feed(self, system: System, advance: Callable[[int], None]) -> None:
+        """One after the other, as long as there are lines."""
+        from reefknot.cli.assignments import Mistake
+
+        while (line := await self._next_line()) is not None:
+            mistake = line.message if isinstance(line, Mistake) else self._nobody_takes(system, line)
+            if isinstance(line, Mistake) or mistake:
+                say(f"{self._name()}:{line.line}: {printable(mistake)}")
+                self.tally.rejected()
+            else:
+                self._unfinished += 1
+                await self._send(system, line)
+                self._unfinished -= 1
+            advance(1)
+
+    async def _next_line(self) -> Numbered | Mistake | None:
+        async with self._reading:
+            return await anext(self._lines, None)
+
+    def _nobody_takes(self, system: System, line: Numbered) -> str:
+        """Without this an assignment of a class that no worker here has would wait for ever."""
+        from reefknot.core.messages import resource_class
+
+        wanted, known = resource_class(line.assignment), sorted({name for one in system.workers for name in one.pools})
+        return "" if wanted in known else f"resource_class: {wanted!r} is not known; accepted: {', '.join(known)}"
+
+    async def _send(self, system: System, line: Numbered) -> None:
+        result = await (await self._taken(system, line))
+        end = await self.tally.count(result, system.store)
+        self._earlier += result.timestamp is not None and result.timestamp < self._began_ms
+        self._write_result(result)
+        if end != "succeeded":
+            self._tell(line, end, result)
+
+    async def _taken(self, system: System, line: Numbered) -> asyncio.Future[ExecResult]:
+        """A full queue is no failure: it says when to come back, and all of us wait for that."""
+        from reefknot.errors import QueueFullError
+
+        while True:
+            await asyncio.sleep(max(0.0, self._open_at - monotonic()))
+            try:
+                return await system.submit(line.assignment)
+            except QueueFullError as error:
+                self._open_at = monotonic() + min(max(error.retry_after, 0.01), LONGEST_WAIT_S)
+
+    def _write_result(self, result: ExecResult) -> None:
+        from reefknot.core.messages import encode
+
+        self._write(encode(result) + b"\n")
+
+    def _tell(self, line: Numbered, end: str, result: ExecResult) -> None:
+        """The first failures are told one by one; the results file has them all."""
+        if self._told >= MOST_SHOWN:
+            self._untold += 1
+            return
+        self._told += 1
+        why = f"{result.error_code or result.status.value}: {(result.error_message or '')[:300]}".rstrip(": ")
+        say(f"{self._name()}:{line.line}: {result.assignment_id} {end.replace('_', ' ')}: {why}")
+
+    def tell_rest(self) -> None:
+        if self._untold:
+            say(f"… and {self._untold} more that did not succeed; --results FILE keeps them all")
+        if self._earlier:
+            say(f"{self._earlier} had ended in an earlier run: the same id is the same work, and its result was kept")
+        if self._unfinished:
+            say(f"{self._unfinished} were handed in and have not ended; the next `run` or `up` on this store ends them")
+
+    def _name(self) -> str:
+        return "<stdin>" if self._file == "-" else self._file
+
+
+@contextmanager
+def _results_file(name: str | None) -> Iterator[Write]:
+    """Where results go, line by line."""
+    if name is None:
+        yield lambda _: None
+        return
+    try:
+        file = open(name, "wb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        code = Exit.FORBIDDEN if isinstance(error, PermissionError) else Exit.USAGE
+        raise CommandError(f"--results: {name}: {(error.strerror or 'cannot be written').lower()}", code) from None
+    with file:
+
+        def write(line: bytes) -> None:
+            file.write(line)
+
+        yield write

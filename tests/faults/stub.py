@@ -1,0 +1,82 @@
+"""
+A service of fixed capacity: so many requests at once, so long for each; whoever comes more waits in line.
+
+    python -m tests.faults.stub AT_ONCE SERVICE_MS
+
+It runs in a process of its own, prints its port, and ends when its input does. It does what it was asked even when
+nobody waits any more, as real services do.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nContent-Type: text/plain\r\n\r\nfine"
+
+
+@dataclass(frozen=True)
+class Stub:
+    """Where it listens, and what it can do."""
+
+    port: int
+    at_once: int
+    service_s: float
+
+    @property
+    def capacity(self) -> float:
+        """Requests a second."""
+        return self.at_once / self.service_s
+
+
+@contextmanager
+def stub(at_once: int, service_ms: int) -> Iterator[Stub]:
+    """A running one."""
+    command = [sys.executable, "-m", "tests.faults.stub", str(at_once), str(service_ms)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield Stub(int(process.stdout.readline()), at_once, service_ms / 1000)
+    finally:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+
+
+async def _serve(at_once: int, service_s: float) -> None:
+    free = asyncio.Semaphore(at_once)
+    loop = asyncio.get_running_loop()
+    clients: set[asyncio.Task[None]] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                async with free:
+                    await asyncio.sleep(service_s)
+                writer.write(_ANSWER)
+                await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = loop.create_task(talk(reader, writer))
+        clients.add(task)
+        task.add_done_callback(clients.discard)
+
+    server = await asyncio.start_server(came, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await loop.run_in_executor(None, sys.stdin.buffer.read)
+    server.close()
+    for task in clients:
+        task.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1]), int(sys.argv[2]) / 1000))

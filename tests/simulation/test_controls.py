@@ -1,0 +1,146 @@
+"""Broken variants of the system. A harness that does not catch them would prove nothing about the whole one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from reefknot.core import work as core
+from reefknot.core.messages import AckStatus, ExecAssignment
+from reefknot.core.work import WorkState
+from reefknot.engines.memory import MemoryStore
+from reefknot.engines.memory.work import MemoryWorkQueue
+from reefknot.ports.work_queue import Settlement
+from reefknot.router.dispatch import Dispatcher
+from reefknot.router.service import Router
+from reefknot.worker.intake import Intake, Taken
+from reefknot.worker.pool import Pool
+from reefknot.worker.service import Worker
+from tests.simulation.world import run
+
+FEW = 40
+
+
+class FencelessQueue(MemoryWorkQueue):
+    """A late owner's report is taken for true."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        held = []
+        for one in settlements:
+            item = self.items.get(one.id)
+            if item is not None and item.state is WorkState.PENDING:
+                now = self.shared.now()
+                self.put(core.started(item, owner=one.owner, fence=one.fence, lease_ms=1, now=now), now)
+            if item is not None and item.state in (WorkState.PENDING, WorkState.RUNNING):
+                self.items[one.id] = msgspec.structs.replace(self.items[one.id], owner=one.owner, fence=one.fence)
+            held.append(one)
+        return await super().settle(held)
+
+
+class FencelessStore(MemoryStore):
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        self.work = FencelessQueue(self._shared, self.audit)
+
+
+class HastyIntake(Intake):
+    """Says yes, and keeps it a moment later."""
+
+    async def _keep(self, assignment: ExecAssignment, pool: Pool, answer: Any, inputs: dict[str, Any]) -> Taken:
+        asyncio.get_running_loop().call_later(0.2, self._later, assignment, pool, answer, inputs)
+        return Taken(self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool))
+
+    def _later(self, *given: Any) -> None:
+        asyncio.get_running_loop().create_task(super()._keep(*given)).add_done_callback(_seen)
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+class HastyWorker(Worker):
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.intake.__class__ = HastyIntake
+
+
+class BlindDispatcher(Dispatcher):
+    """Sends, and never looks after what it sent."""
+
+    async def look_after(self) -> None: ...
+
+    async def began_anew(self, worker_id: str) -> None: ...
+
+
+class BlindRouter(Router):
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        self.dispatcher.__class__ = BlindDispatcher
+
+
+class TrustingDispatcher(Dispatcher):
+    """What was acked is done, sooner or later: nobody asks again."""
+
+    async def ask_again(self, pending: Any) -> None:
+        self._table.asked_again(pending, self._clock.now())
+
+
+class TrustingRouter(Router):
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        self.dispatcher.__class__ = TrustingDispatcher
+
+
+class UnboundedIntake(Intake):
+    """Lets everybody in."""
+
+    def _admission(self, assignment: ExecAssignment, pool: Pool) -> Any:
+        from reefknot.core.overload.admission import Accept
+
+        return Accept(), {}
+
+
+class UnboundedWorker(Worker):
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.intake.__class__ = UnboundedIntake
+
+
+class SilentWorker(Worker):
+    """Ends work without a word in the record."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.journal.entries = lambda events: []  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("variant", "word"),
+    [
+        ({"store_class": FencelessStore}, ""),
+        ({"worker_class": HastyWorker}, "was accepted and is not kept"),
+        ({"router_class": BlindRouter}, "has no result"),
+        ({"router_class": TrustingRouter}, "has no result"),
+        ({"worker_class": UnboundedWorker}, "places of at most"),
+        ({"worker_class": SilentWorker}, "no event says so"),
+    ],
+    ids=["settle without a fence", "ack before keep", "no re-route", "nobody asks again", "no bound", "no record"],
+)
+def test_the_harness_catches_a_broken_system_within_a_few_seeds(variant: dict[str, Any], word: str) -> None:
+    for seed in range(1, FEW):
+        broken = run(seed, **variant).broken
+        if any(word in line for line in broken):
+            return
+    pytest.fail(f"{FEW} seeds, and nobody noticed")
+
+
+def test_the_harness_catches_workers_that_believe_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the steady clock: with the machine's own, a jump moves due times and deadlines."""
+    monkeypatch.setattr("reefknot.worker.service.SteadyClock", lambda clock: clock)
+
+    assert any(run(seed, jumping_workers=True).broken for seed in range(1, FEW))
