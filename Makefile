@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench mutants fmt lint types pytest clean
+.PHONY: help venv run test bench faults mutants fmt lint types pytest clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -31,13 +31,16 @@ $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh tools/system_package
 	@tools/make_venv.sh $(EXTRAS)
 	@touch $(STAMP)
 
-run: $(STAMP) ## a guided demo
+run: $(STAMP) ## the whole system at work for a minute; ARGS="--retry" for a tour of retrying alone
 	@$(BIN)/python -m reefknot.demo $(ARGS)
 
 test: lint types pytest ## everything CI does
 
 bench: $(STAMP) ## side by side with the peers
 	@$(BIN)/python -m bench $(ARGS)
+
+faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them; minutes
+	@REEFKNOT_FAULT_POINTS=all $(BIN)/python -m pytest tests/faults $(ARGS)
 
 mutants: $(STAMP) ## change the core in every way, count the changes that no test notices
 	@$(BIN)/mutmut run $(ARGS)

@@ -2,7 +2,8 @@
 Runs the snippets of one page, in order, as a reader would: `run_page.py PAGE`, in a folder that is the reader's own.
 
 Python fences share one namespace. In console and bash fences, lines `$ reefknot …` are run and must exit with 0; other
-commands and the output shown are left alone. A fence that cannot run says so, with its reason in the line before:
+commands and the output shown are left alone. A command runs in this process, because starting one for each takes most
+of the time; one that needs a shell gets a shell. A fence that cannot run says so, with its reason in the line before:
 
     <!-- no-run: needs a mailbox -->
     ```python no-run
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ PYTHON = frozenset({"python", "python3", "py"})
 SHELL = frozenset({"console", "bash", "sh", "shell"})
 REASON = re.compile(r"^\s*<!-- no-run: \S.* -->\s*$")
 COMMAND = re.compile(r"^\$ (?P<command>(?:reefknot|rk)(?:\s.*)?)$")
+FOR_A_SHELL = re.compile(r"[|&;<>()$`*?~#]")
 BARE_COMMAND = re.compile(r"^(?P<command>(?:reefknot|rk)(?:\s.*)?)$")
 
 
@@ -85,13 +89,37 @@ def run_python(fence: Fence, page: Path, namespace: dict[str, object]) -> None:
     exec(compile(padded, str(page), "exec", dont_inherit=True), namespace)
 
 
-def run_commands(fence: Fence, page: Path) -> None:
+def run_here(words: list[str]) -> int:
+    """The exit code of a command of ours. It leaves folder, environment and arguments of this process as they were."""
+    from reefknot.cli import main
+
+    folder, environment, arguments = Path.cwd(), dict(os.environ), sys.argv
+    sys.argv = words
+    try:
+        return main(words[1:])
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv = arguments
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+
+
+def run_in_shell(command: str) -> int:
     here = Path(sys.executable).parent
     environment = os.environ | {"PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return subprocess.run(["bash", "-c", command], env=environment, stdin=subprocess.DEVNULL, check=False).returncode
+
+
+def run_commands(fence: Fence, page: Path) -> None:
     for line, command in commands(fence):
-        done = subprocess.run(["bash", "-c", command], env=environment, stdin=subprocess.DEVNULL, check=False)
-        if done.returncode != 0:
-            raise SnippetError(f"{page.name}:{line}: `{command}` exited with {done.returncode}")
+        code = run_in_shell(command) if FOR_A_SHELL.search(command) else run_here(shlex.split(command))
+        if code != 0:
+            raise SnippetError(f"{page.name}:{line}: `{command}` exited with {code}")
 
 
 def run(page: Path) -> None:

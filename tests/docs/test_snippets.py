@@ -9,10 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.run_page import PageError, commands, fences
+
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = Path(__file__).with_name("run_page.py")
-PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.exists()]
 TIMEOUT_S = 60
+
+
+def shows_something_to_run(page: Path) -> bool:
+    try:
+        return any(True for _ in fences(page.read_text(encoding="utf-8")))
+    except PageError:
+        return True  # to be told when it is run
+
+
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if shows_something_to_run(page)]
 
 
 def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -35,7 +46,22 @@ def run_text(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_there_is_a_page_to_check() -> None:
-    assert PAGES
+    assert ROOT / "README.md" in PAGES
+
+
+@pytest.mark.parametrize(
+    ("text", "something"),
+    [
+        ("# Title\n\n```text\nx\n```\n", False),
+        ("```python\nx = 1\n```\n", True),
+        ("Text.\n\n```python no-run\n```\n", True),
+    ],
+)
+def test_only_a_page_with_nothing_to_run_is_left_out(tmp_path: Path, text: str, something: bool) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+
+    assert shows_something_to_run(page) is something
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -72,44 +98,66 @@ def test_the_snippets_of_a_page_share_their_names_and_their_folder(tmp_path: Pat
 
 
 @pytest.mark.parametrize("language", ["python", "console"])
-def test_a_snippet_opts_out_with_a_reason(tmp_path: Path, language: str) -> None:
-    done = run_text(
-        f"<!-- no-run: needs a server -->\n```{language} no-run\n1 / 0\n$ reefknot nonsense\n```\n", tmp_path
-    )
+def test_a_snippet_opts_out_with_a_reason(language: str) -> None:
+    text = f"<!-- no-run: needs a server -->\n```{language} no-run\n1 / 0\n$ reefknot nonsense\n```\n"
 
-    assert done.returncode == 0, done.stderr
+    assert list(fences(text)) == []
 
 
 @pytest.mark.parametrize("before", ["", "Text.\n", "<!-- no-run: -->\n", "<!-- no-run: why -->\n\n"])
-def test_a_snippet_cannot_opt_out_without_a_reason_in_the_line_before(tmp_path: Path, before: str) -> None:
-    done = run_text(f"{before}```python no-run\n```\n", tmp_path)
-
-    assert done.returncode != 0
-    assert "no-run needs a line before it" in done.stderr
+def test_a_snippet_cannot_opt_out_without_a_reason_in_the_line_before(before: str) -> None:
+    with pytest.raises(PageError, match="no-run needs a line before it"):
+        list(fences(f"{before}```python no-run\n```\n"))
 
 
-def test_an_unknown_word_beside_the_language_is_refused(tmp_path: Path) -> None:
-    done = run_text("```python norun\n```\n", tmp_path)
+def test_an_unknown_word_beside_the_language_is_refused() -> None:
+    with pytest.raises(PageError, match="'norun' is not known here"):
+        list(fences("```python norun\n```\n"))
 
-    assert done.returncode != 0
-    assert "'norun' is not known here" in done.stderr
+
+def test_a_page_that_cannot_be_checked_does_not_pass(tmp_path: Path) -> None:
+    assert run_text("```python norun\n```\n", tmp_path).returncode != 0
 
 
 @pytest.mark.parametrize(
-    "fence",
+    ("text", "command"),
     [
-        "```console\n$ reefknot no-such-noun\n```\n",
-        "```bash\n$ rk no-such-noun\n```\n",
-        "```bash\nreefknot no-such-noun\n```\n",
-        "```console\n$ reefknot \\\n  no-such-noun\n```\n",
+        ("```console\n$ reefknot no-such-noun\n```\n", "reefknot no-such-noun"),
+        ("```bash\n$ rk no-such-noun\n```\n", "rk no-such-noun"),
+        ("```bash\nreefknot no-such-noun\n```\n", "reefknot no-such-noun"),
+        ("```console\n$ reefknot \\\n  no-such-noun\n```\n", "reefknot no-such-noun"),
     ],
 )
-def test_a_command_that_fails_is_caught(tmp_path: Path, fence: str) -> None:
-    done = run_text(f"Text.\n\n{fence}", tmp_path)
+def test_our_own_commands_are_found_with_their_lines(text: str, command: str) -> None:
+    (fence,) = fences(f"Text.\n\n{text}")
+
+    assert list(commands(fence)) == [(4, command)]
+
+
+def test_a_command_that_fails_is_caught(tmp_path: Path) -> None:
+    done = run_text("Text.\n\n```console\n$ reefknot no-such-noun\n```\n", tmp_path)
 
     assert done.returncode != 0
-    assert "page.md:4: `" in done.stderr
-    assert "no-such-noun` exited with" in done.stderr
+    assert "page.md:4: `reefknot no-such-noun` exited with" in done.stderr
+
+
+def test_a_command_that_needs_a_shell_gets_one(tmp_path: Path) -> None:
+    done = run_text("```console\n$ reefknot --version > version.txt && reefknot init\n```\n", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cwd" / "version.txt").read_text().startswith("reefknot ")
+    assert (tmp_path / "cwd" / "reefknot.yaml").exists()
+
+
+def test_a_command_works_in_the_readers_folder_and_sees_what_a_snippet_wrote(tmp_path: Path) -> None:
+    page = (
+        "```python\nfrom pathlib import Path\nPath('reefknot.yaml').write_text('nonsense: 1\\n')\n```\n\n"
+        "```console\n$ reefknot config check\n```\n"
+    )
+    done = run_text(page, tmp_path)
+
+    assert done.returncode != 0
+    assert "`reefknot config check` exited with 78" in done.stderr
 
 
 def test_output_and_the_commands_of_others_are_left_alone(tmp_path: Path) -> None:

@@ -20,12 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.story import Way, first_life, second_life
+from tests.faults.story import EARLIER, Way, first_life, second_life
 from tests.faults.vfs import Counter, FaultyDisk, Fuse, Hook
 
 MOST_CALLS = 100_000
-SCENARIOS: dict[str, int | None] = {"new": None, "used": None, "checkpointing": 2}
-"""A store that does not exist yet; one with a past; one that moves its log into the file after nearly every commit."""
+SCENARIOS: dict[str, int | None] = {"new": None, "used": None, "checkpointing": 2, "interrupted": None}
+"""
+A store that does not exist yet; one with a past; one that moves its log into the file after nearly every commit; one
+whose last process died, so that its log has to be read back first.
+"""
 
 
 def in_a_process_of_its_own(work: Callable[[Callable[[Any], None]], None]) -> tuple[int, Callable[[], list[Any]]]:
@@ -80,8 +83,10 @@ def one(folder: Path, plan: dict[str, Any], past: Path) -> dict[str, Any]:
     """One death, and the life after it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+    if plan["scenario"] == "interrupted" and plan["flaw"] != "throws the log away":
+        shutil.copy(past / "state.db-wal", folder)
     if plan["scenario"] != "new":
-        shutil.copy(past, folder / "state.db")
+        shutil.copy(past / ("state.db" if plan["scenario"] == "interrupted" else "closed.db"), folder / "state.db")
     child, heard = in_a_process_of_its_own(lambda say: first(folder, plan, hook_of(plan), say))
     if plan.get("after_us"):
         time.sleep(plan["after_us"] / 1e6)
@@ -100,30 +105,35 @@ def one(folder: Path, plan: dict[str, Any], past: Path) -> dict[str, Any]:
 
 
 def make_past(folder: Path) -> Path:
-    """A store that has seen work already."""
+    """A folder with a store that has seen work already: as its process left it by dying, and closed in good order."""
     folder.mkdir()
 
-    def live(say: Callable[[Any], None]) -> None:
-        asyncio.run(_live_before(folder))
+    def end_badly(say: Callable[[Any], None]) -> None:
+        asyncio.run(_live_before(folder / "state.db", dies=True))
 
-    child, heard = in_a_process_of_its_own(live)
-    assert heard() == []
-    assert os.waitpid(child, 0)[1] == 0
-    return folder / "state.db"
+    def end_well(say: Callable[[Any], None]) -> None:
+        asyncio.run(_live_before(folder / "closed.db", dies=False))
+
+    for live, code in ((end_badly, -signal.SIGKILL), (end_well, 0)):
+        child, heard = in_a_process_of_its_own(live)
+        assert heard() == []
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+    return folder
 
 
-async def _live_before(folder: Path) -> None:
+async def _live_before(path: Path, *, dies: bool) -> None:
     from reefknot.assembly import open_store
     from reefknot.core.work import WorkDone, WorkItem
     from reefknot.ports.work_queue import Settlement
     from tests.faults.story import told
 
-    async with open_store(f"sqlite:{folder / 'state.db'}") as store:
-        names = [f"earlier-{number}" for number in range(40)]
+    async with open_store(f"sqlite:{path}") as store:
+        names = [f"earlier-{number}" for number in range(EARLIER)]
         await store.work.enqueue([WorkItem(name, "t", payload=b"x" * 300) for name in names])
-        for item in await store.work.claim(40, owner="earlier"):
+        for item in await store.work.claim(EARLIER, owner="earlier"):
             await store.work.settle([Settlement(item.id, "earlier", item.fence, WorkDone(), (told("done", item.id),))])
-        await store.work.purge(1 << 62)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(folder: Path) -> None:

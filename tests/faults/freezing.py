@@ -32,7 +32,7 @@ def one(folder: Path, plan: dict[str, Any], past: Path) -> dict[str, Any]:
     """One freeze, one takeover, one awakening."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    shutil.copy(past, folder / "state.db")
+    shutil.copy(past / "closed.db", folder / "state.db")
     hook = Fuse(plan["at"], sends=signal.SIGSTOP)
 
     def live(say: Callable[[Any], None]) -> None:

@@ -10,9 +10,14 @@ from tests.faults.story import ORDERS
 Said = tuple[str, str, Any]
 
 
-def judge(evidence: dict[str, Any], said: list[Said], mode: str) -> list[str]:
-    """Everything that is wrong, in words."""
-    return [*_lost(evidence, said), *_results(evidence, said), *_work(evidence), *_effects(evidence, said, mode)]
+def judge(evidence: dict[str, Any], said: list[Said], mode: str, *, earlier: int = 0) -> list[str]:
+    """Everything that is wrong, in words. `earlier` is how much was done before the story began."""
+    return [
+        *_lost(evidence, said, earlier),
+        *_results(evidence, said),
+        *_work(evidence),
+        *_effects(evidence, said, mode),
+    ]
 
 
 def judge_frozen(life: dict[str, Any]) -> list[str]:
@@ -37,11 +42,13 @@ def judge_frozen(life: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def _lost(evidence: dict[str, Any], said: list[Said]) -> Iterator[str]:
+def _lost(evidence: dict[str, Any], said: list[Said], earlier: int) -> Iterator[str]:
     """What was acknowledged before the death is there after it."""
     if not evidence["whole"]:
         yield "the file or its chain is damaged"
     found = evidence["found"]
+    if (left := sum(name.startswith("earlier") for name in found["items"])) != earlier:
+        yield f"lost: {left} are left of {earlier} that were done before"
     for what, order, value in said:
         item = found["items"].get(order)
         match what:

@@ -27,6 +27,8 @@ from tests.faults.vfs import Call, Hook
 
 LEASE = 30.0
 ORDERS = ("order-1", "order-2")
+EARLIER = 40
+"""Work that was done before the story begins, where the store has a past."""
 EFFECTS = "effects.txt"
 
 
@@ -59,14 +61,18 @@ class Sink:
         self._dedup = dedup
 
     def do(self, order: str, owner: str) -> str:
+        """The caller may end before it, or after it and before it hears the answer, and not in between."""
+        answer = self._hook.around(Call("effect", EFFECTS), lambda: self._happen(order, owner))
+        return self._hook.around(Call("effect answered", EFFECTS), lambda: answer)
+
+    def _happen(self, order: str, owner: str) -> str:
         earlier = self.seen().get(order)
         if self._dedup and earlier:
             return earlier[0]
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            line = f"{order} {owner}\n".encode()
-            self._hook.around(Call("effect", EFFECTS), lambda: os.write(file, line))
-            self._hook.around(Call("effect synced", EFFECTS), lambda: os.fdatasync(file))
+            os.write(file, f"{order} {owner}\n".encode())
+            os.fdatasync(file)
         finally:
             os.close(file)
         return owner

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.assembly.system import System, running_system
-from reefknot.config.settings import load_settings
+from reefknot.config.settings import Settings, load_settings
 from reefknot.core.messages import ACK, ExecAssignment, ExecAssignmentAck, Job, Options
 from reefknot.errors import QueueFullError
 from reefknot.ports.audit_log import AuditQuery
@@ -27,6 +27,8 @@ from reefknot.ports.audit_log import AuditQuery
 ROOT = Path(__file__).parents[2]
 PAGE_BYTES = 4096
 SLICE_S = 0.01
+RISE_S = 0.5
+"""What the queue takes to fill; goodput is counted after it."""
 _acks = msgspec.json.Decoder(ExecAssignmentAck)
 
 
@@ -42,8 +44,9 @@ class Load(Struct, frozen=True):
     queue_size: int = 100
     slots: int = 8
     told: bool = True
-    """Whether requests carry their deadline; the callers give up after it in any case."""
-    warm_s: float = 1.0
+    """Whether requests carry their deadline; the callers' patience ends with it in any case."""
+    warm: int = 40
+    """Requests that are made before, one after the other, so that the system knows how long a step takes."""
 
 
 class Findings(Struct, frozen=True):
@@ -51,23 +54,23 @@ class Findings(Struct, frozen=True):
 
     offered: int
     ended: dict[str, int]
-    """How each request ended: a result's status, or `refused` by the router."""
+    """How each request ended: a result's status, `refused` by the router, or `unanswered`."""
     goodput: float
-    """Requests a second that succeeded within their deadline, after the first second."""
+    """Requests a second that succeeded within their deadline."""
     p99_s: float
-    """Of all that were taken in and given a result."""
+    """Of all that were taken in."""
     slowest_s: float
     retry_after: list[float]
     """The shortest and the longest that a refused caller was told."""
-    acks: dict[str, int]
-    """By status and reason."""
-    refused_unacked: int
-    events: dict[str, int]
-    """Admission events by who, status and reason."""
+    refused_by_workers: int
+    unacked: int
+    """Admissions on record without an ack that says the same."""
+    unrecorded: int
+    """Refusals, by ack or by error, without an event that says the same."""
     rss_mb: list[float]
     """While it ran: after a third, and at the end."""
     deepest: int
-    largest_lag_s: float
+    """What waited at the worker, at most."""
 
 
 def loaded(load: Load, *, within: float = 120.0) -> Findings:
@@ -95,91 +98,103 @@ class _Run:
         self.load = load
         self.system = system
         self.ends: list[tuple[str, float, float]] = []
-        """Status, when it came, how long it took."""
+        """Status, when, and how long it took."""
+        self.began = 0.0
         self.waits: list[float] = []
-        self.acks: Counter[str] = Counter()
+        self.said: Counter[tuple[str, str, str]] = Counter()
+        """What workers and router told: who, which assignment, accepted or why not."""
         self.deepest = 0
         self.memory: list[float] = []
-        self.lag = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, load = asyncio.get_running_loop(), self.load
         hearing = loop.create_task(self._hear_acks())
-        began, sent, load = loop.time(), 0, self.load
-        total = round(load.per_second * load.seconds)
+        for number in range(load.warm):
+            await self._ask(-1 - number)
+        self.ends.clear()
+        self.began = began = loop.time()
+        sent, total = 0, round(load.per_second * load.seconds)
         while sent < total:
             now = loop.time() - began
             for number in range(sent, min(total, int(now * load.per_second))):
-                task = loop.create_task(self._ask(number, began))
+                task = loop.create_task(self._ask(number))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 sent = number + 1
             self._watch(now)
             await asyncio.sleep(SLICE_S)
-            self.lag = max(self.lag, loop.time() - began - now - SLICE_S)
         self.memory.append(rss_mb())
-        await asyncio.wait_for(asyncio.gather(*list(self._tasks)), 60.0)
+        await asyncio.wait(list(self._tasks), timeout=load.deadline_ms / 1000 + 2.0)
+        left = list(self._tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
         hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
 
     def _watch(self, now: float) -> None:
         self.deepest = max(self.deepest, *(worker.pools["io"].depth() for worker in self.system.workers))
         if not self.memory and now >= self.load.seconds / 3:
             self.memory.append(rss_mb())
 
-    async def _ask(self, number: int, began: float) -> None:
+    async def _ask(self, number: int) -> None:
         load, loop = self.load, asyncio.get_running_loop()
-        came = loop.time()
+        came, status = loop.time(), "unanswered"
         options = Options(deadline_ms=load.deadline_ms if load.told else None, retry_count=0)
         job = Job("http.request", {"url": f"http://127.0.0.1:{load.port}/{number}"})
         try:
-            answer = await self.system.submit(ExecAssignment(f"a-{number}", f"r-{number}", job, options=options))
+            answer = await self.system.submit(ExecAssignment(f"a{number}", f"r{number}", job, options=options))
             status = (await answer).status.value
         except QueueFullError as full:
             status = "refused"
             self.waits.append(full.retry_after or 0.0)
-        self.ends.append((status, came - began, loop.time() - came))
+            self.said["router", f"a{number}", "rejected"] += 1
+        finally:
+            self.ends.append((status, loop.time() - self.began, loop.time() - came))
 
     async def _hear_acks(self) -> None:
         async for delivery in self.system._transport.subscribe(ACK, limit=1_000_000):
             ack = _acks.decode(delivery.body)
-            self.acks[f"{ack.status.value} {ack.reason or ''}".strip()] += 1
+            self.said["worker", ack.assignment_id, ack.reason or ack.status.value] += 1
 
-    def findings(self, events: dict[str, int]) -> Findings:
+    def findings(self, recorded: Counter[tuple[str, str, str]]) -> Findings:
         load = self.load
         limit = load.deadline_ms / 1000
-        good = [one for one in self.ends if one[0] == "success" and one[2] <= limit and one[1] >= load.warm_s]
+        good = sum(s == "success" and took <= limit and RISE_S < at <= load.seconds for s, at, took in self.ends)
         taken = sorted(took for status, _, took in self.ends if status != "refused")
         return Findings(
             offered=len(self.ends),
             ended=dict(Counter(status for status, _, _ in self.ends)),
-            goodput=len(good) / (load.seconds - load.warm_s),
-            p99_s=taken[int(len(taken) * 0.99) - 1],
+            goodput=good / (load.seconds - RISE_S),
+            p99_s=taken[max(0, int(len(taken) * 0.99) - 1)],
             slowest_s=taken[-1],
             retry_after=[min(self.waits, default=0.0), max(self.waits, default=0.0)],
-            acks=dict(self.acks),
-            refused_unacked=0,
-            events=events,
+            refused_by_workers=sum(n for (who, _, why), n in self.said.items() if (who, why) != ("worker", "accepted"))
+            - len(self.waits),
+            unacked=(recorded - self.said).total(),
+            unrecorded=(self.said - recorded).total(),
             rss_mb=self.memory,
             deepest=self.deepest,
-            largest_lag_s=self.lag,
         )
 
 
-async def _events(system: System) -> dict[str, int]:
-    """How admissions are on record."""
-    found: Counter[str] = Counter()
+async def _recorded(system: System) -> Counter[tuple[str, str, str]]:
+    """What the audit log says about admissions, in the same words."""
+    found: Counter[tuple[str, str, str]] = Counter()
     after = 0
     while page := await system.store.audit.read(AuditQuery(after=after, event_type="admission")):
         after = page[-1].sequence
         for one in page:
             event: dict[str, Any] = json.loads(one.entry.body)
-            who = "router" if event["resource_class"] == "router" else "worker"
-            found[f"{who} {event['status']} {event.get('reason') or ''}".strip()] += 1
-    return dict(found)
+            if event["resource_class"] == "router":
+                found["router", event["work_id"], event["status"]] += 1
+            else:
+                found["worker", event["work_id"], event.get("reason") or event["status"]] += 1
+    return found
 
 
-async def _main(load: Load) -> Findings:
+def _settings(load: Load) -> Settings:
     queue = {
         "enabled": load.queue_v2,
         "max_queue_size": load.queue_size,
@@ -190,12 +205,15 @@ async def _main(load: Load) -> Findings:
         "blocks": {"http": {"allow": ["127.0.0.1"]}},
     }
     Path(load.folder, "reefknot.json").write_text(json.dumps(file))
-    settings = load_settings("reefknot.json", environ={}, cwd=Path(load.folder))
-    async with running_system(f"sqlite:{load.folder}/state.db", settings, drain=0.0) as system:
+    return load_settings("reefknot.json", environ={}, cwd=Path(load.folder))
+
+
+async def _main(load: Load) -> Findings:
+    async with running_system(f"sqlite:{load.folder}/state.db", _settings(load), drain=0.0) as system:
         await asyncio.sleep(0.2)
         run = _Run(load, system)
         await run.run()
-        return run.findings(await _events(system))
+        return run.findings(await _recorded(system))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from tests.faults.carrying_out import Life, Plan, carried_out, plan
 from tests.faults.dying import SCENARIOS
 from tests.faults.judging import judge
 from tests.faults.points import either, spread
+from tests.faults.story import EARLIER
 
 MODES = ("retry", "guard", "dedup")
 KILLED = -9
@@ -21,7 +22,8 @@ def complaints(lives: list[Life], *, mode: str | None = None) -> list[str]:
     for life in lives:
         assert life["second"] == 0, (life["plan"], life["evidence"])
         words = [(what, order, value) for what, order, value in life["said"] if what not in ("calls", "error")]
-        wrong = judge(life["evidence"], words, mode or life["plan"]["mode"])
+        earlier = 0 if life["plan"]["scenario"] == "new" else EARLIER
+        wrong = judge(life["evidence"], words, mode or life["plan"]["mode"], earlier=earlier)
         said += [f"{one} ({life['plan']})" for one in wrong]
     return said
 
@@ -77,6 +79,11 @@ def some_points(flaw: str, mode: str, most: int = 60) -> list[Plan]:
 def test_the_judge_catches_a_promise_that_is_given_before_the_commit(tmp_path: Path) -> None:
     lives = carried_out(tmp_path, some_points("promises too early", "retry"))
     assert any("lost: order-1 was accepted" in one for one in complaints(lives))
+
+
+def test_the_judge_catches_a_log_that_was_not_read_back(tmp_path: Path) -> None:
+    lives = carried_out(tmp_path, [plan("interrupted", "retry", 40, flaw="throws the log away")])
+    assert any("that were done before" in one for one in complaints(lives))
 
 
 def test_the_judge_catches_a_second_result_for_one_order(tmp_path: Path) -> None:

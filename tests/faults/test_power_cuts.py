@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem, WorkState
-from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite import SqliteStore, connection
 from reefknot.engines.system import SystemClock
 from reefknot.errors import StoreError
 from reefknot.ports.work_queue import Enqueued, Settlement
@@ -141,7 +142,7 @@ def test_with_full_synchronisation_no_power_cut_takes_an_acknowledged_row(tmp_pa
     recording = recorded(tmp_path / "made", "FULL")
     assert len(recording.log) > 500
     assert {call.file for call in recording.log if call.kind == "sync"} == {"", "-wal", "-journal"}
-    found = cuts(tmp_path / "cut", recording, most=1200, seeds=either(1, 8))
+    found = cuts(tmp_path / "cut", recording, most=500, seeds=either(1, 8))
     assert [gone for gone in found if gone] == []
     print(f"FULL: {len(found)} cuts over {len(recording.log)} calls, 0 lost")
 
@@ -177,3 +178,16 @@ def test_a_log_that_is_reused_before_the_file_is_synced_is_caught(tmp_path: Path
     disk_now.follow(call for call in recording.log if (call.kind, call.file) != ("sync", ""))
     (tmp_path / "cut").mkdir()
     assert missing(tmp_path / "cut", disk_now.image(), recording.promises)
+
+
+def test_a_folder_that_is_made_for_a_store_is_synced_into_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite syncs the folder of its files, and nobody else the folders above it."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    connection.open_connection(str(tmp_path / "new" / "folder" / "state.db"), patience=1).close()
+    assert synced == [str(tmp_path / "new"), str(tmp_path)]
+    synced.clear()
+    connection.open_connection(str(tmp_path / "state.db"), patience=1).close()
+    assert synced == []

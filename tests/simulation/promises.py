@@ -12,6 +12,7 @@ from reefknot.core.audit.event import (
     Dropped,
     OperatorAction,
     Quarantined,
+    RetryAttempt,
     RetryExhausted,
     RetryRecovered,
     RetryRefused,
@@ -62,6 +63,8 @@ async def check_at_the_end(world: World) -> None:
         by_work.setdefault(event.work_id or "", []).append(event)
         if isinstance(event, Admission):
             _check_admission(world, event)
+    for name, events in by_work.items():
+        _check_attempts(world, name, events)
     for name, result in story.results.items():
         await _check_end(world, name, result, by_work.get(name, []))
     _check_published(world)
@@ -89,6 +92,16 @@ def _check_admission(world: World, event: Admission) -> None:
     accepted = not isinstance(answer, Reject)
     if (event.status == "accepted") != accepted or answer.message != inputs["message"]:
         world.story.broken.append(f"admission of {event.work_id} was {inputs['message']!r}, is {answer.message!r}")
+
+
+def _check_attempts(world: World, name: str, events: list[AnyEvent]) -> None:
+    """Each attempt is on record once, and at most one of them is the last: a late owner's report does not count."""
+    numbers = [event.attempt_number for event in events if isinstance(event, RetryAttempt)]
+    ends = [event for event in events if isinstance(event, RetryExhausted | RetryRefused | RetryRecovered)]
+    if numbers != sorted(set(numbers)):
+        world.story.broken.append(f"{name} has the attempts {numbers} on record")
+    if len(ends) > 1:
+        world.story.broken.append(f"{name} ended {len(ends)} times on record")
 
 
 async def _check_end(world: World, name: str, result: ExecResult, events: list[AnyEvent]) -> None:

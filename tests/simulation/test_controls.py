@@ -122,7 +122,7 @@ class SilentWorker(Worker):
 @pytest.mark.parametrize(
     ("variant", "word"),
     [
-        ({"store_class": FencelessStore}, ""),
+        ({"store_class": FencelessStore}, "on record"),
         ({"worker_class": HastyWorker}, "was accepted and is not kept"),
         ({"router_class": BlindRouter}, "has no result"),
         ({"router_class": TrustingRouter}, "has no result"),
@@ -142,5 +142,6 @@ def test_the_harness_catches_a_broken_system_within_a_few_seeds(variant: dict[st
 def test_the_harness_catches_workers_that_believe_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the steady clock: with the machine's own, a jump moves due times and deadlines."""
     monkeypatch.setattr("reefknot.worker.service.SteadyClock", lambda clock: clock)
+    monkeypatch.setattr("tests.simulation.world.CALM_S", 60.0)
 
     assert any(run(seed, jumping_workers=True).broken for seed in range(1, FEW))

@@ -149,7 +149,7 @@ class World:
         self.worker_clock: Clock = jumping if variant.get("jumping_workers") else clock
         self.sea = Sea(self.rng, Weather(lost=self.rng.choice([0.0, 0.02, 0.1]), late=self.rng.choice([0.0, 0.1])))
         self.policy = self.rng.choice(list(RejectionPolicy))
-        names = [f"w{n}" for n in range(self.rng.randint(1, 3))]
+        names = [f"w{n}" for n in range(self.rng.choice([1, 2, 3, 3]))]
         self.workers = [Member(self, name) for name in names]
         self.router = Member(self, "router")
         self.desk = Desk(store.work, clock, size=30)
@@ -216,13 +216,13 @@ class World:
     def _assignment(self, number: int) -> ExecAssignment:
         rng = self.rng
         plan = [
-            (rng.choice([0.01, 0.1, 0.5, 2.0]), rng.choice(["ok", "ok", "ok", "raise", "busy", "denied"]))
+            (rng.choice([0.01, 0.1, 0.5, 2.0, 5.0]), rng.choice(["ok", "ok", "ok", "raise", "busy", "denied"]))
             for _ in range(4)
         ]
         options = Options(
             priority=rng.choice([0, 0, 0, 10, -10]),
             deadline_ms=rng.choice([None, None, 4000, 20000]),
-            timeout_ms=rng.choice([None, 3000]),
+            timeout_ms=rng.choice([None, None, 3000]),
             retry_count=rng.choice([None, 1, 6]),
         )
         payload = {"plan": plan, "place": rng.choice(["a", "b"])}
@@ -244,7 +244,7 @@ class World:
         while self.clock.now() < ends:
             await asyncio.sleep(self.rng.random() * 8)
             member = self.rng.choice([self.router, *self.workers])
-            trouble = self.rng.choice(["crash", "crash", "freeze", "stop", "drain", "jump", "nothing"])
+            trouble = self.rng.choice(["crash", "crash", "freeze", "freeze", "stop", "drain", "jump", "nothing"])
             self.story.happened.append(f"{self.clock.now():.2f} {trouble} {member.name}")
             await getattr(self, f"_{trouble}")(member)
 
@@ -268,7 +268,7 @@ class World:
     async def _freeze(self, member: Member) -> None:
         if member.process is not None:
             member.process.freeze()
-            await asyncio.sleep(self.rng.random() * 12)
+            await asyncio.sleep(self.rng.random() * 20)
             member.process.thaw()
 
     async def _jump(self, member: Member) -> None:

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ class System:
             "host": socket.gethostname(),
             "started_at": self._started_at,
             "at": int(self._clock.wall() * 1000),
-            "router": msgspec.to_builtins(self.router.snapshot()),
+            "router": _finite(msgspec.to_builtins(self.router.snapshot())),
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
             "blocks": sorted(self._blocks),
             "retries_v2": self.settings.retries_v2,
@@ -227,6 +228,13 @@ class System:
             after = items[-1].id
 
 
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: never probed is null."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
 async def living_systems(store: Store) -> list[dict[str, Any]]:
     """The last status of every system that runs over this store, oldest system first."""
     async with asyncio.timeout(10.0):
@@ -295,7 +303,11 @@ async def _free_names(store: Store, count: int) -> list[str]:
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncIterator[Client]:
-    """A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`."""
+async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
+    """
+    A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`.
+
+    `size` bounds what may wait there for a router.
+    """
     async with open_store(url) as store:
-        yield Client(store, clock_of_this_loop())
+        yield Client(store, clock_of_this_loop(), size=size)

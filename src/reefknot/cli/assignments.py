@@ -60,7 +60,7 @@ def existing_file(name: str) -> None:
             with open(name, "rb"):
                 return
     except FileNotFoundError:
-        raise CommandError(f"{name}: there is no such file") from None
+        raise CommandError(f"{name}: there is no such file", Exit.UNREACHABLE) from None
     except PermissionError:
         raise CommandError(f"{name}: may not be read: permission denied", Exit.FORBIDDEN) from None
     except ValueError:
@@ -87,8 +87,8 @@ async def assignments(name: str) -> AsyncIterator[Numbered | Mistake]:
             continue
         earlier = seen.setdefault(found.assignment_id, number)
         if earlier != number:
-            text = f"assignment_id: {found.assignment_id!r} is in line {earlier} already; the same id is the same work"
-            yield Mistake(number, text)
+            message = f"{found.assignment_id!r} is in line {earlier} already; the same id is the same work"
+            yield Mistake(number, f"assignment_id: {message}")
             continue
         yield Numbered(number, found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,8 +106,8 @@ class Batch:
         self._began_ms = 0
         self._write = write
         self._in_flight = in_flight
-        self._open_at = 0.0
-        """Until then the router's queue is full, as it told one of us."""
+        self._door = asyncio.Lock()
+        self._freed = asyncio.Event()
         self._told = 0
         self._untold = 0
         self._earlier = 0
@@ -163,6 +163,7 @@ class Batch:
 
     async def _send(self, system: System, line: Numbered) -> None:
         result = await (await self._taken(system, line))
+        self._freed.set()
         end = await self.tally.count(result, system.store)
         self._earlier += result.timestamp is not None and result.timestamp < self._began_ms
         self._write_result(result)
@@ -170,15 +171,25 @@ class Batch:
             self._tell(line, end, result)
 
     async def _taken(self, system: System, line: Numbered) -> asyncio.Future[ExecResult]:
-        """A full queue is no failure: it says when to come back, and all of us wait for that."""
+        """A full queue is no failure. One of us waits at its door, and the others behind that one."""
         from reefknot.errors import QueueFullError
 
-        while True:
-            await asyncio.sleep(max(0.0, self._open_at - monotonic()))
-            try:
+        if not self._door.locked():
+            with suppress(QueueFullError):
                 return await system.submit(line.assignment)
-            except QueueFullError as error:
-                self._open_at = monotonic() + min(max(error.retry_after, 0.01), LONGEST_WAIT_S)
+        async with self._door:
+            while True:
+                self._freed.clear()
+                try:
+                    return await system.submit(line.assignment)
+                except QueueFullError as error:
+                    await self._until_freed(min(error.retry_after, LONGEST_WAIT_S))
+
+    async def _until_freed(self, seconds: float) -> None:
+        """As long as we were told to wait, or until a result of ours says that there is a place."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._freed.wait()
 
     def _write_result(self, result: ExecResult) -> None:
         from reefknot.core.messages import encode

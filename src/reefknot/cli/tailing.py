@@ -49,8 +49,8 @@ _DETAILS = (
 """What a person wants to see of an event, in this order."""
 
 
-def moment_of(text: str | None, *, now: datetime | None = None) -> int | None:
-    """Milliseconds UTC of `--since`."""
+def moment_of(text: str | None, *, now: datetime | None = None, flag: str = "--since") -> int | None:
+    """Milliseconds UTC of `--since`, or of another flag that says when."""
     if text is None:
         return None
     ago = _AGO.match(text)
@@ -63,7 +63,7 @@ def moment_of(text: str | None, *, now: datetime | None = None) -> int | None:
     seconds = moment(text)
     if seconds is None:
         accepted = "a time such as 2026-01-25T21:15:00Z, or how long ago: 90s, 15m, 2h, 7d"
-        raise CommandError(f"--since: {text[:60]!r} is not accepted: {accepted}")
+        raise CommandError(f"{flag}: {text[:60]!r} is not accepted: {accepted}")
     return int(seconds * 1000)
 
 

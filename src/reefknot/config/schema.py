@@ -250,5 +250,5 @@ class Configuration(Section):
     dashboard: Unchecked = {}
 
 
-UNCHECKED_SECTIONS = ("audit", "router", "blocks", "dashboard")
+UNCHECKED_SECTIONS = ("audit", "router", "dashboard")
 """Read by parts that check them themselves."""

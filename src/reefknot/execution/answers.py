@@ -19,15 +19,15 @@ _FITTING = "Any, or a type that JSON can be read as: a record, a dataclass, a co
 
 def text_of(value: Any) -> str:
     """The value as canonical JSON; records, dates and the like as msgspec writes them."""
-    return canonical(plain(value)).decode()
+    return canonical(plain(value, "the result")).decode()
 
 
-def plain(value: Any) -> Any:
-    """The value in terms of JSON; `NotJsonError` where there is no such thing."""
+def plain(value: Any, name: str = "") -> Any:
+    """The value in terms of JSON; `NotJsonError`, with the name of what it is, where there is no such thing."""
     try:
         return msgspec.to_builtins(value, str_keys=True, order="deterministic")
     except Exception as error:  # TypeError mostly; a circular or very deep value is a RecursionError
-        raise NotJsonError("", str(error) or type(error).__name__) from error
+        raise NotJsonError(name, str(error) or type(error).__name__) from error
 
 
 def checked_type(result_type: Any) -> Any:

@@ -167,7 +167,7 @@ class RetryManager:
         trace_id: str | None,
         context: Mapping[str, Any] | None,
     ) -> _Call:
-        shown = None if context is None else plain(dict(context))
+        shown = None if context is None else plain(dict(context), "additional_context")
         canonical(shown)  # what no event could hold is refused before anything happens
         return _Call(
             _wire(category),

@@ -146,7 +146,7 @@ class Dispatcher:
         if choice.probe:
             self._health.probed(choice.worker_id, pending.resource_class, now)
         self._table.sent(pending, choice.worker_id, now)
-        pending.sent_before = True
+        pending.unsure_before, pending.sent_before = pending.sent_before, True
         status = next((one.status.value for one in willing if one.worker_id == choice.worker_id), None)
         inputs = {"draw": number, "workers": len(workers), "willing": len(willing), "status": status}
         why = "probe" if choice.probe else "chosen"

@@ -93,6 +93,10 @@ class HealthTable:
         """How many workers share the fleet's throttle."""
         return len({one.worker_id for by_id in self._entries.values() for one in by_id.values() if not one.gone(now)})
 
+    def capacity(self, name: str, now: float) -> int:
+        """Slots of a class, of all workers that are there."""
+        return sum(one.capacity for one in self._entries.get(name, {}).values() if not one.gone(now))
+
     def everybody(self) -> dict[str, dict[str, WorkerHealth]]:
         return {name: dict(by_id) for name, by_id in self._entries.items()}
 

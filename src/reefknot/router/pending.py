@@ -27,6 +27,7 @@ class Pending:
         "route",
         "sent_before",
         "since",
+        "unsure_before",
         "worker_id",
     )
 
@@ -34,6 +35,9 @@ class Pending:
         self.assignment: ExecAssignment = taken.assignment
         self.deadline_at = taken.deadline_at
         self.sent_before = taken.sent_before
+        """Somebody may have it."""
+        self.unsure_before = taken.sent_before
+        """The same, as it was before it was last sent: a refusal proves that this one does not have it."""
         self.resource_class = resource_class
         self.since = now
         self.held: Held = taken.held
@@ -61,6 +65,8 @@ class PendingTable:
     def __init__(self) -> None:
         self._all: dict[str, Pending] = {}
         self._waiting: dict[str, Pending] = {}
+        self.of_class: Counter[str] = Counter()
+        """How many of each class there are in all."""
         self.unspoken: Counter[tuple[str, str]] = Counter()
         """By worker and class: sent, and not a word about it yet."""
 
@@ -85,6 +91,7 @@ class PendingTable:
             return known
         pending = Pending(taken, resource_class, now)
         self._all[pending.id] = self._waiting[pending.id] = pending
+        self.of_class[resource_class] += 1
         return pending
 
     def next_waiting(self) -> list[Pending]:
@@ -116,6 +123,7 @@ class PendingTable:
         """This worker does not want it before then."""
         pending.not_before[worker_id] = until
         pending.refusal = message
+        pending.sent_before = pending.unsure_before
         self.back(pending)
 
     def remove(self, pending: Pending) -> bool:
@@ -124,6 +132,7 @@ class PendingTable:
             return False
         self._spoken_of(pending)
         del self._all[pending.id]
+        self.of_class[pending.resource_class] -= 1
         self._waiting.pop(pending.id, None)
         return True
 

@@ -30,7 +30,7 @@ from reefknot.core.messages import (
     read_assignment,
     resource_class,
 )
-from reefknot.core.overload.admission import Newcomer, QueueView, Reject, RejectionPolicy, Rules, admit
+from reefknot.core.overload.admission import Reject, RejectionPolicy, Rules
 from reefknot.core.overload.level import OverloadStatus, level
 from reefknot.errors import ParameterError, QueueFullError
 from reefknot.execution.crew import Crew
@@ -43,6 +43,7 @@ from reefknot.router.desk import Desk
 from reefknot.router.dispatch import Dispatcher
 from reefknot.router.health import HealthTable
 from reefknot.router.inbox import Inbox
+from reefknot.router.pace import Door
 from reefknot.router.pending import Pending, PendingTable
 
 TICK_S = 0.05
@@ -53,7 +54,6 @@ CALLERS_S = 1.0
 CONTROL_S = 0.25
 BATCH = 200
 AT_ONCE = 64
-_SMOOTHING = 0.1
 
 _cancels = msgspec.json.Decoder(Cancel)
 
@@ -89,7 +89,7 @@ class Router:
         self._journal = Journal(store.audit)
         # The same bounds as a worker's; what cannot come in here is refused, whatever a worker would do with it.
         same = rules or Rules()
-        self._rules = msgspec.structs.replace(same, policy=RejectionPolicy.REJECT_NEW, max_wait_fraction=None)
+        self._rules = msgspec.structs.replace(same, policy=RejectionPolicy.REJECT_NEW)
         self.desk = Desk(store.work, clock, size=self._rules.size, journal=self._journal)
         self._owner = f"{router_id}#{event_id()}"
         self.health = HealthTable()
@@ -119,11 +119,8 @@ class Router:
             wake=self._wake.set,
         )
         self._callers: dict[str, asyncio.Future[ExecResult]] = {}
-        self._unclaimed: set[str] = set()
+        self.door = Door(self._rules, table=self.table, health=self.health, clock=clock)
         self._tasks: list[asyncio.Task[Any]] = []
-        self._ends = 0
-        self._last_end = 0.0
-        self._mean_ms = 0.0
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -155,12 +152,9 @@ class Router:
         workers = {
             name: {one: msgspec.to_builtins(h) for one, h in by.items()} for name, by in self.health.everybody().items()
         }
-        waiting = self._waiting()
+        waiting = self.door.waiting()
         status = level(waiting, self._rules.size, self._rules.thresholds)
         return RouterSnapshot(waiting, len(self.table), status, workers)
-
-    def _waiting(self) -> int:
-        return self.table.waiting + len(self._unclaimed)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
@@ -173,22 +167,21 @@ class Router:
         future = self._callers.get(name)
         if future is not None and not future.done():
             return future
-        view = QueueView(self._waiting(), 1, self._ends, self._mean_ms)
-        answer = admit(view, Newcomer(checked.priority), self._rules)
+        answer = self.door.admission(checked)
         if isinstance(answer, Reject) and await self._store.work.get(f"route/{name}") is None:
             await self._journal.write(self._refused(checked, answer))
             wait = answer.retry_after_ms / 1000
-            raise QueueFullError(depth=view.depth, limit=self._rules.size, retry_after=wait)
+            raise QueueFullError(depth=self.door.waiting(), limit=self._rules.size, retry_after=wait)
         future = asyncio.get_running_loop().create_future()
         self._callers[name] = future
-        self._unclaimed.add(name)
+        self.door.unclaimed.add(name)
         try:
             if not await self.desk.hand_in(checked):
-                self._unclaimed.discard(name)
+                self.door.unclaimed.discard(name)
                 await self._answer_from_record(name)
         except BaseException as error:
             self._callers.pop(name, None)
-            self._unclaimed.discard(name)
+            self.door.unclaimed.discard(name)
             if not future.done():  # whoever asked for the same meanwhile waits for this very future
                 future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
                 future.exception()
@@ -271,7 +264,7 @@ class Router:
             raise
         now = self._clock.now()
         for one in taken:
-            self._unclaimed.discard(one.assignment.assignment_id)
+            self.door.unclaimed.discard(one.assignment.assignment_id)
             self.table.add(one, resource_class(one.assignment), now)
         if taken:
             self._wake.set()
@@ -314,25 +307,18 @@ class Router:
 
     async def _end(self, pending: Pending, result: ExecResult, *events: Event) -> None:
         """Keep the answer, then tell whoever waits for it here."""
+        if self.table.get(pending.id) is pending and pending.worker_id is not None:
+            self.door.ended(pending, result)
         if not self.table.remove(pending):
             return
-        self._count_end()
         kept = await self.desk.answer(pending.held, result, events=tuple(self._journal.entries(events)))
         if kept:
             self._tell_caller(result)
         self._wake.set()
         self._claim_soon.set()
 
-    def _count_end(self) -> None:
-        """How fast work leaves: from that a caller is told when to come back."""
-        now = self._clock.now()
-        if self._ends:
-            self._mean_ms += ((now - self._last_end) * 1000 - self._mean_ms) * max(_SMOOTHING, 1 / self._ends)
-        self._ends += 1
-        self._last_end = now
-
     def _tell_caller(self, result: ExecResult) -> None:
-        self._unclaimed.discard(result.assignment_id)
+        self.door.unclaimed.discard(result.assignment_id)
         future = self._callers.pop(result.assignment_id, None)
         if future is not None and not future.done():
             future.set_result(result)
@@ -343,5 +329,5 @@ class Router:
             status=AckStatus.REJECTED.value,
             reason=answer.reason.value,
             resource_class="router",
-            queue_depth=self._waiting(),
+            queue_depth=self.door.waiting(),
         )

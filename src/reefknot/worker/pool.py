@@ -24,6 +24,8 @@ IDLE_S = 1.0
 """How long an idle pool waits before it looks again although nobody woke it."""
 STORE_S = 30.0
 AT_ONCE = 50
+AGAIN_S = 0.05
+"""How soon a pool asks again for what the store did not give it."""
 _SMOOTHING = 0.1
 
 Runner = Callable[[WorkItem], Coroutine[Any, Any, None]]
@@ -68,6 +70,8 @@ class Pool:
         self._look_at = 0.0
         self._known = 0
         self._mean_ms = 0.0
+        self._began: dict[str, float] = {}
+        """When a slot began to ask the store for what it runs now."""
 
     # ---- what others see --------------------------------------------------------------------------------------------
 
@@ -99,8 +103,12 @@ class Pool:
         raw = level(self.depth(), self.rules.size, self.rules.thresholds)
         return raw.severity >= OverloadStatus.OVERLOADED.severity
 
-    def served(self, milliseconds: float) -> None:
-        """A service time became known."""
+    def served(self, work_id: str) -> None:
+        """A service time became known: all of the time that its slot could do nothing else, store calls included."""
+        began = self._began.get(work_id)
+        if began is None:
+            return
+        milliseconds = (self._clock.now() - began) * 1000
         self._known += 1
         share = max(_SMOOTHING, 1 / self._known)
         self._mean_ms += (milliseconds - self._mean_ms) * share
@@ -140,6 +148,7 @@ class Pool:
             return
 
     async def _fill(self, free: int) -> int:
+        began = self._clock.now()
         claim = asyncio.get_running_loop().create_task(self._claim(free))
         try:
             items = await asyncio.shield(claim)
@@ -153,6 +162,7 @@ class Pool:
             return 1
         for item in items:
             self.queue.remove(item.id)
+            self._began[item.id] = began
             self._start(item)
         return len(items)
 
@@ -185,6 +195,7 @@ class Pool:
         if self.running.get(work_id) is task:
             del self.running[work_id]
             self.held.pop(work_id, None)
+            self._began.pop(work_id, None)
         self._wake.set()
 
     async def _resync(self) -> None:
@@ -193,7 +204,7 @@ class Pool:
             item = await self._work.get(queued.id)
             if item is not None and item.state is WorkState.PENDING and item.resource_class == self.queue_name:
                 self.queue.remove(queued.id)
-                due = self._clock.now() + max(0.01, item.due_at / 1000 - self._clock.wall())
+                due = self._clock.now() + max(AGAIN_S, item.due_at / 1000 - self._clock.wall())
                 self.put(Queued(item.id, item.priority, queued.since, due, queued.expires))
             elif queued.id not in self.running:
                 self.queue.remove(queued.id)

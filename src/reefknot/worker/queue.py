@@ -165,5 +165,5 @@ class BoundedQueue:
             return
         heappush(self._expiring, (item.expires, item.id, item.priority))
         if len(self._expiring) > 2 * self.depth + _SPARE_PLACES:
-            self._expiring = [mark for mark in self._expiring if mark[1] in self]
+            self._expiring = [mark for mark in set(self._expiring) if mark[1] in self]
             heapify(self._expiring)

@@ -22,7 +22,7 @@ from reefknot.worker.endings import Endings
 from reefknot.worker.outbox import Outbox
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.results import Envelope, envelopes
+from reefknot.worker.results import EXPIRED, Envelope, envelopes
 from reefknot.worker.step import Report, Steps
 
 STORE_S = 30.0
@@ -67,16 +67,16 @@ class Runner:
             await self._settled(item, Quarantine(f"what was kept of it cannot be read: {error}"), Report(HandBack()))
             return
         change = Degradation(envelope.skip_retries, envelope.timeout_factor, envelope.skip_circuit_breaker)
-        began = self._clock.now()
         try:
             outcome = await self._steps.attempt(item, envelope.assignment, change)
         except Exception as error:  # a mistake of ours: the assignment ends with it, and the worker goes on
             outcome = self._broken(item, envelope, error)
-        pool.served((self._clock.now() - began) * 1000)
         reporting = asyncio.get_running_loop().create_task(self._report(item, outcome, pool, envelope))
         self.reporting.add(reporting)
         reporting.add_done_callback(self.reporting.discard)
         await asyncio.shield(reporting)
+        if _was_run(outcome):
+            pool.served(item.id)
 
     def _broken(self, item: WorkItem, envelope: Envelope, error: Exception) -> Report:
         text = f"{type(error).__name__}: {error}"
@@ -140,3 +140,9 @@ class Runner:
         async with asyncio.timeout(STORE_S):
             back = await self._work.settle([Settlement(one.id, one.owner, one.fence, HandBack()) for one in held])
         return sum(back)
+
+
+def _was_run(outcome: Report) -> bool:
+    """Whether it tells how long a step takes. What came too late or was put off took no time."""
+    settled = outcome.settled
+    return not isinstance(settled, Snooze) and getattr(settled, "reason", "") != EXPIRED

@@ -39,9 +39,13 @@ class Commands:
         monkeypatch.setenv("COLUMNS", "160")
 
     def __call__(self, *words: str) -> Ended:
-        self._capsys.readouterr()
+        self.taken()
         code = main(words)
-        return Ended(code, *self._capsys.readouterr())
+        return Ended(code, *self.taken())
+
+    def taken(self) -> tuple[str, str]:
+        """What was printed to both streams since it was last taken."""
+        return self._capsys.readouterr()
 
     def write(self, text: str, name: str = "reefknot.yaml") -> Path:
         path = self.folder / name

@@ -523,8 +523,8 @@ def test_a_context_that_no_event_could_hold_is_refused_before_anything_happens(u
     async def main() -> None:
         work = AsyncFlaky()
         async with rk.open_store(url) as store:
-            for context in ({"a": object()}, {"a": float("nan")}):
-                with pytest.raises(rk.NotJsonError):
+            for context, named in (({"a": object()}, "additional_context is"), ({"a": float("nan")}, "a is")):
+                with pytest.raises(rk.NotJsonError, match=named):
                     await managing(store).execute_with_retry(PUT, "x", work, additional_context=context)
         assert work.calls == 0
 

@@ -42,7 +42,7 @@ def open_connection(
         _make_file(path)
         connection = opener(path, _READ_WRITE)
         connection.set_busy_handler(_busy_handler(patience))
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection, path, patience)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -16000")
     except (apsw.Error, OSError) as error:
@@ -50,12 +50,46 @@ def open_connection(
     return connection
 
 
+def _write_ahead(connection: apsw.Connection, path: str, patience: float) -> None:
+    """Turn WAL on, and see that it is: where that fails, SQLite goes on in a mode that keeps less, without a word."""
+    until = time.monotonic() + patience
+    mode = None
+    while mode is None:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").get
+        except apsw.BusyError:  # two processes make the file at once; SQLite does not ask the busy handler here
+            if time.monotonic() > until:
+                raise
+            time.sleep(random.uniform(0.0002, LONGEST_NAP))
+    if mode != "wal":
+        connection.close()
+        raise StoreUnavailableError(
+            f"sqlite:{path}",
+            f"its write-ahead log cannot be turned on (the journal stays {mode!r})",
+            "make room on the disk, use a local one, and open the store again",
+        )
+
+
 def _make_file(path: str) -> None:
     """Ours alone: payloads and results are nobody else's to read."""
     file = Path(path)
     if not file.exists():
+        made = [folder for folder in file.parents if not folder.exists()]
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        for folder in made:
+            _sync_names(folder.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """A power cut must not take a new folder with all that is in it. SQLite does the same for its files' own folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError:
+        return  # not every file system can; SQLite does not insist either
+    finally:
+        os.close(opened)
 
 
 def _busy_handler(patience: float) -> Callable[[int], bool]:

@@ -90,9 +90,11 @@ def migrate(connection: apsw.Connection, path: str) -> int:
 def check_version(connection: apsw.Connection, path: str) -> int:
     """The file's version, if this program can work with it."""
     store = f"sqlite:{path}"
-    found: Any = connection.pragma("user_version")
-    ours = connection.pragma("application_id") == APPLICATION_ID
-    if not ours and (found or connection.execute("SELECT count(*) FROM sqlite_schema").get):
+    with connection:  # one snapshot: another process may be making the tables right now
+        found: Any = connection.pragma("user_version")
+        ours = connection.pragma("application_id") == APPLICATION_ID
+        tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+    if not ours and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
     if found > VERSION:
         raise StoreVersionError(

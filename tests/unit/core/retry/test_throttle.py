@@ -294,3 +294,20 @@ def test_the_least_settings_are_accepted() -> None:
     assert throttle.view(1.0) == ThrottleView(acting=True, tokens=1.0)
     assert type(throttle.cap) is float
     assert RetryThrottle(1.7976931348623157e308).cap == 1.7976931348623157e308
+
+
+def test_a_share_of_the_fleets_tokens_caps_them_and_what_was_spent_stays_spent() -> None:
+    throttle = RetryThrottle(10.0, per_second=1.0)
+    throttle.view(0.0)
+    for _ in range(7):
+        throttle.spend()
+    throttle.share(5.0, per_second=0.5)
+
+    assert (throttle.cap, throttle.tokens) == (5.0, 3.0)
+    assert throttle.view(2.0).tokens == 4.0
+    throttle.share(2.0, per_second=0.5)
+    assert throttle.tokens == 2.0
+    with pytest.raises(ParameterError, match="tokens"):
+        throttle.share(0.5, per_second=0.1)
+    with pytest.raises(ParameterError, match="per_second"):
+        throttle.share(1.0, per_second=-0.1)

@@ -1,5 +1,5 @@
 """
-A guided tour of retrying: `make run`, or `python -m reefknot.demo`.
+A guided tour of retrying: `python -m reefknot.demo --retry`.
 
 A small HTTP service on this machine misbehaves on purpose, and each scene shows what a retry does about it. Nothing
 leaves the machine. With `--fast` a virtual clock moves instead of anybody waiting. Every number shown was counted, not
@@ -12,8 +12,7 @@ import asyncio
 import logging
 import sys
 import time
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -319,21 +318,14 @@ def _tour(fast: bool) -> None:
         tour.tell("That was all. README.md and docs/tutorial.md go on from here.")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tour; the answer is the exit code."""
-    parser = ArgumentParser(prog="python -m reefknot.demo", description="A guided tour of retrying, about ten seconds.")
-    parser.add_argument("--fast", action="store_true", help="virtual time: the same tour without waiting")
-    asked = parser.parse_args(arguments)
+def main(*, fast: bool = False) -> int:
+    """Run the tour, with `fast` in virtual time; the answer is the exit code."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")  # a terminal without the block character still gets its tour
     try:
-        _tour(asked.fast)
+        _tour(fast)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return STOPPED_BY_SIGNAL
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

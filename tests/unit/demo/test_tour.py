@@ -1,4 +1,4 @@
-"""The guided demo: it shows what it says, ends by itself, and leaves nothing behind."""
+"""The guided tour of retrying: it shows what it says, ends by itself, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from reefknot import demo
+from reefknot.demo import tour as demo
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def told() -> str:
     """What a visitor reads, from a process of its own."""
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "reefknot.demo", "--fast"],
+        [sys.executable, "-m", "reefknot.demo", "--retry", "--fast"],
         env=os.environ | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1"},
         capture_output=True,
         text=True,
@@ -92,7 +92,7 @@ def test_it_speaks_plainly_where_rich_is_missing(
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(demo, "SCENES", (demo.plain_failure,))
 
-    assert demo.main(["--fast"]) == 0
+    assert demo.main(fast=True) == 0
     assert "the caller gets HTTPError 503" in capsys.readouterr().out
 
 
@@ -108,7 +108,7 @@ def test_an_interrupt_ends_it_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: p
 
     monkeypatch.setattr(demo, "SCENES", (interrupted,))
 
-    assert demo.main(["--fast"]) == 130
+    assert demo.main(fast=True) == 130
     assert capsys.readouterr().err == "\nstopped\n"
     assert logging.getLogger("reefknot").handlers == handlers
     assert logging.getLogger("reefknot").propagate

@@ -1,0 +1,74 @@
+"""`reefknot router`: what the router of a running system holds, and what it knows of its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cyclopts import App
+
+from reefknot.cli.asking import Config, Json
+from reefknot.cli.engine import Engine, opened, place, run
+from reefknot.cli.exits import Exit
+from reefknot.cli.observing import age, running, time_text
+from reefknot.cli.output import put, put_json, put_table
+
+app = App(
+    name="router",
+    help="See the router of a running system.",
+    help_epilogue="Example:\n\n    reefknot router status",
+)
+
+
+@app.command(help_epilogue="Example:\n\n    reefknot router status --json")
+def status(*, engine: Engine = None, config: Config = None, json: Json = False) -> int:
+    """What it holds, how busy it is, and which workers it sees. The exit code is 69 when no system is running."""
+    where = place(engine, config)
+
+    async def work() -> tuple[list[dict[str, Any]], dict[str, int]]:
+        async with opened(where) as store:
+            found = await running(store, where)
+            handed_in = (await store.work.snapshot()).counts.get("router", {})
+            return found, {state.value: number for state, number in handed_in.items()}
+
+    systems, handed_in = run(work())
+    routers = [_fields(one) for one in systems]
+    if json:
+        put_json({"routers": routers, "handed_in": handed_in})
+        return Exit.FINE
+    for one in routers:
+        up_for = age((one["at"] - one["started"]) / 1000)
+        put(f"router of pid {one['pid']} on {one['host']}, up for {up_for}: {one['status']}")
+        put(f"  {one['pending']} on their way, {one['waiting']} of them wait here for a worker")
+        gates = (("retries", one["retries_v2"]), ("queue", one["queue_v2"]))
+        put("  " + ", ".join(f"{name}: {'v2' if on else 'baseline'}" for name, on in gates))
+        rows = [
+            (
+                worker,
+                name,
+                str(health["status"]),
+                str(health["queue_depth"]),
+                f"{health['active']} of {health['capacity']}",
+            )
+            for name, by_worker in one["workers"].items()
+            for worker, health in by_worker.items()
+        ]
+        put_table(("worker", "class", "status", "waiting", "running"), sorted(rows), styles=("cyan", "", "bold"))
+    if handed_in:
+        told = ", ".join(f"{number} {state}" for state, number in sorted(handed_in.items()) if number)
+        put(f"handed in so far: {told}")
+    return Exit.FINE
+
+
+def _fields(system: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "system_id": system["system_id"],
+        "pid": system["pid"],
+        "host": system["host"],
+        "started": system["started_at"],
+        "started_at": time_text(system["started_at"]),
+        "at": system["at"],
+        "retries_v2": system["retries_v2"],
+        "queue_v2": system["queue_v2"],
+        "blocks": system["blocks"],
+        **system["router"],
+    }

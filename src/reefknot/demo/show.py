@@ -1,0 +1,254 @@
+"""
+The whole system at work, for about a minute: `reefknot up` with something to do.
+
+Six scenes, one after the other, while the system tells what happens from its own record. Work is handed in as any other
+process would do it: through the store. The times of the scenes are shares of the whole, so a short show has them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from reefknot.cli.exits import told
+from reefknot.cli.running import ready
+from reefknot.cli.up import Up
+from reefknot.demo.stage import QUEUE_SIZE, Flaky, set_up
+from reefknot.demo.tour import LOOPBACK
+from reefknot.errors import QueueFullError, ResultPendingError
+
+if TYPE_CHECKING:
+    from reefknot.assembly.system import System
+    from reefknot.core.messages import ExecResult
+    from reefknot.router.client import Client, Handle
+
+USUAL_S = 50.0
+FAST_S = 8.0
+DRAIN_S = 3.0
+PATIENCE_S = 15.0
+"""How much longer the last scene may take on a busy machine."""
+BURST = 90
+SLOW_SHARE = 0.008
+_COLOURS = {
+    "retry": "yellow",
+    "recovered": "green",
+    "given up": "red",
+    "quarantined": "bold red",
+    "rejected": "magenta",
+    "more": "dim",
+    "operator": "bold cyan",
+    "scene": "bold",
+    "note": "cyan",
+    "healthy": "green",
+    "degraded": "yellow",
+    "overloaded": "magenta",
+    "critical": "bold magenta",
+}
+
+
+def voice() -> Callable[[str, str], None]:
+    """Say a line of a kind: in colour where rich is there and somebody watches."""
+    from reefknot.cli.output import printable
+
+    try:
+        from rich.console import Console
+        from rich.text import Text
+    except ImportError:
+        return lambda kind, line: print(printable(line), flush=True)
+    console = Console(highlight=False)
+    return lambda kind, line: console.print(Text(printable(line), style=_COLOURS.get(kind, "")), soft_wrap=True)
+
+
+class Show:
+    """The scenes."""
+
+    def __init__(self, service: Flaky, url: str, seconds: float, say: Callable[[str, str], None]) -> None:
+        self._service = service
+        self._url = url
+        self._seconds = seconds
+        self._say = say
+        self._scene = 0
+        self._began = monotonic()
+        self._address = f"http://{LOOPBACK}:{service.port}"
+
+    async def play(self, system: System) -> None:
+        """From the first to the last scene; then the system ends too."""
+        from reefknot.assembly.system import connect
+
+        self._began = monotonic()
+        async with connect(self._url, size=QUEUE_SIZE) as client:
+            for scene, until in (
+                (self.calm, 0.16),
+                (self.unlucky, 0.34),
+                (self.burst, 0.58),
+                (self.poison, 0.68),
+                (self.outage, 0.88),
+                (self.person, 1.0),
+            ):
+                await scene(client)
+                await self._until(until)
+
+    # ---- scenes -----------------------------------------------------------------------------------------------------
+
+    async def calm(self, client: Client) -> None:
+        self._title("Steps that just work: a file, a database, a call", "silence is success")
+        results = await self._all(
+            client,
+            ("fs.blob_put", {"path": "log.txt", "content": "calm sea\n", "overwrite": True}, "write-log"),
+            ("fs.blob_get", {"path": "greeting.txt"}, "read-greeting"),
+            ("sql.query", {"connection": "weather", "query": _INSERT, "params": ["Kiel", "calm"]}, "insert-report"),
+            ("http.request", {"url": f"{self._address}/calm"}, "call-service"),
+        )
+        self._conclude(results)
+
+    async def unlucky(self, client: Client) -> None:
+        self._title("A service that fails now and then", "503 is retried with growing waits, and recovers")
+        calls = [
+            ("http.request", {"url": f"{self._address}/unlucky/place-{number}"}, f"unlucky-{number}")
+            for number in (1, 2, 1, 3)
+        ]
+        named = [(kind, inputs, f"{name}{'abcd'[number]}") for number, (kind, inputs, name) in enumerate(calls)]
+        self._conclude(await self._all(client, *named))
+
+    async def burst(self, client: Client) -> None:
+        self._title(
+            f"{BURST} slow calls at once into short queues",
+            "the worker refuses what it has no place for, the router keeps some, the caller is told when to come back",
+        )
+        told_to_wait = 0
+
+        async def one(number: int) -> ExecResult | None:
+            nonlocal told_to_wait
+            while True:
+                try:
+                    inputs = {"url": f"{self._address}/slow/{number}"}
+                    handle = await client.submit("http.request", inputs, assignment_id=f"burst-{number}")
+                    return await self._result(handle)
+                except QueueFullError as error:
+                    told_to_wait += 1
+                    await asyncio.sleep(min(error.retry_after, self._seconds / 50))
+
+        results = await asyncio.gather(*map(one, range(BURST)))
+        self._say("note", f"   the caller was told {told_to_wait} times that the queue is full, and came back")
+        self._conclude(results)
+
+    async def poison(self, client: Client) -> None:
+        self._title("Work that can never succeed", "not retried; set aside where only a person takes it out again")
+        results = await self._all(
+            client,
+            ("http.request", {"url": f"{self._address}/gone/page"}, "poison-404"),
+            ("fs.blob_get", {"path": "../../etc/passwd"}, "poison-path"),
+            ("sql.query", {"connection": "weather", "query": "SELEKT 1"}, "poison-sql"),
+        )
+        self._conclude(results)
+
+    async def outage(self, client: Client) -> None:
+        self._title("The service goes down, and comes back", "waits grow meanwhile; whoever is patient enough recovers")
+        self._service.down = True
+        calls = [("http.request", {"url": f"{self._address}/calm"}, f"outage-{number}") for number in range(6)]
+        waiting = asyncio.ensure_future(self._all(client, *calls))
+        try:
+            await asyncio.sleep(min(0.6, self._seconds / 40))
+        finally:
+            self._service.down = False
+        self._say("note", "   the service is back")
+        self._conclude(await waiting)
+
+    async def person(self, client: Client) -> None:
+        from reefknot.core.audit.event import OperatorAction
+        from reefknot.execution.journal import Journal, event_id, now_text
+        from reefknot.ports.quarantine import QuarantineFilter
+
+        self._title(
+            "A person looks at the quarantine", "reefknot quarantine list; reefknot quarantine requeue poison-404"
+        )
+        for item in await client.store.quarantine.find():
+            self._say("", f"   {item.id:<12} {item.kind:<13} {item.attempts} attempts  {item.reason}")
+        self._service.mended = True
+        self._say("note", "   the missing page is there again, so that one gets another chance")
+        deed = OperatorAction(
+            timestamp=now_text(), event_id=event_id(), actor="you", action="quarantine.requeue", subject="poison-404"
+        )
+        chosen = QuarantineFilter(ids=("poison-404",))
+        await client.store.quarantine.requeue(chosen, who="you", events=Journal(None).entries([deed]))
+        for _ in range(50):
+            item_now = await client.store.work.get("poison-404")
+            if item_now is not None and item_now.state.value not in ("pending", "running"):
+                break
+            await asyncio.sleep(0.1)
+        self._say("scene", f"   => poison-404 {'unknown' if item_now is None else item_now.state.value}")
+
+    # ---- tools ------------------------------------------------------------------------------------------------------
+
+    async def _all(self, client: Client, *steps: tuple[str, dict[str, Any], str]) -> list[ExecResult | None]:
+        handles = [await client.submit(kind, inputs, assignment_id=name) for kind, inputs, name in steps]
+        return list(await asyncio.gather(*map(self._result, handles)))
+
+    async def _result(self, handle: Handle) -> ExecResult | None:
+        try:
+            return await handle.result(self._seconds)
+        except ResultPendingError:
+            return None
+
+    def _conclude(self, results: list[ExecResult | None]) -> None:
+        ends = [("no result" if one is None else one.status.value) for one in results]
+        counts = ", ".join(f"{ends.count(end)} {end}" for end in dict.fromkeys(ends))
+        retried = [one.retries_used for one in results if one is not None and isinstance(one.retries_used, int)]
+        self._say("scene", f"   => {counts}; {sum(retried)} retries")
+
+    def _title(self, title: str, what: str) -> None:
+        self._scene += 1
+        self._say("", "")
+        self._say("scene", f"{self._scene}. {title}")
+        self._say("note", f"   {what}")
+
+    async def _until(self, share: float) -> None:
+        await asyncio.sleep(max(0.2, self._began + share * self._seconds - monotonic()))
+
+
+_INSERT = "INSERT INTO report (place, said) VALUES (?, ?)"
+
+
+def main(seconds: float, *, keep: str | None = None, seed: int = 1) -> int:
+    """Play it; the answer is the exit code."""
+    say = voice()
+    with ExitStack() as opened:
+        folder = Path(keep).absolute() if keep else Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        service = opened.enter_context(Flaky(slow=min(0.4, seconds * SLOW_SHARE)))
+        try:
+            config = set_up(folder, service.port)
+            opened.enter_context(_quiet_environment())
+            start = ready(f"sqlite:{folder / 'state.db'}", str(config))
+            say("scene", f"A service that misbehaves on purpose listens on {LOOPBACK}:{service.port}.")
+            say("", f"Configuration, files, database and store are in {folder}. Ctrl-C ends it in order.")
+            show = Show(service, start.url, seconds, say)
+            watched = Up(start, seed=seed, tell=say, welcome=False)
+            code = asyncio.run(watched.serve(seconds + PATIENCE_S, drain=DRAIN_S, beside=show.play))
+        except Exception as error:  # the same words and codes as on the command line
+            exit_code, lines = told(error)
+            for line in lines:
+                print(line, file=sys.stderr)
+            return exit_code
+        say("", f"The service was asked {service.requests} times and answered well {service.answered} times.")
+        if keep:
+            say("note", f"Look around: reefknot job list --engine sqlite:{folder / 'state.db'}")
+        say("", "docs/guides/running.md goes on from here; `python -m reefknot.demo --retry` shows retrying alone.")
+    return code
+
+
+@contextmanager
+def _quiet_environment() -> Iterator[None]:
+    """The show is the same everywhere: what this shell says about reefknot is for other commands."""
+    prefixes = ("REEFKNOT_", "WORKER_RETRIES_V2_", "WORKER_QUEUE_V2_")
+    taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(prefixes)}
+    try:
+        yield
+    finally:
+        os.environ.update(taken)

@@ -1,0 +1,216 @@
+"""`run`, `up` and the commands beside them, as processes of their own: what a person types, and what signals do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = """\
+worker:
+  quarantine_failed: true
+  retries: {v2: {enabled: true, default_policy: {max_attempts: 2, base_delay_ms: 20, jitter_type: none}}}
+  queue: {v2: {enabled: true}}
+blocks:
+  fs: {roots: [files]}
+"""
+MODULE = """\
+import asyncio
+import reefknot as rk
+
+@rk.block("own.nap")
+async def nap(inputs, context):
+    with open("begun.txt", "a") as file:
+        file.write(inputs.get("name", "") + "\\n")
+    await asyncio.sleep(inputs["seconds"])
+    return {"slept": inputs["seconds"]}
+"""
+PATIENCE_S = 30.0
+
+
+class Folder:
+    """A folder with a configuration, and commands that run in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "files").mkdir()
+        (path / "files" / "a.txt").write_text("ahoy")
+        (path / "reefknot.yaml").write_text(CONFIG)
+        (path / "naps.py").write_text(MODULE)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
+        self._environment = kept | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1", "COLUMNS": "200"}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "reefknot", *words],
+            cwd=self.path,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def json(self, *words: str) -> Any:
+        done = self(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "reefknot", *words],
+            cwd=self.path,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def up(self, *words: str) -> subprocess.Popen[str]:
+        """A system, as soon as it says that it is up."""
+        process = self.start("up", "--module", "naps", *words)
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("up ")
+        return process
+
+    def nap(self, name: str, seconds: float) -> None:
+        inputs = json.dumps({"seconds": seconds, "name": name})
+        assert self("submit", "--type", "own.nap", "--inputs", inputs, "--id", name).returncode == 0
+
+    def begun(self) -> list[str]:
+        file = self.path / "begun.txt"
+        return file.read_text().split() if file.exists() else []
+
+    def end(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    made = Folder(tmp_path)
+    yield made
+    made.end()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """A bounded wait for another process."""
+    ends = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < ends, "it did not come to that"
+        time.sleep(0.05)
+
+
+def test_a_system_is_worked_with_from_other_processes_and_ends_in_order(folder: Folder) -> None:
+    """Submit, look, call off, drain; Ctrl-C waits for the step that runs and gives back the rest."""
+    process = folder.up("--workers", "2")
+    done = folder("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--wait", "--json")
+    assert json.loads(done.stdout)["results"][0]["output"]["content"] == "ahoy"
+
+    assert [one["worker_id"] for one in folder.json("worker", "list")["workers"]] == ["worker-1", "worker-2"]
+    assert folder.json("router", "status")["handed_in"] == {"succeeded": 1}
+
+    folder.nap("long", 60)
+    until(lambda: "long" in folder.begun())
+    assert folder.json("job", "cancel", "long", "--reason", "enough")["state"] == "cancelled"
+    shown = folder.json("job", "show", "long")
+    assert (shown["state"], shown["reason"]) == ("cancelled", "enough")
+
+    assert folder.json("worker", "drain", "worker-2")["drained"] is True
+    folder.nap("short", 1)
+    until(lambda: "short" in folder.begun())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, err
+    assert out.splitlines()[-1].startswith("up for ")
+    assert folder.json("job", "show", "short")["state"] == "succeeded"
+    assert folder("worker", "list").returncode == 69, "it said goodbye"
+
+
+def test_sigterm_ends_with_143_and_a_second_signal_at_once(folder: Folder) -> None:
+    process = folder.up()
+    folder.nap("long", 60)
+    until(lambda: "long" in folder.begun())
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    until(lambda: process.stderr is not None and "ending;" in process.stderr.readline())
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == 143
+    assert time.monotonic() - began < 5
+    assert folder.json("job", "show", "long")["state"] in ("pending", "running"), "it is kept"
+
+
+def test_work_that_was_handed_back_is_ended_by_the_next_system(folder: Folder) -> None:
+    process = folder.up("--drain", "0")
+    folder.nap("later", 3)
+    until(lambda: "later" in folder.begun())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143
+    shown = folder.json("job", "show", "later")
+    assert (shown["state"], shown["attempts"]) == ("pending", 0), "handed back, and nothing was spent"
+
+    folder.up()
+    until(lambda: bool(folder.json("job", "show", "later")["state"] == "succeeded"))
+
+
+def test_a_run_that_is_interrupted_ends_with_130_and_goes_on_where_it_was(folder: Folder) -> None:
+    naps = [{"assignment_id": f"n{n}", "request_id": "r", "job": _nap(f"n{n}", 0.3)} for n in range(60)]
+    (folder.path / "naps.jsonl").write_text("".join(json.dumps(one) + "\n" for one in naps))
+    process = folder.start("run", "naps.jsonl", "--module", "naps", "--json")
+    until(lambda: len(folder.begun()) >= 8)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, err
+    assert 0 < json.loads(out)["total"] < 60
+
+    done = folder("run", "naps.jsonl", "--module", "naps", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["succeeded"] == 60
+    assert len(folder.begun()) < 60 + 20, "what had ended was not run again"
+
+
+def _nap(name: str, seconds: float) -> dict[str, Any]:
+    return {"type": "own.nap", "payload": {"name": name, "seconds": seconds}}
+
+
+def test_the_demo_shows_retries_an_overload_and_a_quarantine_and_ends_by_itself(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    done = subprocess.run(
+        [sys.executable, "-m", "reefknot.demo", "--fast", "--keep", str(kept)],
+        env=os.environ | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("  retry  ", "  recovered  ", "  rejected  ", "  overload  ", "  quarantined  ", "  operator  "):
+        assert words in done.stdout, words
+    assert "=> 90 success" in done.stdout
+    assert "=> poison-404 succeeded" in done.stdout
+    assert done.stdout.count("\n6. ") == 1
+    checked = subprocess.run(
+        [sys.executable, "-m", "reefknot", "audit", "replay", "--engine", f"sqlite:{kept / 'state.db'}"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert checked.returncode == 0, "every decision of the show comes out the same again"

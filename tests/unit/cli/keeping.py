@@ -1,0 +1,94 @@
+"""Stores with pieces of work in them, without a system that runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from reefknot.assembly import open_store
+from reefknot.assembly.system import System
+from reefknot.core.audit.event import AnyEvent, OperatorAction, Requeued, decode
+from reefknot.core.messages import ExecAssignment, Job, encode
+from reefknot.core.work import Quarantine, Settled, WorkItem
+from reefknot.engines.system import SystemClock
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Settlement
+from reefknot.router.client import Client
+from reefknot.worker.results import Envelope
+from reefknot.worker.settings import default_settings
+from tests.unit.cli.recorded import in_store
+
+PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
+
+
+def handed_in(path: Path, *names: str) -> None:
+    """Work that no router has seen."""
+
+    async def work(store: Store) -> None:
+        client = Client(store, SystemClock())
+        for name in names:
+            await client.submit("fs.blob_get", PAYLOAD, assignment_id=name)
+
+    in_store(path, work)
+
+
+def taken(
+    path: Path,
+    name: str,
+    settled: Settled | None,
+    *,
+    kind: str = "fs.blob_get",
+    worker: str = "worker-1",
+    payload: dict[str, Any] | None = None,
+) -> None:
+    """Work that a worker took on, and what it reported of it; None: it still has it."""
+
+    async def work(store: Store) -> None:
+        assignment = ExecAssignment(name, "r", Job(kind, payload or PAYLOAD))
+        item = WorkItem(name, kind, f"cpu@{worker}", payload=encode(Envelope(assignment)), correlation_id="r")
+        await store.work.enqueue([item])
+        (claimed,) = await store.work.claim(1, owner="worker-1#1", classes=(f"cpu@{worker}",), lease=0.001)
+        if settled is not None:
+            report = Settlement(claimed.id, claimed.owner, claimed.fence, settled)
+            assert await store.work.settle([report]) == [True]
+
+    in_store(path, work)
+
+
+def quarantined(path: Path, name: str, reason: str = "attempts_spent", **more: Any) -> None:
+    taken(path, name, Quarantine(reason, '{"code": "HTTP_ERROR"}'), **more)
+
+
+def seen_running(path: Path, *workers: str) -> None:
+    """The status of a system, as it says it every second."""
+
+    async def main() -> None:
+        async with open_store(f"sqlite:{path}") as store:
+            system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=workers)
+            await system._say_status()
+
+    asyncio.run(main())
+
+
+def events(path: Path) -> list[AnyEvent]:
+    async def read(store: Store) -> list[AnyEvent]:
+        return [decode(kept.entry.body) for kept in await store.audit.read()]
+
+    return in_store(path, read)
+
+
+def deeds(path: Path) -> list[tuple[str, str]]:
+    """Who did what."""
+    return [(one.actor, one.action) for one in events(path) if isinstance(one, OperatorAction)]
+
+
+def came_back(path: Path) -> list[tuple[str | None, int | None]]:
+    return [(one.work_id, one.generation) for one in events(path) if isinstance(one, Requeued)]
+
+
+def item(path: Path, name: str) -> Any:
+    async def read(store: Store) -> WorkItem | None:
+        return await store.work.get(name)
+
+    return in_store(path, read)

@@ -1,0 +1,110 @@
+"""`reefknot job`, without a system that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reefknot.core.work import TryAgain, WorkDone, WorkFailed
+from tests.unit.cli import keeping
+from tests.unit.cli.running import Commands
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    return rk.folder / ".reefknot" / "state.db"
+
+
+@pytest.mark.parametrize("verb", ["list", "show", "cancel"])
+def test_help_shows_an_example(rk: Commands, verb: str) -> None:
+    assert f"    reefknot job {verb}" in rk("job", verb, "--help").out
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "x"], ["cancel", "x"]])
+def test_a_store_that_is_not_there_is_not_made(rk: Commands, words: list[str]) -> None:
+    assert rk("job", *words).code == 69
+    assert not (rk.folder / ".reefknot").exists()
+
+
+def test_every_job_is_listed_once_with_its_state_and_attempts(rk: Commands, store: Path) -> None:
+    keeping.handed_in(store, "waits", "done")
+    keeping.taken(store, "done", WorkDone("{}"))
+    keeping.taken(store, "failed", WorkFailed(None, None, "attempts_spent"))
+    found = rk("job", "list", "--json").json
+
+    assert [(one["id"], one["state"], one["attempts"]) for one in found["jobs"]] == [
+        ("done", "succeeded", 1),
+        ("failed", "failed", 1),
+        ("waits", "pending", 0),
+    ]
+    assert (found["states"]["succeeded"], found["waiting_for_router"], found["next"]) == (1, 2, None)
+
+
+def test_a_list_narrows_by_state_and_type_and_goes_on_where_it_ended(rk: Commands, store: Path) -> None:
+    keeping.handed_in(store, "a", "b")
+    keeping.taken(store, "c", WorkDone(), kind="other.type")
+
+    def ids(*words: str) -> list[str]:
+        return [one["id"] for one in rk("job", "list", "--json", *words).json["jobs"]]
+
+    assert ids("--state", "succeeded") == ["c"]
+    assert ids("--type", "fs.blob_get") == ["a", "b"]
+    first = rk("job", "list", "--json", "--limit", "2").json
+    assert [one["id"] for one in first["jobs"]] == ["c", "a"]
+    assert ids("--after", first["next"]) == ["b"]
+
+
+def test_a_job_that_waits_for_its_retry_says_when_it_is_due(rk: Commands, store: Path) -> None:
+    keeping.taken(store, "later", TryAgain(4_000_000_000_000, "{}", "transient", 1000, "HTTP_ERROR"))
+    (one,) = rk("job", "list", "--json").json["jobs"]
+
+    assert (one["state"], one["attempts"], one["worker"]) == ("pending", 1, "worker-1")
+    assert one["due_in_s"] > 1000
+    assert "in " in rk("job", "list").out
+
+
+def test_showing_a_job_tells_its_history_and_hides_secrets(rk: Commands, store: Path) -> None:
+    keeping.taken(store, "x", WorkFailed('{"code": "HTTP_ERROR"}', None, "attempts_spent"))
+    ended = rk("job", "show", "x", "--json")
+
+    assert ended.json["failure"] == {"code": "HTTP_ERROR"}
+    assert ended.json["assignment"]["job"]["payload"]["path"] == "a.txt"
+    assert ended.json["history"][-1]["what"] == "failed"
+    assert "hunter2" not in ended.out
+    plain = rk("job", "show", "x")
+    assert "failed: attempts_spent" in plain.out
+    assert "hunter2" not in plain.out
+
+
+def test_without_a_system_a_job_is_called_off_in_the_store_and_on_record(rk: Commands, store: Path) -> None:
+    keeping.handed_in(store, "x")
+    assert rk("job", "cancel", "x", "--dry-run").out == "x (pending) would be cancelled\n"
+    assert keeping.deeds(store) == []
+
+    ended = rk("job", "cancel", "x", "--as", "ann", "--reason", "withdrawn", "--json")
+    assert (ended.code, ended.json["cancelled"]) == (0, True)
+    assert keeping.deeds(store) == [("ann", "job.cancel")]
+    assert keeping.item(store, "route/x").state.value == "cancelled"
+
+
+def test_what_has_ended_cannot_be_called_off(rk: Commands, store: Path) -> None:
+    keeping.taken(store, "x", WorkDone())
+    ended = rk("job", "cancel", "x")
+
+    assert (ended.code, "is succeeded: there is nothing to call off" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize("verb", ["show", "cancel"])
+def test_a_job_that_is_not_there_is_named(rk: Commands, store: Path, verb: str) -> None:
+    keeping.handed_in(store, "x")
+    ended = rk("job", verb, "y")
+
+    assert (ended.code, "there is no job 'y'" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize("words", [["--state", "sleeping"], ["--limit", "0"]])
+def test_words_that_mean_nothing_are_refused(rk: Commands, store: Path, words: list[str]) -> None:
+    keeping.handed_in(store, "x")
+
+    assert rk("job", "list", *words).code == 2

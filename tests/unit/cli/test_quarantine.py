@@ -1,0 +1,112 @@
+"""`reefknot quarantine`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli import keeping
+from tests.unit.cli.running import Commands
+
+VERBS = ["list", "show", "stats", "requeue", "discard", "purge"]
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    path = rk.folder / ".reefknot" / "state.db"
+    keeping.quarantined(path, "a")
+    keeping.quarantined(path, "b", "its owner vanished 3 times", kind="other.type")
+    return path
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_an_example(rk: Commands, verb: str) -> None:
+    assert f"    reefknot quarantine {verb}" in rk("quarantine", verb, "--help").out
+
+
+@pytest.mark.parametrize("words", [["list"], ["stats"], ["show", "x"], ["requeue", "x"]])
+def test_a_store_that_is_not_there_is_not_made(rk: Commands, words: list[str]) -> None:
+    assert rk("quarantine", *words).code == 69
+    assert not (rk.folder / ".reefknot").exists()
+
+
+def test_a_list_narrows_by_type_and_reason(rk: Commands, store: Path) -> None:
+    def ids(*words: str) -> list[str]:
+        return [one["id"] for one in rk("quarantine", "list", "--json", *words).json["items"]]
+
+    assert ids() == ["a", "b"]
+    assert ids("--type", "other.type") == ["b"]
+    assert ids("--reason", "attempts") == ["a"]
+    assert ids("--before", "1h") == []
+    assert ids("--limit", "1") == ["a"]
+    assert ids("--after", "a") == ["b"]
+    assert "attempts_spent" in rk("quarantine", "list").out
+
+
+def test_showing_one_tells_reason_failure_and_payload_without_secrets(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "show", "a", "--json")
+
+    assert (ended.json["reason"], ended.json["failure"]) == ("attempts_spent", {"code": "HTTP_ERROR"})
+    assert ended.json["assignment"]["job"]["payload"]["path"] == "a.txt"
+    assert "hunter2" not in ended.out + rk("quarantine", "show", "a").out
+    assert rk("quarantine", "show", "c").code == 1
+
+
+def test_stats_count_by_type_and_reason(rk: Commands, store: Path) -> None:
+    found = rk("quarantine", "stats", "--json").json
+
+    assert (found["total"], found["by_type"]["other.type"], found["by_reason"]["attempts_spent"]) == (2, 1, 1)
+
+
+def test_requeued_work_is_pending_again_and_on_record_with_who_did_it(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "requeue", "a", "--as", "ann", "--json")
+
+    assert (ended.code, ended.json["requeued"]) == (0, ["a"])
+    back = keeping.item(store, "a")
+    assert (back.state.value, back.generation, back.attempts) == ("pending", 1, 0)
+    assert keeping.deeds(store) == [("ann", "quarantine.requeue")]
+    assert keeping.came_back(store) == [("a", 1)]
+
+
+def test_a_dry_run_counts_and_changes_nothing(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "purge", "--all", "--dry-run")
+
+    assert ended.out == "a would be purged\nb would be purged\n"
+    assert "2 would be meant: 1 fs.blob_get, 1 other.type" in ended.err
+    assert rk("quarantine", "stats", "--json").json["total"] == 2
+    assert keeping.deeds(store) == []
+
+
+def test_many_are_counted_before_they_are_changed(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "discard", "--reason", "vanished", "--because", "known crash", "--json")
+
+    assert (ended.json["discarded"], "1 are meant: 1 other.type" in ended.err) == (["b"], True)
+    assert keeping.item(store, "b").state.value == "discarded"
+    assert keeping.item(store, "b").history[-1].why == "known crash"
+
+
+def test_purged_work_is_gone_and_only_the_record_remembers(rk: Commands, store: Path) -> None:
+    assert rk("quarantine", "purge", "a", "--as", "ann").code == 0
+    assert keeping.item(store, "a") is None
+    assert keeping.deeds(store) == [("ann", "quarantine.purge")]
+
+
+@pytest.mark.parametrize("verb", ["requeue", "discard", "purge"])
+def test_saying_nothing_means_nothing(rk: Commands, store: Path, verb: str) -> None:
+    ended = rk("quarantine", verb)
+
+    assert (ended.code, "say which" in ended.err) == (2, True)
+    assert rk("quarantine", "stats", "--json").json["total"] == 2
+
+
+def test_an_id_that_is_not_there_is_told_and_the_others_are_done(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "requeue", "a", "nope", "--json")
+
+    assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["nope"])
+
+
+def test_a_time_that_is_none_is_refused_by_its_flag(rk: Commands, store: Path) -> None:
+    ended = rk("quarantine", "list", "--before", "yesterday")
+
+    assert (ended.code, ended.err.startswith("reefknot: --before:")) == (2, True)

@@ -1,0 +1,233 @@
+"""`reefknot run`."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import apsw
+import pytest
+
+from reefknot.core.messages import LARGEST_MESSAGE
+from tests.unit.cli.running import Commands
+from tests.unit.cli.steps import get, lines, prepared, results
+
+ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")
+KEYS = ["total", *ENDS, "recovered", "quarantined", "retries", "elapsed_s"]
+
+
+def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
+    ended = rk("run", *words, "--json")
+    assert ended.code == code, ended.err
+    (line,) = ended.out.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    assert found["total"] == sum(found[end] for end in ENDS)
+    return found
+
+
+def test_help_shows_an_example(rk: Commands) -> None:
+    assert "    reefknot run assignments.jsonl" in rk("run", "--help").out
+
+
+def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: Commands) -> None:
+    prepared(rk)
+    found = summary(rk, lines(rk, get("a.txt"), get("a.txt")), code=0)
+
+    assert list(found) == KEYS
+    assert (found["total"], found["succeeded"], found["retries"]) == (2, 2, 0)
+    assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
+
+
+def test_people_get_a_sentence(rk: Commands) -> None:
+    prepared(rk)
+    ended = rk("run", lines(rk, get("a.txt")), "--engine", "memory:")
+
+    assert ended.out.startswith("1 assignment in ")
+    assert ended.out.endswith("1 succeeded; 0 retries\n")
+    assert not (rk.folder / ".reefknot").exists()
+
+
+def test_a_retried_success_is_recovered_and_a_spent_one_failed(rk: Commands) -> None:
+    own = prepared(rk)
+    file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9))
+    found = summary(rk, file, "--module", own.module, "--results", "out.jsonl", code=1)
+
+    assert (found["succeeded"], found["recovered"], found["failed"], found["quarantined"]) == (1, 1, 1, 0)
+    assert found["retries"] == 3
+    ended = results(rk.folder / "out.jsonl")
+    assert ended["lucky"]["output"] == {"attempt": 2}
+    assert (ended["unlucky"]["error_code"], ended["unlucky"]["retries_used"]) == ("RESOURCE_UNAVAILABLE", 2)
+
+
+def test_quarantined_work_is_among_the_failed(rk: Commands) -> None:
+    own = prepared(rk, quarantine=True)
+    found = summary(rk, lines(rk, own.flaky("unlucky", 9)), "--module", own.module, code=1)
+
+    assert (found["failed"], found["quarantined"]) == (1, 1)
+    assert rk("quarantine", "stats", "--json").json["total"] == 1
+
+
+def test_time_that_runs_out_is_counted_as_such(rk: Commands) -> None:
+    own = prepared(rk)
+    late = own.nap("late", 30, options={"timeout_ms": 50})
+    found = summary(rk, lines(rk, late), "--module", own.module, code=1)
+
+    assert found["timed_out"] == 1
+
+
+def test_bad_lines_are_told_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(
+        rk,
+        get("a.txt", "one"),
+        "{not json",
+        "",
+        "[1]",
+        '{"job": {"payload": {}}}',
+        get("a.txt", "one"),
+        get("a.txt", options={"deadline_ms": 0}),
+        get("a.txt", version="7"),
+        get("a.txt", resource_class="tpu"),
+        json.dumps(get("a" * LARGEST_MESSAGE)),
+        get("a.txt", "two"),
+    )
+    ended = rk("run", file, "--json")
+    told = [line.removeprefix("work.jsonl:") for line in ended.err.splitlines() if line.startswith("work.jsonl:")]
+
+    assert ended.code == 1
+    assert (ended.json["succeeded"], ended.json["rejected"], ended.json["total"]) == (2, 8, 10)
+    assert sorted(int(line.partition(":")[0]) for line in told) == [2, 4, 5, 6, 7, 8, 9, 10]
+    words = {2: "not JSON", 4: "not an object", 5: "job.type: missing", 6: "is in line 1 already"}
+    words |= {7: "options.deadline_ms", 8: "version", 9: "resource_class: 'tpu'", 10: "longer than"}
+    for number, word in words.items():
+        assert any(line.startswith(f"{number}: ") and word in line for line in told), (number, told)
+
+
+def test_an_unknown_type_is_rejected_with_the_known_ones_named(rk: Commands) -> None:
+    prepared(rk)
+    ended = rk("run", lines(rk, {"job": {"type": "no.such"}}), "--json")
+
+    assert (ended.code, ended.json["rejected"]) == (1, 1)
+    assert "known: fs.blob_get" in ended.err
+
+
+def test_stdin_is_read_and_named(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(rk)
+    text = json.dumps(get("a.txt")) + "\nnot json\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    ended = rk("run", "-", "--json")
+
+    assert (ended.code, ended.json["succeeded"]) == (1, 1)
+    assert "<stdin>:2: not JSON" in ended.err
+
+
+def test_a_full_queue_makes_it_wait_and_not_fail(rk: Commands) -> None:
+    """Forty naps, a queue of one place at the router and at the worker."""
+    own = prepared(rk, size=1)
+    file = lines(rk, *(own.nap(f"n{number}", 0.01) for number in range(40)))
+    found = summary(rk, file, "--module", own.module, code=0)
+
+    assert found["succeeded"] == 40
+
+
+def test_the_same_ids_again_are_answered_from_the_record(rk: Commands) -> None:
+    own = prepared(rk)
+    file = lines(rk, own.flaky("once", 1))
+    summary(rk, file, "--module", own.module, code=0)
+    ended = rk("run", file, "--module", own.module, "--results", "out.jsonl", "--json")
+
+    assert (ended.code, ended.json["succeeded"]) == (0, 1)
+    assert results(rk.folder / "out.jsonl")["once"]["output"] == {"attempt": 2}, "it did not run a third time"
+    assert "had ended in an earlier run" in ended.err
+
+
+def test_nothing_to_do_is_fine(rk: Commands) -> None:
+    prepared(rk)
+
+    assert summary(rk, lines(rk), code=0)["total"] == 0
+
+
+# ---- gates -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_says_so_on_stderr_and_how_to_leave_it(rk: Commands) -> None:
+    (rk.folder / "files").mkdir()
+    (rk.folder / "files" / "a.txt").write_text("ahoy")
+    rk.write("blocks: {fs: {roots: [files]}}\n")
+    ended = rk("run", lines(rk, get("a.txt")), "--json")
+
+    assert ended.code == 0
+    for words in ("worker.retries.v2.enabled: true", "WORKER_RETRIES_V2_ENABLED=true", "worker.queue.v2.enabled: true"):
+        assert words in ended.err
+
+
+def test_with_both_gates_open_nothing_is_said(rk: Commands) -> None:
+    prepared(rk)
+
+    assert rk("run", lines(rk, get("a.txt")), "--json").err == ""
+
+
+def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_gate(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk)
+    assert rk("run", file, "--config", "gone.yaml").code == 78
+
+    rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "true")
+    ended = rk("run", file, "--config", "gone.yaml")
+    assert (ended.code, "gone.yaml is missing, so the baseline is in force" in ended.err) == (0, True)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["gone.jsonl"], 69, "gone.jsonl: there is no such file"),
+        (["files"], 2, "files: is a folder"),
+        (["work.jsonl", "--workers", "0"], 2, "--workers: 0"),
+        (["work.jsonl", "--in-flight", "0"], 2, "--in-flight: 0"),
+        (["work.jsonl", "--engine", "redis:x"], 2, "--engine"),
+        (["work.jsonl", "--engine", "sqlite:files/a.txt/state.db"], 69, "cannot be opened"),
+        (["work.jsonl", "--module", "no_such_module"], 78, "--module no_such_module"),
+        (["work.jsonl", "--results", "no/such/out.jsonl"], 2, "--results: no/such/out.jsonl"),
+        ([], 2, "FILE"),
+    ],
+)
+def test_what_cannot_work_is_told_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
+    prepared(rk)
+    lines(rk, get("a.txt"))
+    ended = rk("run", *words)
+
+    assert (ended.code, ended.out) == (code, "")
+    assert told in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_newer_database_is_refused_and_left_alone(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk)
+    rk("run", file)
+    connection = apsw.Connection(str(rk.folder / ".reefknot" / "state.db"))
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    ended = rk("run", file)
+
+    assert (ended.code, "version 99" in ended.err) == (78, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("worker: {retries: {v3: {}}}", "v3"),
+        ("blocks: {fs: {root: [x]}}", "blocks.fs.root"),
+        ("a: [", "reefknot.yaml:2"),
+    ],
+)
+def test_a_wrong_configuration_is_78_with_its_place(rk: Commands, text: str, told: str) -> None:
+    rk.write(text)
+    ended = rk("run", lines(rk))
+
+    assert (ended.code, told in ended.err) == (78, True)

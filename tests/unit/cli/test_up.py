@@ -1,0 +1,83 @@
+"""`reefknot up`, for moments."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.cli import keeping
+from tests.unit.cli.running import Commands
+from tests.unit.cli.steps import lines, prepared, up_until_ended
+
+
+def test_help_shows_an_example(rk: Commands) -> None:
+    assert "    reefknot up --for 60" in rk("up", "--help").out
+
+
+def test_it_ends_by_itself_with_a_summary(rk: Commands) -> None:
+    prepared(rk)
+    ended = rk("up", "--for", "0.1", "--workers", "2")
+
+    assert ended.code == 0
+    assert "worker-1, worker-2 on .reefknot/state.db" in ended.err
+    assert ended.out.startswith("up for 0.")
+    assert ended.out.endswith("s: nothing was handed in\n")
+
+
+def test_what_happens_is_told_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
+    own = prepared(rk, quarantine=True)
+    file = lines(
+        rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), {"assignment_id": "odd", "job": {"type": "no.such"}}
+    )
+    assert rk("submit", file).code == 0
+    ended = up_until_ended(rk, "lucky", "unlucky", "odd", module=own.module)
+
+    assert ended.code == 0
+    told = [line.split(maxsplit=2)[1:] for line in ended.out.splitlines()[:-1]]
+    for kind, name in (("retry", "lucky"), ("recovered", "lucky"), ("quarantined", "unlucky"), ("rejected", "odd")):
+        assert any(words[0] == kind and words[1].startswith(name) for words in told), (kind, ended.out)
+    assert "1 succeeded, 1 failed, 1 recovered, 3 retries" in ended.out.splitlines()[-1]
+
+
+def test_for_programs_every_line_is_json(rk: Commands) -> None:
+    own = prepared(rk)
+    rk("submit", lines(rk, own.flaky("lucky", 1)))
+    ended = up_until_ended(rk, "lucky", module=own.module, as_json=True)
+    found = [json.loads(line) for line in ended.out.splitlines()]
+
+    assert [one.get("event_type") for one in found[:-1]] == ["retry_attempt", "retry_recovered"]
+    assert found[-1]["summary"]["recovered"] == 1
+
+
+def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
+    """It was requeued for `worker-9`, which nobody has any more."""
+    own = prepared(rk)
+    path = rk.folder / ".reefknot" / "state.db"
+    job = own.flaky("left", 0)["job"]
+    keeping.quarantined(path, "left", worker="worker-9", kind=job["type"], payload=job["payload"])
+    assert rk("quarantine", "requeue", "left").code == 0
+
+    up_until_ended(rk, "left", module=own.module)
+    assert keeping.item(path, "left").state.value == "succeeded"
+
+
+def test_the_baseline_is_told_and_how_to_leave_it(rk: Commands) -> None:
+    assert "WORKER_RETRIES_V2_ENABLED=true" in rk("up", "--for", "0", "--engine", "memory:").err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--for", "-1"], 2, "--for"),
+        (["--workers", "65"], 2, "--workers: 65"),
+        (["--engine", "sqlite:files/a.txt/x.db"], 69, "cannot be opened"),
+        (["--config", "gone.yaml"], 78, "gone.yaml"),
+        (["--module", "no_such_module"], 78, "no_such_module"),
+    ],
+)
+def test_what_cannot_work_is_told_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
+    prepared(rk)
+    ended = rk("up", *words)
+
+    assert (ended.code, told in ended.err, ended.out) == (code, True, "")

@@ -1,0 +1,94 @@
+"""What happens, in words: told from the record, and never more than a reader can take."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reefknot.assembly import open_store
+from reefknot.cli import watching
+from reefknot.cli.watching import Levels, Watcher, in_words
+from reefknot.core.audit.event import (
+    Admission,
+    AnyEvent,
+    BreakerEvent,
+    Dropped,
+    IdempotencyEvent,
+    OperatorAction,
+    Quarantined,
+    Routing,
+    TimeoutOccurred,
+)
+from tests.unit.cli.recorded import STORY, attempt, entry
+
+AT = "2026-01-25T12:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (STORY[0], "retry"),
+        (STORY[2], "given up"),
+        (STORY[4], "recovered"),
+        (Quarantined(timestamp=AT, reason="attempts_spent"), "quarantined"),
+        (Admission(timestamp=AT, status="rejected", reason="queue_full", queue_depth=3), "rejected"),
+        (Admission(timestamp=AT, status="accepted", inputs={"message": "Assignment deferred for 9ms"}), "deferred"),
+        (Dropped(timestamp=AT, reason="dropped_oldest"), "dropped"),
+        (BreakerEvent(timestamp=AT, name="x", state="open"), "breaker"),
+        (OperatorAction(timestamp=AT, actor="ann", action="worker.drain"), "operator"),
+        (TimeoutOccurred(timestamp=AT, attempt_number=1, timeout_seconds=1, whole=True), "timed out"),
+        (Routing(timestamp=AT, reason="unknown_job_type"), "rejected"),
+        (Admission(timestamp=AT, status="accepted", inputs={"message": "Assignment queued"}), None),
+        (Routing(timestamp=AT, worker_id="w", reason="chosen"), None),
+        (TimeoutOccurred(timestamp=AT, attempt_number=1, timeout_seconds=1), None),
+        (IdempotencyEvent(timestamp=AT, idempotency_key="k", action="record"), None),
+    ],
+)
+def test_an_event_is_told_by_its_kind_or_not_at_all(event: AnyEvent, kind: str | None) -> None:
+    found = in_words(event)
+
+    assert (found and found[0]) == kind
+
+
+def followed(events: list[AnyEvent]) -> tuple[list[str], Watcher]:
+    lines: list[str] = []
+
+    async def main() -> Watcher:
+        async with open_store("memory:") as store:
+            watcher = Watcher(store.audit, lambda kind, line: lines.append(line), after=0)
+            await store.audit.append([entry(event) for event in events])
+            await watcher.catch_up()
+            watcher.end()
+        return watcher
+
+    return lines, asyncio.run(main())
+
+
+def test_a_flood_is_counted_instead_of_told() -> None:
+    lines, watcher = followed([attempt(number) for number in range(500)])
+
+    assert len(lines) == watching.LINES_A_SECOND + 1
+    assert lines[-1].split() == ["more", str(500 - watching.LINES_A_SECOND), "retry"]
+    assert watcher.kinds["retry"] == 500
+
+
+def test_what_fits_is_told_whole() -> None:
+    lines, _ = followed([attempt(number) for number in range(watching.LINES_A_SECOND)])
+
+    assert len(lines) == watching.LINES_A_SECOND
+    assert all("attempt 1 failed: ConnectionError: it broke; again in 1.00 s" in line for line in lines)
+
+
+def test_a_level_is_told_when_it_changes_and_only_then() -> None:
+    lines: list[str] = []
+    levels = Levels(lambda kind, line: lines.append(line))
+
+    def seen(status: str) -> None:
+        state = {"status": status, "depth": 4, "size": 5, "active": 2}
+        levels.look({"workers": [{"worker_id": "w", "classes": {"io": state}}]})
+
+    for status in ("healthy", "critical", "critical", "healthy"):
+        seen(status)
+
+    assert ["healthy → critical" in lines[0], "critical → healthy" in lines[1], len(lines)] == [True, True, 2]

@@ -1,0 +1,138 @@
+"""Who gets it: the table of health, the coin, probes, and who counts as gone."""
+
+import pytest
+
+from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.routing import (
+    HEARTBEAT_S,
+    MISSED_UNTIL_GONE,
+    MOST_UNSPOKEN,
+    PROBE_EVERY_S,
+    Chosen,
+    Nobody,
+    Why,
+    WorkerHealth,
+    choose_worker,
+)
+
+NOW = 100.0
+HEALTHY, DEGRADED, OVERLOADED, CRITICAL = OverloadStatus
+
+
+def worker(name: str, status: OverloadStatus = HEALTHY, **known: object) -> WorkerHealth:
+    facts = {"heartbeat_at": NOW, "probed_at": NOW, **known}
+    return WorkerHealth(name, status, **facts)  # type: ignore[arg-type]
+
+
+def chosen(*workers: WorkerHealth, draw: float = 0.9) -> str | Why:
+    answer = choose_worker(workers, draw, NOW)
+    return answer.worker_id if isinstance(answer, Chosen) else answer.why
+
+
+def test_the_documented_times() -> None:
+    assert (HEARTBEAT_S, MISSED_UNTIL_GONE, PROBE_EVERY_S, MOST_UNSPOKEN) == (1.0, 3, 2.0, 64)
+
+
+def test_what_is_not_known_of_a_worker_is_nothing_against_it() -> None:
+    assert WorkerHealth("w") == WorkerHealth("w", HEALTHY, 0, 0, 1, 0.0, None, float("-inf"), 0)
+    assert Chosen("w").probe is False
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ("hd", "a"),
+        ("dh", "b"),
+        ("od", "b"),
+        ("do", "a"),
+        ("oh", "b"),
+        ("ch", "b"),
+        ("cd", "b"),
+        ("co", "b"),
+        ("oo", "a"),
+        ("h", "a"),
+        ("d", "a"),
+        ("o", "a"),
+        ("c", Why.CRITICAL),
+        ("cc", Why.CRITICAL),
+        ("", Why.NO_WORKER),
+    ],
+)
+def test_healthy_before_degraded_before_overloaded_and_never_critical(statuses: str, expected: str) -> None:
+    known = {status.value[0]: status for status in OverloadStatus}
+
+    assert chosen(*(worker(name, known[word]) for name, word in zip("ab", statuses, strict=False))) == expected
+
+
+@pytest.mark.parametrize(
+    ("draw", "expected"), [(0.0, Why.PASSED_OVER), (0.4999, Why.PASSED_OVER), (0.5, "a"), (0.99, "a")]
+)
+def test_an_overloaded_worker_is_passed_over_half_of_the_time(draw: float, expected: str) -> None:
+    assert chosen(worker("a", OVERLOADED), draw=draw) == expected
+
+
+@pytest.mark.parametrize("status", [HEALTHY, DEGRADED])
+def test_the_coin_is_only_for_overloaded_ones(status: OverloadStatus) -> None:
+    assert chosen(worker("a", status), draw=0.0) == "a"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"queue_depth": 5}, {"queue_depth": 4}, "b"),
+        ({"queue_depth": 5, "capacity": 10}, {"queue_depth": 4, "capacity": 1}, "a"),
+        ({"active": 2}, {"active": 1}, "b"),
+        ({"unspoken": 2}, {"unspoken": 1}, "b"),
+        ({}, {}, "a"),
+        ({"capacity": 0, "active": 1}, {"active": 1}, "a"),
+    ],
+)
+def test_among_equals_the_least_loaded_for_its_size(one: dict[str, int], other: dict[str, int], expected: str) -> None:
+    assert chosen(worker("b", **other), worker("a", **one)) == expected
+
+
+def test_the_load_is_what_waits_runs_and_is_on_its_way() -> None:
+    assert worker("a", queue_depth=3, active=2, unspoken=1, capacity=4).load == 1.5
+
+
+def test_a_worker_that_was_sent_much_without_an_answer_is_left_alone() -> None:
+    assert chosen(worker("a", unspoken=63)) == "a"
+    assert chosen(worker("a", unspoken=64)) == Why.UNSPOKEN
+    assert chosen(worker("a", unspoken=64), worker("b", DEGRADED)) == "b"
+
+
+@pytest.mark.parametrize(("heartbeat", "is_gone"), [(97.0, False), (96.999, True), (0.0, True), (None, False)])
+def test_three_missed_heartbeats_and_it_is_gone_and_who_never_sent_one_is_unknown(
+    heartbeat: float | None, is_gone: bool
+) -> None:
+    one = worker("a", heartbeat_at=heartbeat)
+
+    assert one.gone(NOW) is is_gone
+    assert chosen(one) == (Why.NO_WORKER if is_gone else "a")
+
+
+@pytest.mark.parametrize(("probed", "probe"), [(98.0, True), (98.001, False), (float("-inf"), True)])
+def test_a_critical_worker_is_probed_every_two_seconds(probed: float, probe: bool) -> None:
+    sick, well = worker("sick", CRITICAL, probed_at=probed), worker("well")
+
+    expected = Chosen("sick", probe=True) if probe else Chosen("well")
+    assert choose_worker([sick, well], 0.9, NOW) == expected
+
+
+def test_of_several_sick_ones_the_least_loaded_is_probed_first() -> None:
+    sick = [worker(name, CRITICAL, probed_at=0.0, queue_depth=depth) for name, depth in (("a", 9), ("b", 3))]
+
+    assert choose_worker(sick, 0.0, NOW) == Chosen("b", probe=True)
+
+
+def test_a_critical_worker_that_is_gone_is_not_probed() -> None:
+    assert choose_worker([worker("a", CRITICAL, probed_at=0.0, heartbeat_at=0.0)], 0.9, NOW) == Nobody(Why.NO_WORKER)
+
+
+def test_the_reasons_to_wait_say_what_they_mean() -> None:
+    assert [why.value for why in Why] == [
+        "no worker is there",
+        "every worker is critical",
+        "every worker is overloaded, and this one waits",
+        "enough is on its way without an answer",
+    ]

@@ -1,0 +1,185 @@
+"""
+A router and workers in one virtual loop, with steps that do what a test tells them.
+
+`with_shop(story)` runs an async story in virtual time; the shop hears every ack and every result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from reefknot.core.audit.event import AnyEvent, decode
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import (
+    ACK,
+    RESULT,
+    ExecAssignment,
+    ExecAssignmentAck,
+    ExecResult,
+    Job,
+    Options,
+    StepResult,
+    StepStatus,
+    assign_subject,
+    encode,
+)
+from reefknot.engines.memory import MemoryStore
+from reefknot.engines.memory.transport import MemoryTransport
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.virtual import LoopClock
+from reefknot.ports.block import Block, BlockContext
+from reefknot.ports.clock import Clock
+from reefknot.ports.store import Store
+from reefknot.router.service import Router
+from reefknot.testing import run_virtual
+from reefknot.worker.service import Worker
+from reefknot.worker.settings import WorkerSettings, default_settings
+
+Outcome = StepResult | Exception | Callable[[], Awaitable[StepResult]]
+OK = StepResult(outputs={"done": True})
+DENIED = StepResult(StepStatus.ERROR, ErrorCode.permission_denied, error_message="not allowed")
+REFUSED = ConnectionError("refused")
+
+
+def http(status: int, **metadata: Any) -> StepResult:
+    return StepResult(
+        StepStatus.ERROR,
+        ErrorCode.http_error,
+        error_message="failed",
+        metadata={"http_status_code": status, **metadata},
+    )
+
+
+class Step:
+    """A block that gives what it was told: one outcome for each attempt, the last one for all that follow."""
+
+    def __init__(self, *outcomes: Outcome, name: str = "test.step", seconds: float = 0.01) -> None:
+        self.type = name
+        self.outcomes = outcomes or (OK,)
+        self.seconds = seconds
+        self.began: list[tuple[str, float]] = []
+        self.contexts: list[BlockContext] = []
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        return str(inputs.get("place", "somewhere"))
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        self.began.append((context.assignment_id, asyncio.get_running_loop().time()))
+        self.contexts.append(context)
+        await asyncio.sleep(inputs.get("seconds", self.seconds))
+        outcome = self.outcomes[min(context.attempt, len(self.outcomes)) - 1]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome if isinstance(outcome, StepResult) else await outcome()
+
+    async def close(self) -> None: ...
+
+    def times(self, name: str) -> list[float]:
+        return [round(at, 3) for one, at in self.began if one == name]
+
+
+def work(name: str, payload: dict[str, Any] | None = None, *, job: str = "test.step", **options: Any) -> ExecAssignment:
+    return ExecAssignment(name, f"r-{name}", Job(job, payload or {}), options=Options(**options))
+
+
+class Shop:
+    """What a test has in its hands."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.transport = MemoryTransport()
+        self.acks: list[ExecAssignmentAck] = []
+        self.results: list[ExecResult] = []
+        self._heard = self.transport.subscribe(ACK, RESULT, limit=100_000)
+        self._ear = asyncio.create_task(self._hear())
+        self.members: list[Worker | Router] = []
+
+    async def _hear(self) -> None:
+        async for delivery in self._heard:
+            if delivery.subject == ACK:
+                self.acks.append(msgspec.json.decode(delivery.body, type=ExecAssignmentAck))
+            else:
+                self.results.append(msgspec.json.decode(delivery.body, type=ExecResult))
+
+    async def worker(
+        self, name: str = "w1", *blocks: Block, settings: WorkerSettings | None = None, seed: int = 1, **changes: Any
+    ) -> Worker:
+        known = {block.type: block for block in blocks} or {"test.step": Step()}
+        made = Worker(
+            name,
+            settings=settings or default_settings(**changes),
+            store=self.store,
+            transport=self.transport,
+            blocks=known,  # type: ignore[arg-type]
+            clock=self.clock,
+            seed=seed,
+        )
+        self.members.append(made)
+        await made.start()
+        return made
+
+    async def router(self, **named: Any) -> Router:
+        made = Router(store=self.store, transport=self.transport, clock=self.clock, seed=1, **named)
+        self.members.append(made)
+        await made.start()
+        return made
+
+    async def send(self, *assignments: ExecAssignment | bytes, to: str = "w1") -> None:
+        """As a router sends, and let it be taken in."""
+        for one in assignments:
+            body = one if isinstance(one, bytes) else encode(one)
+            await self.transport.publish(assign_subject(to), body)
+        await asyncio.sleep(0.001)
+
+    def vanish(self, member: Worker | Router) -> None:
+        """As kill -9: its tasks end where they are."""
+        for task in [*member._tasks, *member._crew._tasks]:
+            task.cancel()
+        if isinstance(member, Worker):
+            for pool in member.pools.values():
+                for running in pool.running.values():
+                    running.cancel()
+        self.members.remove(member)
+
+    async def events(self, kind: type[Any] | None = None) -> list[AnyEvent]:
+        found = [decode(kept.entry.body) for kept in await self.store.audit.read()]
+        return [event for event in found if kind is None or isinstance(event, kind)]
+
+    def result(self, name: str) -> ExecResult:
+        (found,) = [one for one in self.results if one.assignment_id == name]
+        return found
+
+    def ack(self, name: str) -> ExecAssignmentAck:
+        return [one for one in self.acks if one.assignment_id == name][-1]
+
+    async def close(self) -> None:
+        for member in self.members:
+            await member.stop()
+        self._ear.cancel()
+
+
+@asynccontextmanager
+async def opened(path: str | None = None) -> AsyncIterator[Shop]:
+    loop: Any = asyncio.get_running_loop()
+    clock = LoopClock(loop)
+    store: Store = MemoryStore(clock) if path is None else await SqliteStore(path, clock, inline=True).start()
+    shop = Shop(store, clock)
+    try:
+        yield shop
+    finally:
+        await shop.close()
+        await store.close()
+
+
+def with_shop(story: Callable[[Shop], Awaitable[None]], path: str | None = None) -> None:
+    async def main() -> None:
+        async with opened(path) as shop:
+            await story(shop)
+
+    run_virtual(main())
