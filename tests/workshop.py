@@ -32,6 +32,7 @@ from reefknot.engines.memory import MemoryStore
 from reefknot.engines.memory.transport import MemoryTransport
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.engines.virtual import LoopClock
+from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.block import Block, BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -148,7 +149,7 @@ class Shop:
         self.members.remove(member)
 
     async def events(self, kind: type[Any] | None = None) -> list[AnyEvent]:
-        found = [decode(kept.entry.body) for kept in await self.store.audit.read()]
+        found = [decode(kept.entry.body) for kept in await self.store.audit.read(AuditQuery(limit=100_000))]
         return [event for event in found if kind is None or isinstance(event, kind)]
 
     def result(self, name: str) -> ExecResult:

@@ -50,10 +50,12 @@ if TYPE_CHECKING:
     from reefknot.errors import AuditUnavailableError as AuditUnavailableError
     from reefknot.errors import BreakerOpenError as BreakerOpenError
     from reefknot.errors import ConfigurationError as ConfigurationError
+    from reefknot.errors import ConfigurationMissingError as ConfigurationMissingError
     from reefknot.errors import DeadlineExceededError as DeadlineExceededError
     from reefknot.errors import IdempotencyError as IdempotencyError
     from reefknot.errors import KeyConflictError as KeyConflictError
     from reefknot.errors import KeyInProgressError as KeyInProgressError
+    from reefknot.errors import KeyTooLongError as KeyTooLongError
     from reefknot.errors import LeaseLostError as LeaseLostError
     from reefknot.errors import LoopMisuseError as LoopMisuseError
     from reefknot.errors import NoStoreError as NoStoreError
@@ -69,7 +71,12 @@ if TYPE_CHECKING:
     from reefknot.errors import ResultTooLargeError as ResultTooLargeError
     from reefknot.errors import RetryAfter as RetryAfter
     from reefknot.errors import RetryError as RetryError
+    from reefknot.errors import StoreCorruptError as StoreCorruptError
     from reefknot.errors import StoreError as StoreError
+    from reefknot.errors import StoreFullError as StoreFullError
+    from reefknot.errors import StoreUnavailableError as StoreUnavailableError
+    from reefknot.errors import StoreVersionError as StoreVersionError
+    from reefknot.errors import VirtualDeadlockError as VirtualDeadlockError
     from reefknot.execution.breaker import CircuitBreaker as CircuitBreaker
     from reefknot.execution.decorator import retry as retry
     from reefknot.execution.decorator import using as using
@@ -108,10 +115,12 @@ _HOMES = {
         "AuditUnavailableError",
         "BreakerOpenError",
         "ConfigurationError",
+        "ConfigurationMissingError",
         "DeadlineExceededError",
         "IdempotencyError",
         "KeyConflictError",
         "KeyInProgressError",
+        "KeyTooLongError",
         "LeaseLostError",
         "LoopMisuseError",
         "NoStoreError",
@@ -128,6 +137,11 @@ _HOMES = {
         "RetryAfter",
         "RetryError",
         "StoreError",
+        "VirtualDeadlockError",
+        "StoreVersionError",
+        "StoreCorruptError",
+        "StoreFullError",
+        "StoreUnavailableError",
     ),
     "reefknot.execution.breaker": ("CircuitBreaker",),
     "reefknot.execution.decorator": ("retry", "using"),

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.cli.running import Commands, Ended
+
 CONFIG = """\
 worker:
   quarantine_failed: true
@@ -39,8 +41,9 @@ PATIENCE_S = 30.0
 class Folder:
     """A folder with a configuration, and commands that run in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, commands: Commands) -> None:
         self.path = path
+        self._commands = commands
         (path / "files").mkdir()
         (path / "files" / "a.txt").write_text("ahoy")
         (path / "reefknot.yaml").write_text(CONFIG)
@@ -49,23 +52,16 @@ class Folder:
         self._environment = kept | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1", "COLUMNS": "200"}
         self._started: list[subprocess.Popen[str]] = []
 
-    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "reefknot", *words],
-            cwd=self.path,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
+    def __call__(self, *words: str) -> Ended:
+        """A short command, in this process: starting another for each would be most of the time."""
+        done = self._commands(*words)
+        assert "Traceback" not in done.err, done.err
         return done
 
     def json(self, *words: str) -> Any:
         done = self(*words, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        assert done.code == 0, done.err
+        return done.json
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -88,7 +84,7 @@ class Folder:
 
     def nap(self, name: str, seconds: float) -> None:
         inputs = json.dumps({"seconds": seconds, "name": name})
-        assert self("submit", "--type", "own.nap", "--inputs", inputs, "--id", name).returncode == 0
+        assert self("submit", "--type", "own.nap", "--inputs", inputs, "--id", name).code == 0
 
     def begun(self) -> list[str]:
         file = self.path / "begun.txt"
@@ -101,8 +97,8 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Folder]:
-    made = Folder(tmp_path)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Folder]:
+    made = Folder(tmp_path, Commands(tmp_path, monkeypatch, capsys))
     yield made
     made.end()
 
@@ -119,7 +115,7 @@ def test_a_system_is_worked_with_from_other_processes_and_ends_in_order(folder: 
     """Submit, look, call off, drain; Ctrl-C waits for the step that runs and gives back the rest."""
     process = folder.up("--workers", "2")
     done = folder("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--wait", "--json")
-    assert json.loads(done.stdout)["results"][0]["output"]["content"] == "ahoy"
+    assert done.json["results"][0]["output"]["content"] == "ahoy"
 
     assert [one["worker_id"] for one in folder.json("worker", "list")["workers"]] == ["worker-1", "worker-2"]
     assert folder.json("router", "status")["handed_in"] == {"succeeded": 1}
@@ -138,7 +134,7 @@ def test_a_system_is_worked_with_from_other_processes_and_ends_in_order(folder: 
     assert process.returncode == 130, err
     assert out.splitlines()[-1].startswith("up for ")
     assert folder.json("job", "show", "short")["state"] == "succeeded"
-    assert folder("worker", "list").returncode == 69, "it said goodbye"
+    assert folder("worker", "list").code == 69, "it said goodbye"
 
 
 def test_sigterm_ends_with_143_and_a_second_signal_at_once(folder: Folder) -> None:
@@ -159,7 +155,7 @@ def test_sigterm_ends_with_143_and_a_second_signal_at_once(folder: Folder) -> No
 
 def test_work_that_was_handed_back_is_ended_by_the_next_system(folder: Folder) -> None:
     process = folder.up("--drain", "0")
-    folder.nap("later", 3)
+    folder.nap("later", 1.5)
     until(lambda: "later" in folder.begun())
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_S)
@@ -172,19 +168,18 @@ def test_work_that_was_handed_back_is_ended_by_the_next_system(folder: Folder) -
 
 
 def test_a_run_that_is_interrupted_ends_with_130_and_goes_on_where_it_was(folder: Folder) -> None:
-    naps = [{"assignment_id": f"n{n}", "request_id": "r", "job": _nap(f"n{n}", 0.3)} for n in range(60)]
+    naps = [{"assignment_id": f"n{n}", "request_id": "r", "job": _nap(f"n{n}", 0.2)} for n in range(40)]
     (folder.path / "naps.jsonl").write_text("".join(json.dumps(one) + "\n" for one in naps))
     process = folder.start("run", "naps.jsonl", "--module", "naps", "--json")
     until(lambda: len(folder.begun()) >= 8)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
-    assert 0 < json.loads(out)["total"] < 60
+    assert 0 < json.loads(out)["total"] < 40
 
-    done = folder("run", "naps.jsonl", "--module", "naps", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["succeeded"] == 60
-    assert len(folder.begun()) < 60 + 20, "what had ended was not run again"
+    again, err = folder.start("run", "naps.jsonl", "--module", "naps", "--json").communicate(timeout=PATIENCE_S)
+    assert json.loads(again)["succeeded"] == 40, err
+    assert len(folder.begun()) < 40 + 15, "what had ended was not run again"
 
 
 def _nap(name: str, seconds: float) -> dict[str, Any]:

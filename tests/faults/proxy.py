@@ -95,8 +95,10 @@ class Proxy:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            writer.close()
-            far_writer.close()
+            for end in (writer, far_writer):
+                end.transport.abort()
+                with contextlib.suppress(OSError):
+                    await end.wait_closed()
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: asyncio.StreamWriter, trouble: Trouble
@@ -130,6 +132,8 @@ class Proxy:
             plain: socket.socket = client.get_extra_info("socket")
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
+        with contextlib.suppress(OSError):
+            await client.wait_closed()
         raise _Ended
 
 

@@ -11,7 +11,7 @@ import pytest
 from reefknot.assembly import open_store
 from reefknot.assembly.stores import clock_of_this_loop
 from reefknot.core import routing
-from reefknot.core.messages import ExecAssignment, ExecResult, Job, StepResult, assign_subject, encode
+from reefknot.core.messages import ExecAssignment, ExecResult, Heartbeat, Job, StepResult, assign_subject, encode
 from reefknot.core.overload.admission import Rules
 from reefknot.core.overload.level import OverloadStatus
 from reefknot.engines.memory.transport import MemoryTransport
@@ -164,21 +164,21 @@ async def sickness() -> Share:
 
 
 @contextmanager
-def statuses_from_acks_alone() -> Iterator[None]:
-    """The broken variant: nobody is probed, and a heartbeat says that a worker lives, not how it is."""
+def recovery_is_told_by_acks_alone() -> Iterator[None]:
+    """The broken variant: nobody is probed, and neither heartbeats nor results say that a worker is well again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routing, "PROBE_EVERY_S", float("inf"))
         heard = HealthTable.heard_heartbeat
 
-        def deaf(self: HealthTable, beat: Any, now: float) -> bool:
-            known = {name: by.get(beat.worker_id) for name, by in self.everybody().items()}
-            classes = {
-                name: said if known.get(name) is None else msgspec.structs.replace(said, status=known[name].status)  # type: ignore[union-attr]
-                for name, said in beat.classes.items()
-            }
+        def never_better(self: HealthTable, beat: Heartbeat, now: float) -> bool:
+            classes = {}
+            for name, said in beat.classes.items():
+                known = self.everybody().get(name, {}).get(beat.worker_id)
+                worst = max(said.status, said.status if known is None else known.status, key=lambda one: one.severity)
+                classes[name] = msgspec.structs.replace(said, status=worst)
             return heard(self, msgspec.structs.replace(beat, classes=classes), now)
 
-        patch.setattr(HealthTable, "heard_heartbeat", deaf)
+        patch.setattr(HealthTable, "heard_heartbeat", never_better)
         patch.setattr(HealthTable, "heard_result", lambda *given: None)
         yield
 
@@ -198,7 +198,7 @@ def test_without_probes_and_heartbeats_a_critical_worker_never_comes_back() -> N
     """The control: this is what the harness must be able to see."""
 
     async def told_once() -> Share:
-        with statuses_from_acks_alone():
+        with recovery_is_told_by_acks_alone():
             return await sickness()
 
     share = run_virtual(told_once())

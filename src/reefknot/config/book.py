@@ -22,6 +22,8 @@ from reefknot.errors import ParameterError
 from reefknot.execution.options import Options
 from reefknot.execution.retrier import Retrier
 
+MOST_REMEMBERED = 4096
+
 
 class PolicyBook:
     """
@@ -36,6 +38,7 @@ class PolicyBook:
         self._tree = merge()
         self._book = builtin_book(_check().book_hash({}))
         self.version = 1
+        self._resolved: dict[object, ResolvedPolicy] = {}
 
     @classmethod
     def load(cls, *paths: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Self:
@@ -121,9 +124,23 @@ class PolicyBook:
         Of the failure: `code`, `http_status`, `failure_type`, `exception`, `message`, `retry_after`. Without any of
         them the answer is the policy before anything has failed.
         """
-        request = request_of(retry_count=retry_count, timeout_ms=timeout_ms, backoff_ms=backoff_ms)
-        happened = failure_of(**failure) if failure else None
-        return self._book.resolve(_target(target), happened, source=source, request=request)
+        key: object = (self._book, target, source, retry_count, timeout_ms, backoff_ms, *failure.items())
+        try:
+            found = self._resolved.get(key)
+        except TypeError:  # something that cannot be a key is looked at below, and refused there if it is wrong
+            key, found = None, None
+        if found is None:
+            request = request_of(retry_count=retry_count, timeout_ms=timeout_ms, backoff_ms=backoff_ms)
+            happened = failure_of(**failure) if failure else None
+            found = self._book.resolve(_target(target), happened, source=source, request=request)
+            if key is not None and not isinstance(failure.get("message"), str):
+                self._remember(key, found)
+        return found
+
+    def _remember(self, key: object, found: ResolvedPolicy) -> None:
+        if len(self._resolved) >= MOST_REMEMBERED:
+            self._resolved.clear()
+        self._resolved[key] = found
 
     def explain(self, target: str, failure: Failure, *, source: str | None = None, **request: Any) -> Explanation:
         """Would it be retried, why, and when?"""
@@ -132,10 +149,15 @@ class PolicyBook:
         return explain(_target(target), policy, failure, seed=seed)
 
     def retrier(self, target: str, *, source: str | None = None, **options: Unpack[Options]) -> Retrier:
-        """A retrier that asks the book about every failure. Also good as `retry(policy=…)`."""
+        """
+        A retrier that asks the book about every failure. Also good as `retry(policy=…)`.
+
+        After a reload, calls that begin to fail follow the new book; those under way keep theirs. Time limits are those
+        of the book it was made from.
+        """
         name = _target(target)
         policy = self._book.resolve(name, source=source)
-        return Retrier.following(self._book.resolver(name, source=source), policy, name).using(**options)
+        return Retrier.following_latest(lambda: self._book.resolver(name, source=source), policy, name).using(**options)
 
 
 def _check() -> ModuleType:

@@ -73,7 +73,7 @@ class Plan:
         "on_recover",
         "on_retry",
         "policy",
-        "resolve",
+        "resolver",
         "seed",
         "throttle",
     )
@@ -85,12 +85,13 @@ class Plan:
         name: str = "",
         judge: Judge | None = None,
         resolve: Callable[[Failure], RetryPolicy] | None = None,
+        resolver: Callable[[], Callable[[Failure], RetryPolicy]] | None = None,
     ) -> None:
         self.policy = policy
         self.name = name
         self.judge = judge
-        self.resolve = resolve
-        """Where the policy depends on the failure: the book's answer for it."""
+        self.resolver = resolver if resolve is None else lambda: resolve
+        """Where the policy depends on the failure: asked once a call for who answers, so that a call keeps its book."""
         self.throttle: RetryThrottle | None = None
         self.breaker: CircuitBreaker | None = None
         self.on_retry: Hook | None = None
@@ -116,7 +117,7 @@ class Plan:
         """A plan that differs in what was said."""
         said: dict[str, Any] = dict(given)
         fields = {_POLICY_NAMES.get(key, key): said.pop(key) for key in list(said) if key in POLICY_FIELDS}
-        plan = Plan(_changed(self.policy, fields), name=self.name, judge=self.judge, resolve=self._overridden(fields))
+        plan = Plan(_changed(self.policy, fields), name=self.name, judge=self.judge, resolver=self._overridden(fields))
         plan.throttle, plan.breaker, plan.in_thread = self.throttle, self.breaker, self.in_thread
         plan.seed, plan.next_key = self.seed, self.next_key
         plan.on_retry, plan.on_give_up, plan.on_recover = self.on_retry, self.on_give_up, self.on_recover
@@ -142,11 +143,16 @@ class Plan:
                     raise ParameterTypeError(key, value, f"no such option; accepted are {accepted}")
         return plan
 
-    def _overridden(self, fields: dict[str, Any]) -> Callable[[Failure], RetryPolicy] | None:
-        resolve = self.resolve
-        if resolve is None or not fields:
-            return resolve
-        return lambda failure: resolve(failure).replace(**fields)
+    def _overridden(self, fields: dict[str, Any]) -> Callable[[], Callable[[Failure], RetryPolicy]] | None:
+        resolver = self.resolver
+        if resolver is None or not fields:
+            return resolver
+
+        def changed() -> Callable[[Failure], RetryPolicy]:
+            resolve = resolver()
+            return lambda failure: resolve(failure).replace(**fields)
+
+        return changed
 
 
 _INF = float("inf")

@@ -46,6 +46,15 @@ class Retrier:
         retrier._plan = Plan(policy, name=name, resolve=resolve)
         return retrier
 
+    @classmethod
+    def following_latest(
+        cls, resolver: Callable[[], Callable[[Failure], RetryPolicy]], policy: RetryPolicy, name: str = ""
+    ) -> Self:
+        """`following`, asking anew for every call who answers: a call keeps its book, the next one has the latest."""
+        retrier = cls.__new__(cls)
+        retrier._plan = Plan(policy, name=name, resolver=resolver)
+        return retrier
+
     @property
     def policy(self) -> RetryPolicy:
         return self._plan.policy

@@ -46,6 +46,7 @@ class Run:
         "plan",
         "reason",
         "redact",
+        "resolve",
         "since",
         "started",
     )
@@ -54,6 +55,7 @@ class Run:
         self.plan = plan
         self.started = started
         self.since = since
+        self.resolve = None if plan.resolver is None else plan.resolver()
         self.key = chance.next_key() if plan.next_key is None else plan.next_key()
         self.attempts = 0
         self.delay = 0.0
@@ -87,7 +89,7 @@ class Run:
             verdict = self.judge(error, failure)  # type: ignore[assignment]  # seconds are told from bools below
         if verdict is not True or type(error) is DeadlineExceededError:
             failure, verdict = _heard(error, failure, verdict, plan)
-        policy = plan.policy if plan.resolve is None else plan.resolve(failure)
+        policy = plan.policy if self.resolve is None else self.resolve(failure)
         now = timing.now()
         if self.started is None:
             self.started = now
@@ -188,7 +190,7 @@ def _left_alone(plan: Plan, error: Exception) -> bool:
 def _default_judge(plan: Plan) -> Judge | None:
     """Nobody is asked where a policy brings lists of its own or depends on the failure."""
     policy = plan.policy
-    if plan.resolve is not None or policy.retryable_exceptions or policy.non_retryable_exceptions:
+    if plan.resolver is not None or policy.retryable_exceptions or policy.non_retryable_exceptions:
         return None
     return by_nature
 

@@ -110,7 +110,7 @@ def up_until_ended(rk: Commands, *names: str, module: str, as_json: bool = False
 
     async def until_ended(system: System) -> None:
         for name in names:
-            while await waits(system, name):
+            while await waits(system, name):  # noqa: ASYNC110 - the store tells nobody that a job has ended
                 await asyncio.sleep(0.02)
 
     rk.taken()

@@ -204,18 +204,6 @@ def test_a_book_that_was_not_read_from_files_stays_as_it_is(book: PolicyBook) ->
     assert (book.hash, book.version) == (before, 1)
 
 
-def test_a_retrier_keeps_the_book_it_was_made_from(tmp_path: Path, virtual_time: VirtualClock) -> None:
-    """Work in flight keeps its version."""
-    path = write(tmp_path / "r.yaml", OPERATIONS % 3)
-    book = PolicyBook.load(path, environ={})
-    retrier = book.retrier("operation:kv.get")
-    write(path, OPERATIONS % 9)
-    book.reload()
-
-    assert ran(retrier, ConnectionError()).attempts == 3
-    assert ran(book.retrier("operation:kv.get"), ConnectionError()).attempts == 9
-
-
 # ---- asking ----------------------------------------------------------------------------------------------------------
 
 
@@ -498,3 +486,43 @@ def test_the_baseline_retries_every_failure_but_cancellation(virtual_time: Virtu
 @pytest.mark.parametrize("target", ["block:http", "block:billing.render"])
 def test_cancellation_is_not_retried_under_v2(virtual_time: VirtualClock, target: str, code: ErrorCode) -> None:
     assert PolicyBook().retrier(target).run(failing(CodedError(code))).attempts == 1
+
+
+def test_after_a_reload_a_retrier_follows_the_new_book_and_a_call_under_way_keeps_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "reefknot.yaml"
+    file.write_text("operations: {billing.charge: {max_attempts: 3, base_delay: 1, jitter_enabled: false}}")
+    book = PolicyBook.load(file, environ={})
+    retrier = book.retrier("operation:billing.charge", attempt_timeout=None)
+    calls = 0
+
+    def failing() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            file.write_text("operations: {billing.charge: {max_attempts: 5, base_delay: 1, jitter_enabled: false}}")
+        if calls == 2:
+            book.reload()
+        raise ConnectionError("down")
+
+    with rk.testing.no_wait():
+        assert retrier.run(failing).attempts == 3
+        assert retrier.run(failing).attempts == 5
+
+
+def test_the_same_question_gets_the_same_answer_and_after_a_reload_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "reefknot.yaml"
+    file.write_text("operations: {kv.get: {max_attempts: 4}}")
+    book = PolicyBook.load(file, environ={})
+    first = book.resolve("operation:kv.get", code="network_error")
+
+    assert book.resolve("operation:kv.get", code="network_error") is first
+
+    file.write_text("operations: {kv.get: {max_attempts: 7}}")
+    book.reload()
+
+    assert book.resolve("operation:kv.get", code="network_error").max_attempts == 7
+
+
+def test_a_question_that_cannot_be_remembered_is_still_answered_or_refused() -> None:
+    with pytest.raises(ParameterError, match="failure_type"):
+        PolicyBook().resolve("block:http", failure_type=[])
