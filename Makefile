@@ -12,13 +12,14 @@ STAMP := .venv/.made
 EXTRAS := dev,bench,all
 CODE := $(wildcard src tests tools bench examples)
 ARGS ?=
+SEEDS ?= 5000
 
 # Pyright comes with its wheel; without this it would ask the network whether there is a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults mutants fmt lint types pytest clean
+.PHONY: help venv run test bench faults mutants soak fmt lint types pytest clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -46,6 +47,9 @@ mutants: $(STAMP) ## change the core in every way, count the changes that no tes
 	@$(BIN)/mutmut run $(ARGS)
 	@$(BIN)/mutmut export-cicd-stats
 	@$(BIN)/python tools/mutant_score.py
+
+soak: $(STAMP) ## the whole-system simulation, many seeds: SEEDS=5000
+	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation/test_whole_system.py -k every_promise $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what can be fixed
 	@$(BIN)/ruff format $(CODE)

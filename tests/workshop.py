@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -98,15 +98,16 @@ class Shop:
         self.acks: list[ExecAssignmentAck] = []
         self.results: list[ExecResult] = []
         self._heard = self.transport.subscribe(ACK, RESULT, limit=100_000)
-        self._ear = asyncio.create_task(self._hear())
+        self._ears = [asyncio.create_task(self._hear())]
         self.members: list[Worker | Router] = []
 
     async def _hear(self) -> None:
         async for delivery in self._heard:
-            if delivery.subject == ACK:
-                self.acks.append(msgspec.json.decode(delivery.body, type=ExecAssignmentAck))
-            else:
-                self.results.append(msgspec.json.decode(delivery.body, type=ExecResult))
+            with suppress(msgspec.DecodeError):
+                if delivery.subject == ACK:
+                    self.acks.append(msgspec.json.decode(delivery.body, type=ExecAssignmentAck))
+                else:
+                    self.results.append(msgspec.json.decode(delivery.body, type=ExecResult))
 
     async def worker(
         self, name: str = "w1", *blocks: Block, settings: WorkerSettings | None = None, seed: int = 1, **changes: Any
@@ -117,7 +118,7 @@ class Shop:
             settings=settings or default_settings(**changes),
             store=self.store,
             transport=self.transport,
-            blocks=known,  # type: ignore[arg-type]
+            blocks=known,
             clock=self.clock,
             seed=seed,
         )
@@ -156,13 +157,32 @@ class Shop:
         (found,) = [one for one in self.results if one.assignment_id == name]
         return found
 
+    def seconds(self, name: str) -> float:
+        """How long its last attempt took."""
+        took = self.result(name).latency_ms
+        assert isinstance(took, int | float)
+        return took / 1000
+
     def ack(self, name: str) -> ExecAssignmentAck:
         return [one for one in self.acks if one.assignment_id == name][-1]
+
+    def heard(self, *subjects: str) -> list[bytes]:
+        """Everything that is sent to these subjects from now on, as it comes."""
+        bodies: list[bytes] = []
+        line = self.transport.subscribe(*subjects, limit=100_000)
+
+        async def listen() -> None:
+            async for delivery in line:
+                bodies.append(delivery.body)  # noqa: PERF401 - as it comes, not at the end
+
+        self._ears.append(asyncio.create_task(listen()))
+        return bodies
 
     async def close(self) -> None:
         for member in self.members:
             await member.stop()
-        self._ear.cancel()
+        for ear in self._ears:
+            ear.cancel()
 
 
 @asynccontextmanager

@@ -123,10 +123,11 @@ class BreakerOpenError(RejectedError):
 
 
 class QueueFullError(RejectedError):
-    """A bounded queue has no free place; `retry_after` says when to come back."""
+    """A queue that is bounded in count and in time cannot take it; `retry_after` says when to come back."""
 
-    def __init__(self, *, depth: int, limit: int, retry_after: float = 1.0) -> None:
-        super().__init__(f"queue is full: {depth} of {limit} places taken; come back in {retry_after:.3g} s")
+    def __init__(self, *, depth: int, limit: int, retry_after: float = 1.0, reason: str = "queue is full") -> None:
+        super().__init__(f"{reason}: {depth} of {limit} places taken; come back in {retry_after:.3g} s")
+        self.reason = reason
         self.depth = depth
         self.limit = limit
         self.retry_after = retry_after

@@ -20,7 +20,7 @@ def under(folder: Path, times: float, **changes: object) -> Findings:
     """A load of so many times the capacity."""
     folder.mkdir()
     with stub(AT_ONCE, SERVICE_MS) as service:
-        fixed: dict[str, object] = {"slots": 2 * AT_ONCE, "deadline_ms": DEADLINE_MS, "seconds": SECONDS}
+        fixed: dict[str, object] = {"slots": 4 * AT_ONCE, "deadline_ms": DEADLINE_MS, "seconds": SECONDS}
         plan = {"folder": str(folder), "port": service.port, "per_second": times * service.capacity} | fixed | changes
         return loaded(Load(**plan))  # type: ignore[arg-type]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from reefknot.router.client import Client, Handle
 
 USUAL_S = 50.0
-FAST_S = 8.0
+FAST_S = 6.0
 DRAIN_S = 3.0
 PATIENCE_S = 15.0
 """How much longer the last scene may take on a busy machine."""

@@ -39,7 +39,7 @@ from reefknot.execution.steady import SteadyClock
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Transport
-from reefknot.router.desk import Desk
+from reefknot.router.desk import Desk, work_id
 from reefknot.router.dispatch import Dispatcher
 from reefknot.router.health import HealthTable
 from reefknot.router.inbox import Inbox
@@ -168,10 +168,11 @@ class Router:
         if future is not None and not future.done():
             return future
         answer = self.door.admission(checked)
-        if isinstance(answer, Reject) and await self._store.work.get(f"route/{name}") is None:
+        if isinstance(answer, Reject) and await self._store.work.get(work_id(name)) is None:
             await self._journal.write(self._refused(checked, answer))
-            wait = answer.retry_after_ms / 1000
-            raise QueueFullError(depth=self.door.waiting(), limit=self._rules.size, retry_after=wait)
+            wait, size = answer.retry_after_ms / 1000, self._rules.size
+            why = answer.reason.value.replace("_", " ")
+            raise QueueFullError(depth=self.door.waiting(), limit=size, retry_after=wait, reason=why)
         future = asyncio.get_running_loop().create_future()
         self._callers[name] = future
         self.door.unclaimed.add(name)

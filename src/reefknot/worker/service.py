@@ -203,6 +203,8 @@ class Worker:
         self.intake.draining = True
         for pool in self.pools.values():
             pool.paused = True
+        if self._tasks:  # so that nobody is sent here meanwhile
+            await self._crew.survive("a last heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

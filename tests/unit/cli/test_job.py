@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from reefknot.cli import observing
 from reefknot.core.work import TryAgain, WorkDone, WorkFailed
 from tests.unit.cli import keeping
 from tests.unit.cli.running import Commands
 
 
 @pytest.fixture
-def store(rk: Commands) -> Path:
+def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(observing, "PATIENCE_S", 0.1)
     return rk.folder / ".reefknot" / "state.db"
 
 

@@ -1,5 +1,7 @@
 """Who gets it: the table of health, the coin, probes, and who counts as gone."""
 
+from typing import Any
+
 import pytest
 
 from reefknot.core.overload.level import OverloadStatus
@@ -87,7 +89,7 @@ def test_the_coin_is_only_for_overloaded_ones(status: OverloadStatus) -> None:
         ({"capacity": 0, "active": 1}, {"active": 1}, "a"),
     ],
 )
-def test_among_equals_the_least_loaded_for_its_size(one: dict[str, int], other: dict[str, int], expected: str) -> None:
+def test_among_equals_the_least_loaded_for_its_size(one: dict[str, Any], other: dict[str, Any], expected: str) -> None:
     assert chosen(worker("b", **other), worker("a", **one)) == expected
 
 

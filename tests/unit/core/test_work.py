@@ -218,3 +218,12 @@ def test_the_history_is_bounded_and_keeps_the_newest() -> None:
     told = cancel(item, LATER, reason="", who="").history
     assert len(told) == LONGEST_HISTORY
     assert (told[0].at, told[-1].what) == (1, "cancelled")
+
+
+def test_the_budget_counts_from_the_beginning_of_the_first_attempt() -> None:
+    first = settle(running(), TryAgain(9_000, began_at=1_234), Moment(0, 5_000))
+    again = structs.replace(first, state=WorkState.RUNNING)
+    second = settle(again, TryAgain(9_000, began_at=6_000), Moment(0, 7_000))
+
+    assert (first.budget.first_attempt_at, first.budget.last_attempt_at) == (1_234, 5_000)
+    assert (second.budget.first_attempt_at, second.budget.last_attempt_at) == (1_234, 7_000)

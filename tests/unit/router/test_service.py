@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 
 from reefknot.core.audit.event import OperatorAction, Requeued, Routing, TimeoutOccurred
 from reefknot.core.messages import (
+    ACK,
+    ASSIGN,
     FLEET,
     HEARTBEAT,
+    RESULT,
     ClassHealth,
     ExecResult,
     Heartbeat,
@@ -176,7 +180,7 @@ def test_a_result_that_was_lost_on_its_way_is_asked_for() -> None:
 
         async def lost(*given: Any) -> None: ...
 
-        worker.outbox.result = lost  # type: ignore[method-assign]
+        worker.outbox.result = lost  # type: ignore[method-assign,assignment]
         future = await router.submit(work("a"))
         await asyncio.sleep(2)
         worker.outbox.result = real  # type: ignore[method-assign]
@@ -270,14 +274,7 @@ def test_the_caller_is_told_how_long_by_how_fast_work_leaves() -> None:
 
 def test_the_number_of_live_workers_is_broadcast() -> None:
     async def story(shop: Shop) -> None:
-        told: list[bytes] = []
-        line = shop.transport.subscribe(FLEET)
-
-        async def listen() -> None:
-            async for delivery in line:
-                told.append(delivery.body)
-
-        task = asyncio.create_task(listen())
+        told = shop.heard(FLEET)
         await shop.router()
         first = await shop.worker("w1", Step())
         second = await shop.worker("w2", Step())
@@ -287,7 +284,6 @@ def test_the_number_of_live_workers_is_broadcast() -> None:
         shop.vanish(second)
         await asyncio.sleep(5)
         assert told[-1] == b'{"workers":1}'
-        task.cancel()
 
     with_shop(story)
 
@@ -425,3 +421,86 @@ def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:
     table.forget(303.0)
     assert (table.everybody(), table.draining) == ({}, set())
     assert table.best("c1", 0.0) is OverloadStatus.CRITICAL
+
+
+# ---- peers of the old kind ------------------------------------------------------------------------------------------
+
+
+async def old_worker(shop: Shop, status: str) -> None:
+    """Knows the shared subject and the old fields, and sends no heartbeat."""
+    async for delivery in shop.transport.subscribe(ASSIGN):
+        given = json.loads(delivery.body)
+        ack = {"assignment_id": given["assignment_id"], "status": status}
+        await shop.transport.publish(ACK, json.dumps(ack).encode())
+        if status == "accepted":
+            result = {
+                **{name: given[name] for name in ("assignment_id", "request_id")},
+                "status": "success",
+                "provider_id": "old",
+                "job": {"type": given["job"]["type"]},
+                "latency_ms": 5,
+                "cost": 0,
+            }
+            await shop.transport.publish(RESULT, json.dumps(result).encode())
+
+
+def test_an_old_worker_is_reached_over_the_shared_subject() -> None:
+    async def story(shop: Shop) -> None:
+        peer = asyncio.create_task(old_worker(shop, "accepted"))
+        router = await shop.router(shared_subject=True)
+        (result,) = await answers(await router.submit(work("a")), within=5)
+        assert (result.status, result.provider_id) == (ResultStatus.SUCCESS, "old")
+        peer.cancel()
+
+    with_shop(story)
+
+
+def test_a_refusal_without_a_reason_is_the_end_and_says_overload() -> None:
+    async def story(shop: Shop) -> None:
+        peer = asyncio.create_task(old_worker(shop, "rejected"))
+        router = await shop.router(shared_subject=True)
+        (result,) = await answers(await router.submit(work("a")), within=5)
+        assert (result.status, result.error_code) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD")
+        peer.cancel()
+
+    with_shop(story)
+
+
+def test_without_the_shared_subject_work_waits_for_a_worker_that_tells_of_itself() -> None:
+    """The control of the two before."""
+
+    async def story(shop: Shop) -> None:
+        peer = asyncio.create_task(old_worker(shop, "accepted"))
+        router = await shop.router()
+        future = await router.submit(work("a"))
+        await asyncio.sleep(20)
+        assert not future.done()
+        peer.cancel()
+
+    with_shop(story)
+
+
+def test_an_assignment_that_never_arrived_is_sent_again() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        await beat(shop, "deaf", OverloadStatus.HEALTHY)
+        future = await router.submit(work("a"))
+        await asyncio.sleep(1)
+        await shop.worker("w1", Step())
+        (result,) = await answers(future)
+        assert result.worker_id == "w1"
+
+    with_shop(story)
+
+
+def test_nonsense_on_the_routers_subjects_harms_nobody() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        for subject in (ACK, RESULT, HEARTBEAT):
+            for body in (b"", b"{}", b"[1]", b'{"assignment_id":"x","status":"accepted"}', b"\xff"):
+                await shop.transport.publish(subject, body)
+        await shop.worker("w1", Step())
+        (result,) = await answers(await router.submit(work("a")))
+        assert result.status is ResultStatus.SUCCESS
+
+    with_shop(story)

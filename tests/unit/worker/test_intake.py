@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reefknot.core.audit.event import Admission
-from reefknot.core.messages import ACK, AckStatus, ResultStatus, encode
+from reefknot.core.messages import ACK, RESULT, AckStatus, ResultStatus, encode
 from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.core.overload.level import OverloadStatus
 from tests.workshop import Shop, Step, with_shop, work
@@ -96,9 +96,10 @@ def test_deferred_work_takes_a_place_and_runs_when_its_time_comes() -> None:
 
 def test_work_that_would_miss_its_deadline_is_refused_once_service_times_are_known() -> None:
     async def story(shop: Shop) -> None:
-        worker = await busy(shop, 1000, 10)
-        for _ in range(20):
-            worker.pools["cpu"].served(1000.0)
+        await shop.worker("w1", Step(), concurrency=ONE)
+        await shop.send(*(work(f"known{n}", {"seconds": 1}) for n in range(20)))
+        await asyncio.sleep(30)
+        await shop.send(*(work(f"q{n}", {"seconds": 100}) for n in range(11)))
         await shop.send(work("late", deadline_ms=15_000), work("fine", deadline_ms=60_000))
         assert shop.ack("late").reason == "would_miss_deadline"
         assert shop.ack("late").overload_status is OverloadStatus.HEALTHY, "the status stays by depth"
@@ -158,14 +159,7 @@ def test_a_store_that_fails_means_no_ack_and_no_place() -> None:
 
 def test_the_baseline_has_no_bound_and_not_one_new_field() -> None:
     async def story(shop: Shop) -> None:
-        heard: list[bytes] = []
-        raw = shop.transport.subscribe(ACK, "caf.exec.result.v1", limit=10_000)
-
-        async def listen() -> None:
-            async for delivery in raw:
-                heard.append(delivery.body)
-
-        task = asyncio.create_task(listen())
+        heard = shop.heard(ACK, RESULT)
         await shop.worker("w1", Step(seconds=0.1), concurrency=ONE, rules=Rules(size=2), queue_v2=False)
         await shop.send(*(work(f"a{n}") for n in range(50)), b"x", work("b", job="none"))
         await asyncio.sleep(60)
@@ -177,7 +171,6 @@ def test_the_baseline_has_no_bound_and_not_one_new_field() -> None:
         assert sum(one.status is AckStatus.ACCEPTED for one in shop.acks) == 50
         assert len(shop.results) == 50
         assert [one.assignment_id for one in shop.results] == [f"a{n}" for n in range(50)], "oldest first, always"
-        task.cancel()
 
     with_shop(story)
 

@@ -161,4 +161,6 @@ def test_it_agrees_with_a_plain_list_whatever_is_done_to_it(seed: int) -> None:
                     del plain[got.id]
             case "remove":
                 assert (queue.remove(name) is None) == (plain.pop(name, None) is None)
+            case _:
+                pass
         assert queue.depth == len(plain)

@@ -66,6 +66,13 @@ STEPS = (_FIRST,)
 VERSION = len(STEPS)
 
 
+# One statement sees one snapshot: another process may be making the tables right now.
+_LOOK = (
+    "SELECT (SELECT user_version FROM pragma_user_version), (SELECT application_id FROM pragma_application_id), "
+    "(SELECT count(*) FROM sqlite_schema)"
+)
+
+
 def migrate(connection: apsw.Connection, path: str) -> int:
     """Bring the file to the current version in one transaction. Answers the version it had."""
     found = check_version(connection, path)
@@ -81,7 +88,8 @@ def migrate(connection: apsw.Connection, path: str) -> int:
             connection.execute("INSERT INTO audit_head VALUES (1, ?, 0, ?, 0, ?)", start)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # an error of the disk has ended it already, and is the one to report
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
     return int(found)
@@ -90,11 +98,9 @@ def migrate(connection: apsw.Connection, path: str) -> int:
 def check_version(connection: apsw.Connection, path: str) -> int:
     """The file's version, if this program can work with it."""
     store = f"sqlite:{path}"
-    with connection:  # one snapshot: another process may be making the tables right now
-        found: Any = connection.pragma("user_version")
-        ours = connection.pragma("application_id") == APPLICATION_ID
-        tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-    if not ours and (found or tables):
+    row: Any = connection.execute(_LOOK).fetchone()
+    found, application_id, tables = row
+    if application_id != APPLICATION_ID and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
     if found > VERSION:
         raise StoreVersionError(

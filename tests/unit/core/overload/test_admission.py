@@ -220,6 +220,7 @@ def test_a_deferral_is_shortened_to_fit_the_deadline(
 
 def test_a_deadline_without_room_for_waiting_is_not_deferred() -> None:
     assert admit(view(750), Newcomer(0, 1.0), rules(DEFER)) == Accept()
+    assert admit(view(750), Newcomer(0, 2.0), rules(DEFER)) == Defer(1)
 
 
 # ---- degrade --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""The queue of a worker: what it costs to be bounded, ordered by priority, and removable by id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import perf_counter
+
+from bench.measure import Contestant, Effort, measure
+from bench.table import MICROSECONDS, Run, Table
+from bench.verdict import AtMostTimes
+from reefknot.worker.queue import BoundedQueue, Queued
+
+DEQUE = "a bare deque"
+ASYNCIO = "asyncio.Queue, without waiting"
+OURS = "reefknot's bounded queue"
+REMOVED = "reefknot's bounded queue, left by id"
+
+GROUP = 100
+ITEMS = [Queued(f"item-{number}") for number in range(GROUP)]
+
+
+def bare() -> Contestant:
+    line: deque[Queued] = deque()
+
+    def batch(times: int) -> float:
+        put, take = line.append, line.popleft
+        began = perf_counter()
+        for _ in range(0, times, GROUP):
+            for item in ITEMS:
+                put(item)
+            for _ in ITEMS:
+                take()
+        return perf_counter() - began
+
+    return Contestant(DEQUE, batch)
+
+
+def asyncios() -> Contestant:
+    queue: asyncio.Queue[Queued] = asyncio.Queue(1000)
+
+    def batch(times: int) -> float:
+        put, take = queue.put_nowait, queue.get_nowait
+        began = perf_counter()
+        for _ in range(0, times, GROUP):
+            for item in ITEMS:
+                put(item)
+            for _ in ITEMS:
+                take()
+        return perf_counter() - began
+
+    return Contestant(ASYNCIO, batch)
+
+
+def ours() -> Contestant:
+    queue = BoundedQueue(1000)
+
+    def batch(times: int) -> float:
+        put, take = queue.put, queue.take
+        began = perf_counter()
+        for _ in range(0, times, GROUP):
+            for item in ITEMS:
+                put(item, 1.0)
+            for _ in ITEMS:
+                take(1.0)
+        return perf_counter() - began
+
+    return Contestant(OURS, batch)
+
+
+def removed() -> Contestant:
+    """As the worker uses it: the store says which one goes."""
+    queue = BoundedQueue(1000)
+
+    def batch(times: int) -> float:
+        put, remove = queue.put, queue.remove
+        began = perf_counter()
+        for _ in range(0, times, GROUP):
+            for item in ITEMS:
+                put(item, 1.0)
+            for item in ITEMS:
+                remove(item.id)
+        return perf_counter() - began
+
+    return Contestant(REMOVED, batch)
+
+
+def run(effort: Effort) -> Run:
+    contestants = [bare(), asyncios(), ours(), removed()]
+    timings = measure(contestants, rounds=effort.rounds, batch_seconds=effort.batch_seconds)
+    rate = ", ".join(f"{name} {1 / timing.best / 1e6:.2f}" for name, timing in timings.items())
+    return Run(timings, (f"Million pairs each second: {rate}.",))
+
+
+TABLES = (
+    Table(
+        name="bounded-queue",
+        title="The worker's bounded queue",
+        about=(
+            "Put and take of one place, a hundred in the queue, in one loop. asyncio.Queue is asked without waiting, "
+            "which is its fastest way. Ours also keeps priorities and due times, and gives up a place by id."
+        ),
+        unit=MICROSECONDS,
+        reference=ASYNCIO,
+        targets={OURS: (AtMostTimes(1.0, ASYNCIO),)},
+        packages=("reefknot",),
+        run=run,
+    ),
+)

@@ -1,0 +1,188 @@
+"""Worker retry policy, §9: the acceptance list, each line by its number, through a running worker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.config.settings import load_settings
+from reefknot.core.audit.event import RetryAttempt
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import ResultStatus, StepResult, StepStatus
+from reefknot.worker.settings import WorkerSettings, settings_from
+from tests.workshop import REFUSED, Shop, Step, http, with_shop, work
+
+SAMPLES = Path(__file__).parent / "samples"
+MINIMAL, HTTP, CATEGORY = "spec1-7.1-minimal.json", "spec1-7.2-http.json", "spec1-7.3-category.json"
+
+
+def configured(sample: str | None, *, environ: dict[str, str] | None = None, forgiving: bool = False) -> WorkerSettings:
+    named = None if sample is None else str(SAMPLES / sample)
+    loaded = load_settings(named, environ=environ or {}, cwd=SAMPLES, forgiving=forgiving)
+    return settings_from(
+        loaded.configuration, loaded.book, retries_gate=loaded.retries_gate, queue_gate=loaded.queue_gate
+    )
+
+
+def failed(code: ErrorCode) -> StepResult:
+    return StepResult(StepStatus.ERROR, code, error_message="it failed")
+
+
+async def executions(
+    shop: Shop, settings: WorkerSettings, outcome: Any, *, job: str = "test.step", **options: Any
+) -> tuple[int, list[RetryAttempt]]:
+    """How often one assignment ran, and the retries on record."""
+    step = Step(outcome, name=job)
+    await shop.worker("w1", step, settings=settings)
+    await shop.send(work("a", job=job, timeout_ms=10_000_000, **options))
+    await asyncio.sleep(1_000)
+    assert shop.result("a").status is not ResultStatus.SUCCESS
+    return len(step.began), await shop.events(RetryAttempt)  # type: ignore[return-value]
+
+
+def check(
+    settings: WorkerSettings, outcome: Any, expected: int, *, job: str = "test.step", **options: Any
+) -> list[RetryAttempt]:
+    found: list[RetryAttempt] = []
+
+    async def story(shop: Shop) -> None:
+        ran, retries = await executions(shop, settings, outcome, job=job, **options)
+        assert ran == expected
+        found.extend(retries)
+
+    with_shop(story)
+    return found
+
+
+# ---- 9.1 classification ---------------------------------------------------------------------------------------------
+
+RETRIED = {"network_error", "connection_timeout", "http_error", "resource_unavailable", "system_overload"}
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if code is not ErrorCode.none], ids=lambda code: code.name)
+def test_9_1_1_and_9_1_4_codes_are_retried_as_the_design_says(code: ErrorCode) -> None:
+    check(configured(MINIMAL), failed(code), 4 if code.name in RETRIED else 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "again"),
+    [(400, False), (401, False), (403, False), (404, False), (408, True), (418, False), (429, True)]
+    + [(status, True) for status in (500, 502, 503, 504, 507)],
+)
+def test_9_1_2_statuses_are_retried_as_the_design_says(status: int, again: bool) -> None:
+    check(configured(MINIMAL), http(status), 4 if again else 1, job="http.request")
+
+
+@pytest.mark.parametrize(("code", "ran"), [("execution_failed", 3), ("quota_exceeded", 3), ("internal_error", 1)])
+def test_9_1_3_a_code_is_made_retryable_by_configuration(code: str, ran: int) -> None:
+    check(configured(CATEGORY), failed(ErrorCode[code]), ran)
+
+
+# ---- 9.2 configuration ----------------------------------------------------------------------------------------------
+
+
+def test_9_2_1_the_global_default() -> None:
+    retries = check(configured(MINIMAL), REFUSED, 4)
+
+    assert {(one.decision.policy.base_delay, one.decision.policy.max_delay) for one in retries} == {(0.1, 30.0)}
+    assert {one.decision.policy.jitter for one in retries} == {"full"}
+
+
+def test_9_2_2_a_category() -> None:
+    check(configured(CATEGORY), failed(ErrorCode.resource_unavailable), 3)
+
+
+def test_9_2_3_a_block_and_its_statuses() -> None:
+    limited = check(configured(HTTP), http(429), 4, job="http.request")
+    away = check(configured(HTTP), http(503), 11, job="http.request")
+
+    assert {(one.decision.policy.base_delay, one.decision.policy.max_delay) for one in limited} == {(1.0, 60.0)}
+    assert {one.decision.policy.base_delay for one in away} == {0.5}
+    assert {one.decision.policy.jitter for one in limited + away} == {"equal"}
+
+
+@pytest.mark.parametrize("count", [0, 2, 7])
+def test_9_2_4_a_request(count: int) -> None:
+    check(configured(HTTP), http(429), count + 1, job="http.request", retry_count=count)
+
+
+def test_9_2_5_the_order_is_the_documents_example() -> None:
+    """HTTP 429 with retry_count 2: twice, from the request; 1 s and 60 s from the override; equal from the block."""
+    retries = check(configured(HTTP), http(429), 3, job="http.request", retry_count=2)
+    policy = retries[0].decision.policy
+
+    assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.jitter) == (3, 1.0, 60.0, "equal")
+
+
+# ---- 9.3 the gate ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sample", "environ", "v2"),
+    [
+        (MINIMAL, {}, True),
+        (MINIMAL, {"WORKER_RETRIES_V2_ENABLED": "false"}, False),
+        ("spec1-2.2-structure.json", {}, False),
+        ("spec1-2.2-structure.json", {"WORKER_RETRIES_V2_ENABLED": "true"}, True),
+    ],
+)
+def test_9_3_1_to_9_3_3_the_flag_chooses_between_the_baseline_and_v2(
+    sample: str, environ: dict[str, str], v2: bool
+) -> None:
+    """A failure that no other try would help: once in v2; in the baseline four times, 100, 200 and 300 ms apart."""
+    retries = check(configured(sample, environ=environ), failed(ErrorCode.permission_denied), 1 if v2 else 4)
+
+    if not v2:
+        assert [one.delay_seconds for one in retries] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_9_3_4_a_missing_file_falls_back_to_the_baseline() -> None:
+    environ = {"WORKER_RETRIES_V2_ENABLED": "true"}
+    settings = configured("not-there.json", environ=environ, forgiving=True)
+
+    assert not settings.retries_v2
+    check(settings, failed(ErrorCode.permission_denied), 4)
+
+
+# ---- 9.4 backoff and jitter -----------------------------------------------------------------------------------------
+
+
+def test_9_4_1_and_9_4_2_full_jitter_draws_below_the_exponential_backoff() -> None:
+    retries = check(configured(MINIMAL), REFUSED, 11, retry_count=10)
+    caps = [min(0.1 * 2**k, 30.0) for k in range(10)]
+
+    assert all(0 <= one.delay_seconds <= cap for one, cap in zip(retries, caps, strict=True))
+    assert len({round(one.delay_seconds / cap, 6) for one, cap in zip(retries, caps, strict=True)}) == 10
+
+
+def test_9_4_3_and_9_4_4_equal_jitter_keeps_half_of_it_and_is_the_blocks() -> None:
+    retries = check(configured(HTTP), http(500), 6, job="http.request")
+    caps = [min(0.2 * 2**k, 10.0) for k in range(5)]
+
+    assert all(cap / 2 <= one.delay_seconds <= cap for one, cap in zip(retries, caps, strict=True))
+
+
+# ---- 9.5 the budget -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "ran"), [(1.0, 5), (2.4, 3), (5.1, 1)])
+def test_9_5_1_to_9_5_3_the_timeout_is_for_all_attempts_together(seconds: float, ran: int) -> None:
+    async def story(shop: Shop) -> None:
+        step = Step(REFUSED, seconds=seconds)
+        await shop.worker("w1", step, settings=configured(MINIMAL))
+        await shop.send(work("a", timeout_ms=5000, retry={"max_attempts": 50, "backoff_ms": 1}))
+        await asyncio.sleep(30)
+        assert len(step.began) == ran
+        assert shop.result("a").status is ResultStatus.TIMEOUT
+        ended = step.began[-1][1] + shop.seconds("a")
+        assert ended <= step.began[0][1] + 5.001
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("sample", ["spec1-2.2-structure.json", MINIMAL, HTTP, CATEGORY, "spec2-minimal.json"])
+def test_every_example_configuration_runs_a_step_to_its_end(sample: str) -> None:
+    check(configured(sample, environ={"WORKER_RETRIES_V2_ENABLED": "1"}), failed(ErrorCode.invalid_input), 1)

@@ -1,0 +1,275 @@
+"""
+Kills a whole system at a stage of a step, lets a second one carry on over the same store, and prints what both left.
+
+    python -m tests.faults.system_child FOLDER < plans.jsonl > evidence.jsonl
+
+A plan is one line: the stage, and the wrong way that is tried, if any. Nothing in the product knows of this: what a
+stage is, is seen in the calls to the store, the transport and the block, and that is where the process ends.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from reefknot.assembly import open_store
+from reefknot.assembly import system as assembly
+from reefknot.assembly.stores import clock_of_this_loop
+from reefknot.assembly.system import System
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import ACK, ExecAssignment, Job, Options, RetryOptions, StepResult, StepStatus, encode
+from reefknot.core.work import TryAgain, WorkDone, WorkItem
+from reefknot.engines.memory.transport import MemoryTransport
+from reefknot.ports.block import BlockContext
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.router import service
+from reefknot.worker.settings import default_settings
+from tests.faults.dying import in_a_process_of_its_own
+
+STAGES = (
+    "handed in",
+    "taken on",
+    "kept",
+    "acked",
+    "claimed",
+    "running",
+    "waiting",
+    "stored",
+    "published",
+    "answered",
+)
+"""
+At the router's desk; claimed by the router; in the worker's store, not yet acked; acked, not started; claimed by a
+slot; its effect done; waiting for a retry; its result stored, not yet published; published, not yet kept for the
+caller; kept for the caller, who has not heard of it.
+"""
+WORK = [f"a{number}" for number in range(4)]
+VICTIM = "a2"
+LEASE_S = 1.0
+BACKOFF_MS = 1500
+SEED = 5
+"""With this one the victim draws nearly the whole of its backoff."""
+LONGEST_S = 20.0
+
+Say = Callable[[Any], None]
+
+
+class Doom:
+    """Ends the process at one stage of the victim's life."""
+
+    def __init__(self, stage: str, flaw: str, say: Say) -> None:
+        self.stage = stage
+        self.flaw = flaw
+        self.say = say
+
+    def at(self, stage: str, work_id: str) -> None:
+        if stage == self.stage and work_id.removeprefix("route/") == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)  # not one more step of this thread
+
+
+class DoomedWork:
+    """The store's queue, with the places where one can die."""
+
+    def __init__(self, store: Store, doom: Doom) -> None:
+        self._work = store.work
+        self._doom = doom
+        self._late: set[asyncio.Task[Any]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    async def enqueue(self, items: Sequence[WorkItem], **named: Any) -> list[Enqueued]:
+        if self._doom.flaw == "promises too early" and items[0].id.startswith("route/"):
+            self._late.add(asyncio.get_running_loop().create_task(self._keep_later(items, named)))
+            return [Enqueued.ACCEPTED] * len(items)
+        kept = await self._work.enqueue(items, **named)
+        for item in items:
+            if not item.id.startswith("route/"):
+                self._doom.at("kept", item.id)
+        return kept
+
+    async def _keep_later(self, items: Sequence[WorkItem], named: dict[str, Any]) -> None:
+        await asyncio.sleep(0.1)
+        await self._work.enqueue(items, **named)
+
+    async def claim(self, n: int, **named: Any) -> list[WorkItem]:
+        items = await self._work.claim(n, **named)
+        for item in items:
+            self._doom.at("taken on" if item.id.startswith("route/") else "claimed", item.id)
+        return items
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        for one in settlements:
+            if one.id.startswith("route/"):
+                self._doom.at("published", one.id)
+            elif one.id == VICTIM and isinstance(one.settled, TryAgain):
+                self._doom.say(["due", VICTIM, one.settled.due_at])
+        if self._doom.flaw == "forgets the result" and any(_ends(one) for one in settlements):
+            kept = [True] * len(settlements)
+        else:
+            kept = await self._work.settle([self._as_flawed(one) for one in settlements])
+        for one in settlements:
+            if one.id.startswith("route/"):
+                self._doom.at("answered", one.id)
+            elif isinstance(one.settled, TryAgain):
+                self._doom.at("waiting", one.id)
+            elif isinstance(one.settled, WorkDone):
+                self._doom.at("stored", one.id)
+        return kept
+
+    def _as_flawed(self, one: Settlement) -> Settlement:
+        if self._doom.flaw != "forgets the wait" or not isinstance(one.settled, TryAgain):
+            return one
+        return msgspec.structs.replace(one, settled=msgspec.structs.replace(one.settled, due_at=0))
+
+
+def _ends(one: Settlement) -> bool:
+    return one.id == VICTIM and isinstance(one.settled, WorkDone)
+
+
+class DoomedStore:
+    """A store whose queue is doomed."""
+
+    def __init__(self, store: Store, doom: Doom) -> None:
+        self._store = store
+        self.work: Any = DoomedWork(store, doom)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class Effect:
+    """A step that leaves a mark outside, and then may die of it."""
+
+    type = "demo.effect"
+
+    def __init__(self, marks: Path, doom: Doom) -> None:
+        self._marks = marks
+        self._doom = doom
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        return "here"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        mark = os.open(self._marks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(mark, json.dumps([context.assignment_id, context.attempt, time.time()]).encode() + b"\n")
+        os.close(mark)
+        self._doom.at("running", context.assignment_id)
+        if inputs.get("fails") and context.attempt == 1:
+            return StepResult(StepStatus.ERROR, ErrorCode.network_error, error_message="not this time")
+        return StepResult(outputs={"number": time.time_ns()})  # another run gives another answer
+
+    async def close(self) -> None: ...
+
+
+def assignment(name: str, stage: str) -> ExecAssignment:
+    fails = name == VICTIM and stage == "waiting"
+    options = Options(retry=RetryOptions(max_attempts=3, backoff_ms=BACKOFF_MS))
+    return ExecAssignment(name, f"r-{name}", Job("demo.effect", {"fails": fails}), options=options)
+
+
+def url_of(plan: dict[str, Any], folder: Path) -> str:
+    return "memory:" if plan["flaw"] == "memory" else f"sqlite:{folder / 'state.db'}"
+
+
+def made(store: Store, folder: Path, doom: Doom) -> System:
+    """The system as it is assembled, with short leases and a watched store and transport."""
+
+    class DoomedTransport(MemoryTransport):
+        async def publish(self, subject: str, body: bytes, **named: Any) -> None:
+            await super().publish(subject, body, **named)
+            if subject == ACK:
+                doom.at("acked", json.loads(body)["assignment_id"])
+
+    assembly.MemoryTransport = DoomedTransport  # type: ignore[attr-defined]
+    service.RENEW_S = LEASE_S / 3
+    settings = default_settings(lease=LEASE_S, heartbeat=0.2, concurrency={"cpu": 1})
+    watched: Any = DoomedStore(store, doom)
+    blocks = {"demo.effect": Effect(folder / "marks", doom)}
+    system = System(watched, clock_of_this_loop(), settings=settings, blocks=blocks, seed=SEED)
+    system.router.desk._lease = LEASE_S
+    return system
+
+
+async def first_life(plan: dict[str, Any], folder: Path, say: Say) -> None:
+    doom = Doom(plan["stage"], plan["flaw"], say)
+    async with open_store(url_of(plan, folder)) as store:
+        system = made(store, folder, doom)
+        await system.start()
+        answers = {}
+        for name in WORK:
+            answers[name] = await system.submit(assignment(name, plan["stage"]))
+            answers[name].add_done_callback(lambda one: say(["told", one.result().assignment_id, _text(one.result())]))
+            say(["accepted", name])
+            doom.at("handed in", name)
+        await asyncio.wait(answers.values(), timeout=LONGEST_S)
+
+
+async def second_life(plan: dict[str, Any], folder: Path, accepted: list[str]) -> dict[str, Any]:
+    """It is asked for nothing but the results; then everything once more, as a caller does who is not sure."""
+    doom = Doom("", plan["flaw"] if plan["flaw"] == "forgets the wait" else "", lambda said: None)
+    async with open_store(url_of(plan, folder)) as store:
+        system = made(store, folder, doom)
+        await system.start()
+        ends = asyncio.get_running_loop().time() + (3.0 if plan["flaw"] in LOSING else LONGEST_S)
+        results = {}
+        for name in accepted:
+            left = max(0.0, ends - asyncio.get_running_loop().time())
+            found = await system.router.desk.result(name, left)
+            results[name] = None if found is None else _text(found)
+        await asyncio.sleep(0.3)  # whoever would answer a second time has had its time to
+        again = {}
+        for name in (one for one, found in results.items() if found is not None):
+            again[name] = _text(await asyncio.wait_for(await system.submit(assignment(name, plan["stage"])), 10.0))
+        items = {name: await store.work.get(name) for name in accepted}
+        await system.stop()
+        return {
+            "results": results,
+            "again": again,
+            "crashes": {name: item.crashes for name, item in items.items() if item is not None},
+            "attempts": {name: item.attempts for name, item in items.items() if item is not None},
+            "tampered": [str(one) for one in await store.audit.verify()],
+        }
+
+
+LOSING = ("memory", "promises too early")
+
+
+def _text(result: Any) -> str:
+    return encode(result).decode()
+
+
+def one(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """One death, and the life after it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    child, heard = in_a_process_of_its_own(lambda say: asyncio.run(first_life(plan, folder, say)))
+    said = heard()
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    accepted = [words[1] for words in said if words[0] == "accepted"]
+    child, heard = in_a_process_of_its_own(lambda say: say(asyncio.run(second_life(plan, folder, accepted))))
+    after = heard()
+    os.waitpid(child, 0)
+    marks = folder / "marks"
+    lines = marks.read_text().splitlines() if marks.exists() else []
+    effects = [json.loads(line) for line in lines]
+    return {"plan": plan, "ended": ended, "said": said, "after": after[-1] if after else None, "effects": effects}
+
+
+def main(folder: Path) -> None:
+    for line in sys.stdin:
+        print(json.dumps(one(folder / "life", json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

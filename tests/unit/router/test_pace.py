@@ -1,0 +1,210 @@
+"""Who may still come in: the router's admission by count and by time."""
+
+import asyncio
+
+import pytest
+
+from reefknot.core.messages import (
+    ClassHealth,
+    ExecAssignment,
+    ExecResult,
+    Heartbeat,
+    Job,
+    JobType,
+    Options,
+    ResultStatus,
+)
+from reefknot.core.overload.admission import Accept, Reject, RejectReason, Rules
+from reefknot.core.overload.level import OverloadStatus
+from reefknot.errors import QueueFullError
+from reefknot.ports.work_queue import Held
+from reefknot.router.desk import TakenOn
+from reefknot.router.health import HealthTable
+from reefknot.router.pace import Door
+from reefknot.router.pending import Pending, PendingTable
+from reefknot.router.service import Router
+from tests.workshop import Shop, Step, with_shop, work
+
+SLOTS = 4
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    async def asleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class Place:
+    """A door, and what it looks at."""
+
+    def __init__(self) -> None:
+        self.clock = Hands()
+        self.table = PendingTable()
+        self.health = HealthTable()
+        self.door = Door(Rules(size=1000), table=self.table, health=self.health, clock=self.clock)
+        self.number = 0
+        self.beat()
+
+    def beat(self) -> None:
+        classes = {name: ClassHealth(OverloadStatus.HEALTHY, 0, 0, SLOTS) for name in ("cpu", "io")}
+        self.health.heard_heartbeat(Heartbeat("w1", 0, classes), self.clock.time)
+
+    def take_on(self, name: str = "cpu") -> Pending:
+        self.number += 1
+        assignment = ExecAssignment(f"a{self.number}", "r", Job("test.step"), resource_class=name)
+        pending = self.table.add(TakenOn(assignment, Held(f"route/a{self.number}", "o", 1)), name, self.clock.time)
+        self.table.sent(pending, "w1", self.clock.time)
+        return pending
+
+    def end(self, pending: Pending, seconds: float, status: ResultStatus = ResultStatus.SUCCESS) -> None:
+        """After so many seconds, of which the step took as many."""
+        self.clock.time += seconds
+        self.beat()
+        took = seconds * 1000
+        result = ExecResult(pending.id, "r", status, "w1", JobType("test.step"), latency_ms=took)
+        self.door.ended(pending, result)
+        self.table.remove(pending)
+
+    def asks(self, deadline_ms: int | None, name: str = "cpu") -> object:
+        options = Options(deadline_ms=deadline_ms)
+        return self.door.admission(ExecAssignment("new", "r", Job("test.step"), options=options, resource_class=name))
+
+
+def busy(place: Place, ahead: int, ends: int, seconds: float) -> None:
+    """So many are taken on all the time, and one ends every so many seconds."""
+    line = [place.take_on() for _ in range(ahead)]
+    for _ in range(ends):
+        place.end(line.pop(0), seconds)
+        line.append(place.take_on())
+
+
+def test_who_would_wait_too_long_is_refused_and_hears_when_to_come_back() -> None:
+    """One leaves every 20 ms, 24 are ahead, 4 of them in slots: 0.4 s of waiting, and 0.35 of a second are allowed."""
+    place = Place()
+    busy(place, 24, 40, 0.02)
+    answer = place.asks(1000)
+    assert isinstance(answer, Reject)
+    assert answer.reason is RejectReason.WOULD_MISS_DEADLINE
+    assert answer.retry_after_ms == pytest.approx(200, rel=0.05)
+    assert isinstance(place.asks(1200), Accept), "who has more time may wait"
+    assert isinstance(place.asks(None), Accept), "who has no deadline is only counted"
+
+
+def test_ends_while_slots_are_free_tell_nothing_about_what_could_be_done() -> None:
+    """One every ten seconds, and each took a moment: twenty at once are no trouble for anybody."""
+    place = Place()
+    for _ in range(30):
+        place.clock.time += 9.99
+        place.end(place.take_on(), 0.01)
+    for _ in range(20):
+        place.take_on()
+    assert isinstance(place.asks(1000), Accept)
+
+
+def test_before_a_rush_the_steps_own_times_stand_in() -> None:
+    """Each took 0.1 s in one of four slots: a hundred in line are 2.4 s."""
+    place = Place()
+    for _ in range(30):
+        place.end(place.take_on(), 0.1)
+        place.clock.time += 5
+    for _ in range(100):
+        place.take_on()
+    place.beat()
+    assert isinstance(place.asks(1000), Reject)
+    assert isinstance(place.asks(10_000), Accept)
+
+
+def test_the_times_of_failures_do_not_stand_in() -> None:
+    place = Place()
+    for _ in range(30):
+        place.end(place.take_on(), 5.0, ResultStatus.TIMEOUT)
+        place.clock.time += 5
+    for _ in range(100):
+        place.take_on()
+    place.beat()
+    assert isinstance(place.asks(1000), Accept)
+
+
+def test_a_rush_in_one_class_refuses_nobody_in_another() -> None:
+    place = Place()
+    busy(place, 50, 40, 0.05)
+    assert isinstance(place.asks(1000, "cpu"), Reject)
+    assert isinstance(place.asks(1000, "io"), Accept)
+
+
+def test_a_system_that_became_fast_again_is_believed_soon() -> None:
+    place = Place()
+    busy(place, 24, 40, 0.5)
+    assert isinstance(place.asks(1000), Reject)
+    line = place.table.everyone()
+    for pending in line[: len(line) - SLOTS]:
+        place.end(pending, 0.01)
+    busy(place, SLOTS, 30, 0.005)
+    for _ in range(SLOTS):
+        place.take_on()
+    assert isinstance(place.asks(1000), Accept)
+
+
+async def ended(router: Router, name: str) -> ExecResult:
+    """Looked for every 10 ms."""
+    for _ in range(6000):
+        found = await router.desk.look(name)
+        if found is not None:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{name} has no result after a minute")
+
+
+def test_work_that_a_worker_refused_ends_at_its_deadline_and_not_later() -> None:
+    """A refusal proves that nobody has it: there is no result to wait for."""
+
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        await shop.worker("w1", Step(seconds=0.5), concurrency={"cpu": 1})
+        await asyncio.sleep(1.5)
+        for number in range(25):
+            await (await router.submit(work(f"known-{number}")))
+        for number in range(3):
+            await router.submit(work(f"before-{number}"))
+        began = shop.clock.now()
+        await router.desk.hand_in(work("short", deadline_ms=400))  # as another process does it, past the router's door
+        result = await ended(router, "short")
+        assert result.status is ResultStatus.TIMEOUT
+        assert [one.reason for one in shop.acks if one.assignment_id == "short"] == ["would_miss_deadline"]
+        assert 0.4 <= shop.clock.now() - began <= 0.75, "a look at the desk and one round of the router later at most"
+
+    with_shop(story)
+
+
+def test_the_router_refuses_what_would_miss_its_deadline_and_the_refusal_is_on_record() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        await shop.worker("w1", Step(seconds=0.1), concurrency={"cpu": 1})
+        await asyncio.sleep(1.5)
+        for number in range(25):
+            await (await router.submit(work(f"known-{number}")))
+        for number in range(20):
+            await router.submit(work(f"before-{number}"))
+        with pytest.raises(QueueFullError) as told:
+            await router.submit(work("late", deadline_ms=1000))
+        assert 0.5 <= told.value.retry_after <= 1.5
+        assert str(told.value).startswith("would miss deadline: ")
+        events = [event for event in await shop.events() if event.work_id == "late"]
+        assert [(event.event_type, getattr(event, "reason", "")) for event in events] == [
+            ("admission", "would_miss_deadline")
+        ]
+
+    with_shop(story)

@@ -1,0 +1,69 @@
+"""What a worker believes about how long a step takes: admission by time is only as good as this."""
+
+import asyncio
+from typing import Any
+
+from reefknot.worker.service import Worker
+from tests.workshop import Shop, Step, with_shop, work
+
+ONE = {"cpu": 1}
+
+
+class SlowStore:
+    """Every report takes its time, as a commit does."""
+
+    def __init__(self, work_queue: Any, seconds: float) -> None:
+        self._work = work_queue
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    async def settle(self, settlements: Any) -> Any:
+        await asyncio.sleep(self._seconds)
+        return await self._work.settle(settlements)
+
+    async def claim(self, n: int, **named: Any) -> Any:
+        await asyncio.sleep(self._seconds)
+        return await self._work.claim(n, **named)
+
+
+def mean_ms(worker: Worker) -> float:
+    return worker.pools["cpu"].view(draining=False).mean_service_ms
+
+
+def test_the_time_that_the_store_takes_is_part_of_a_steps_time() -> None:
+    """A slot that waits for the store cannot run anything else."""
+
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(seconds=0.1), concurrency=ONE)
+        slow: Any = SlowStore(shop.store.work, 0.05)
+        worker.runner._work = worker.pools["cpu"]._work = slow
+        await shop.send(*(work(f"a{n}") for n in range(30)))
+        await asyncio.sleep(20)
+        assert len(shop.results) == 30
+        assert 195 <= mean_ms(worker) <= 210
+
+    with_shop(story)
+
+
+def test_work_that_came_too_late_does_not_talk_the_time_down() -> None:
+    """Else a full queue of it would let in more that comes too late."""
+
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(seconds=0.1), concurrency=ONE)
+        await shop.send(*(work(f"a{n}") for n in range(30)))
+        await shop.send(*(work(f"late{n}", deadline_ms=7000) for n in range(30)))
+        await shop.send(work("longer", {"seconds": 0.1}))
+        before = mean_ms(worker)
+        await asyncio.sleep(20)
+        known = worker.pools["cpu"].view(draining=False).service_times_known
+        assert before < 0.001
+        assert 99 <= mean_ms(worker) <= 110
+        assert known == 61
+        await shop.send(work("block", {"seconds": 3.0}), *(work(f"x{n}", deadline_ms=400) for n in range(10)))
+        await asyncio.sleep(5)
+        assert {one.status.value for one in shop.results if one.assignment_id.startswith("x")} == {"timeout"}
+        assert worker.pools["cpu"].view(draining=False).service_times_known == known + 1, "only the one that ran"
+
+    with_shop(story)
