@@ -38,6 +38,7 @@ run: $(STAMP) ## the whole system at work for a minute; ARGS="--retry" for a tou
 test: lint types pytest ## everything CI does
 
 bench: $(STAMP) ## side by side with the peers
+	@tools/system_packages.sh bench
 	@$(BIN)/python -m bench $(ARGS)
 
 faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them; minutes

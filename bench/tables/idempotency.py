@@ -159,20 +159,12 @@ def redis_server(program: str, folder: Path) -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     options = (
-        "--port",
-        str(port),
-        "--dir",
-        str(folder),
-        "--save",
-        "",
-        "--appendonly",
-        "yes",
-        "--appendfsync",
-        "always",
+        *("--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)),
+        *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
     )
     server = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
     try:
-        with redis.Redis(port=port) as client:
+        with redis.Redis(host="127.0.0.1", port=port) as client:
             until = time.monotonic() + 10
             while not _answers(client):
                 if time.monotonic() > until:
@@ -208,7 +200,7 @@ def run(effort: Effort) -> Run:
         ]
         if program is not None:
             port = stack.enter_context(redis_server(program, folder))
-            client = redis.asyncio.Redis(port=port, max_connections=CALLERS)
+            client = redis.asyncio.Redis(host="127.0.0.1", port=port, max_connections=CALLERS)
             stack.callback(lambda: runner.run(client.aclose()))
             contestants.append(by_callers(REDIS, runner, with_redis(client), callers=CALLERS))
         timings = measure(contestants, rounds=rounds, batch_seconds=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import tempfile
 from contextlib import ExitStack
 from itertools import count
@@ -19,12 +20,14 @@ from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.engines.system import SystemClock
 from reefknot.ports.work_queue import Settlement
+from tools.postgres_server import ServerError
 
 GROUP = 100
 RAW = f"raw SQLite, FULL, batches of {GROUP}"
 OURS = f"reefknot, batches of {GROUP}"
 SINGLES = "reefknot, 64 feeders one by one, one claimer"
 HUEY = "huey, fsync"
+PROCRASTINATE = "procrastinate, PostgreSQL, one worker"
 
 PAYLOAD = b'{"url":"https://example.org/","method":"GET"}'
 ROUND = 10 * GROUP
@@ -140,6 +143,18 @@ def with_huey(folder: Path) -> Contestant:
     return Contestant(HUEY, batch)
 
 
+def with_procrastinate(stack: ExitStack, runner: asyncio.Runner) -> Contestant | str:
+    """The contestant, or the sentence that says why there is none: PostgreSQL does not start on every machine."""
+    try:
+        from bench import postgres_queue
+
+        peer = postgres_queue.with_procrastinate(PROCRASTINATE, runner, jobs=GROUP, payload=PAYLOAD.decode())
+        return stack.enter_context(peer)
+    except (ImportError, LookupError, OSError, subprocess.SubprocessError, ServerError) as error:
+        reason = " ".join(str(error).split())
+        return f"procrastinate was not measured: {reason}."
+
+
 def run(effort: Effort) -> Run:
     rounds = max(3, effort.rounds // 15)
     with ExitStack() as stack:
@@ -148,9 +163,13 @@ def run(effort: Effort) -> Run:
         store = runner.run(SqliteStore(folder / "state.db", SystemClock()).start())
         stack.callback(lambda: runner.run(store.close()))
         contestants = [raw(folder), ours(store, runner), singles(store, runner), with_huey(folder)]
+        procrastinate = with_procrastinate(stack, runner)
+        if isinstance(procrastinate, Contestant):
+            contestants.append(procrastinate)
         timings = measure(contestants, rounds=rounds, batch_seconds=None)
     rate = ", ".join(f"{name} {1 / timing.best:,.0f}" for name, timing in timings.items())
-    return Run(timings, (f"Jobs each second: {rate}.",))
+    missing = (procrastinate,) if isinstance(procrastinate, str) else ()
+    return Run(timings, (f"Jobs each second: {rate}.", *missing))
 
 
 TABLES = (
@@ -161,12 +180,13 @@ TABLES = (
             "A job is put into the queue, claimed with a lease and a fence, and completed with its result, each step "
             "on disk (`synchronous=FULL`). The raw figure is SQLite with three transactions for a hundred jobs: no "
             "ids, no duplicates seen, no history. huey takes one job at a time, and a job it has taken is gone if its "
-            "worker dies."
+            "worker dies. procrastinate gets a hundred jobs in one call, and its own worker takes and finishes them "
+            "one by one; it keeps no results. Its PostgreSQL runs on the same machine and syncs every commit."
         ),
         unit=MICROSECONDS,
         reference=RAW,
         targets={OURS: (AtMostTimes(1 / 0.15, RAW), AtMostTimes(1 / 5, HUEY))},
-        packages=("reefknot", "apsw", "huey"),
+        packages=("reefknot", "apsw", "huey", "procrastinate"),
         run=run,
     ),
 )

@@ -244,8 +244,21 @@ async def living_systems(store: Store) -> list[dict[str, Any]]:
         if command.name == STATUS:
             status = json.loads(command.body)
             last[status["system_id"]] = status
-    living = [one for one in last.values() if not one.get("ended")]
+    living = [one for one in last.values() if not one.get("ended") and not _died(one)]
     return sorted(living, key=lambda one: (one["started_at"], one["system_id"]))
+
+
+def _died(status: dict[str, Any]) -> bool:
+    """Killed without a word: its process was on this machine and is not there any more."""
+    if status["host"] != socket.gethostname() or status["pid"] == os.getpid():
+        return False
+    try:
+        os.kill(status["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's, and so it is there
+        return False
+    return False
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:

@@ -95,6 +95,8 @@ def test_among_equals_the_least_loaded_for_its_size(one: dict[str, Any], other: 
 
 def test_the_load_is_what_waits_runs_and_is_on_its_way() -> None:
     assert worker("a", queue_depth=3, active=2, unspoken=1, capacity=4).load == 1.5
+    assert worker("a", active=3, capacity=1).load == 3.0
+    assert worker("a", active=3, capacity=0).load == 3.0
 
 
 def test_a_worker_that_was_sent_much_without_an_answer_is_left_alone() -> None:
