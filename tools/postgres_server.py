@@ -1,5 +1,5 @@
 """
-A real PostgreSQL, started for one purpose and gone afterwards: on a Unix socket in a folder of its own, never on a port.
+A real PostgreSQL, started for one purpose and gone afterwards: on a Unix socket in its own folder, never on a port.
 
 The programs come with a wheel, so nothing has to be installed on the machine. Only they are used, not the wheel's own
 starter, which as root makes a system user and opens up the folders above it. PostgreSQL refuses to run as root; then it

@@ -27,7 +27,7 @@ RAW = f"raw SQLite, FULL, batches of {GROUP}"
 OURS = f"reefknot, batches of {GROUP}"
 SINGLES = "reefknot, 64 feeders one by one, one claimer"
 HUEY = "huey, fsync"
-PROCRASTINATE = "procrastinate, PostgreSQL, one worker"
+PROCRASTINATE = "procrastinate, PostgreSQL, one worker, 10 at once"
 
 PAYLOAD = b'{"url":"https://example.org/","method":"GET"}'
 ROUND = 10 * GROUP
@@ -180,8 +180,8 @@ TABLES = (
             "A job is put into the queue, claimed with a lease and a fence, and completed with its result, each step "
             "on disk (`synchronous=FULL`). The raw figure is SQLite with three transactions for a hundred jobs: no "
             "ids, no duplicates seen, no history. huey takes one job at a time, and a job it has taken is gone if its "
-            "worker dies. procrastinate gets a hundred jobs in one call, and its own worker takes and finishes them "
-            "one by one; it keeps no results. Its PostgreSQL runs on the same machine and syncs every commit."
+            "worker dies. procrastinate gets a hundred jobs in one call; its worker fetches and finishes each by "
+            "itself, ten in hand at once, and keeps no results. Its PostgreSQL runs on the same machine and syncs every commit."
         ),
         unit=MICROSECONDS,
         reference=RAW,

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 PAGE_BYTES = 4096
 SLICE_S = 0.01
 RISE_S = 0.5
-"""What the queue takes to fill; goodput is counted after it."""
+"""What the queue takes to fill, and the system to learn how fast the service is; what it promises is counted after it."""
 _acks = msgspec.json.Decoder(ExecAssignmentAck)
 
 
@@ -58,8 +58,9 @@ class Findings(Struct, frozen=True):
     goodput: float
     """Requests a second that succeeded within their deadline."""
     p99_s: float
-    """Of all that were taken in."""
+    """Of all that were taken in after that."""
     slowest_s: float
+    """Of all that were taken in."""
     retry_after: list[float]
     """The shortest and the longest that a refused caller was told."""
     refused_by_workers: int
@@ -162,13 +163,14 @@ class _Run:
         load = self.load
         limit = load.deadline_ms / 1000
         good = sum(s == "success" and took <= limit and RISE_S < at <= load.seconds for s, at, took in self.ends)
-        taken = sorted(took for status, _, took in self.ends if status != "refused")
+        taken = [(at - took, took) for status, at, took in self.ends if status != "refused"]
+        risen = sorted(took for came, took in taken if came >= RISE_S)
         return Findings(
             offered=len(self.ends),
             ended=dict(Counter(status for status, _, _ in self.ends)),
             goodput=good / (load.seconds - RISE_S),
-            p99_s=taken[max(0, int(len(taken) * 0.99) - 1)],
-            slowest_s=taken[-1],
+            p99_s=risen[max(0, int(len(risen) * 0.99) - 1)],
+            slowest_s=max(took for _, took in taken),
             retry_after=[min(self.waits, default=0.0), max(self.waits, default=0.0)],
             refused_by_workers=sum(n for (who, _, why), n in self.said.items() if (who, why) != ("worker", "accepted"))
             - len(self.waits),

@@ -36,6 +36,8 @@ def wrong_with(found: Findings) -> list[str]:
         broken.append(f"goodput {share(found):.2f} of the capacity")
     if found.p99_s > DEADLINE_MS / 1000:
         broken.append(f"p99 of what was accepted {found.p99_s:.2f} s")
+    if found.slowest_s > DEADLINE_MS / 1000 + 0.5:
+        broken.append(f"an answer after {found.slowest_s:.2f} s")
     if found.rss_mb[-1] - found.rss_mb[0] > 10:
         broken.append(f"memory went from {found.rss_mb[0]:.0f} to {found.rss_mb[-1]:.0f} MB")
     return broken
