@@ -20,7 +20,7 @@ from tools import postgres_server
 
 SETTINGS = ("fsync=on", "synchronous_commit=on", "max_connections=20", "shared_buffers=64MB")
 AT_ONCE = 10
-"""Jobs the one worker has in hand. With one at a time, its default, it waits for every sync and is a third slower."""
+"""Jobs the one worker has in hand. Its default, one at a time, is slower: it waits for every sync alone."""
 
 
 @contextmanager

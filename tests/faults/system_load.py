@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 PAGE_BYTES = 4096
 SLICE_S = 0.01
 RISE_S = 0.5
-"""What the queue takes to fill, and the system to learn how fast the service is; what it promises is counted after it."""
+"""What the queue takes to fill, and the system to learn how fast the service is. Promises are counted after it."""
 _acks = msgspec.json.Decoder(ExecAssignmentAck)
 
 
