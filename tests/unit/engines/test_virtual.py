@@ -145,7 +145,14 @@ def _slowly(value: int) -> int:
     return value
 
 
-def test_a_loop_in_which_nothing_can_happen_says_so_at_once_and_names_what_waits() -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that other tests left behind may still live; a loop would wait for them to wake it."""
+    monkeypatch.setattr(virtual, "PATIENCE", 0.06)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_loop_in_which_nothing_can_happen_says_so_and_names_what_waits() -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
@@ -159,6 +166,7 @@ def test_a_loop_in_which_nothing_can_happen_says_so_at_once_and_names_what_waits
     assert "main" in raised.value.waiting
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_deadlock_still_lets_tasks_clean_up() -> None:
     ended: list[str] = []
 
