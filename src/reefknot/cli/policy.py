@@ -173,11 +173,12 @@ def _baseline_answer(
 ) -> Answer:
     from reefknot.cli.explaining import baseline_provenance
     from reefknot.core.failure import ErrorCategory
-    from reefknot.core.retry.builtin import BASELINE_RETRIES, DEFAULT_TIMEOUT, baseline
+    from reefknot.core.retry.builtin import BASELINE_RETRIES, DEFAULT_TIMEOUT, as_the_baseline_sees, baseline
 
     if not name.startswith("block:"):
         raise CommandError(f"--baseline: {name} has none; the gate worker.retries.v2 governs blocks alone")
     request = asked.request()
+    failure = as_the_baseline_sees(failure)
     policy = baseline(
         BASELINE_RETRIES if request.retries is None else request.retries,
         timeout=DEFAULT_TIMEOUT if request.time_budget is None else request.time_budget,

@@ -23,7 +23,7 @@ from reefknot.core.overload.admission import Degradation
 from reefknot.core.overload.breaker import Permit, Refused
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Request
-from reefknot.core.retry.builtin import BASELINE_RETRIES, baseline
+from reefknot.core.retry.builtin import BASELINE_RETRIES, as_the_baseline_sees, baseline
 from reefknot.core.retry.classify import classify, status_in
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.draw import draw, key_number
@@ -114,6 +114,8 @@ class Steps:
             raise
         self.counters.executions += 1
         failure = None if step.ok else _failure_of(step)
+        if failure is not None and not self._settings.retries_v2:
+            failure = as_the_baseline_sees(failure)
         events = self._told_breaker(place, permit, step, failure)
         place.counted(self._clock.now(), ok=step.ok)
         if failure is None:

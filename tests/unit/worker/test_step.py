@@ -326,6 +326,18 @@ def test_the_baseline_waits_100_200_300_ms_retries_everything_and_bounds_each_at
     with_shop(story)
 
 
+def test_the_baseline_does_not_hear_how_long_a_server_asks_it_to_stay_away() -> None:
+    async def story(shop: Shop) -> None:
+        facts = {"http_status_code": 503, "retry_after": 400.0}
+        step = Step(StepResult(StepStatus.ERROR, ErrorCode.http_error, metadata=facts), seconds=0.0)
+        await shop.worker("w1", step, retries_v2=False)
+        await shop.send(work("a", timeout_ms=500))
+        await asyncio.sleep(10)
+        assert [round(b - a, 2) for a, b in pairwise(step.times("a"))] == [0.1, 0.2, 0.3]
+
+    with_shop(story)
+
+
 def test_the_baseline_does_not_retry_a_cancellation() -> None:
     async def story(shop: Shop) -> None:
         step = Step(StepResult(StepStatus.CANCELLED, ErrorCode.cancelled_by_user))

@@ -8,7 +8,9 @@ entry each. The baseline is a preset of the same engine, not a second loop.
 from collections.abc import Mapping
 from typing import Any
 
-from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
+from msgspec.structs import replace
+
+from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, CategoryEntry, StatusRules, TargetEntry
 from reefknot.core.retry.classify import retryable_code
 from reefknot.core.retry.connectors import CONNECTORS, OTHER_CONNECTORS, ConnectorDefaults
@@ -143,6 +145,11 @@ def builtin_book(hash: str = "builtin") -> Book:  # noqa: A002 - as in Book
         sources={},
         hash=hash,
     )
+
+
+def as_the_baseline_sees(failure: Failure) -> Failure:
+    """The baseline retries every failure after its own wait: it does not hear how long a server asks it to wait."""
+    return failure if failure.retry_after is None else replace(failure, retry_after=None)
 
 
 def baseline(

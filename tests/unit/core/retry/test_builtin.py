@@ -12,6 +12,7 @@ from reefknot.core.retry.builtin import (
     OTHERS,
     STATUSES,
     TARGETS,
+    as_the_baseline_sees,
     baseline,
     builtin_book,
     connector_entry,
@@ -19,6 +20,7 @@ from reefknot.core.retry.builtin import (
 )
 from reefknot.core.retry.classify import retryable_code, retryable_status
 from reefknot.core.retry.connectors import CONNECTORS, JobType
+from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.layers import Layer, Said
 from reefknot.core.retry.operations import OPERATIONS, RetryCategory
 from reefknot.core.retry.policy import LONGEST_WAIT, RetryPolicy
@@ -256,3 +258,18 @@ def test_the_baseline_takes_the_count_the_timeout_and_the_veto_of_its_caller() -
 def test_the_baseline_grows_without_a_cap_of_its_own() -> None:
     assert baseline(1000).max_delay == LONGEST_WAIT
     assert delay_before(999, baseline(1000), draw=0.0) == pytest.approx(100.0)
+
+
+def test_the_baseline_does_not_hear_a_hint() -> None:
+    """Every failure is retried after 100 ms, however long the server asks it to stay away."""
+    failure = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "busy", 503, 400.0)
+
+    assert decide(baseline(), History(1), failure, 0.5) == Stop(Reason.HINT_TOO_LONG)
+    assert decide(baseline(), History(1), as_the_baseline_sees(failure), 0.5) == Again(0.1)
+
+
+def test_the_baseline_sees_everything_else_of_a_failure() -> None:
+    failure = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "busy", 503)
+
+    assert as_the_baseline_sees(failure) is failure
+    assert as_the_baseline_sees(Failure(ErrorCode.http_error, FailureType.TRANSIENT, "busy", 503, 9.0)) == failure
