@@ -5,12 +5,15 @@ Short names stand for the same blocks: `http` is `http.request`.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders
 from reefknot.blocks.settings import BlockSettings
 from reefknot.blocks.sql import SqlQuery
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult, StepStatus
 from reefknot.errors import ConfigurationError
-from reefknot.ports.block import Block
+from reefknot.ports.block import Block, BlockContext
 
 ALIASES: Mapping[str, str] = {
     "http": "http.request",
@@ -21,17 +24,38 @@ ALIASES: Mapping[str, str] = {
 
 
 def standard_blocks(settings: BlockSettings | None = None) -> dict[str, Block]:
-    """The blocks that come with the package. `http.request` only where its library is installed."""
+    """The blocks that come with the package. `http.request` says so where its library is not installed."""
     settings = settings or BlockSettings()
     folders = Folders(settings.fs)
     blocks: list[Block] = [BlobPut(folders), BlobGet(folders), Delete(folders), SqlQuery(settings.sql)]
+    blocks.insert(0, _http(settings))
+    return {block.type: block for block in blocks}
+
+
+def _http(settings: BlockSettings) -> Block:
     try:
         from reefknot.blocks.http import HttpRequest
-    except ImportError:  # the extra 'http' is not there; an assignment for it is an unknown type
-        pass
-    else:
-        blocks.insert(0, HttpRequest(settings.http))
-    return {block.type: block for block in blocks}
+    except ImportError:
+        return MissingExtra("http.request", "http")
+    return HttpRequest(settings.http)
+
+
+class MissingExtra:
+    """Stands for a block whose library is not installed: every step of it fails, and says what to install."""
+
+    def __init__(self, type_name: str, extra: str) -> None:
+        self.type = type_name
+        self._extra = extra
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        return self.type
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        text = f"{self.type} needs the extra {self._extra!r}: pip install reefknot[{self._extra}]"
+        return StepResult(StepStatus.ERROR, ErrorCode.execution_failed, error_message=text)
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 def by_name(*groups: Mapping[str, Block]) -> dict[str, Block]:

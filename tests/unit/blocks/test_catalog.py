@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+
 import pytest
 
 from reefknot.blocks.catalog import ALIASES, by_name, standard_blocks
 from reefknot.blocks.python import PythonBlock
+from reefknot.core.failure import ErrorCode
 from reefknot.errors import ConfigurationError
+from reefknot.ports.block import BlockContext
 
 
 def test_the_standard_blocks_are_there_under_all_their_names() -> None:
@@ -28,3 +33,13 @@ def test_a_name_that_is_taken_is_a_configuration_error(taken: str) -> None:
 
     with pytest.raises(ConfigurationError, match=f"block {taken}: there is another block"):
         by_name(standard_blocks(), {taken: own})
+
+
+def test_without_its_library_an_http_step_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reefknot.blocks.http", None)
+    block = by_name(standard_blocks())["http"]
+
+    step = asyncio.run(block.run({"url": "https://example.org"}, BlockContext("a", 1, "a/0", 1.0)))
+
+    assert step.error_code is ErrorCode.execution_failed
+    assert step.error_message == "http.request needs the extra 'http': pip install reefknot[http]"
