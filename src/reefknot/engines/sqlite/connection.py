@@ -57,7 +57,8 @@ def _write_ahead(connection: apsw.Connection, path: str, patience: float) -> Non
     while mode is None:
         try:
             mode = connection.execute("PRAGMA journal_mode = WAL").get
-        except apsw.BusyError:  # two processes make the file at once; SQLite does not ask the busy handler here
+        except (apsw.BusyError, apsw.ProtocolError):
+            # Two processes make the file at once; SQLite does not ask the busy handler here.
             if time.monotonic() > until:
                 raise
             time.sleep(random.uniform(0.0002, LONGEST_NAP))
@@ -123,7 +124,7 @@ def translated(error: BaseException, path: str) -> ReefknotError:
             return StoreCorruptError(
                 store, f"the file is damaged or no database ({error})", "restore a backup, or move the file away"
             )
-        case apsw.BusyError() | apsw.LockedError():
+        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():  # the last: SQLite lost a race too often
             return StoreUnavailableError(
                 store, "another process kept it locked for too long", "try again, or stop the other process"
             )

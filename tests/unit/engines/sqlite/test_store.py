@@ -16,6 +16,7 @@ from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.sqlite import SqliteStore, idempotency, items, work
+from reefknot.engines.sqlite.connection import translated
 from reefknot.engines.sqlite.schema import VERSION
 from reefknot.engines.sqlite.transaction import Memory
 from reefknot.engines.virtual import VirtualClock
@@ -522,3 +523,11 @@ def test_a_backup_into_a_folder_that_is_not_there_says_so(tmp_path: Path) -> Non
                 await store.backup(tmp_path / "nowhere" / "copy.db")
 
     run(story)
+
+
+@pytest.mark.parametrize("error", [apsw.BusyError("busy"), apsw.LockedError("locked"), apsw.ProtocolError("lost")])
+def test_a_file_that_others_keep_is_unavailable_and_no_defect(error: apsw.Error) -> None:
+    told = translated(error, "state.db")
+
+    assert isinstance(told, StoreUnavailableError)
+    assert "another process kept it locked" in str(told)
