@@ -55,6 +55,7 @@ class Loopback(ThreadingHTTPServer):
     """Answers by a function of the request, and remembers what it was asked."""
 
     daemon_threads = True
+    request_queue_size = 256  # with five, a sixth caller at once waits seconds for its connection
 
     def __init__(self, answer: Callable[[Seen], Reply], *, trust: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -16,6 +16,7 @@ from reefknot.blocks.settings import read_settings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from tests.integration.stepping import Loopback, Reply, step
+from tests.pace import slowness
 
 MEGABYTE = 1 << 20
 LARGEST_MEMORY = 32 * MEGABYTE
@@ -93,7 +94,7 @@ def test_a_bomb_is_refused_quickly_and_in_little_memory(server: Loopback, name: 
     result, took, memory = fetched(server.url(f"/{list(BOMBS).index(name)}"))
 
     assert result.error_code is ErrorCode.execution_failed, result.error_message
-    assert took < LONGEST
+    assert took < LONGEST * slowness()
     assert memory < LARGEST_MEMORY
 
 
@@ -103,7 +104,7 @@ def test_a_generous_limit_is_no_way_around_the_ratio(server: Loopback, name: str
 
     assert result.error_code is ErrorCode.execution_failed
     assert "100-fold" in result.error_message
-    assert took < LONGEST
+    assert took < LONGEST * slowness()
     assert memory < LARGEST_MEMORY
 
 
