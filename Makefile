@@ -13,6 +13,7 @@ EXTRAS := dev,bench,all
 CODE := $(wildcard src tests tools bench examples)
 ARGS ?=
 SEEDS ?= 5000
+FLOOD ?= 1000000
 
 # Pyright comes with its wheel; without this it would ask the network whether there is a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -49,8 +50,9 @@ mutants: $(STAMP) ## change the core in every way, count the changes that no tes
 	@$(BIN)/mutmut export-cicd-stats
 	@$(BIN)/python tools/mutant_score.py
 
-soak: $(STAMP) ## the whole-system simulation, many seeds: SEEDS=5000
+soak: $(STAMP) ## the whole-system simulation, many seeds: SEEDS=5000; and a flood of keys: FLOOD=1000000
 	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation/test_whole_system.py -k every_promise $(ARGS)
+	@FLOOD_KEYS=$(FLOOD) $(BIN)/python -m pytest -q -s tests/security/test_key_flood.py $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what can be fixed
 	@$(BIN)/ruff format $(CODE)

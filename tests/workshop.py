@@ -37,6 +37,7 @@ from reefknot.ports.block import Block, BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.router.service import Router
+from reefknot.router.settings import RouterSettings
 from reefknot.testing import run_virtual
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, default_settings
@@ -126,8 +127,15 @@ class Shop:
         await made.start()
         return made
 
-    async def router(self, **named: Any) -> Router:
-        made = Router(store=self.store, transport=self.transport, clock=self.clock, seed=1, **named)
+    async def router(self, router_id: str = "router", **settings: Any) -> Router:
+        made = Router(
+            store=self.store,
+            transport=self.transport,
+            clock=self.clock,
+            seed=1,
+            settings=RouterSettings(**settings),
+            router_id=router_id,
+        )
         self.members.append(made)
         await made.start()
         return made

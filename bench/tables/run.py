@@ -72,9 +72,8 @@ TABLES = (
         about=(
             "A file of assignments goes through the router's durable queue, admission, the worker's durable queue and "
             f"a step that does nothing, and every result comes back; {AT_ONCE} are on their way at once. On disk an "
-            "assignment is written six times, each time before the next thing happens (`synchronous=FULL`, in groups): "
-            "handed in, claimed by the router, accepted, claimed by a slot, settled, answered. In memory nothing of it "
-            "outlives the process."
+            "assignment is written five times, each before the next thing happens (`synchronous=FULL`, in groups): "
+            "handed in, accepted, claimed by a slot, settled, answered. In memory nothing of it outlives the process."
         ),
         unit=MICROSECONDS,
         reference=IN_MEMORY,

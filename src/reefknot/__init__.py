@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from reefknot.assembly.managers import IdempotencyManager as IdempotencyManager
     from reefknot.assembly.managers import RetryManager as RetryManager
     from reefknot.assembly.managers import get_retry_manager as get_retry_manager
+    from reefknot.assembly.managers import open_manager as open_manager
     from reefknot.assembly.stores import open_audit_log as open_audit_log
     from reefknot.assembly.stores import open_store as open_store
     from reefknot.assembly.system import connect as connect
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from reefknot.core.failure import ErrorCode as ErrorCode
     from reefknot.core.failure import Failure as Failure
     from reefknot.core.failure import FailureType as FailureType
+    from reefknot.core.idempotency import Done as Done
     from reefknot.core.messages import ExecAssignment as ExecAssignment
     from reefknot.core.messages import ExecAssignmentAck as ExecAssignmentAck
     from reefknot.core.messages import ExecResult as ExecResult
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from reefknot.core.retry.policy import RetryStrategy as RetryStrategy
     from reefknot.core.retry.throttle import RetryThrottle as RetryThrottle
     from reefknot.engines.ledger import ledger as ledger
+    from reefknot.engines.log_sink import LogSink as LogSink
     from reefknot.errors import AttemptTimeoutError as AttemptTimeoutError
     from reefknot.errors import AuditUnavailableError as AuditUnavailableError
     from reefknot.errors import BreakerOpenError as BreakerOpenError
@@ -53,11 +56,14 @@ if TYPE_CHECKING:
     from reefknot.errors import ConfigurationMissingError as ConfigurationMissingError
     from reefknot.errors import DeadlineExceededError as DeadlineExceededError
     from reefknot.errors import IdempotencyError as IdempotencyError
+    from reefknot.errors import IllegalMoveError as IllegalMoveError
     from reefknot.errors import KeyConflictError as KeyConflictError
     from reefknot.errors import KeyInProgressError as KeyInProgressError
+    from reefknot.errors import KeyQuotaError as KeyQuotaError
     from reefknot.errors import KeyTooLongError as KeyTooLongError
     from reefknot.errors import LeaseLostError as LeaseLostError
     from reefknot.errors import LoopMisuseError as LoopMisuseError
+    from reefknot.errors import NameTakenError as NameTakenError
     from reefknot.errors import NoStoreError as NoStoreError
     from reefknot.errors import NotJsonError as NotJsonError
     from reefknot.errors import OutcomeUnknownError as OutcomeUnknownError
@@ -80,6 +86,7 @@ if TYPE_CHECKING:
     from reefknot.execution.breaker import CircuitBreaker as CircuitBreaker
     from reefknot.execution.decorator import retry as retry
     from reefknot.execution.decorator import using as using
+    from reefknot.execution.fan_out import FanOut as FanOut
     from reefknot.execution.idempotent import idempotent as idempotent
     from reefknot.execution.nature import http_errors as http_errors
     from reefknot.execution.reading import classify_failure as classify_failure
@@ -91,13 +98,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "reefknot.assembly.managers": ("IdempotencyManager", "RetryManager", "get_retry_manager"),
+    "reefknot.assembly.managers": ("IdempotencyManager", "RetryManager", "get_retry_manager", "open_manager"),
     "reefknot.assembly.stores": ("open_audit_log", "open_store"),
     "reefknot.assembly.system": ("connect",),
     "reefknot.blocks.python": ("block",),
     "reefknot.config.book": ("PolicyBook",),
     "reefknot.config.registry": ("ConnectorPolicy", "RetryBudget", "RetryPolicyRegistry"),
     "reefknot.core.failure": ("ErrorCategory", "ErrorCode", "Failure", "FailureType"),
+    "reefknot.core.idempotency": ("Done",),
     "reefknot.core.messages": ("ExecAssignment", "ExecAssignmentAck", "ExecResult", "StepRequest", "StepResult"),
     "reefknot.core.outcome": ("AttemptRecord", "Outcome"),
     "reefknot.core.overload.admission": ("RejectionPolicy",),
@@ -110,6 +118,7 @@ _HOMES = {
     "reefknot.core.retry.policy": ("Jitter", "RetryPolicy", "RetryStrategy"),
     "reefknot.core.retry.throttle": ("RetryThrottle",),
     "reefknot.engines.ledger": ("ledger",),
+    "reefknot.engines.log_sink": ("LogSink",),
     "reefknot.errors": (
         "AttemptTimeoutError",
         "AuditUnavailableError",
@@ -118,11 +127,14 @@ _HOMES = {
         "ConfigurationMissingError",
         "DeadlineExceededError",
         "IdempotencyError",
+        "IllegalMoveError",
         "KeyConflictError",
         "KeyInProgressError",
+        "KeyQuotaError",
         "KeyTooLongError",
         "LeaseLostError",
         "LoopMisuseError",
+        "NameTakenError",
         "NoStoreError",
         "NotJsonError",
         "OutcomeUnknownError",
@@ -145,6 +157,7 @@ _HOMES = {
     ),
     "reefknot.execution.breaker": ("CircuitBreaker",),
     "reefknot.execution.decorator": ("retry", "using"),
+    "reefknot.execution.fan_out": ("FanOut",),
     "reefknot.execution.idempotent": ("idempotent",),
     "reefknot.execution.nature": ("http_errors",),
     "reefknot.execution.reading": ("classify_failure",),

@@ -10,6 +10,7 @@ Everything reefknot raises.
     ├── RejectedError                      the work was refused before it ran
     │   ├── BreakerOpenError               the destination is being left alone
     │   └── QueueFullError                 a bounded queue has no free place
+    ├── NameTakenError                     a worker or router of this name is running already
     ├── ResultPendingError (TimeoutError)  submitted work has no result yet; it goes on
     ├── LoopMisuseError (RuntimeError)     a retry loop was driven in a way that cannot work
     ├── VirtualDeadlockError (RuntimeError)  in virtual time, nothing can ever happen again
@@ -131,6 +132,16 @@ class QueueFullError(RejectedError):
         self.depth = depth
         self.limit = limit
         self.retry_after = retry_after
+
+
+class NameTakenError(ReefknotError):
+    """A worker or router of this name is running over the same store already."""
+
+    def __init__(self, *, kind: str, name: str, holder: str) -> None:
+        super().__init__(f"{kind} {name} is running already ({holder}); stop that one, or choose another name")
+        self.kind = kind
+        self.name = name
+        self.holder = holder
 
 
 class ResultPendingError(ReefknotError, TimeoutError):
@@ -309,7 +320,8 @@ class OutcomeUnknownError(IdempotencyError):
 
     def __init__(self, key: str, *, owner: str) -> None:
         super().__init__(
-            f"key {shown(key)}: nobody knows whether what {owner} began has happened; find out, then resolve the key"
+            f"key {shown(key)}: nobody knows whether what {owner} began has happened; find out, then resolve the key "
+            "(reefknot idempotency resolve)"
         )
         self.key = key
         self.owner = owner

@@ -25,15 +25,21 @@ import pytest
 from msgspec import Struct
 
 from reefknot.assembly import RetryManager, open_store
+from reefknot.assembly.system import System
 from reefknot.cli import main as command
+from reefknot.cli.running import ready
+from reefknot.cli.up import Up
+from reefknot.core.messages import ExecAssignment, Job
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.engines.jsonlines import JsonLinesLog
 from reefknot.engines.log_sink import LogSink
 from reefknot.engines.memory import MemoryStore
+from reefknot.engines.system import SystemClock
 from reefknot.engines.virtual import LoopClock, VirtualLoop
-from reefknot.errors import RetryError
+from reefknot.errors import QueueFullError, RetryError
 from reefknot.execution.fan_out import FanOut
+from reefknot.router.client import Client
 from reefknot.testing import run_virtual
 
 POLICY = RetryPolicy(2, 0.0, jitter="none")
@@ -316,3 +322,93 @@ def test_what_is_recorded_of_a_failure_under_a_guard_holds_no_secret(
     run_virtual(main())
     written = b"".join(file.read_bytes() for file in tmp_path.glob("state.db*"))
     assert (canary.encode() in written) is not redacting
+
+
+# ---- a running system -----------------------------------------------------------------------------------------------
+
+ROUTED = "Canary/routed+Zq7xW57"
+CONFIGURED = """\
+secrets: {{token: "env:CANARY"}}
+worker:
+  retries: {{v2: {{enabled: true}}}}
+  queue: {{v2: {{enabled: true, max_queue_size: {size}}}}}
+blocks: {{fs: {{roots: [files]}}}}
+"""
+
+
+def assignments() -> list[dict[str, Any]]:
+    """A secret in everything that a router puts on record of an assignment."""
+    get = {"type": "fs.blob_get", "payload": {"path": "a"}}
+    return [
+        {"assignment_id": "tenant", "tenant_id": ROUTED, "job": get},
+        {"assignment_id": "trace", "correlation": {"trace_id": ROUTED}, "job": get},
+        {"assignment_id": "request", "request_id": ROUTED, "job": get},
+        {"assignment_id": ROUTED, "job": get},
+        {"assignment_id": "refused", "job": {"type": ROUTED}},
+        {"assignment_id": "class", "job": get, "resource_class": ROUTED},
+        {"assignment_id": "late", "tenant_id": ROUTED, "job": {"type": "nobody.has"}, "options": {"deadline_ms": 1}},
+    ]
+
+
+def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, *, redacting: bool, size: int = 1000) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CANARY", ROUTED)
+    (folder / "files").mkdir()
+    (folder / "files" / "a").write_text("x")
+    (folder / "reefknot.yaml").write_text(CONFIGURED.format(size=size))
+    lines = [{"request_id": "r", **one} for one in assignments()]
+    (folder / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    if not redacting:
+        monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
+        monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)
+
+
+def on_record(folder: Path) -> bytes:
+    assert command(["audit", "export", "export.jsonl"]) == 0
+    return (folder / "export.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("redacting", [True, False])
+def test_what_a_router_tells_of_assignments_holds_no_configured_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, redacting: bool
+) -> None:
+    """`run`: events of router and worker, and every line that is said. The control does not redact."""
+    prepared(tmp_path, monkeypatch, redacting=redacting)
+    with logged_to(tmp_path / "all.log"):
+        assert command(["run", "work.jsonl"]) == 1
+    out, err = capsys.readouterr()
+    told = on_record(tmp_path)
+
+    for event in (b'"routing"', b'"admission"'):
+        assert event in told, "there is something to be found in"
+    found = [ROUTED.encode() in text for text in (told, (out + err).encode())]
+    assert found == [not redacting] * 2
+    assert redacting is (ROUTED.encode() not in (tmp_path / "all.log").read_bytes() + told)
+
+
+@pytest.mark.parametrize("redacting", [True, False])
+def test_a_system_that_is_up_keeps_secrets_out_of_refusals_and_cancel_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, redacting: bool
+) -> None:
+    """`up`: what others hand in, what is refused at a full door, what is called off and why."""
+    prepared(tmp_path, monkeypatch, redacting=redacting, size=2)
+
+    async def beside(system: System) -> None:
+        nobody = Job("fs.blob_get", {"path": "a"})
+        for number in range(2):
+            waiting = ExecAssignment(f"w{number}", ROUTED, nobody, tenant_id=ROUTED, resource_class="nowhere")
+            await system.submit(waiting)
+        with pytest.raises(QueueFullError):
+            await system.submit(ExecAssignment("refused", ROUTED, nobody, tenant_id=ROUTED, resource_class="nowhere"))
+        await system.router.cancel("w0", f"it is about {ROUTED}")
+        await Client(system.store, SystemClock()).cancel("w1", f"and this about {ROUTED}")
+        while await system.router.desk.look("w1") is None:  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.01)
+
+    assert asyncio.run(Up(ready(None, None)).serve(60, drain=0, beside=beside)) == 0
+    out, err = capsys.readouterr()
+    told = on_record(tmp_path)
+
+    assert told.count(b'"action":"cancel"') == 2
+    assert b'"reason":"queue_full"' in told
+    assert [ROUTED.encode() in text for text in (told, (out + err).encode())] == [not redacting, False]

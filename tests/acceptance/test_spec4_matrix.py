@@ -44,7 +44,7 @@ def test_the_matrix_row_is_what_the_book_resolves(
     assert (policy.base_delay, policy.max_delay, policy.multiplier) == (base, cap, 2.0)
     assert (policy.jitter.value, policy.jitter_factor) == ("proportional", 0.1)
     assert policy.attempt_timeout == timeout
-    assert policy.strategy.value == "exponential_backoff"
+    assert policy.strategy == "exponential_backoff"
     assert policy.retryable
     assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
 

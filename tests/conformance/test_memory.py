@@ -14,8 +14,11 @@ from reefknot.testing.conformance import (
     Harness,
     IdempotencyContract,
     QuarantineContract,
+    TransportContract,
+    TransportHarness,
     WorkQueueContract,
 )
+from reefknot.testing.conformance.transport import Ends
 
 
 @asynccontextmanager
@@ -43,6 +46,21 @@ class TestMemoryQuarantine(QuarantineContract): ...
 
 
 class TestMemoryControl(ControlContract): ...
+
+
+@asynccontextmanager
+async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
+    store = MemoryStore(clock)
+    near, far = store.transport(), store.transport()
+    yield near, far
+    await near.close()
+    await far.close()
+
+
+class TestMemoryTransport(TransportContract):
+    @pytest.fixture
+    def transports(self) -> TransportHarness:
+        return TransportHarness(two_ends)
 
 
 def test_it_says_that_it_is_not_durable() -> None:

@@ -15,8 +15,11 @@ from reefknot.testing.conformance import (
     Harness,
     IdempotencyContract,
     QuarantineContract,
+    TransportContract,
+    TransportHarness,
     WorkQueueContract,
 )
+from reefknot.testing.conformance.transport import Ends
 
 
 @pytest.fixture(params=[False, True], ids=["threads", "inline"])
@@ -46,6 +49,28 @@ class TestSqliteQuarantine(QuarantineContract): ...
 
 
 class TestSqliteControl(ControlContract): ...
+
+
+class TestSqliteTransport(TransportContract):
+    @pytest.fixture(params=[2, 1], ids=["two stores", "one store"])
+    def transports(self, tmp_path: Path, request: pytest.FixtureRequest) -> TransportHarness:
+        """Two stores over one file know no more of each other than two processes do."""
+
+        @asynccontextmanager
+        async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
+            stores = [SqliteStore(tmp_path / "state.db", clock) for _ in range(request.param)]
+            for store in stores:
+                await store.start()
+            near, far = stores[0].transport(), stores[-1].transport()
+            try:
+                yield near, far
+            finally:
+                for end in (near, far):
+                    await end.close()
+                for store in stores:
+                    await store.close()
+
+        return TransportHarness(two_ends)
 
 
 def test_it_says_that_it_is_durable(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class Proxy:
         task = asyncio.get_running_loop().create_task(self._between(reader, writer, suffers=suffers))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # also of one that was stopped before it began
 
     async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, suffers: bool) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -94,9 +95,10 @@ class Proxy:
         finally:
             for way in ways:
                 way.cancel()
+            for end in (writer, far_writer):  # before anything is awaited, where this may be stopped
+                end.transport.abort()
             await asyncio.gather(*ways, return_exceptions=True)
             for end in (writer, far_writer):
-                end.transport.abort()
                 with contextlib.suppress(OSError):
                     await end.wait_closed()
 

@@ -3,8 +3,9 @@ A service of fixed capacity: so many requests at once, so long for each; whoever
 
     python -m tests.faults.stub AT_ONCE SERVICE_MS
 
-It runs in a process of its own, prints its port, and ends when its input does. It does what it was asked even when
-nobody waits any more, as real services do.
+It runs in a process of its own, prints its port, and ends when its input does; then it prints what a request really
+took, which on a busy machine is more than was asked for. It does what it was asked even when nobody waits any more, as
+real services do.
 """
 
 import asyncio
@@ -19,18 +20,25 @@ ROOT = Path(__file__).parents[2]
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nContent-Type: text/plain\r\n\r\nfine"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stub:
     """Where it listens, and what it can do."""
 
     port: int
     at_once: int
     service_s: float
+    took_s: float = 0.0
+    """What a request really took, on average; known when it has ended."""
 
     @property
     def capacity(self) -> float:
-        """Requests a second."""
+        """Requests a second, as it was meant."""
         return self.at_once / self.service_s
+
+    @property
+    def real_capacity(self) -> float:
+        """Requests a second that it could do on this machine, in this run."""
+        return self.at_once / max(self.service_s, self.took_s)
 
 
 @contextmanager
@@ -40,10 +48,12 @@ def stub(at_once: int, service_ms: int) -> Iterator[Stub]:
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
+    made = Stub(int(process.stdout.readline()), at_once, service_ms / 1000)
     try:
-        yield Stub(int(process.stdout.readline()), at_once, service_ms / 1000)
+        yield made
     finally:
         process.stdin.close()
+        made.took_s = float(process.stdout.readline() or 0)
         process.wait(10)
         process.stdout.close()
 
@@ -52,12 +62,16 @@ async def _serve(at_once: int, service_s: float) -> None:
     free = asyncio.Semaphore(at_once)
     loop = asyncio.get_running_loop()
     clients: set[asyncio.Task[None]] = set()
+    served, took = 0, 0.0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal served, took
         try:
             while await reader.readuntil(b"\r\n\r\n"):
                 async with free:
+                    began = loop.time()
                     await asyncio.sleep(service_s)
+                    served, took = served + 1, took + loop.time() - began
                 writer.write(_ANSWER)
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
@@ -73,6 +87,7 @@ async def _serve(at_once: int, service_s: float) -> None:
     server = await asyncio.start_server(came, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.buffer.read)
+    print(took / max(1, served), flush=True)
     server.close()
     for task in clients:
         task.cancel()

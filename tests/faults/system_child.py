@@ -21,17 +21,16 @@ from typing import Any
 import msgspec
 
 from reefknot.assembly import open_store
-from reefknot.assembly import system as assembly
 from reefknot.assembly.stores import clock_of_this_loop
 from reefknot.assembly.system import System
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import ACK, ExecAssignment, Job, Options, RetryOptions, StepResult, StepStatus, encode
-from reefknot.core.work import TryAgain, WorkDone, WorkItem
-from reefknot.engines.memory.transport import MemoryTransport
+from reefknot.core.work import SUBMISSION, TryAgain, WorkDone, WorkItem, submitted
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
+from reefknot.ports.transport import Transport
 from reefknot.ports.work_queue import Enqueued, Settlement
-from reefknot.router import service
+from reefknot.router.settings import RouterSettings
 from reefknot.worker.settings import default_settings
 from tests.faults.dying import in_a_process_of_its_own
 
@@ -72,7 +71,7 @@ class Doom:
         self.say = say
 
     def at(self, stage: str, work_id: str) -> None:
-        if stage == self.stage and work_id.removeprefix("route/") == VICTIM:
+        if stage == self.stage and submitted(work_id) == VICTIM:
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)  # not one more step of this thread
 
@@ -89,13 +88,15 @@ class DoomedWork:
         return getattr(self._work, name)
 
     async def enqueue(self, items: Sequence[WorkItem], **named: Any) -> list[Enqueued]:
-        if self._doom.flaw == "promises too early" and items[0].id.startswith("route/"):
+        if self._doom.flaw == "promises too early" and items[0].id.startswith(SUBMISSION):
             self._late.add(asyncio.get_running_loop().create_task(self._keep_later(items, named)))
             return [Enqueued.ACCEPTED] * len(items)
         kept = await self._work.enqueue(items, **named)
         for item in items:
-            if not item.id.startswith("route/"):
+            if not item.id.startswith(SUBMISSION):
                 self._doom.at("kept", item.id)
+            elif named.get("owner"):  # the router's own from the first moment on
+                self._doom.at("taken on", item.id)
         return kept
 
     async def _keep_later(self, items: Sequence[WorkItem], named: dict[str, Any]) -> None:
@@ -105,12 +106,12 @@ class DoomedWork:
     async def claim(self, n: int, **named: Any) -> list[WorkItem]:
         items = await self._work.claim(n, **named)
         for item in items:
-            self._doom.at("taken on" if item.id.startswith("route/") else "claimed", item.id)
+            self._doom.at("taken on" if item.id.startswith(SUBMISSION) else "claimed", item.id)
         return items
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         for one in settlements:
-            if one.id.startswith("route/"):
+            if one.id.startswith(SUBMISSION):
                 self._doom.at("published", one.id)
             elif one.id == VICTIM and isinstance(one.settled, TryAgain):
                 self._doom.say(["due", VICTIM, one.settled.due_at])
@@ -119,7 +120,7 @@ class DoomedWork:
         else:
             kept = await self._work.settle([self._as_flawed(one) for one in settlements])
         for one in settlements:
-            if one.id.startswith("route/"):
+            if one.id.startswith(SUBMISSION):
                 self._doom.at("answered", one.id)
             elif isinstance(one.settled, TryAgain):
                 self._doom.at("waiting", one.id)
@@ -137,12 +138,32 @@ def _ends(one: Settlement) -> bool:
     return one.id == VICTIM and isinstance(one.settled, WorkDone)
 
 
+class DoomedTransport:
+    """An end for messages at which one dies after an ack."""
+
+    def __init__(self, transport: Transport, doom: Doom) -> None:
+        self._transport = transport
+        self._doom = doom
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    async def publish(self, subject: str, body: bytes, **named: Any) -> None:
+        await self._transport.publish(subject, body, **named)
+        if subject == ACK:
+            self._doom.at("acked", json.loads(body)["assignment_id"])
+
+
 class DoomedStore:
-    """A store whose queue is doomed."""
+    """A store whose queue and whose messages are doomed."""
 
     def __init__(self, store: Store, doom: Doom) -> None:
         self._store = store
+        self._doom = doom
         self.work: Any = DoomedWork(store, doom)
+
+    def transport(self) -> Any:
+        return DoomedTransport(self._store.transport(), self._doom)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -184,21 +205,11 @@ def url_of(plan: dict[str, Any], folder: Path) -> str:
 
 def made(store: Store, folder: Path, doom: Doom) -> System:
     """The system as it is assembled, with short leases and a watched store and transport."""
-
-    class DoomedTransport(MemoryTransport):
-        async def publish(self, subject: str, body: bytes, **named: Any) -> None:
-            await super().publish(subject, body, **named)
-            if subject == ACK:
-                doom.at("acked", json.loads(body)["assignment_id"])
-
-    assembly.MemoryTransport = DoomedTransport  # type: ignore[attr-defined]
-    service.RENEW_S = LEASE_S / 3
     settings = default_settings(lease=LEASE_S, heartbeat=0.2, concurrency={"cpu": 1})
     watched: Any = DoomedStore(store, doom)
     blocks = {"demo.effect": Effect(folder / "marks", doom)}
-    system = System(watched, clock_of_this_loop(), settings=settings, blocks=blocks, seed=SEED)
-    system.router.desk._lease = LEASE_S
-    return system
+    routing = RouterSettings(lease=LEASE_S)
+    return System(watched, clock_of_this_loop(), settings=settings, routing=routing, blocks=blocks, seed=SEED)
 
 
 async def first_life(plan: dict[str, Any], folder: Path, say: Say) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import msgspec
@@ -27,8 +28,6 @@ from reefknot.ports.audit_log import AuditQuery
 ROOT = Path(__file__).parents[2]
 PAGE_BYTES = 4096
 SLICE_S = 0.01
-RISE_S = 0.5
-"""What the queue takes to fill, and the system to learn how fast the service is. Promises are counted after it."""
 _acks = msgspec.json.Decoder(ExecAssignmentAck)
 
 
@@ -47,6 +46,10 @@ class Load(Struct, frozen=True):
     """Whether requests carry their deadline; the callers' patience ends with it in any case."""
     warm: int = 40
     """Requests that are made before, one after the other, so that the system knows how long a step takes."""
+    rise_s: float = 0.5
+    """What the queue takes to fill, and the system to learn how fast the service is. Promises are counted after it."""
+    side_by_side: int = 0
+    """Not an open load but so many callers who wait for each answer: what the system can do at all."""
 
 
 class Findings(Struct, frozen=True):
@@ -72,6 +75,10 @@ class Findings(Struct, frozen=True):
     """While it ran: after a third, and at the end."""
     deepest: int
     """What waited at the worker, at most."""
+    stood_still_s: float
+    """The longest time in which this process was due and the machine did not let it run."""
+    starved: float
+    """The share of all time that went that way."""
 
 
 def loaded(load: Load, *, within: float = 120.0) -> Findings:
@@ -105,6 +112,9 @@ class _Run:
         self.said: Counter[tuple[str, str, str]] = Counter()
         """What workers and router told: who, which assignment, accepted or why not."""
         self.deepest = 0
+        self.stood_still = 0.0
+        self.starved = 0.0
+        self._last = 0.0, 0.0
         self.memory: list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -115,6 +125,8 @@ class _Run:
             await self._ask(-1 - number)
         self.ends.clear()
         self.began = began = loop.time()
+        self._last = began, process_time()
+        await asyncio.gather(*(self._ask_on_and_on(1_000_000 * one) for one in range(1, load.side_by_side + 1)))
         sent, total = 0, round(load.per_second * load.seconds)
         while sent < total:
             now = loop.time() - began
@@ -126,7 +138,8 @@ class _Run:
             self._watch(now)
             await asyncio.sleep(SLICE_S)
         self.memory.append(rss_mb())
-        await asyncio.wait(list(self._tasks), timeout=load.deadline_ms / 1000 + 2.0)
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=load.deadline_ms / 1000 + 2.0)
         left = list(self._tasks)
         for task in left:
             task.cancel()
@@ -134,7 +147,19 @@ class _Run:
         hearing.cancel()
         await asyncio.gather(hearing, return_exceptions=True)
 
+    async def _ask_on_and_on(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < self.began + self.load.seconds:
+            number += 1
+            await self._ask(number)
+
     def _watch(self, now: float) -> None:
+        before, self._last = self._last, (self.began + now, process_time())
+        due = self._last[0] - before[0] - SLICE_S
+        without = due - (self._last[1] - before[1])
+        if without > SLICE_S:  # less is what a loop takes to come round
+            self.stood_still = max(self.stood_still, without)
+            self.starved += without
         self.deepest = max(self.deepest, *(worker.pools["io"].depth() for worker in self.system.workers))
         if not self.memory and now >= self.load.seconds / 3:
             self.memory.append(rss_mb())
@@ -162,15 +187,15 @@ class _Run:
     def findings(self, recorded: Counter[tuple[str, str, str]]) -> Findings:
         load = self.load
         limit = load.deadline_ms / 1000
-        good = sum(s == "success" and took <= limit and RISE_S < at <= load.seconds for s, at, took in self.ends)
+        good = sum(s == "success" and took <= limit and load.rise_s < at <= load.seconds for s, at, took in self.ends)
         taken = [(at - took, took) for status, at, took in self.ends if status != "refused"]
-        risen = sorted(took for came, took in taken if came >= RISE_S)
+        risen = sorted(took for came, took in taken if came >= load.rise_s)
         return Findings(
             offered=len(self.ends),
             ended=dict(Counter(status for status, _, _ in self.ends)),
-            goodput=good / (load.seconds - RISE_S),
-            p99_s=risen[max(0, int(len(risen) * 0.99) - 1)],
-            slowest_s=max(took for _, took in taken),
+            goodput=good / (load.seconds - load.rise_s),
+            p99_s=risen[max(0, int(len(risen) * 0.99) - 1)] if risen else 0.0,
+            slowest_s=max((took for _, took in taken), default=0.0),
             retry_after=[min(self.waits, default=0.0), max(self.waits, default=0.0)],
             refused_by_workers=sum(n for (who, _, why), n in self.said.items() if (who, why) != ("worker", "accepted"))
             - len(self.waits),
@@ -178,6 +203,8 @@ class _Run:
             unrecorded=(self.said - recorded).total(),
             rss_mb=self.memory,
             deepest=self.deepest,
+            stood_still_s=self.stood_still,
+            starved=self.starved / load.seconds,
         )
 
 

@@ -8,35 +8,57 @@ from tests.faults.points import ALL, either
 from tests.faults.stub import stub
 from tests.faults.system_load import Findings, Load, loaded
 
-AT_ONCE, SERVICE_MS = 2, 40
-"""50 a second: little enough that a busy machine with two processors is not what is measured."""
+SERVICE_MS = 40
+FASTEST, SLOWEST = 200.0, 50.0
+"""What the service can do a second, at most and at least."""
 DEADLINE_MS = either(1000, 2000)
 SECONDS = float(either(3, 12))
+REFUSALS_FOR_A_RUN = 3
+"""At least so many requests are refused for what it costs to run one."""
 TRIES = 3
-"""A machine that stands still for a moment is no fault of the system. The best of so many runs counts."""
+"""A machine that stands still is no fault of the system: a run in which it did is made again."""
 
 
-def under(folder: Path, times: float, **changes: object) -> Findings:
-    """A load of so many times the capacity."""
+@pytest.fixture
+def speed(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Assignments a second that this machine runs over HTTP now, when the service itself costs no time."""
+    with stub(64, 0) as service:
+        folder = tmp_path_factory.mktemp("speed")
+        load = Load(str(folder), service.port, per_second=0, seconds=2.0, deadline_ms=10_000, side_by_side=16, slots=16)
+        return loaded(load).goodput
+
+
+def at_once_for(speed: float, times: float) -> int:
+    """A service that is the narrow place: with it, runs and refusals take half of what this machine can do."""
+    most = 0.5 * speed / (1 + (times - 1) / REFUSALS_FOR_A_RUN)
+    return max(1, round(min(FASTEST, max(SLOWEST, most)) * SERVICE_MS / 1000))
+
+
+def under(folder: Path, times: float, at_once: int, **changes: object) -> tuple[Findings, float]:
+    """A load of so many times the capacity, and what the service could really do meanwhile."""
     folder.mkdir()
-    with stub(AT_ONCE, SERVICE_MS) as service:
-        fixed: dict[str, object] = {"slots": 4 * AT_ONCE, "deadline_ms": DEADLINE_MS, "seconds": SECONDS}
+    with stub(at_once, SERVICE_MS) as service:
+        fixed: dict[str, object] = {"slots": 4 * at_once, "deadline_ms": DEADLINE_MS, "seconds": SECONDS}
+        fixed["rise_s"] = 30 / service.capacity
         plan = {"folder": str(folder), "port": service.port, "per_second": times * service.capacity} | fixed | changes
-        return loaded(Load(**plan))  # type: ignore[arg-type]
+        found = loaded(Load(**plan))  # type: ignore[arg-type]
+    return found, service.real_capacity
 
 
-def share(found: Findings) -> float:
-    return found.goodput / (AT_ONCE / SERVICE_MS * 1000)
+def undisturbed(found: Findings) -> bool:
+    return found.starved < 0.05 and found.stood_still_s < 0.1
 
 
-def wrong_with(found: Findings) -> list[str]:
-    """Which of the promises about overload a run broke."""
+def wrong_with(found: Findings, capacity: float) -> list[str]:
+    """Which of the promises about overload a run broke. What the machine took away was nobody's to keep."""
+    had = 1.0 if undisturbed(found) else max(0.1, 1 - found.starved)
+    deadline = DEADLINE_MS / 1000 / had
     broken = []
-    if share(found) < 0.9:
-        broken.append(f"goodput {share(found):.2f} of the capacity")
-    if found.p99_s > DEADLINE_MS / 1000:
+    if found.goodput < 0.9 * capacity * had:
+        broken.append(f"goodput {found.goodput / capacity:.2f} of the capacity")
+    if found.p99_s > deadline:
         broken.append(f"p99 of what was accepted {found.p99_s:.2f} s")
-    if found.slowest_s > DEADLINE_MS / 1000 + 0.5:
+    if found.slowest_s > deadline + 0.5:
         broken.append(f"an answer after {found.slowest_s:.2f} s")
     if found.rss_mb[-1] - found.rss_mb[0] > 10:
         broken.append(f"memory went from {found.rss_mb[0]:.0f} to {found.rss_mb[-1]:.0f} MB")
@@ -46,31 +68,32 @@ def wrong_with(found: Findings) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 5, 10] if ALL else [5])
 @pytest.mark.parametrize("queue_size", [50, 500] if ALL else [500])
-def test_overload_costs_only_the_excess(tmp_path: Path, times: int, queue_size: int) -> None:
-    """Whether the queue's count is a second of work or ten: the bound in time holds."""
-    runs = []
+def test_overload_costs_only_the_excess(tmp_path: Path, speed: float, times: int, queue_size: int) -> None:
+    """Whether the queue's count is little work or much: the bound in time holds."""
+    at_once, judged = at_once_for(speed, times), []
     for number in range(TRIES):
-        found = under(tmp_path / str(number), times, queue_size=queue_size)
+        found, capacity = under(tmp_path / str(number), times, at_once, queue_size=queue_size)
         assert (found.unacked, found.unrecorded) == (0, 0), "a refusal is told and on record, whatever the machine does"
         assert found.ended.get("refused", 0) > found.offered * (1 - 1 / times) * 0.7
         assert found.retry_after[0] > 0, "who is refused hears when to come back"
         assert found.deepest <= queue_size
         assert "unanswered" not in found.ended
-        runs.append(found)
-        if not wrong_with(found):
+        judged.append(wrong_with(found, capacity))
+        print(
+            f"{times}x of {capacity:.0f}/s, {queue_size} places: goodput {found.goodput / capacity:.2f}, "
+            f"p99 {found.p99_s:.2f} s, {found.ended}, {found.rss_mb} MB, starved {found.starved:.2f}: {judged[-1]}"
+        )
+        if undisturbed(found) or not judged[-1]:
             break
-    best = max(runs, key=share)
-    print(
-        f"{times}x, {queue_size} places: goodput {share(best):.2f}, p99 {best.p99_s:.2f} s, {best.ended}, {best.rss_mb}"
-    )
-    assert any(not wrong_with(found) for found in runs), [wrong_with(found) for found in runs]
+    assert [] in judged, judged
 
 
 @pytest.mark.slow
-def test_the_baseline_misses_the_deadline_under_the_same_load(tmp_path: Path) -> None:
+def test_the_baseline_misses_the_deadline_under_the_same_load(tmp_path: Path, speed: float) -> None:
     """Without the bounded queue everything is accepted, and nearly everything comes too late."""
-    found = under(tmp_path / "baseline", 5, queue_v2=False, told=False, queue_size=10_000)
-    assert share(found) < 0.5
+    at_once = at_once_for(speed, 5)
+    found, capacity = under(tmp_path / "baseline", 5, at_once, queue_v2=False, told=False, queue_size=10_000)
+    assert found.goodput < 0.5 * capacity
     assert found.p99_s > 3 * DEADLINE_MS / 1000
     assert "refused" not in found.ended
-    assert len(wrong_with(found)) >= 2
+    assert len(wrong_with(found, capacity)) >= 2

@@ -21,6 +21,7 @@ from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
 from reefknot.router.health import HealthTable
 from reefknot.router.service import Router
+from reefknot.router.settings import RouterSettings
 from reefknot.testing import run_virtual
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
@@ -70,7 +71,8 @@ class Fleet:
     def __init__(self, store: Store, names: tuple[str, ...]) -> None:
         clock, self.store, self.transport = clock_of_this_loop(), store, Sent()
         settings = default_settings(rules=Rules(size=SIZE), concurrency={"cpu": SLOTS})
-        self.router = Router(store=store, transport=self.transport, clock=clock, rules=Rules(size=SIZE), seed=7)
+        bounds = RouterSettings(rules=Rules(size=SIZE))
+        self.router = Router(store=store, transport=self.transport, clock=clock, settings=bounds, seed=7)
         self.steps = {name: Step() for name in names}
         self.workers = {
             name: Worker(

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from reefknot.assembly import open_store
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.ports.audit_log import AuditQuery
+from tests.pace import slowness
 
 PROCESSES = 8
 ITEMS = 400
@@ -52,6 +54,9 @@ async def main(path, me, keys, broken):
             else:
                 items = await store.work.claim(5, owner=me, lease=600)
             slowest = max(slowest, time.monotonic() - asked)
+            if not runs and not broken:
+                print("claimed", flush=True)  # whoever is slow to start gets a share before the fast have it all
+                sys.stdin.readline()
             if not items:
                 idle += 1
                 await store.work.wait(0.05)
@@ -101,12 +106,14 @@ def _race(path: Path, variant: str) -> list[dict[str, Any]]:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
         reports = []
+        _go(processes)
+        if variant == "sound":
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "claimed\n"
+            _go(processes)
         for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        for process in processes:
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=300)
             assert process.returncode == 0
             reports.append(json.loads(out))
     finally:
@@ -114,6 +121,13 @@ def _race(path: Path, variant: str) -> list[dict[str, Any]]:
             process.kill()
             process.wait()
     return reports
+
+
+def _go(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
 
 
 @pytest.mark.slow
@@ -126,7 +140,7 @@ def test_eight_processes_share_the_work_without_running_any_of_it_twice_or_losin
     won = [key for report in reports for key in report["won"]]
     assert sorted(won) == list(range(RACED_KEYS))
     assert all(report["runs"] for report in reports), "a process got nothing"
-    assert max(report["slowest"] for report in reports) < 10
+    assert max(report["slowest"] for report in reports) < 10 * slowness()
     asyncio.run(_inspect(path))
 
 

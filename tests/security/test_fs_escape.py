@@ -23,6 +23,7 @@ from reefknot.blocks.settings import FsSettings
 from tests.integration.stepping import run
 
 OPENS = 100_000
+PATIENCE_S = 120.0
 SWAPPING = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -84,22 +85,24 @@ def race(yard: Yard, attempt: Callable[[int], int], times: int) -> tuple[int, in
     return inside, nothing, escaped
 
 
+def raced_well(yard: Yard, attempt: Callable[[int], int]) -> int:
+    """How many escaped of so many opens, and of more until both sides of the door were met often enough."""
+    inside, nothing, escaped = race(yard, attempt, OPENS)
+    until = time.monotonic() + PATIENCE_S
+    while min(inside, nothing) <= 100:
+        assert time.monotonic() < until, f"no race: {inside} times inside, {nothing} times nothing"
+        more = race(yard, attempt, 1000)
+        inside, nothing, escaped = inside + more[0], nothing + more[1], escaped + more[2]
+    return escaped
+
+
 def test_the_kernel_lets_none_of_100000_racing_opens_out(yard: Yard) -> None:
     assert has_openat2()
-
-    inside, nothing, escaped = race(yard, lambda root: open_beneath(root, ("door", "file"), os.O_RDONLY), OPENS)
-
-    assert escaped == 0
-    assert inside > 100
-    assert nothing > 100
+    assert raced_well(yard, lambda root: open_beneath(root, ("door", "file"), os.O_RDONLY)) == 0
 
 
 def test_nor_does_the_walk_without_the_kernels_help(yard: Yard) -> None:
-    inside, nothing, escaped = race(yard, lambda root: open_by_walking(root, ("door", "file"), os.O_RDONLY), OPENS)
-
-    assert escaped == 0
-    assert inside > 100
-    assert nothing > 100
+    assert raced_well(yard, lambda root: open_by_walking(root, ("door", "file"), os.O_RDONLY)) == 0
 
 
 def test_a_check_of_the_path_before_opening_it_escapes(yard: Yard) -> None:
@@ -112,7 +115,7 @@ def test_a_check_of_the_path_before_opening_it_escapes(yard: Yard) -> None:
             raise PermissionError(path)
         return os.open(path, os.O_RDONLY)
 
-    until = time.monotonic() + 15
+    until = time.monotonic() + PATIENCE_S
     escaped = 0
     while not escaped and time.monotonic() < until:
         escaped = race(yard, checked, 1000)[2]
@@ -120,10 +123,12 @@ def test_a_check_of_the_path_before_opening_it_escapes(yard: Yard) -> None:
 
 
 def test_no_racing_write_lands_outside(yard: Yard) -> None:
-    kept = 0
-    for number in range(150):
+    kept = number = 0
+    until = time.monotonic() + PATIENCE_S
+    while number < 150 or not (kept or time.monotonic() > until):
         block = BlobPut(Folders(FsSettings((yard.root,))))
         kept += run(block, path=f"door/new-{number % 7}", content="x").ok
+        number += 1
 
     assert kept > 0
     assert [file.name for file in yard.outside.iterdir()] == ["file"]

@@ -22,7 +22,7 @@ from reefknot.core.audit.event import (
 from reefknot.core.audit.replay import replay
 from reefknot.core.messages import ExecResult, ResultStatus
 from reefknot.core.overload.admission import Newcomer, QueueView, Reject, Rules, admit
-from reefknot.core.work import ENDED, WorkItem, WorkState
+from reefknot.core.work import ENDED, WorkItem, WorkState, submission_id
 from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def check_at_the_end(world: World) -> None:
     story = world.story
     for name in story.handed_in.keys() - story.results.keys():
         item = await world.store.work.get(name)
-        desk = await world.store.work.get(f"route/{name}")
+        desk = await world.store.work.get(submission_id(name))
         where = "not at a worker" if item is None else f"{item.state.value} in {item.resource_class} due {item.due_at}"
         story.broken.append(f"{name} has no result; {where}; at the desk {desk and desk.state.value}")
     bodies = [entry.entry.body async for entry in _all(world)]
@@ -67,6 +67,7 @@ async def check_at_the_end(world: World) -> None:
         _check_attempts(world, name, events)
     for name, result in story.results.items():
         await _check_end(world, name, result, by_work.get(name, []))
+    await _check_stored_ends(world, by_work)
     _check_published(world)
     mismatches = await world.store.audit.verify()
     story.broken += [f"the chain of events: {one}" for one in mismatches]
@@ -118,10 +119,34 @@ async def _check_end(world: World, name: str, result: ExecResult, events: list[A
             story.broken.append(f"{name} got the output {result.output}")
         if not story.executions.get(name):
             story.broken.append(f"{name} succeeded without having run")
-    elif not kinds & {RetryExhausted, RetryRefused, TimeoutOccurred, OperatorAction, Dropped, Quarantined}:
+    elif not any(map(_is_an_end, events)):
         story.broken.append(f"{name} ended as {result.status} {result.error_code}, and no event says so")
     if item is not None:
         _check_item(world, item, result)
+
+
+def _is_an_end(event: AnyEvent) -> bool:
+    """One attempt that ran out of time may be followed by another; that is no end."""
+    if isinstance(event, TimeoutOccurred):
+        return event.whole
+    return isinstance(event, RetryExhausted | RetryRefused | OperatorAction | Dropped | Quarantined)
+
+
+async def _check_stored_ends(world: World, by_work: dict[str, list[AnyEvent]]) -> None:
+    """Whatever a worker's work ended as in the store, an event of that kind tells it."""
+    after = ""
+    while True:
+        page = await world.store.work.find(after=after, limit=500)
+        for item in page:
+            events = by_work.get(item.id, [])
+            if item.state is WorkState.QUARANTINED and not any(isinstance(one, Quarantined) for one in events):
+                world.story.broken.append(f"{item.id} is quarantined ({item.reason}), and no event says so")
+            ended = item.state in (WorkState.FAILED, WorkState.CANCELLED) and "@" in item.resource_class
+            if ended and not any(map(_is_an_end, events)):
+                world.story.broken.append(f"{item.id} is {item.state.value} ({item.reason}), and no event says so")
+        if len(page) < 500:
+            return
+        after = page[-1].id
 
 
 def _check_item(world: World, item: WorkItem, result: ExecResult) -> None:

@@ -10,16 +10,18 @@ import msgspec
 import pytest
 
 from reefknot.core import work as core
-from reefknot.core.messages import AckStatus, ExecAssignment
+from reefknot.core.audit.event import Quarantined
+from reefknot.core.messages import ExecAssignment
 from reefknot.core.work import WorkState
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.dispatch import Dispatcher
 from reefknot.router.service import Router
-from reefknot.worker.intake import Intake, Taken
+from reefknot.worker.intake import Admitted, Intake, Taken
 from reefknot.worker.pool import Pool
 from reefknot.worker.service import Worker
+from reefknot.worker.settings import WorkerSettings
 from tests.simulation.world import run
 
 FEW = 40
@@ -50,12 +52,12 @@ class FencelessStore(MemoryStore):
 class HastyIntake(Intake):
     """Says yes, and keeps it a moment later."""
 
-    async def _keep(self, assignment: ExecAssignment, pool: Pool, answer: Any, inputs: dict[str, Any]) -> Taken:
-        asyncio.get_running_loop().call_later(0.2, self._later, assignment, pool, answer, inputs)
-        return Taken(self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool))
+    async def keep(self, group: Sequence[Admitted]) -> list[Taken]:
+        asyncio.get_running_loop().call_later(0.2, self._later, group)
+        return [Taken(one.ack) for one in group]
 
-    def _later(self, *given: Any) -> None:
-        asyncio.get_running_loop().create_task(super()._keep(*given)).add_done_callback(_seen)
+    def _later(self, group: Sequence[Admitted]) -> None:
+        asyncio.get_running_loop().create_task(super().keep(group)).add_done_callback(_seen)
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
@@ -105,7 +107,15 @@ class UnboundedIntake(Intake):
         return Accept(), {}
 
 
-class UnboundedWorker(Worker):
+class CrampedWorker(Worker):
+    """Few places, so that somebody who does not mind them is noticed soon."""
+
+    def __init__(self, *given: Any, settings: WorkerSettings, **named: Any) -> None:
+        rules = msgspec.structs.replace(settings.rules, size=1)
+        super().__init__(*given, settings=msgspec.structs.replace(settings, rules=rules), **named)
+
+
+class UnboundedWorker(CrampedWorker):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.intake.__class__ = UnboundedIntake
@@ -119,6 +129,15 @@ class SilentWorker(Worker):
         self.journal.entries = lambda events: []  # type: ignore[method-assign]
 
 
+class ForgetfulWorker(Worker):
+    """Puts work aside without a word in the record."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        entries = self.journal.entries
+        self.journal.entries = lambda events: entries([one for one in events if not isinstance(one, Quarantined)])  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("variant", "word"),
     [
@@ -128,8 +147,17 @@ class SilentWorker(Worker):
         ({"router_class": TrustingRouter}, "has no result"),
         ({"worker_class": UnboundedWorker}, "places of at most"),
         ({"worker_class": SilentWorker}, "no event says so"),
+        ({"worker_class": ForgetfulWorker}, "is quarantined ("),
     ],
-    ids=["settle without a fence", "ack before keep", "no re-route", "nobody asks again", "no bound", "no record"],
+    ids=[
+        "settle without a fence",
+        "ack before keep",
+        "no re-route",
+        "nobody asks again",
+        "no bound",
+        "no record",
+        "put aside in silence",
+    ],
 )
 def test_the_harness_catches_a_broken_system_within_a_few_seeds(variant: dict[str, Any], word: str) -> None:
     for seed in range(1, FEW):
@@ -137,6 +165,12 @@ def test_the_harness_catches_a_broken_system_within_a_few_seeds(variant: dict[st
         if any(word in line for line in broken):
             return
     pytest.fail(f"{FEW} seeds, and nobody noticed")
+
+
+def test_few_places_alone_break_no_promise() -> None:
+    """The control of the control "no bound"."""
+    for seed in range(1, FEW // 4):
+        assert run(seed, worker_class=CrampedWorker).broken == []
 
 
 def test_the_harness_catches_workers_that_believe_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:

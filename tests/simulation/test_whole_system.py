@@ -34,7 +34,7 @@ def test_the_runs_see_every_kind_of_end_and_every_kind_of_trouble() -> None:
     troubles = {word.split()[1] for story in stories for word in story.happened}
 
     assert ends == {"success", "error", "timeout", "cancelled"}
-    assert troubles == {"crash", "freeze", "stop", "drain", "jump", "nothing"}
+    assert troubles == {"crash", "freeze", "stop", "drain", "rest", "jump", "nothing"}
     assert sum(result.retries_used > 0 for story in stories for result in story.results.values()) > 20  # type: ignore[operator]
 
 

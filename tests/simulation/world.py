@@ -11,13 +11,14 @@ import contextlib
 import logging
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import msgspec
 
+from reefknot.core import work as core
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     ACK,
@@ -38,8 +39,10 @@ from reefknot.execution.steady import SteadyClock
 from reefknot.ports.block import BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Settlement
 from reefknot.router.desk import Desk
 from reefknot.router.service import Router
+from reefknot.router.settings import RouterSettings
 from reefknot.testing import run_virtual
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
@@ -51,6 +54,7 @@ CALM_S = 260.0
 LEASE_S = 6.0
 SIZE = 8
 SLOTS = {"cpu": 2, "io": 2}
+TROUBLES = ("crash", "crash", "freeze", "freeze", "stop", "drain", "rest", "jump", "nothing")
 
 
 @dataclass
@@ -154,6 +158,23 @@ class World:
         self.router = Member(self, "router")
         self.desk = Desk(store.work, clock, size=30)
         self.sea.on_send = self._accepted_means_kept
+        if isinstance(store, MemoryStore):
+            self._watch_fences(store)
+
+    def _watch_fences(self, store: MemoryStore) -> None:
+        """A report counts when it comes from whoever held the work at that moment, and from nobody else."""
+        queue: Any = store.work
+        settle = queue.settle
+
+        async def watched(settlements: Sequence[Settlement]) -> list[bool]:
+            before = {one.id: queue.items.get(one.id) for one in settlements}
+            answers: list[bool] = await settle(settlements)
+            for one, kept in zip(settlements, answers, strict=True):
+                if kept and not core.holds(before[one.id], owner=one.owner, fence=one.fence):
+                    self.story.broken.append(f"{one.id} has the report of a late owner on record")
+            return answers
+
+        queue.settle = watched
 
     def _accepted_means_kept(self, subject: str, body: bytes) -> None:
         if subject == ACK and isinstance(self.store, MemoryStore):
@@ -166,8 +187,8 @@ class World:
         port = self.sea.port(process)
         rules = Rules(size=SIZE, policy=self.policy, max_defer_time_ms=2000)
         if name == "router":
-            rules = Rules(size=30)
-            return self.router_class(store=store, transport=port, clock=self.clock, rules=rules, seed=seed)
+            bounds = RouterSettings(rules=Rules(size=30))
+            return self.router_class(store=store, transport=port, clock=self.clock, settings=bounds, seed=seed)
         settings = default_settings(
             rules=rules, concurrency=SLOTS, lease=LEASE_S, quarantine_failed=self.story.seed % 5 == 0
         )
@@ -205,13 +226,23 @@ class World:
             await asyncio.sleep(self.rng.random() * 1.2)
             assignment = self._assignment(number)
             try:
-                await self.desk.hand_in(assignment)
+                await self._hand_in(assignment)
             except QueueFullError:
                 self.story.refused += 1
                 continue
             self.story.handed_in[assignment.assignment_id] = assignment
             if self.rng.random() < 0.1:
                 asyncio.get_running_loop().call_later(self.rng.random() * 5, self._cancel, assignment.assignment_id)
+
+    async def _hand_in(self, assignment: ExecAssignment) -> None:
+        """Through the router's own door, or at the desk, as another process does. Who gets no answer goes there too."""
+        router = self.router.part
+        if router is not None and self.rng.random() < 0.5:
+            with contextlib.suppress(Crashed, TimeoutError, asyncio.CancelledError):
+                async with asyncio.timeout(3.0):
+                    await router.submit(assignment)
+                return
+        await self.desk.hand_in(assignment)
 
     def _assignment(self, number: int) -> ExecAssignment:
         rng = self.rng
@@ -244,7 +275,7 @@ class World:
         while self.clock.now() < ends:
             await asyncio.sleep(self.rng.random() * 8)
             member = self.rng.choice([self.router, *self.workers])
-            trouble = self.rng.choice(["crash", "crash", "freeze", "freeze", "stop", "drain", "jump", "nothing"])
+            trouble = self.rng.choice(TROUBLES)
             self.story.happened.append(f"{self.clock.now():.2f} {trouble} {member.name}")
             await getattr(self, f"_{trouble}")(member)
 
@@ -264,6 +295,15 @@ class World:
         if isinstance(member.part, Worker):
             await member.part.drain(self.rng.random())
         await self._stop(member)
+
+    async def _rest(self, member: Member) -> None:
+        """Drained, and at work again a while later."""
+        part = member.part
+        if isinstance(part, Worker):
+            with contextlib.suppress(Crashed):
+                await part.drain(self.rng.random())
+                await asyncio.sleep(self.rng.random() * 8)
+                part.resume()
 
     async def _freeze(self, member: Member) -> None:
         if member.process is not None:

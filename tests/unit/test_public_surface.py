@@ -113,3 +113,9 @@ def test_the_options_that_run_are_those_that_are_typed() -> None:
     assert Options.__annotations__.keys() == POLICY_FIELDS | OTHER_FIELDS
     assert PolicyFields.__annotations__.keys() == POLICY_FIELDS
     assert not POLICY_FIELDS & OTHER_FIELDS
+
+
+def test_what_users_catch_of_it_is_public() -> None:
+    """Every error is one that user code may meet."""
+    raised = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert raised <= set(reefknot.__all__)

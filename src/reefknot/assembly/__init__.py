@@ -5,7 +5,7 @@ The only package that knows every class. Plain constructor calls; no part finds 
 and workers is in `assembly.system`, which is loaded only by who runs one.
 """
 
-from reefknot.assembly.managers import IdempotencyManager, RetryManager, get_retry_manager
+from reefknot.assembly.managers import IdempotencyManager, RetryManager, get_retry_manager, open_manager
 from reefknot.assembly.stores import open_audit_log, open_store
 
-__all__ = ["IdempotencyManager", "RetryManager", "get_retry_manager", "open_audit_log", "open_store"]
+__all__ = ["IdempotencyManager", "RetryManager", "get_retry_manager", "open_audit_log", "open_manager", "open_store"]

@@ -1,5 +1,11 @@
 """Managers that work without arguments: built-in policies, the store in scope, else memory."""
 
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from reefknot.errors import ConfigurationError
 from reefknot.execution import ambient, keys, manager, report, timing
 from reefknot.execution.journal import AuditSink, OnFailure
 from reefknot.ports.idempotency_store import IdempotencyStore
@@ -27,7 +33,7 @@ class RetryManager(manager.RetryManager):
         idempotency: IdempotencyStore | None = None,
         audit: AuditSink | None = None,
         secrets: tuple[str, ...] = (),
-        on_audit_failure: OnFailure | str = OnFailure.FAIL_OPEN,
+        on_audit_failure: OnFailure | str | None = None,
         lease: float = 60.0,
         wait_for_result: float = 60.0,
     ) -> None:
@@ -43,6 +49,44 @@ class RetryManager(manager.RetryManager):
             lease=lease,
             wait_for_result=wait_for_result,
         )
+
+
+@asynccontextmanager
+async def open_manager(
+    config: str | None = None, *, engine: str | None = None, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[RetryManager]:
+    """
+    A manager as a configuration says it, for as long as the block lasts: its book, store, secrets and audit.
+
+    The file is the one named, else the one that would be found from here. `engine` is used instead of its engine.
+    """
+    from reefknot.assembly.keeping import kept_events
+    from reefknot.assembly.stores import open_store, options_of
+    from reefknot.config.book import PolicyBook
+    from reefknot.config.secrets import resolve_section
+    from reefknot.config.settings import load_settings
+
+    known = os.environ if environ is None else environ
+    settings = load_settings(config, environ=known, cwd=Path.cwd())
+    folder = Path.cwd() if settings.path is None else settings.path.parent
+    assert settings.tree is not None
+    found, problems = resolve_section(settings.tree, environ=known, folder=folder)
+    if problems:
+        raise ConfigurationError(problems)
+    secrets = tuple(secret.reveal() for secret in found.values())
+    url = engine or _beneath(folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}")
+    async with (
+        open_store(url, **options_of(settings.configuration)) as store,
+        kept_events(store, settings, secrets=secrets),
+    ):
+        book = PolicyBook.of(settings.book)
+        yield RetryManager(book=book, idempotency=store.idempotency, audit=store.audit, secrets=secrets)
+
+
+def _beneath(folder: Path, url: str) -> str:
+    """A file's path is meant from the configuration's folder."""
+    scheme, _, path = url.partition(":")
+    return f"sqlite:{folder / path.removeprefix('//')}" if scheme == "sqlite" else url
 
 
 def get_retry_manager() -> RetryManager:
@@ -69,6 +113,7 @@ class _ContextClock:
         await timing.asleep(seconds)
 
 
+DEFAULT_STORE = ".reefknot/state.db"
 _manager: RetryManager | None = None
 _warned = False
 _MOST_KEYS_IN_MEMORY = 100_000

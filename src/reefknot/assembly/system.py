@@ -1,9 +1,9 @@
 """
-The whole system in one process: a router, its workers, their blocks, over one store.
+Router and workers over one store: the whole system in one process, or its parts in several.
 
-Commands from other processes come by the store's control part; what the system is doing is written there too, so that
-`worker list` and `router status` can be asked from anywhere. Several systems may share a store: their workers have
-different names, and what a system that is gone left behind is taken over.
+All parts over one store hear each other, whichever process they are in. Commands from other processes come by the
+store's control part; what a system is doing is written there too, so that `worker list` and `router status` can be
+asked from anywhere. Workers over one store have different names, and what a system that is gone left is taken over.
 """
 
 import asyncio
@@ -18,37 +18,40 @@ from typing import Any
 
 import msgspec
 
-from reefknot.assembly.stores import clock_of_this_loop, open_store
+from reefknot.assembly import presence
+from reefknot.assembly.keeping import kept_events
+from reefknot.assembly.orphans import look_for_orphans
+from reefknot.assembly.presence import OBSERVERS, STATUS
+from reefknot.assembly.stores import clock_of_this_loop, open_store, options_of
 from reefknot.blocks.catalog import by_name, standard_blocks
 from reefknot.blocks.python import load_entry_points, load_module
 from reefknot.blocks.settings import read_settings
 from reefknot.config.settings import Settings
 from reefknot.core.messages import ExecAssignment, ExecResult
-from reefknot.core.work import WorkState
-from reefknot.engines.memory.transport import MemoryTransport
-from reefknot.execution import report
+from reefknot.errors import NameTakenError
+from reefknot.execution import arguments, report
 from reefknot.execution.journal import event_id
+from reefknot.execution.steady import SteadyClock
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
 from reefknot.router.client import Client
 from reefknot.router.service import Router
+from reefknot.router.settings import RouterSettings
+from reefknot.router.settings import settings_from as router_settings
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
 ROUTER = "router"
-OBSERVERS = "observers"
-STATUS = "status"
 STATUS_EVERY_S = 1.0
 STATUS_KEPT_S = 5.0
 LISTEN_S = 0.25
-ADOPT_EVERY_S = 10.0
-PAGE = 500
+FREE_NAMES_TRIED = 10
 
 
 class System:
-    """Router and workers over one store."""
+    """A router, workers, or both, over one store."""
 
     def __init__(
         self,
@@ -58,55 +61,92 @@ class System:
         settings: WorkerSettings,
         blocks: Mapping[str, Block],
         workers: Sequence[str] = ("worker-1",),
+        router: str | None = ROUTER,
+        routing: RouterSettings | None = None,
+        hears_shared: bool = False,
         seed: int | None = None,
         secrets: tuple[str, ...] = (),
     ) -> None:
+        """
+        `workers` are their names; `router` is its name, None for none.
+
+        `routing` are the router's settings; without them its queue has the workers' bounds. With `hears_shared` the
+        workers also take what comes over the shared subject.
+        """
+        clock = SteadyClock(clock)
         self.store = store
         self.settings = settings
         self.system_id = event_id()
         self._clock = clock
         self._blocks = blocks
         self._started_at = int(clock.wall() * 1000)
-        self._transport = MemoryTransport()
-        self.router = Router(store=store, transport=self._transport, clock=clock, rules=settings.rules, seed=seed)
-        self.workers = [
-            Worker(
-                name,
-                settings=settings,
-                store=store,
-                transport=self._transport,
-                blocks=blocks,
-                clock=clock,
-                secrets=secrets,
-                seed=seed,
-            )
-            for name in workers
-        ]
-        self.client = Client(store, clock, size=settings.rules.size)
+        self._process = presence.mark()
+        self._transport = store.transport()
+        shared: dict[str, Any] = {
+            "store": store,
+            "transport": self._transport,
+            "clock": clock,
+            "seed": seed,
+            "process": self._process,
+            "secrets": secrets,
+        }
+        self.routing = routing or RouterSettings(rules=settings.rules)
+        self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared)
+        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
+        self.workers = [Worker(name, **shared) for name in workers]
+        self.client = Client(
+            store,
+            clock,
+            size=self.routing.rules.size,
+            routed=presence.has_router,
+            told=presence.told_by_routers,
+        )
         self._tasks: list[asyncio.Task[None]] = []
-        self._draining: set[asyncio.Task[int]] = set()
+        self._draining: dict[str, asyncio.Task[int]] = {}
+
+    @property
+    def router(self) -> Router:
+        """The router of a system that has one."""
+        if self._router is None:
+            raise LookupError("this system has no router")
+        return self._router
 
     async def start(self) -> None:
-        await self.router.start()
+        """Take part. A name that another living system has is refused, before anything else is done."""
+        heard = await self.store.control.latest()
+        await self._claim_names()
+        await presence.end_leases_of_the_gone(self.store)
+        if self._router is not None:
+            await self._router.start()
         for worker in self.workers:
             await worker.start()
-        heard = await self.store.control.latest()
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._obey(heard), name="system control"),
             loop.create_task(self._show(), name="system status"),
-            loop.create_task(self._look_for_orphans(), name="system orphans"),
+            loop.create_task(look_for_orphans(self.store, self.workers, self._blocks), name="system orphans"),
         ]
+
+    async def _claim_names(self) -> None:
+        await self._say_status()
+        try:
+            await presence.refuse_taken_names(self.store, self.system_id)
+        except NameTakenError:
+            await self._say_status(ended=True)
+            await self._transport.close()
+            raise
 
     async def stop(self, drain: float = 0.0) -> int:
         """End. With `drain`, running steps get so many seconds; answers how many went back to the queue."""
-        for task in (*self._tasks, *self._draining):
+        tasks = (*self._tasks, *self._draining.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._draining, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         back = sum(await asyncio.gather(*(worker.drain(drain) for worker in self.workers)))
         for worker in self.workers:
             await worker.stop()
-        await self.router.stop()
+        if self._router is not None:
+            await self._router.stop()
         await self._transport.close()
         for block in {id(block): block for block in self._blocks.values()}.values():
             await block.close()
@@ -123,9 +163,10 @@ class System:
             "system_id": self.system_id,
             "pid": os.getpid(),
             "host": socket.gethostname(),
+            "process": self._process,
             "started_at": self._started_at,
             "at": int(self._clock.wall() * 1000),
-            "router": _finite(msgspec.to_builtins(self.router.snapshot())),
+            "router": self._router and {"router_id": self._router.router_id, **_routing(self._router)},
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
             "blocks": sorted(self._blocks),
             "retries_v2": self.settings.retries_v2,
@@ -172,60 +213,29 @@ class System:
         match command.name:
             case "cancel":
                 return
-            case "drain":
-                seconds = float(body.get("seconds", self.settings.drain))
+            case "drain" | "pause" | "resume":
                 for worker in self.workers:
                     if body.get("worker_id") in (None, worker.worker_id):
-                        self._begin_drain(worker, seconds)
+                        self._tell_worker(worker, command.name, float(body.get("seconds", self.settings.drain)))
             case _:
                 report.logger().warning("unknown command %s", report.printable(command.name, most=80))
 
-    def _begin_drain(self, worker: Worker, seconds: float) -> None:
-        """Beside everything else: it takes as long as the longest running step."""
-        task = asyncio.get_running_loop().create_task(worker.drain(seconds), name=f"drain {worker.worker_id}")
-        self._draining.add(task)
-        task.add_done_callback(self._draining.discard)
+    def _tell_worker(self, worker: Worker, what: str, seconds: float) -> None:
+        """A drain goes on beside everything else: it takes as long as the longest running step."""
+        name = worker.worker_id
+        earlier = self._draining.pop(name, None)
+        if earlier is not None:
+            earlier.cancel()
+        if what == "drain":
+            task = asyncio.get_running_loop().create_task(worker.drain(seconds), name=f"drain {name}")
+            self._draining[name] = task
+        else:
+            (worker.pause if what == "pause" else worker.resume)()
 
-    # ---- what others left -------------------------------------------------------------------------------------------
 
-    async def _look_for_orphans(self) -> None:
-        while True:
-            try:
-                await self.adopt()
-            except Exception as error:
-                report.logger().error("left work cannot be looked for (%s)", report.printable(str(error), most=300))
-            await asyncio.sleep(ADOPT_EVERY_S)
-
-    async def adopt(self) -> None:
-        """Take over what is queued for a worker that no living system has."""
-        living = {worker["worker_id"] for one in await living_systems(self.store) for worker in one["workers"]}
-        living |= {worker.worker_id for worker in self.workers}
-        counts = (await self.store.work.snapshot()).counts
-        left = {
-            name
-            for name, states in counts.items()
-            if "@" in name
-            and name.partition("@")[2] not in living
-            and (states.get(WorkState.PENDING) or states.get(WorkState.RUNNING))
-        }
-        for state in (WorkState.PENDING, WorkState.RUNNING) if left else ():
-            await self._adopt(state, left)
-
-    async def _adopt(self, state: WorkState, left: set[str]) -> None:
-        after, number = "", 0
-        while True:
-            items = await self.store.work.find(state=state, after=after, limit=PAGE)
-            for item in items:
-                if item.resource_class not in left:
-                    continue
-                worker = self.workers[number % len(self.workers)]
-                pool = worker.pools.get(item.resource_class.partition("@")[0])
-                if pool is not None:
-                    number += 1
-                    await worker.endings.known_already(item.id, pool)
-            if len(items) < PAGE:
-                return
-            after = items[-1].id
+def _routing(router: Router) -> dict[str, Any]:
+    shown: dict[str, Any] = _finite(msgspec.to_builtins(router.snapshot()))
+    return shown
 
 
 def _finite(value: Any) -> Any:
@@ -233,32 +243,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     return None if isinstance(value, float) and not isfinite(value) else value
-
-
-async def living_systems(store: Store) -> list[dict[str, Any]]:
-    """The last status of every system that runs over this store, oldest system first."""
-    async with asyncio.timeout(10.0):
-        said = await store.control.poll(OBSERVERS, limit=1000)
-    last: dict[str, dict[str, Any]] = {}
-    for command in said:
-        if command.name == STATUS:
-            status = json.loads(command.body)
-            last[status["system_id"]] = status
-    living = [one for one in last.values() if not one.get("ended") and not _died(one)]
-    return sorted(living, key=lambda one: (one["started_at"], one["system_id"]))
-
-
-def _died(status: dict[str, Any]) -> bool:
-    """Killed without a word: its process was on this machine and is not there any more."""
-    if status["host"] != socket.gethostname() or status["pid"] == os.getpid():
-        return False
-    try:
-        os.kill(status["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # somebody else's, and so it is there
-        return False
-    return False
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:
@@ -271,7 +255,7 @@ def worker_settings(settings: Settings) -> WorkerSettings:
 def blocks_for(settings: Settings, modules: Sequence[str] = ()) -> dict[str, Block]:
     """The steps this process can run: the standard ones, those of other packages, and one's own."""
     folder = None if settings.path is None else settings.path.parent
-    standard = standard_blocks(read_settings(settings.configuration.blocks, folder=folder))
+    standard = standard_blocks(read_settings(settings.configuration.blocks, folder=folder, place=settings.place))
     own: dict[str, Block] = {}
     for module in modules:
         own |= load_module(module, path=str(Path.cwd()))
@@ -284,34 +268,50 @@ async def running_system(
     settings: Settings,
     *,
     workers: Sequence[str] | int = ("worker-1",),
+    router: str | None = ROUTER,
     modules: Sequence[str] = (),
     drain: float = 5.0,
     seed: int | None = None,
     secrets: tuple[str, ...] = (),
 ) -> AsyncIterator[System]:
-    """A system that runs for as long as the block lasts. `workers` are names, or how many: then the names are free."""
+    """
+    A system that runs for as long as the block lasts.
+
+    `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
+    """
     blocks = blocks_for(settings, modules)
-    async with open_store(url) as store:
-        system = System(
-            store,
-            clock_of_this_loop(),
-            settings=worker_settings(settings),
-            blocks=blocks,
-            workers=await _free_names(store, workers) if isinstance(workers, int) else workers,
-            seed=seed,
-            secrets=secrets,
-        )
-        await system.start()
+    options = options_of(settings.configuration)
+    clock, working = SteadyClock(clock_of_this_loop()), worker_settings(settings)
+    async with open_store(url, clock=clock, **options) as store, kept_events(store, settings, secrets=secrets):
+        for left in reversed(range(FREE_NAMES_TRIED)):
+            living = await presence.living_systems(store)
+            system = System(
+                store,
+                clock,
+                settings=working,
+                routing=router_settings(settings.configuration, working.rules),
+                hears_shared=settings.configuration.router.shared_subject == "ours",
+                blocks=blocks,
+                workers=_free("worker", workers, presence.names_of(living)) if isinstance(workers, int) else workers,
+                router=_free("router", 1, presence.routers_of(living))[0] if router == "" else router,
+                seed=seed,
+                secrets=secrets,
+            )
+            try:
+                await system.start()
+                break
+            except NameTakenError:  # somebody who started in the same moment was faster
+                if not left or not (router == "" or isinstance(workers, int)):
+                    raise
         try:
             yield system
         finally:
             await system.stop(drain)
 
 
-async def _free_names(store: Store, count: int) -> list[str]:
+def _free(kind: str, count: int, taken: set[str]) -> list[str]:
     """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
-    taken = {worker["worker_id"] for one in await living_systems(store) for worker in one["workers"]}
-    names = (f"worker-{number}" for number in range(1, count + len(taken) + 1))
+    names = (f"{kind}-{number}" for number in range(1, count + len(taken) + 1))
     return [name for name in names if name not in taken][:count]
 
 
@@ -322,5 +322,12 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
 
     `size` bounds what may wait there for a router.
     """
+    arguments.whole("size", size)
     async with open_store(url) as store:
-        yield Client(store, clock_of_this_loop(), size=size)
+        yield Client(
+            store,
+            clock_of_this_loop(),
+            size=size,
+            routed=presence.has_router,
+            told=presence.told_by_routers,
+        )

@@ -111,6 +111,17 @@ class _FsBlock:
     async def close(self) -> None:
         self._folders.close()
 
+    async def _with_path(
+        self, inputs: Mapping[str, Any], context: BlockContext, work: Callable[[_Place], dict[str, Any]]
+    ) -> StepResult:
+        """A step that takes a path and nothing else."""
+        try:
+            asked = Inputs(inputs, "path")
+            place, seconds = self._path(asked), asked.seconds(context.seconds)
+        except Refusal as refusal:
+            return refusal.result
+        return await self._folders.within(seconds, place, lambda: work(place))
+
     def _path(self, inputs: Inputs) -> _Place:
         return self._folders.place(inputs.text("path", accepted=_PATH))
 
@@ -150,12 +161,7 @@ class BlobGet(_FsBlock):
     type = "fs.blob_get"
 
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        try:
-            asked = Inputs(inputs, "path")
-            place, seconds = self._path(asked), asked.seconds(context.seconds)
-        except Refusal as refusal:
-            return refusal.result
-        return await self._folders.within(seconds, place, lambda: _get(place, self._folders))
+        return await self._with_path(inputs, context, lambda place: _get(place, self._folders))
 
 
 class Delete(_FsBlock):
@@ -164,12 +170,7 @@ class Delete(_FsBlock):
     type = "fs.delete"
 
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        try:
-            asked = Inputs(inputs, "path")
-            place, seconds = self._path(asked), asked.seconds(context.seconds)
-        except Refusal as refusal:
-            return refusal.result
-        return await self._folders.within(seconds, place, lambda: _delete(place))
+        return await self._with_path(inputs, context, _delete)
 
 
 def _put(place: _Place, content: bytes, *, overwrite: bool) -> dict[str, Any]:

@@ -7,12 +7,13 @@ extended protocol takes one statement at a time, and parameters never become tex
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from math import inf
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
@@ -29,6 +30,7 @@ _NEVER = frozenset(
 )
 _SPACE = re.compile(r"(?:\s+|--[^\n]*(?:\n|\Z)|/\*(?:[^*/]|\*(?!/)|/(?!\*))*+\*/)*+[(\s]*+")
 _WORD = re.compile(r"[a-z]+", re.IGNORECASE)
+_RETURNING = re.compile(r"\breturning\b", re.IGNORECASE)
 _CLOSED = re.compile(
     r"U&"
     r"|\b(?:lo_\w+|loread|lowrite|set_config|dblink\w*|(?:query|cursor|table|schema|database)_to_xml\w*"
@@ -78,7 +80,7 @@ async def run(connection: SqlConnection, query: str, parameters: Parameters, *, 
             await _prepared(server, connection, reads=reads)
             if word in _ROWS_FIRST or reads:
                 return await _streamed(server, query, parameters, limits)
-            return await _executed(server, query, parameters, limits)
+            return await _written(server, query, parameters, limits, word)
     except psycopg.Error as error:
         raise told(error) from error
 
@@ -141,8 +143,8 @@ async def _streamed(server: AsyncConnection[Any], query: str, parameters: Parame
     """Row by row, so that an answer without end is left early."""
     found = Rows(limits)
     named = False
-    async with server.cursor() as cursor:
-        async for row in cursor.stream(query.encode(), _bound(parameters)):
+    async with server.cursor() as cursor, aclosing(_stream(cursor, query, parameters)) as rows:
+        async for row in rows:
             if not named:
                 found.name([column.name for column in cursor.description or ()])
                 named = True
@@ -150,8 +152,34 @@ async def _streamed(server: AsyncConnection[Any], query: str, parameters: Parame
     return found
 
 
+def _stream(cursor: AsyncCursor[Any], query: str, parameters: Parameters) -> AsyncGenerator[Any, None]:
+    rows: Any = cursor.stream(query.encode(), _bound(parameters))  # which is a generator, and has to be ended as one
+    answered: AsyncGenerator[Any, None] = rows
+    return answered
+
+
+async def _written(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits, word: str) -> Rows:
+    """A statement that may change something. What it may answer is read row by row, like any other answer."""
+    if not may_answer(word, query):
+        return await _executed(server, query, parameters, limits)
+    try:
+        found = await _streamed(server, query, parameters, limits)
+    except psycopg.ProgrammingError as error:
+        if error.sqlstate is not None or "didn't produce a result" not in str(error):
+            raise
+        await server.rollback()  # it answers nothing: only another way of asking tells how many rows it changed
+        return await _executed(server, query, parameters, limits)
+    found.affected = len(found.rows)
+    return found
+
+
+def may_answer(word: str, query: str) -> bool:
+    """Whether a statement that is not plainly a question may have rows to give."""
+    return word == "with" or _RETURNING.search(query) is not None
+
+
 async def _executed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits) -> Rows:
-    """A statement that changes something; too large an answer undoes it."""
+    """A statement that changes something and answers nothing, or next to nothing."""
     found = Rows(limits)
     async with server.cursor() as cursor:
         await cursor.execute(query.encode(), _bound(parameters), prepare=True)

@@ -26,7 +26,6 @@ from reefknot.core.messages import LARGEST_MESSAGE, ExecAssignment, InvalidMessa
 from reefknot.execution.journal import event_id
 
 STDIN = "-"
-_BATCH = 100
 _LOOK_S = 0.02
 _PUT_S = 0.5
 

@@ -46,7 +46,8 @@ def _check_blocks(found: Settings) -> None:
     if found.configuration.blocks:
         from reefknot.blocks.settings import read_settings
 
-        read_settings(found.configuration.blocks, folder=None if found.path is None else found.path.parent)
+        folder = None if found.path is None else found.path.parent
+        read_settings(found.configuration.blocks, folder=folder, place=found.place)
 
 
 def _contents(found: Settings) -> str:

@@ -36,6 +36,10 @@ def show(*, config: Config = None, json: Json = False) -> int:
         if value is None and not written:
             continue  # not said: what is built in for the target holds, and `policy list` shows it
         values.append((dotted(path), _safe(path, value), str(tree.mark(path)) if written else DEFAULT))
+    if found.configuration.engine is None:
+        from reefknot.cli.engine import DEFAULT as STATE
+
+        values.append(("engine", f"sqlite:{STATE}", DEFAULT))
     gates = {"worker.retries.v2": found.retries_gate, "worker.queue.v2": found.queue_gate}
     if json:
         put_json(

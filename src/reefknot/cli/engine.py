@@ -20,6 +20,7 @@ from reefknot.cli.exits import CommandError, Exit
 from reefknot.cli.output import printable
 
 if TYPE_CHECKING:
+    from reefknot.config.settings import Settings
     from reefknot.core.redaction import Redactor
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
@@ -41,6 +42,7 @@ class Place(Struct, frozen=True):
 
     url: str
     redactor: Any
+    options: dict[str, Any] = {}
 
     @property
     def path(self) -> Path:
@@ -63,9 +65,9 @@ def place(engine: str | None, config: str | None) -> Place:
     found = settings(config)
     folder = Path.cwd() if found.path is None else found.path.parent
     if engine is not None:
-        return Place(_checked(engine, Path.cwd()), _redactor(config))
+        return Place(_checked(engine, Path.cwd()), _redactor(config), _options(found))
     configured = found.configuration.engine
-    return Place(_checked(configured or f"sqlite:{DEFAULT}", folder), _redactor(config))
+    return Place(_checked(configured or f"sqlite:{DEFAULT}", folder), _redactor(config), _options(found))
 
 
 def _checked(url: str, folder: Path) -> str:
@@ -83,6 +85,16 @@ def checked_url(url: str, folder: Path) -> str:
     return url  # what opens stores says what it accepts
 
 
+def _options(found: Settings) -> dict[str, Any]:
+    """How the store is opened; a command that looks at one neither tidies it nor says how long it keeps what."""
+    keys = found.configuration.idempotency
+    return {
+        "retention": keys.retention_seconds,
+        "largest_result": keys.largest_result_bytes,
+        "most_keys": keys.max_keys,
+    }
+
+
 def _redactor(config: str | None) -> Redactor:
     """Hides the configured secrets that can be read here; an operator may not be allowed to read all of them."""
     import os
@@ -97,12 +109,16 @@ def _redactor(config: str | None) -> Redactor:
 
 
 @asynccontextmanager
-async def opened(where: Place) -> AsyncIterator[Store]:
-    """The store, if there is one."""
+async def opened(where: Place, *, or_empty: bool = False) -> AsyncIterator[Store]:
+    """The store, if there is one. An empty file would become one, which only who migrates wants."""
     from reefknot.assembly import open_store
 
     existing(where)
-    async with open_store(where.url) as store:
+    if not or_empty and where.url.startswith("sqlite:") and where.path.stat().st_size == 0:
+        raise CommandError(
+            f"{where.path}: is an empty file, and no store; `store migrate` makes it one", Exit.UNREACHABLE
+        )
+    async with open_store(where.url, **where.options, tidy=False) as store:
         yield store
 
 

@@ -18,6 +18,8 @@ from msgspec import Struct
 
 from reefknot.cli.engine import opened, place
 from reefknot.cli.exits import CommandError, Exit
+from reefknot.cli.output import printable
+from reefknot.cli.progress import Advance, progress
 from reefknot.core.audit.chain import Head, Mismatch, anchored
 from reefknot.core.audit.lines import (
     UNREADABLE,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 PAGE = 1000
 MOST_HEAD_BYTES = 4096
+SQLITE = b"SQLite format 3\x00"
+"""How a database begins."""
 
 
 class Recorded(Struct, frozen=True):
@@ -82,9 +86,11 @@ class OfStore:
     async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
         if head is not None and head.chain != self.head.chain:
             return self.head, [Mismatch(0, f"this is chain {self.head.chain}, the head is of chain {head.chain}")]
-        found = await self.log.verify(head)
-        async for kept in pages_of(self.log, until=self.head.sequence):
-            found += filter(None, map(_misfiled, kept))
+        with progress("verifying", 2 * self.total) as advance:
+            found = await self.log.verify(head, progress=advance)
+            async for kept in pages_of(self.log, until=self.head.sequence):
+                found += filter(None, map(_misfiled, kept))
+                advance(len(kept))
         return self.head, found
 
 
@@ -99,16 +105,27 @@ class OfFiles:
         self.total = sum(file.stat().st_size for file in self._files)
 
     async def pages(self) -> AsyncIterator[Page]:
+        self._refuse_no_log()
         lines = lines_of(self._files)
         while page := list(islice(lines, PAGE)):
             yield Page([one for text in page if (one := _recorded(text)) is not None], sum(map(len, page)))
 
-    async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
-        return self._end(), verify_lines(lines_of(self._files), head)
+    def _refuse_no_log(self) -> None:
+        """What is no log has nothing in it that could come out differently."""
+        first = next(lines_of(self._files), b"")
+        if not isinstance(read_line(first), Opening):
+            began = printable(first[:40].decode("utf-8", "replace").rstrip("\n")) or "nothing"
+            expected = '{"chain":"…","format":1,"hash":"…","sequence":0}, as `reefknot audit export` writes it'
+            message = f"{self._files[0]}:1: this is no audit log: expected {expected}; found {began!r}"
+            raise CommandError(message, Exit.MISMATCH)
 
-    def _end(self) -> Head:
+    async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
+        with progress("verifying", 2 * self.total) as advance:
+            return self._end(advance), verify_lines(_told(lines_of(self._files), advance), head)
+
+    def _end(self, advance: Advance) -> Head:
         end = Head("?")
-        for text in lines_of(self._files):
+        for text in _told(lines_of(self._files), advance):
             found = read_line(text)
             if isinstance(found, Opening):
                 end = found.head
@@ -119,15 +136,27 @@ class OfFiles:
 
 @asynccontextmanager
 async def evidence(file: Path | None, engine: str | None, config: str | None) -> AsyncIterator[Evidence]:
-    """The file when one is named, else the store."""
+    """The file when one is named, else the store. A file that is a store is opened as one."""
     if file is not None:
         if engine is not None:
             raise CommandError("name a file or --engine, not both")
-        yield OfFiles(file)
-        return
+        engine = _store_at(file)
+        if engine is None:
+            yield OfFiles(file)
+            return
     where = place(engine, config)
     async with opened(where) as store:
         yield OfStore(store.audit, await store.audit.head(), where.url)
+
+
+def _store_at(file: Path) -> str | None:
+    """The address of the store that this file is; None of one that is no database."""
+    if str(file).startswith("sqlite:"):
+        return str(file)
+    if not file.is_file():
+        return None
+    with file.open("rb") as stream:
+        return f"sqlite:{file.absolute()}" if stream.read(len(SQLITE)) == SQLITE else None
 
 
 async def pages_of(
@@ -178,6 +207,13 @@ async def _start(log: AuditLog, head: Head, first: int) -> Head:
                 if found is not None and found.sequence == first - 1:
                     start = found
     return start
+
+
+def _told(lines: Iterator[bytes], advance: Advance) -> Iterator[bytes]:
+    """The lines, and how far they bring a progress bar."""
+    for line in lines:
+        advance(len(line))
+        yield line
 
 
 def head_in(file: Path) -> Head:

@@ -14,6 +14,7 @@ from reefknot.errors import (
     ConfigurationError,
     IdempotencyError,
     KeyInProgressError,
+    NameTakenError,
     ParameterError,
     StoreCorruptError,
     StoreError,
@@ -78,7 +79,7 @@ def told(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.MISCONFIGURED, [f"reefknot: {error}"]
         case StoreError():
             return Exit.UNREACHABLE, [f"reefknot: {error}"]
-        case KeyInProgressError():
+        case KeyInProgressError() | NameTakenError():
             return Exit.TEMPORARY, [f"reefknot: {error}"]
         case IdempotencyError():
             return Exit.USAGE if isinstance(error, ValueError) else Exit.FAILED, [f"reefknot: {error}"]

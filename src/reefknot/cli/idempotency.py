@@ -1,4 +1,8 @@
-"""`reefknot idempotency`: keys, what is recorded for them, and forgetting one. What is forgotten goes on record."""
+"""
+`reefknot idempotency`: keys, what is recorded for them, telling what came of one, and forgetting one.
+
+What a person tells or forgets goes on record. What came of a key is told only where nobody else knows it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from reefknot.cli.output import printable, put, put_json, put_table
 
 if TYPE_CHECKING:
     from reefknot.cli.engine import Place
-    from reefknot.core.idempotency import KeyRecord
+    from reefknot.core.idempotency import Done, Failed, KeyRecord, Released
 
 app = App(
     name="idempotency",
-    help="See and forget idempotency keys.",
+    help="See, resolve and forget idempotency keys.",
     help_epilogue="Example:\n\n    reefknot idempotency stats",
 )
 
@@ -99,6 +103,74 @@ def forget(
     return Exit.FINE
 
 
+@app.command(help_epilogue="Example:\n\n    reefknot idempotency resolve charge:order-7 --done '{\"id\": 7}'")
+def resolve(
+    key: Key,
+    /,
+    *,
+    done: Annotated[str | None, Parameter(help="It happened: its result as JSON.")] = None,
+    failed: Annotated[str | None, Parameter(help="It failed for good: why.")] = None,
+    released: Annotated[bool, Parameter(negative="", help="It never happened: whoever comes next may try.")] = False,
+    dry_run: DryRun = False,
+    as_: Actor = None,
+    engine: Engine = None,
+    config: Config = None,
+    json: Json = False,
+) -> int:
+    """Tell what came of a guarded key whose outcome nobody knows. One of --done, --failed and --released says it."""
+    ending = _ending(done, failed, released)
+    where = place(engine, config)
+    actor = who(as_)
+
+    async def work() -> tuple[KeyRecord | None, bool]:
+        async with opened(where) as store:
+            record = await store.idempotency.get(key)
+            if record is None or dry_run:
+                return record, False
+            events = [operator_event(where, actor, "idempotency.resolve", key, outcome=_outcome(ending))]
+            return record, await store.idempotency.resolve(key, ending, events=events)
+
+    record, told = run(work())
+    if record is None:
+        raise _absent(key)
+    if not told and (not dry_run or record.state != "unknown"):
+        raise _not_unknown(key, record)
+    shown, outcome = where.redactor(key), _outcome(ending)
+    if json:
+        put_json({"key": shown, "outcome": outcome, "resolved": told, "actor": actor, "dry_run": dry_run})
+    else:
+        put(f"{shown} (unknown) {'would be' if dry_run else 'is'} {outcome}; later callers hear that")
+    return Exit.FINE
+
+
+def _ending(done: str | None, failed: str | None, released: bool) -> Done | Failed | Released:
+    import msgspec
+
+    from reefknot.core.canonical import canonical
+    from reefknot.core.idempotency import Done, Failed, Released
+
+    if (done is not None) + (failed is not None) + released != 1:
+        raise CommandError("say what came of it, with one of --done JSON, --failed TEXT and --released")
+    if done is not None:
+        try:
+            return Done(canonical(msgspec.json.decode(done)).decode())
+        except msgspec.DecodeError as error:
+            raise CommandError(f"--done: not JSON: {error}; a text is written as '\"…\"', nothing as null") from None
+    return Released() if failed is None else Failed(canonical({"message": failed}).decode())
+
+
+def _outcome(ending: Done | Failed | Released) -> str:
+    """The state that this ending leads to."""
+    return type(ending).__name__.lower()
+
+
+def _not_unknown(key: str, record: KeyRecord) -> CommandError:
+    held = record.state == "in_progress"
+    why = "somebody holds it; ask again when its lease is over" if held else "what came of it is on record"
+    text = f"key {printable(key[:200])!r} is {record.state.value}, not unknown: {why} (reefknot idempotency show)"
+    return CommandError(text, Exit.TEMPORARY if held else Exit.FAILED)
+
+
 def _absent(key: str) -> CommandError:
     return CommandError(f"there is no record for key {printable(key[:200])!r}, or its retention is over", Exit.FAILED)
 
@@ -111,12 +183,28 @@ def _fields(record: KeyRecord, where: Place) -> dict[str, Any]:
         "fence": record.fence,
         "guard": record.guard,
         "fingerprint": record.fingerprint or None,
+        **_lease(record),
         "result": _shown(record.result, where),
         "failure": _shown(record.failure, where),
         "metadata": _shown(record.metadata, where),
         "created_at": _time(record.created_at),
         "updated_at": _time(record.updated_at),
         "expires_at": _time(record.expires_at),
+    }
+
+
+def _lease(record: KeyRecord) -> dict[str, Any]:
+    """When whoever holds the key loses it; leases are measured by the machine's steady clock, as here."""
+    from reefknot.core.idempotency import KeyState
+    from reefknot.engines.system import SystemClock
+
+    if record.state is not KeyState.IN_PROGRESS:
+        return {"lease_ends_at": None, "lease_seconds_left": None}
+    clock = SystemClock()
+    left_ms = max(0, record.lease_until - int(clock.now() * 1000))
+    return {
+        "lease_ends_at": _time(int(clock.wall() * 1000) + left_ms) if left_ms else None,
+        "lease_seconds_left": left_ms / 1000,
     }
 
 

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from reefknot.cli.asking import Config, Json, one_of
 from reefknot.cli.engine import Actor, DryRun, Engine, Place, opened, operator_event, place, run, who
 from reefknot.cli.exits import CommandError, Exit
-from reefknot.cli.observing import age, systems
+from reefknot.cli.observing import age, has_router
 from reefknot.cli.output import printable, put, put_json, put_table, say
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def list_(
     config: Config = None,
     json: Json = False,
 ) -> int:
-    """Jobs in the order of their ids, with attempts, and when those that wait are due."""
+    """Jobs that wait for a worker, then the others, in the order of their ids; when those that wait are due."""
     from reefknot.core.work import WorkState
 
     if not 1 <= limit <= 10_000:
@@ -187,8 +187,8 @@ async def _cancel(store: Store, where: Place, job: str, reason: str, actor: str,
     """By the router that has it; in the store itself when nobody runs."""
     from reefknot.cli.jobs import get_job
     from reefknot.core.work import WorkState
-    from reefknot.router.client import encode_cancel
-    from reefknot.router.desk import work_id
+    from reefknot.engines.system import SystemClock
+    from reefknot.router.client import Client
 
     found = await get_job(store, job)
     if found is None:
@@ -199,12 +199,9 @@ async def _cancel(store: Store, where: Place, job: str, reason: str, actor: str,
     if dry_run:
         return before.value, before.value
     event = operator_event(where, actor, "job.cancel", job, reason=reason)
-    if not await systems(store):
-        await store.work.cancel(job, reason=reason, who=actor)
-        await store.work.cancel(work_id(job), reason=reason, who=actor, events=[event])
+    client = Client(store, SystemClock(), routed=has_router)
+    if await client.cancel(job, reason, who=actor, events=[event]):
         return before.value, "cancelled"
-    body = encode_cancel(job, reason)
-    await store.control.post("cancel", target="router", body=body, sender=actor, events=[event])
     for _ in range(int(HEARD_S / _LOOK_S)):
         found = await get_job(store, job)
         if found is None or found.item.state not in (WorkState.PENDING, WorkState.RUNNING):

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import Struct
 
 from reefknot.cli.observing import time_text
-from reefknot.core.work import WorkItem, WorkState
-from reefknot.router.desk import CLASS, work_id
+from reefknot.core.messages import encode
+from reefknot.core.work import SUBMISSION_ONCE, WorkItem, WorkState, submission_id, submitted
+from reefknot.router.desk import CLASS, answer_of
 
 if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
     from reefknot.ports.store import Store
 
-_PREFIX = work_id("")
 PAGE = 500
 
 
@@ -71,9 +72,6 @@ class Job(Struct, frozen=True):
             {"at": time_text(chapter.at), "what": chapter.what, "why": redactor(chapter.why), "who": chapter.who}
             for chapter, _ in sorted(chapters, key=lambda pair: pair[0].at)
         ]
-        result = item.result
-        if result is None and self.handed_in is not None and self.taken is None:
-            result = self.handed_in.result
         return {
             "tenant_id": item.tenant_id,
             "correlation_id": item.correlation_id,
@@ -84,9 +82,19 @@ class Job(Struct, frozen=True):
             "crashes": item.crashes,
             "assignment": _json_of(self._assignment(), redactor),
             "failure": _json_of(item.failure, redactor),
-            "result": _json_of(result, redactor),
+            "result": _json_of(self._result(), redactor),
             "history": history,
         }
+
+    def _result(self) -> str | bytes | None:
+        """The worker's; else what its caller gets."""
+        if self.item.result is not None or self.handed_in is None:
+            return self.item.result
+        try:
+            answer = answer_of(self.handed_in)
+        except msgspec.DecodeError:
+            return None
+        return None if answer is None else encode(answer)
 
     def _assignment(self) -> bytes | None:
         """As it was handed in; of one that came another way, as the worker kept it."""
@@ -112,7 +120,9 @@ def _json_of(text: str | bytes | None, redactor: Redactor) -> Any:
 
 async def get_job(store: Store, name: str) -> Job | None:
     """One job by its id."""
-    handed_in, taken = await store.work.get(work_id(name)), await store.work.get(name)
+    handed_in = await store.work.get(submission_id(name)) or await store.work.get(SUBMISSION_ONCE + name)
+    handed_in = handed_in if handed_in is not None and handed_in.resource_class == CLASS else None
+    taken = await _taken(store, name)
     return None if handed_in is None and taken is None else Job(name, handed_in, taken)
 
 
@@ -120,14 +130,14 @@ async def find_jobs(
     store: Store, *, state: WorkState | None, kind: str | None, after: str, limit: int
 ) -> AsyncIterator[tuple[str, Job]]:
     """Jobs with the mark from which the next page goes on. What a worker has is told by the worker's piece."""
-    told = 0
+    told, after = 0, unquote(after)
     while True:
         items = await store.work.find(state=state, kind=kind, after=after, limit=min(PAGE, max(limit, 1)))
         for item in items:
             after = item.id
             job = await _job_of(store, item)
             if job is not None:
-                yield after, job
+                yield quote(after), job
                 told += 1
                 if told >= limit:
                     return
@@ -136,10 +146,16 @@ async def find_jobs(
 
 
 async def _job_of(store: Store, item: WorkItem) -> Job | None:
-    if not item.id.startswith(_PREFIX):
+    if item.resource_class != CLASS:
         return Job(item.id, None, item)
-    name = item.id.removeprefix(_PREFIX)
-    return None if await store.work.get(name) is not None else Job(name, item, None)
+    name = submitted(item.id)
+    return None if await _taken(store, name) is not None else Job(name, item, None)
+
+
+async def _taken(store: Store, name: str) -> WorkItem | None:
+    """The worker's piece. An earlier version's submission may have an id that reads like one."""
+    item = await store.work.get(name)
+    return None if item is None or item.resource_class == CLASS else item
 
 
 async def overview(store: Store) -> dict[str, Any]:

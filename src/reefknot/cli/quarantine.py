@@ -264,8 +264,6 @@ class _Deed:
                 put(f"{name} {'would be ' if dry_run else ''}{self.participle}")
             if len(changed) > MOST_SHOWN:
                 put(f"… and {len(changed) - MOST_SHOWN} more")
-        for name in missing:
-            say(f"{printable(name[:200])!r} is not in quarantine")
         if self.verb == "requeue" and changed and not dry_run:
             say("a running system takes them within seconds; without one: reefknot up")
         return Exit.FAILED if missing else Exit.FINE
@@ -278,7 +276,9 @@ class _Deed:
         items = await self._found(store, wanted)
         kinds = Counter(item.kind for item in items)
         counts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
-        say(f"{len(items)} {'would be' if dry_run else 'are'} meant: {counts}" if items else "none is meant")
+        if items or not wanted.ids:
+            say(f"{len(items)} {'would be' if dry_run else 'are'} meant: {counts}" if items else "none fits")
+        await self._say_missing(store, sorted(set(wanted.ids) - {item.id for item in items}))
         if dry_run:
             return [item.id for item in items]
         changed = []
@@ -288,6 +288,17 @@ class _Deed:
                 changed += await act(store, _only(chunk), self._events(chunk))
                 advance(len(chunk))
         return changed
+
+    async def _say_missing(self, store: Store, names: list[str]) -> None:
+        """What became of those that are not there."""
+        from reefknot.cli.jobs import get_job
+
+        for name in names[:MOST_SHOWN]:
+            job = await get_job(store, name)
+            state = "there is no such job" if job is None else f"it is {job.item.state.value}"
+            say(f"{printable(name[:200])!r} is not in quarantine: {state}; `quarantine list` shows what is")
+        if len(names) > MOST_SHOWN:
+            say(f"… and {len(names) - MOST_SHOWN} more are not")
 
     async def _found(self, store: Store, wanted: QuarantineFilter) -> list[WorkItem]:
         items: list[WorkItem] = []

@@ -60,7 +60,7 @@ def run(
     existing_file(file)
     from_here = ready(engine, config, workers)
     with _results_file(results) as write:
-        batch = Batch(file, write, in_flight)
+        batch = Batch(file, write, in_flight, secrets=from_here.secrets)
         return asyncio.run(_run(batch, from_here, workers, tuple(module or ()), seed, json))
 
 
@@ -96,11 +96,13 @@ Write = Callable[[bytes], None]
 class Batch:
     """One file on its way."""
 
-    def __init__(self, file: str, write: Write, in_flight: int) -> None:
+    def __init__(self, file: str, write: Write, in_flight: int, *, secrets: tuple[str, ...] = ()) -> None:
         from reefknot.cli.tally import Tally
+        from reefknot.core.redaction import Redactor
 
         self.tally: Tally = Tally()
         self._file = file
+        self._safe = Redactor(secrets)
         self._lines: AsyncIterator[Numbered | Mistake]
         self._reading = asyncio.Lock()
         self._began_ms = 0
@@ -121,7 +123,7 @@ class Batch:
         self._began_ms = system.snapshot()["at"]
         self._lines = assignments(self._file)
         slots = sum(pool.slots for worker in system.workers for pool in worker.pools.values())
-        side_by_side = min(self._in_flight, system.settings.rules.size + slots)
+        side_by_side = min(self._in_flight, system.routing.rules.size + slots)
         with progress("assignments", await asyncio.to_thread(count_lines, self._file)) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(side_by_side)))
             asked = asyncio.ensure_future(ending.asked.wait())
@@ -142,7 +144,7 @@ class Batch:
         while (line := await self._next_line()) is not None:
             mistake = line.message if isinstance(line, Mistake) else self._nobody_takes(system, line)
             if isinstance(line, Mistake) or mistake:
-                say(f"{self._name()}:{line.line}: {printable(mistake)}")
+                say(f"{self._name()}:{line.line}: {printable(self._safe(mistake))}")
                 self.tally.rejected()
             else:
                 self._unfinished += 1
@@ -162,7 +164,14 @@ class Batch:
         return "" if wanted in known else f"resource_class: {wanted!r} is not known; accepted: {', '.join(known)}"
 
     async def _send(self, system: System, line: Numbered) -> None:
-        result = await (await self._taken(system, line))
+        from reefknot.errors import KeyConflictError
+
+        try:
+            result = await (await self._taken(system, line))
+        except KeyConflictError as error:
+            say(f"{self._name()}:{line.line}: assignment_id: {printable(self._safe(str(error)))}")
+            self.tally.rejected()
+            return
         self._freed.set()
         end = await self.tally.count(result, system.store)
         self._earlier += result.timestamp is not None and result.timestamp < self._began_ms
@@ -203,7 +212,8 @@ class Batch:
             return
         self._told += 1
         why = f"{result.error_code or result.status.value}: {(result.error_message or '')[:300]}".rstrip(": ")
-        say(f"{self._name()}:{line.line}: {result.assignment_id} {end.replace('_', ' ')}: {why}")
+        told = self._safe(f"{result.assignment_id} {end.replace('_', ' ')}: {why}")
+        say(f"{self._name()}:{line.line}: {told}")
 
     def tell_rest(self) -> None:
         if self._untold:

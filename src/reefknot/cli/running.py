@@ -74,8 +74,17 @@ def _say_baseline(settings: Settings) -> None:
     )
     for name, gate, what, variable in gates:
         if not gate:
-            way = f"worker.{name}.v2.enabled: true in {_file(settings)}, or {variable}=true"
+            way = _way_out(name, variable, gate.said_by, settings)
             say(f"The baseline is in force ({name}: {what}; said by {where(gate.said_by)}). To leave it: {way}.")
+
+
+def _way_out(name: str, variable: str, said_by: str, settings: Settings) -> str:
+    """What has not been done yet: a variable that is set already is no way."""
+    if said_by.startswith("missing file"):
+        return "create the file, or do not name it"
+    if said_by.startswith("environment"):
+        return f"{variable}=true; the environment wins over the file"
+    return f"worker.{name}.v2.enabled: true in {_file(settings)}, or {variable}=true"
 
 
 def _file(settings: Settings) -> str:

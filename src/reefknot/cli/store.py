@@ -66,6 +66,8 @@ def backup(
     where = place(engine, config)
     if target.exists():
         raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
+    if not target.absolute().parent.is_dir():
+        raise CommandError(f"{target}: there is no folder {target.absolute().parent}; make it, or name another")
 
     async def work() -> None:
         async with opened(where) as store:
@@ -102,7 +104,7 @@ def migrate(
     found = _looked_at(where)["version"]
 
     async def work() -> None:
-        async with opened(where) as store:  # opening migrates
+        async with opened(where, or_empty=True) as store:  # opening migrates
             event = operator_event(where, who(as_), "store.migrate", str(where.path), old=found, new=VERSION)
             await store.audit.append([event])
 

@@ -52,7 +52,8 @@ def submit(
     if not 0 < timeout < 1e9:
         raise CommandError(f"--timeout: {timeout:g} is not accepted: seconds, more than 0")
     where = place(engine, config)
-    size = load(config).configuration.worker.queue.v2.max_queue_size
+    said = load(config).configuration
+    size = said.router.max_queue_size or said.worker.queue.v2.max_queue_size
     handed = Handed(where, size, timeout if wait else None)
     if file is not None:
         from reefknot.cli.assignments import existing_file
@@ -105,6 +106,7 @@ class Handed:
     async def file(self, name: str) -> None:
         from reefknot.assembly.system import connect
         from reefknot.cli.assignments import Mistake, assignments
+        from reefknot.errors import KeyConflictError
 
         async with connect(self._where.url, size=self._size) as client:
             handles = []
@@ -112,8 +114,12 @@ class Handed:
                 if isinstance(line, Mistake):
                     say(f"{'<stdin>' if name == '-' else name}:{line.line}: {printable(line.message)}")
                     self.mistakes += 1
-                else:
+                    continue
+                try:
                     handles.append(await self._hand_in(client, line.assignment))
+                except KeyConflictError as error:
+                    say(f"{'<stdin>' if name == '-' else name}:{line.line}: assignment_id: {printable(str(error))}")
+                    self.mistakes += 1
             await self._results_of(handles)
 
     async def one(self, assignment: ExecAssignment) -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from reefknot.cli.evidence import PAGE, pages_of, shown_lines
 from reefknot.cli.exits import CommandError
 from reefknot.cli.output import put
+from reefknot.cli.progress import progress
 from reefknot.core.audit.analysis import canonical_category, moment
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.lines import UNREADABLE, line_of
@@ -99,8 +100,12 @@ class Wanted(Struct, frozen=True):
         if self.category is None and query == AuditQuery():
             query = AuditQuery(after=max(0, head.sequence - lines))
         found: deque[KeptEntry] = deque(maxlen=lines)
-        async for page in pages_of(log, query, until=head.sequence):
-            found.extend(filter(self.fits, page))
+        at = query.after
+        with progress("looking", head.sequence - at) as advance:
+            async for page in pages_of(log, query, until=head.sequence):
+                found.extend(filter(self.fits, page))
+                advance(page[-1].sequence - at)
+                at = page[-1].sequence
         return list(found)
 
 

@@ -164,14 +164,16 @@ async def _awaited(beside: Beside, system: System) -> None:
 async def _summary(system: System, watcher: Watcher, elapsed: float) -> dict[str, Any]:
     """What this system did since it started, and what it leaves to the next one."""
     counts = [worker.snapshot().retries for worker in system.workers]
-    kinds = watcher.kinds
+    kinds, ended = watcher.kinds, system.router.ended
     waiting = len(system.router.table)
     return {
         "succeeded": sum(one.succeeded for one in counts),
-        "failed": sum(one.failed for one in counts),
+        "failed": max(0, ended.get("error", 0) - kinds["dropped"]),
+        "timed_out": ended.get("timeout", 0),
+        "cancelled": ended.get("cancelled", 0),
         "recovered": sum(one.recovered for one in counts),
         "retries": sum(one.retries for one in counts),
-        "rejected": kinds["rejected"],
+        "rejected": ended.get("rejected", 0),
         "dropped": kinds["dropped"],
         "quarantined": kinds["quarantined"],
         "unfinished": waiting,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reefknot.cli.evidence import PAGE
+from reefknot.cli.observing import places
 from reefknot.core.audit import event as told
 from reefknot.core.audit.analysis import moment
 from reefknot.core.messages import AckStatus
@@ -59,7 +60,8 @@ def in_words(event: AnyEvent) -> tuple[str, str] | None:
         case told.TimeoutOccurred():
             return ("timed out", f"{event.timeout_seconds:g} s are over") if event.whole else None
         case told.BreakerEvent():
-            return "breaker", f"{event.name} is {event.state}"
+            waits = "" if event.wait_seconds is None else f"; it waits {event.wait_seconds:.3g} s"
+            return "breaker", f"{event.name} is {event.state}{waits}"
         case told.OperatorAction():
             return "operator", f"{event.actor}: {event.action} {event.subject or ''}".rstrip()
         case _:
@@ -172,5 +174,5 @@ class Levels:
                 if status != before:
                     self._last[key] = status
                     clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
-                    places = f"{state['depth']} of {state['size']} places taken, {state['active']} running"
-                    self._say(status, f"{clock}  {'overload':<12} {key[0]} {name}: {before} → {status}; {places}")
+                    taken = f"{places(state['depth'], state['size'])} places taken, {state['active']} running"
+                    self._say(status, f"{clock}  {'overload':<12} {key[0]} {name}: {before} → {status}; {taken}")

@@ -68,6 +68,8 @@ def growth(policy: RetryPolicy) -> str:
             shape = f"{seconds(policy.base_delay)} more each time, up to {seconds(policy.max_delay)}"
         case RetryStrategy.EXPONENTIAL_BACKOFF:
             shape = f"{seconds(policy.base_delay)} ×{policy.multiplier:g} up to {seconds(policy.max_delay)}"
+        case own:
+            shape = f"as {own} says, up to {seconds(policy.max_delay)}"
     return f"{shape}, {jitter(policy)}"
 
 

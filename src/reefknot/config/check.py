@@ -8,15 +8,14 @@ meant. Nothing is half-applied: either there is a whole configuration, or an err
 
 import copy
 from collections.abc import Iterable, Iterator
-from hashlib import sha256
 from itertools import product, takewhile
 from math import ceil
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-import msgspec
 from pydantic import BaseModel, ValidationError
 
+from reefknot.config import strategies
 from reefknot.config.dialects import Reading
 from reefknot.config.document import Path, Problem, Tree, dotted, suggest
 from reefknot.config.positions import shortened
@@ -24,7 +23,7 @@ from reefknot.config.schema import Configuration
 from reefknot.config.secrets import is_reference
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
-from reefknot.core.retry.book import Book, families
+from reefknot.core.retry.book import Book, content_hash, families
 from reefknot.core.retry.builtin import TARGETS
 from reefknot.core.retry.explain import horizon
 from reefknot.errors import ConfigurationError, ParameterError
@@ -37,7 +36,8 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     """The configuration and its book, or `ConfigurationError` with every mistake."""
     configuration, kept, problems = _validated(tree)
     reading = Reading(tree, configuration)
-    book = reading.book(book_hash(kept))
+    written = _retry_part(kept)
+    book = reading.book(book_hash(kept), written if any(written.values()) else None)
     problems += [*reading.problems, *_queue_problems(tree, configuration), *_addresses(tree, configuration)]
     problems += _unresolvable(tree, book)
     if not problems:  # only a book that resolves has a horizon
@@ -78,7 +78,7 @@ _NOTHING = object()
 
 def book_hash(value: dict[str, Any]) -> str:
     """Stands for what a configuration says about retries, wherever and in whatever order it was written."""
-    return sha256(msgspec.json.encode(_retry_part(value), order="sorted")).hexdigest()
+    return content_hash(_retry_part(value))
 
 
 def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +136,8 @@ def _message(path: Path, found: Any) -> str:
             return (
                 f"{_shown(given)} is not accepted; accepted: a mapping{keys and f' of {keys}'}, or no such key at all"
             )
+        case "string_type" if path[-1:] == ("strategy",):
+            return f"{_shown(given)} is not accepted; accepted: {strategies.accepted()}"
         case kind:
             return f"{_shown(given)} is {_WRONG_KIND.get(kind, found['msg'].lower())}"
 
@@ -169,8 +171,11 @@ def _near(given: object, expected: str) -> str:
 
 def _fields_at(path: Path) -> Iterable[str]:
     """The keys that are accepted at a place in the file."""
-    model = _kind_at(path)
-    return model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else ()
+    return [name for model in _models_at(path) for name in model.model_fields]
+
+
+def _models_at(path: Path) -> list[type[BaseModel]]:
+    return [one for one in _alternatives(_kind_at(path)) if isinstance(one, type) and issubclass(one, BaseModel)]
 
 
 def _bounds(path: Path) -> str:
@@ -187,11 +192,11 @@ def _bounds(path: Path) -> str:
 
 
 def _metadata_at(path: Path) -> Iterator[Any]:
-    model = _kind_at(path[:-1])
-    if isinstance(model, type) and issubclass(model, BaseModel) and path[-1] in model.model_fields:
-        field = model.model_fields[str(path[-1])]
-        yield from _flattened(field.metadata)
-        yield from _annotated(field.annotation)
+    for model in _models_at(path[:-1]):
+        if path[-1] in model.model_fields:
+            field = model.model_fields[str(path[-1])]
+            yield from _flattened(field.metadata)
+            yield from _annotated(field.annotation)
 
 
 def _annotated(annotation: Any) -> Iterator[Any]:
@@ -256,7 +261,8 @@ def _addresses(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
     """An engine that nobody knows, and a secret that stands in the file instead of a reference; it is not shown."""
     engine = configuration.engine
     if engine is not None and not _is_engine(engine):
-        message = f"{_shown(redact(engine))} is not accepted; accepted: sqlite:PATH, nats://HOST:PORT or memory:"
+        later = "an engine over NATS is not built yet; " if engine.startswith(("nats:", "tls:")) else ""
+        message = f"{_shown(redact(engine))} is not accepted; {later}accepted: sqlite:PATH or memory:"
         yield Problem(tree.mark(("engine",)), "engine", message)
     for name, written in configuration.secrets.items():
         if not is_reference(written):
@@ -266,9 +272,7 @@ def _addresses(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
 
 def _is_engine(url: str) -> bool:
     scheme, colon, rest = url.partition(":")
-    return url in ("memory", "memory:") or (
-        bool(colon) and scheme in ("sqlite", "nats", "tls") and rest.strip("/") != ""
-    )
+    return url in ("memory", "memory:") or (bool(colon) and scheme == "sqlite" and rest.strip("/") != "")
 
 
 _ANY_BLOCK = "block:*"

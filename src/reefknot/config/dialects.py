@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from reefknot.config.document import Path, Problem, Tree, dotted, suggest
 from reefknot.config.positions import shortened
 from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
+from reefknot.config.strategies import problem_with
 from reefknot.config.words import BACKOFF_WORDS, CONNECTOR_WORDS, OPERATION_WORDS
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
 from reefknot.core.retry import builtin
@@ -53,7 +54,7 @@ class Reading:
         self.configuration = configuration
         self.problems: list[Problem] = []
 
-    def book(self, hash: str) -> Book:  # noqa: A002 - as in Book
+    def book(self, hash: str, content: Mapping[str, Any] | None = None) -> Book:  # noqa: A002 - as in Book
         """The book of this configuration; `problems` says whether it may be used."""
         v2 = self.configuration.worker.retries.v2
         written = self._backoff(v2.default_policy, Place(self.tree, (*V2, "default_policy"), Layer.GLOBAL))
@@ -66,6 +67,7 @@ class Reading:
             others=builtin.OTHERS,
             sources=self._sources(),
             hash=hash,
+            content=content,
         )
 
     # ---- the worker's dialect --------------------------------------------------------------------------------------
@@ -79,9 +81,17 @@ class Reading:
             if value is None:
                 self.problems.append(place.problem(_INHERITS, word))
                 continue
+            if word == "strategy" and not self._known_strategy(value, place):
+                continue
             field, translate = BACKOFF_WORDS[word]
             fields[field] = place.said(translate(value), word)
         return fields
+
+    def _known_strategy(self, name: str, place: Place) -> bool:
+        problem = problem_with(name)
+        if problem:
+            self.problems.append(place.problem(problem, "strategy"))
+        return not problem
 
     def _blocks(self) -> dict[str, tuple[TargetEntry, ...]]:
         entries: dict[str, tuple[TargetEntry, ...]] = {}
@@ -230,6 +240,8 @@ class Reading:
                 case _ if value is None:
                     message = "null is not a value here; leave the key out to keep the connector's default"
                     self.problems.append(place.problem(message, word))
+                case "strategy" if not self._known_strategy(value, place):
+                    continue
                 case _:
                     field, translate = CONNECTOR_WORDS[word]
                     fields[field] = place.said(translate(value), word)

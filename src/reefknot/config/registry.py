@@ -14,11 +14,12 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Self
 
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from reefknot.config.check import checked
 from reefknot.config.document import read_file
 from reefknot.config.schema import ConnectorEntry
+from reefknot.config.strategies import problem_with, strategy_named
 from reefknot.core.failure import FailureType
 from reefknot.core.retry.backoff import delay_before
 from reefknot.core.retry.connectors import CONNECTORS, OTHER_CONNECTORS, JobType
@@ -33,7 +34,7 @@ class ConnectorPolicy(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     connector_type: JobType | str
-    strategy: RetryStrategy = RetryStrategy.EXPONENTIAL_BACKOFF
+    strategy: RetryStrategy | str = RetryStrategy.EXPONENTIAL_BACKOFF
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     base_delay_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     max_delay_seconds: Annotated[int, Field(ge=1, le=86400)] = 3600
@@ -50,6 +51,14 @@ class ConnectorPolicy(BaseModel):
                 f"base_delay_seconds={self.base_delay_seconds} is above max_delay_seconds={self.max_delay_seconds}"
             )
         return self
+
+    @field_validator("strategy")
+    @classmethod
+    def _known_strategy(cls, strategy: str) -> RetryStrategy | str:
+        problem = problem_with(strategy)
+        if problem:
+            raise ValueError(problem)
+        return strategy_named(strategy)
 
     def retries_for(self, failure_type: FailureType) -> int:
         """How many retries this kind of failure gets."""
@@ -164,5 +173,5 @@ RetryPolicyRegistry.DEFAULT_POLICIES = MappingProxyType({job_type: _builtin(job_
 def _overlaid(policy: ConnectorPolicy, entry: ConnectorEntry) -> ConnectorPolicy:
     written = {name: getattr(entry, name) for name in entry.model_fields_set}
     if written.get("strategy") is not None:
-        written["strategy"] = RetryStrategy(written["strategy"])
+        written["strategy"] = strategy_named(written["strategy"])
     return ConnectorPolicy(**(policy.model_dump() | written))

@@ -10,7 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
-StrategyWord = Literal["exponential_backoff", "linear_backoff", "fixed_delay", "immediate", "no_retry"]
+StrategyWord = Annotated[
+    str,
+    Field(
+        max_length=64,
+        description="exponential_backoff, linear_backoff, fixed_delay, immediate, no_retry, or a package's own",
+        examples=["exponential_backoff", "linear_backoff", "fixed_delay", "immediate", "no_retry"],
+    ),
+]
+"""Which names there are depends on what is installed, and is for `strategies` to say."""
 Milliseconds = Annotated[float, Field(ge=0, le=86_400_000)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RetryCount = Annotated[int, Field(ge=0, le=100)]
@@ -184,6 +192,7 @@ class Worker(Section):
     retries: Retries = Retries()
     queue: Queue = Queue()
     quarantine_failed: bool = False
+    retention_seconds: Annotated[float, Field(ge=60, le=315_360_000)] | None = 7 * 86_400.0
 
 
 class ConnectorEntry(Section):
@@ -231,6 +240,35 @@ class Idempotency(Section):
     max_keys: Annotated[int, Field(ge=1)] | None = None
 
 
+class JsonLinesFile(Section):
+    """A copy of every event as a line of JSON. A file that is full is followed by the next."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    max_file_bytes: Annotated[int, Field(ge=4096, le=1_099_511_627_776)] = 67_108_864
+    max_files: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
+    fsync: Literal["always", "rotate", "never"] = "always"
+
+
+class Audit(Section):
+    """What becomes of events: kept in the store for so long, copied elsewhere, and what a failing log means."""
+
+    on_failure: Literal["fail_open", "fail_closed"] = "fail_open"
+    max_buffered: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    retention_seconds: Annotated[float, Field(ge=60, le=3_153_600_000)] | None = 90 * 86_400.0
+    jsonl: JsonLinesFile | None = None
+    log: bool = False
+
+
+class Router(Section):
+    """The router's own queue and patience. What is not said about the queue is as in `worker.queue.v2`."""
+
+    max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    max_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    patience_seconds: Seconds = 30.0
+    lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    shared_subject: Literal["ours", "cp1"] | None = None
+
+
 Unchecked = dict[str, Any]
 
 
@@ -244,11 +282,11 @@ class Configuration(Section):
     engine: str | None = None
     secrets: dict[str, str] = {}
     idempotency: Idempotency = Idempotency()
-    audit: Unchecked = {}
-    router: Unchecked = {}
+    audit: Audit = Audit()
+    router: Router = Router()
     blocks: Unchecked = {}
     dashboard: Unchecked = {}
 
 
-UNCHECKED_SECTIONS = ("audit", "router", "dashboard")
+UNCHECKED_SECTIONS = ("dashboard",)
 """Read by parts that check them themselves."""

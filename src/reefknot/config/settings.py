@@ -15,7 +15,9 @@ from reefknot.config.check import checked
 from reefknot.config.document import environment, flags, merge
 from reefknot.config.gates import QUEUE, RETRIES, Gate, gate, said_by_environment
 from reefknot.config.load import load_tree
+from reefknot.config.positions import Path as Written
 from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
+from reefknot.config.tree import Tree
 from reefknot.core.retry.book import Book
 
 
@@ -28,6 +30,12 @@ class Settings(Struct, frozen=True):
     queue_gate: Gate
     path: Path | None
     warnings: tuple[str, ...] = ()
+    tree: Tree | None = None
+    """What was written, and where."""
+
+    def place(self, path: Written) -> str:
+        """Where a setting was written: file, line and column."""
+        return "" if self.tree is None else str(self.tree.mark(path))
 
 
 def load_settings(
@@ -57,18 +65,20 @@ def load_settings(
         gate(QUEUE, environ, worker.queue.v2.enabled, where=str(tree.mark(("worker", "queue", "v2", "enabled")))),
         path,
         tuple(_warnings(configuration)),
+        tree,
     )
 
 
 def _baseline(named: str, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
     """Without the file; what variables and flags say still holds."""
-    configuration, book = checked(merge(environment(environ), flags(overrides)))
+    tree = merge(environment(environ), flags(overrides))
+    configuration, book = checked(tree)
     warning = (
         f"{named} is missing, so the baseline is in force although {RETRIES} is on; create the file, or do not name it"
     )
     queue = gate(QUEUE, environ, configuration.worker.queue.v2.enabled, where="the environment or a flag")
     retries = Gate(False, f"missing file {named}")
-    return Settings(configuration, book, retries, queue, None, (warning, *_warnings(configuration)))
+    return Settings(configuration, book, retries, queue, None, (warning, *_warnings(configuration)), tree)
 
 
 def _warnings(configuration: Configuration) -> list[str]:

@@ -6,7 +6,8 @@ Only words whose meaning is the same wherever they stand; what depends on anothe
 
 from typing import Any
 
-from reefknot.core.retry.policy import Jitter, RetryStrategy
+from reefknot.config.strategies import strategy_named
+from reefknot.core.retry.policy import Jitter
 
 
 def _seconds(milliseconds: float) -> float:
@@ -32,11 +33,11 @@ BACKOFF_WORDS: dict[str, tuple[str, Any]] = {
     "jitter_type": ("jitter", Jitter),
     "jitter_factor": ("jitter_factor", float),
     "exponential_base": ("multiplier", float),
-    "strategy": ("strategy", RetryStrategy),
+    "strategy": ("strategy", strategy_named),
     "max_retry_after_ms": ("max_retry_after", _seconds),
 }
 CONNECTOR_WORDS: dict[str, tuple[str, Any]] = {
-    "strategy": ("strategy", RetryStrategy),
+    "strategy": ("strategy", strategy_named),
     "max_attempts": ("max_attempts", _executions),
     "base_delay_seconds": ("base_delay", float),
     "max_delay_seconds": ("max_delay", float),

@@ -22,18 +22,27 @@ _encode = JSONEncoder(
 _records = msgspec.json.Encoder(order="sorted")
 
 
-def canonical(value: object) -> bytes:
-    """The canonical JSON of a value made of None, booleans, numbers, text, lists, tuples and dictionaries."""
-    _check(value, "", DEEPEST)
+def canonical(value: object, name: str = "") -> bytes:
+    """
+    The canonical JSON of a value made of None, booleans, numbers, text, lists, tuples and dictionaries.
+
+    `name` is what the value is called when it is refused.
+    """
+    _check(value, name, DEEPEST)
     try:
         return _encode(value).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise NotJsonError("", "half a surrogate pair is not text") from error
+        raise NotJsonError(name, "half a surrogate pair is not text") from error
 
 
 def canonical_record(record: msgspec.Struct) -> bytes:
     """The canonical JSON of one of our own records. An infinite number is `null`, which is how records say "none"."""
     return _records.encode(record)
+
+
+def record_fingerprint(record: msgspec.Struct) -> str:
+    """SHA-256 of a record's canonical form, in hexadecimal."""
+    return sha256(canonical_record(record)).hexdigest()
 
 
 def fingerprint(value: object) -> str:

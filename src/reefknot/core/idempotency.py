@@ -142,6 +142,10 @@ class Unknown(Struct, frozen=True):
 
 Ending = Done | Failed | Released | Unknown
 
+# Looked up once: on Python 3.11 finding a member of an enumeration costs as much as making a small record.
+_IN_PROGRESS = KeyState.IN_PROGRESS
+_DONE = KeyState.DONE
+_OPEN = (KeyState.IN_PROGRESS, KeyState.UNKNOWN)
 _MAY_BE_CLAIMED_ANEW = frozenset({KeyState.DONE, KeyState.FAILED, KeyState.RELEASED, KeyState.IN_PROGRESS})
 
 
@@ -212,7 +216,7 @@ def _claim_held(record: KeyRecord, asking: Asking, fence: int, now: Moment, rete
 def _held(asking: Asking, fence: int, now: Moment, retention_ms: int, since: int | None = None) -> KeyRecord:
     return KeyRecord(
         key=asking.key,
-        state=KeyState.IN_PROGRESS,
+        state=_IN_PROGRESS,
         owner=asking.owner,
         fence=fence,
         lease_until=now.steady + asking.lease_ms,
@@ -259,7 +263,7 @@ def finish(
     if record is None or not _owns(record, claim):
         return Lost(record)
     ended = _ended(record, ending, now, retention_ms)
-    if record.state in (KeyState.IN_PROGRESS, KeyState.UNKNOWN):
+    if record.state in _OPEN:
         return ended
     return record if _same_ending(record, ended) else Lost(record)
 
@@ -276,24 +280,32 @@ def _owns(record: KeyRecord, claim: Claim) -> bool:
 
 
 def _ended(record: KeyRecord, ending: Ending, now: Moment, retention_ms: int) -> KeyRecord:
-    blank = structs.replace(
-        record,
-        state=KeyState.RELEASED,
-        result=None,
-        failure=None,
-        metadata=None,
-        updated_at=now.wall,
-        expires_at=now.wall + retention_ms,
-    )
+    result = failure = metadata = None
     match ending:
         case Done():
-            return structs.replace(blank, state=KeyState.DONE, result=ending.result, metadata=ending.metadata)
+            state, result, metadata = _DONE, ending.result, ending.metadata
         case Failed():
-            return structs.replace(blank, state=KeyState.FAILED, failure=ending.failure, metadata=ending.metadata)
+            state, failure, metadata = KeyState.FAILED, ending.failure, ending.metadata
         case Unknown():
-            return structs.replace(blank, state=KeyState.UNKNOWN, failure=ending.failure)
+            state, failure = KeyState.UNKNOWN, ending.failure
         case _:
-            return blank
+            state = KeyState.RELEASED
+    return KeyRecord(  # all fields by their places: a third of the time that `replace` takes
+        record.key,
+        state,
+        record.owner,
+        record.fence,
+        record.lease_until,
+        record.lease_ms,
+        record.fingerprint,
+        record.guard,
+        result,
+        failure,
+        metadata,
+        record.created_at,
+        now.wall,
+        now.wall + retention_ms,
+    )
 
 
 def _same_ending(record: KeyRecord, ended: KeyRecord) -> bool:
@@ -302,7 +314,16 @@ def _same_ending(record: KeyRecord, ended: KeyRecord) -> bool:
 
 def checked_ending(ending: Ending, limit: int) -> None:
     """Refuse an ending that is larger than a record may be."""
-    texts = (getattr(ending, name, None) for name in ("result", "failure", "metadata"))
-    size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts if text)
+    texts: tuple[str | None, ...]
+    match ending:
+        case Done():
+            texts = (ending.result, ending.metadata)
+        case Failed():
+            texts = (ending.failure, ending.metadata)
+        case Unknown():
+            texts = (ending.failure,)
+        case _:
+            texts = ()
+    size = sum([len(text) if text.isascii() else len(text.encode()) for text in texts if text])
     if size > limit:
         raise ResultTooLargeError(size=size, limit=limit)

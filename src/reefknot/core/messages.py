@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from reefknot.core.failure import ErrorCode
 from reefknot.core.overload.level import OverloadStatus
+from reefknot.errors import shown
 
 VERSION = "1"
 ASSIGN = "caf.exec.assign.v1"
@@ -24,6 +25,8 @@ HEARTBEAT = "caf.worker.heartbeat.v1"
 FLEET = "caf.worker.fleet.v1"
 LARGEST_MESSAGE = 1024 * 1024
 LONGEST_ID = 256
+LONGEST_REFERENCE = 4096
+"""Where a payload lies may be a long address."""
 LONGEST_MS = 10 * 365 * 86_400_000
 """Ten years: what is longer is a mistake, and would not fit where times are kept."""
 HIGHEST_PRIORITY = 1_000_000
@@ -147,7 +150,9 @@ class ExecAssignmentAck(Struct, frozen=True, omit_defaults=True):
     retry_after_ms: int | UnsetType = UNSET
 
 
-class JobType(Struct, frozen=True):
+class ResultJob(Struct, frozen=True):
+    """What a result tells of its job."""
+
     type: str
 
 
@@ -158,7 +163,7 @@ class ExecResult(Struct, frozen=True, omit_defaults=True):
     request_id: str
     status: ResultStatus
     provider_id: str
-    job: JobType
+    job: ResultJob
     latency_ms: int | float | UnsetType = UNSET
     cost: int | float | UnsetType = UNSET
     trace_id: str | None = None
@@ -209,7 +214,21 @@ class StepRequest(Struct, frozen=True):
     inputs: dict[str, Any] = {}
     resources: dict[str, Any] = {}
     timeout_ms: int = DEFAULT_TIMEOUT_MS
+    """Time for all executions, from the first one on."""
     retry_count: int | None = None
+    """Retries that this request asks for; None leaves it to the policy."""
+
+    @classmethod
+    def of(cls, assignment: ExecAssignment) -> "StepRequest":
+        """What an assignment asks for, by whichever of its names."""
+        job = assignment.job
+        return cls(job.type, job.payload, job.resources or {}, assignment.timeout_ms, assignment.retries)
+
+    def degraded(self, *, skip_retries: bool, timeout_factor: float) -> "StepRequest":
+        """The same for less: without retries, in a part of the time."""
+        retries = 0 if skip_retries else self.retry_count
+        timeout = max(1, int(self.timeout_ms * timeout_factor))
+        return StepRequest(self.type, self.inputs, self.resources, timeout, retries)
 
 
 class StepResult(Struct, frozen=True):
@@ -263,6 +282,7 @@ _assignments = msgspec.json.Decoder(ExecAssignment)
 _named = msgspec.json.Decoder(_Named)
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _encoder = msgspec.json.Encoder()
+_NOBODY = Executor()
 
 
 def encode(message: Struct) -> bytes:
@@ -319,7 +339,12 @@ def _refused(body: bytes, field: str, message: str) -> InvalidMessage:
         return InvalidMessage(message, field)
     except _UNREADABLE:
         return InvalidMessage(message, field, readable=False)
-    return InvalidMessage(message, field, name[:LONGEST_ID] if name.isprintable() else "")
+    return InvalidMessage(message, field, _shown_id(name))
+
+
+def _shown_id(name: str) -> str:
+    """As much of an id as an answer may carry; none of one that nobody can read."""
+    return name[:LONGEST_ID] if name.isprintable() else ""
 
 
 def checked(assignment: ExecAssignment) -> ExecAssignment | InvalidMessage:
@@ -328,13 +353,13 @@ def checked(assignment: ExecAssignment) -> ExecAssignment | InvalidMessage:
     if found is None:
         return assignment
     field, accepted = found
-    return InvalidMessage(f"{field}: {accepted}", field, assignment.assignment_id)
+    return InvalidMessage(f"{field}: {accepted}", field, _shown_id(assignment.assignment_id))
 
 
 def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     options = assignment.options
     if assignment.version != VERSION:
-        return "version", f"{assignment.version!r} is not accepted; accepted: {VERSION!r}"
+        return "version", f"{shown(assignment.version)} is not accepted; accepted: {VERSION!r}"
     for field, text in (
         ("assignment_id", assignment.assignment_id),
         ("request_id", assignment.request_id),
@@ -342,6 +367,9 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     ):
         if not 0 < len(text) <= LONGEST_ID or not text.isprintable():
             return field, f"accepted: printable text of 1 to {LONGEST_ID} characters"
+    for field, said, longest in () if _is_plain(assignment) else _optional_texts(assignment):
+        if said is not None and not (len(said) <= longest and said.isprintable()):
+            return field, f"accepted: printable text of at most {longest} characters"
     timeout = "options.timeout_ms" if options.timeout_ms is not None else "job.payload.timeout_ms"
     retry = options.retry or RetryOptions()
     for field, number, least, most in (
@@ -356,8 +384,34 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
             return field, f"{number} is not accepted; accepted: a whole number from {least} to {most}"
     if isinstance(options.priority, str) and options.priority not in PRIORITIES:
         words = ", ".join(PRIORITIES)
-        return "options.priority", f"{options.priority!r} is not accepted; accepted: a whole number, or one of {words}"
+        given = shown(options.priority)
+        return "options.priority", f"{given} is not accepted; accepted: a whole number, or one of {words}"
     return None
+
+
+def _is_plain(assignment: ExecAssignment) -> bool:
+    """Most say little, and then one look at all of it is enough."""
+    job, correlation = assignment.job, assignment.correlation
+    if assignment.executor is not None or job.resources is not None or job.payload_ref is not None:
+        return False
+    trace = "" if correlation is None else correlation.trace_id
+    said = f"{assignment.tenant_id or ''}{trace or ''}{assignment.resource_class or ''}"
+    return len(said) <= LONGEST_ID and said.isprintable()
+
+
+def _optional_texts(assignment: ExecAssignment) -> tuple[tuple[str, str | None, int], ...]:
+    """Texts that go on into events, columns and answers: none of them may be long, or hold what is no text."""
+    executor, job = assignment.executor or _NOBODY, assignment.job
+    inside = None if job.resources is None else job.resources.get("class")
+    return (
+        ("tenant_id", assignment.tenant_id, LONGEST_ID),
+        ("correlation.trace_id", assignment.trace_id, LONGEST_ID),
+        ("resource_class", assignment.resource_class, LONGEST_ID),
+        ("executor.provider_id", executor.provider_id, LONGEST_ID),
+        ("executor.channel", executor.channel, LONGEST_ID),
+        ("job.resources.class", inside if isinstance(inside, str) else None, LONGEST_ID),
+        ("job.payload_ref", job.payload_ref, LONGEST_REFERENCE),
+    )
 
 
 def _number(given: int | str) -> int | None:

@@ -31,4 +31,4 @@ class Timeline:
 
 def milliseconds(seconds: float) -> int:
     """A duration as it is stored; never rounded down to nothing."""
-    return max(1, round(seconds * 1000)) if seconds > 0 else 0
+    return (round(seconds * 1000) or 1) if seconds > 0 else 0

@@ -8,6 +8,8 @@ fell silent is gone. Time and chance are arguments.
 
 from collections.abc import Iterable
 from enum import StrEnum
+from heapq import heapify, heappop, heapreplace
+from math import inf
 
 from msgspec import Struct
 
@@ -36,7 +38,12 @@ class WorkerHealth(Struct, frozen=True):
 
     def gone(self, now: float) -> bool:
         """Three heartbeats missed. Who never sent one is unknown, not gone."""
-        return self.heartbeat_at is not None and now - self.heartbeat_at > MISSED_UNTIL_GONE * HEARTBEAT_S
+        return now > self.gone_after
+
+    @property
+    def gone_after(self) -> float:
+        """When it counts as gone, if it is not heard of again."""
+        return inf if self.heartbeat_at is None else self.heartbeat_at + MISSED_UNTIL_GONE * HEARTBEAT_S
 
     @property
     def load(self) -> float:
@@ -66,21 +73,58 @@ class Nobody(Struct, frozen=True):
     why: Why
 
 
-def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float) -> Chosen | Nobody:
-    """The worker for one piece of work, by health and then by load."""
-    here = sorted((one for one in workers if not one.gone(now)), key=lambda one: (one.load, one.worker_id))
-    if not here:
-        return Nobody(Why.NO_WORKER)
-    for one in here:
-        if one.status is OverloadStatus.CRITICAL and now - one.probed_at >= PROBE_EVERY_S:
-            return Chosen(one.worker_id, probe=True)
-    able = [one for one in here if one.status is not OverloadStatus.CRITICAL]
-    if not able:
-        return Nobody(Why.CRITICAL)
-    free = [one for one in able if one.unspoken < MOST_UNSPOKEN]
-    if not free:
-        return Nobody(Why.UNSPOKEN)
-    best = min(free, key=lambda one: one.status.severity)
-    if best.status is OverloadStatus.OVERLOADED and draw < 0.5:
-        return Nobody(Why.PASSED_OVER)
-    return Chosen(best.worker_id)
+def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, after: str = "") -> Chosen | Nobody:
+    """The worker for one piece of work, by health and then by load. Equals take turns: the first is the one `after`."""
+    return Lineup(workers, now, after).choose(draw)
+
+
+class Lineup:
+    """
+    The workers of one class at one moment, for many pieces of work one after the other.
+
+    Each choice counts as load of the one that was chosen, so the next piece of work sees it. Equals take turns, from
+    the one `after` the last that was chosen. A choice costs the logarithm of the number of workers, not the number.
+    """
+
+    __slots__ = ("_able", "_anybody", "_line", "_probes")
+
+    def __init__(self, workers: Iterable[WorkerHealth], now: float, after: str = "") -> None:
+        here = [one for one in workers if not one.gone(now)]
+        sick = [one for one in here if one.status is OverloadStatus.CRITICAL]
+        due = [one for one in sick if now - one.probed_at >= PROBE_EVERY_S]
+        self._anybody = bool(here)
+        self._able = len(here) > len(sick)
+        self._probes = sorted(((one.load, one.worker_id) for one in due), reverse=True)
+        self._line = [
+            (
+                one.status.severity,
+                one.load,
+                one.worker_id <= after,
+                one.worker_id,
+                one.unspoken,
+                1 / max(1, one.capacity),
+            )
+            for one in here
+            if one.status is not OverloadStatus.CRITICAL and one.unspoken < MOST_UNSPOKEN
+        ]
+        heapify(self._line)
+
+    def choose(self, draw: float) -> Chosen | Nobody:
+        """The next piece of work's worker."""
+        if self._probes:
+            return Chosen(self._probes.pop()[1], probe=True)
+        if not self._line:
+            return Nobody(self._why())
+        severity, load, waits, worker_id, unspoken, share = self._line[0]
+        if severity == OverloadStatus.OVERLOADED.severity and draw < 0.5:
+            return Nobody(Why.PASSED_OVER)
+        if unspoken + 1 < MOST_UNSPOKEN:
+            heapreplace(self._line, (severity, load + share, waits, worker_id, unspoken + 1, share))
+        else:
+            heappop(self._line)
+        return Chosen(worker_id)
+
+    def _why(self) -> Why:
+        if not self._anybody:
+            return Why.NO_WORKER
+        return Why.UNSPOKEN if self._able else Why.CRITICAL

@@ -21,6 +21,10 @@ from reefknot.errors import IllegalMoveError
 
 CRASH_LIMIT = 3
 LONGEST_HISTORY = 100
+SUBMISSION = "\x1froute/"
+"""It begins with what no assignment's id may hold: no caller can give its work the id of somebody's submission."""
+SUBMISSION_ONCE = "route/"
+"""How such ids began before; what was handed in then is still found."""
 
 
 class WorkState(StrEnum):
@@ -217,8 +221,14 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
 
 
 def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT) -> WorkItem:
-    """Its owner vanished: back to the queue, or aside when that has happened too often."""
-    crashed = _told(structs.replace(item, crashes=item.crashes + 1), now, "crashed", item.owner)
+    """
+    Its owner vanished: back to the queue, or aside when that has happened too often.
+
+    The time budget counts from the first start, whatever became of that: running work was last changed by its claim.
+    """
+    began = item.updated_at if item.budget.first_attempt_at is None else item.budget.first_attempt_at
+    lost = structs.replace(item, crashes=item.crashes + 1, budget=structs.replace(item.budget, first_attempt_at=began))
+    crashed = _told(lost, now, "crashed", item.owner)
     if crashed.crashes >= crash_limit:
         reason = f"its owner vanished {crashed.crashes} times"
         return _aside(crashed, now, reason=reason, failure=item.failure, result=None)
@@ -231,9 +241,25 @@ def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     return _ended(told, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
 
 
+def submission_id(work_id: str) -> str:
+    """What a caller handed in has an id of its own; the worker's piece of work has the assignment's."""
+    return SUBMISSION + work_id
+
+
+def submitted(submission: str) -> str:
+    """The id of the assignment that was handed in under this id."""
+    begins = SUBMISSION if submission.startswith(SUBMISSION) else SUBMISSION_ONCE
+    return submission.removeprefix(begins)
+
+
 def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
-    """Out of quarantine, under its own id, with a fresh budget."""
+    """
+    Out of quarantine, under its own id, with a fresh budget and all of its time.
+
+    So is the submission that it came from: it is open again, and the result to come takes the place of the old one.
+    """
     told = _told(item, now, "requeued", item.reason, who)
+    began = next((one.at for one in reversed(item.history) if one.what == "requeued"), item.created_at)
     return structs.replace(
         told,
         state=moved(item, WorkState.PENDING),
@@ -243,6 +269,7 @@ def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
         interruptions=0,
         crashes=0,
         due_at=now.wall,
+        deadline_at=None if item.deadline_at is None else now.wall + item.deadline_at - began,
         updated_at=now.wall,
         reason="",
         failure=None,

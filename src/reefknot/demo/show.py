@@ -8,6 +8,7 @@ process would do it: through the store. The times of the scenes are shares of th
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import tempfile
@@ -216,6 +217,18 @@ class Show:
 _INSERT = "INSERT INTO report (place, said) VALUES (?, ?)"
 
 
+@contextmanager
+def _only_errors_logged() -> Iterator[None]:
+    """The show tells every retry from the record; the log would tell it twice."""
+    logger = logging.getLogger("reefknot")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def main(seconds: float, *, keep: str | None = None, seed: int = 1) -> int:
     """Play it; the answer is the exit code."""
     say = voice()
@@ -225,6 +238,7 @@ def main(seconds: float, *, keep: str | None = None, seed: int = 1) -> int:
         try:
             config = set_up(folder, service.port)
             opened.enter_context(_quiet_environment())
+            opened.enter_context(_only_errors_logged())
             start = ready(f"sqlite:{folder / 'state.db'}", str(config))
             say("scene", f"A service that misbehaves on purpose listens on {LOOPBACK}:{service.port}.")
             say("", f"Configuration, files, database and store are in {folder}. Ctrl-C ends it in order.")

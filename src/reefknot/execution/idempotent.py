@@ -22,11 +22,11 @@ import msgspec
 from reefknot.core.audit.event import IdempotencyEvent
 from reefknot.core.canonical import canonical
 from reefknot.core.canonical import fingerprint as fingerprint_of
-from reefknot.core.redaction import redact
+from reefknot.core.redaction import Redactor
 from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
 from reefknot.execution.ambient import store_in_scope
 from reefknot.execution.answers import checked_type, plain
-from reefknot.execution.journal import Journal, event_id, now_text
+from reefknot.execution.journal import Journal, OnFailure, event_id, now_text, on_failure_named
 from reefknot.execution.kinds import is_async, name_of
 from reefknot.execution.once import How, Mode, Once, mode_named
 from reefknot.execution.telling import Telling
@@ -38,13 +38,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _KEY_PARAMETER = "idempotency_key"
+_REQUIRED: Any = None
+"""Given by everybody; its absence is told in words that help."""
 _homes: dict[str, str] = {}
 """Which file the function of a name is written in."""
 
 
 def idempotent(
-    *,
-    key: Callable[..., object],
+    *bare: Any,
+    key: Callable[..., object] = _REQUIRED,
     mode: Mode | str = Mode.RETRY,
     lease: float = 60.0,
     wait: float = 60.0,
@@ -52,6 +54,8 @@ def idempotent(
     result_type: Any = Any,
     fingerprint: Callable[..., object] | bool = True,
     name: str = "",
+    secrets: tuple[str, ...] = (),
+    on_audit_failure: OnFailure | str | None = None,
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
     """
     Guard an async function by a key made from its arguments.
@@ -60,10 +64,18 @@ def idempotent(
     on the `idempotency_key` that the function is given. `wait` bounds how long a later caller waits for the first; 0
     means that it is told (`KeyInProgressError`). The arguments' fingerprint tells a key that is used for something
     else; `fingerprint=False` leaves that out, a function says what counts.
+
+    `secrets` are taken out of what is told about a call, wherever they stand in it. `on_audit_failure` says what
+    happens when events cannot be kept: `fail_open` goes on, `fail_closed` raises `AuditUnavailableError` before the
+    work begins, or after it.
     """
+    if bare:
+        accepted = "keywords only: write @idempotent(key=lambda order: order.id), with a function that makes the key"
+        raise ParameterTypeError("idempotent", bare[0], accepted)
     if not callable(key):
         raise ParameterTypeError("key", key, "a function that makes the key from the arguments")
     chosen = mode_named(mode)
+    told = _Told(Redactor(secrets), None if on_audit_failure is None else on_failure_named(on_audit_failure))
     how = How(
         chosen, _seconds("lease", lease, above_zero=True), _seconds("wait", wait), result_type=checked_type(result_type)
     )
@@ -73,9 +85,16 @@ def idempotent(
             raise ParameterTypeError("fn", fn, "an async function; records are kept by awaiting a store")
         if chosen is Mode.DEDUP and not _takes_key(signature(fn)):
             raise ParameterError("mode", mode, f"for a function that takes {_KEY_PARAMETER}, to hand it to its sink")
-        return _guarded(fn, key, how, store, fingerprint, _unique_name(fn, name or name_of(fn)))
+        return _guarded(fn, key, how, store, fingerprint, _unique_name(fn, name or name_of(fn)), told)
 
     return decorate
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """How a function's calls are told of."""
+
+    redactor: Redactor
+    on_failure: OnFailure | None
 
 
 def _guarded(
@@ -85,6 +104,7 @@ def _guarded(
     given: Store | None,
     fingerprint: Callable[..., object] | bool,
     name: str,
+    told: _Told,
 ) -> Callable[P, Coroutine[Any, Any, R]]:
     shape = signature(fn)
 
@@ -93,7 +113,9 @@ def _guarded(
         store = store_in_scope() if given is None else given
         full = f"{name}:{_key_text(key(*args, **kwargs))}"
         mine = msgspec.structs.replace(how, fingerprint=_fingerprint(fingerprint, shape, args, kwargs))
-        telling = _telling(store, name, full)
+        journal = Journal(store.audit, redactor=told.redactor, on_failure=told.on_failure)
+        await journal.ready()
+        telling = _telling(store, journal, name, told.redactor(full))
 
         async def work() -> Any:
             if how.mode is Mode.DEDUP:
@@ -114,13 +136,13 @@ def _guarded(
     return call
 
 
-def _telling(store: Store, name: str, key: str) -> Telling:
+def _telling(store: Store, journal: Journal, name: str, key: str) -> Telling:
     def event(action: str) -> IdempotencyEvent:
         return IdempotencyEvent(
-            timestamp=now_text(), event_id=event_id(), operation=name, idempotency_key=redact(key), action=action
+            timestamp=now_text(), event_id=event_id(), operation=name, idempotency_key=key, action=action
         )
 
-    return Telling(Journal(store.audit), event, one_chain=store.idempotency.audit is store.audit)
+    return Telling(journal, event, one_chain=store.idempotency.audit is store.audit)
 
 
 def _key_text(made: object) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from reefknot.core.audit.event import Event, encode, timestamp
 from reefknot.core.redaction import Redactor
-from reefknot.errors import AuditUnavailableError
+from reefknot.errors import AuditUnavailableError, ParameterError
 from reefknot.execution import chance, report, timing
 from reefknot.ports.audit_log import AuditEntry
 
@@ -52,10 +52,20 @@ class OnFailure(StrEnum):
     FAIL_CLOSED = "fail_closed"
 
 
+def on_failure_named(given: OnFailure | str) -> OnFailure:
+    """The setting of this name."""
+    try:
+        return OnFailure(given)
+    except ValueError:
+        raise ParameterError("on_audit_failure", given, f"one of {', '.join(OnFailure)}") from None
+
+
 class _Backlog:
     """What waits for one log."""
 
     def __init__(self) -> None:
+        self.on_failure = OnFailure.FAIL_OPEN
+        self.most_buffered = MOST_BUFFERED
         self.waiting: list[AuditEntry] = []
         self.lost = 0
         self.again_at = 0.0
@@ -63,6 +73,12 @@ class _Backlog:
 
 
 _backlogs: WeakKeyDictionary[AuditSink, _Backlog] = WeakKeyDictionary()
+
+
+def govern(sink: AuditSink, *, on_failure: OnFailure | str, most_buffered: int) -> None:
+    """What holds for journals of this log that are made from now on and say nothing else."""
+    backlog = _backlogs.setdefault(sink, _Backlog())
+    backlog.on_failure, backlog.most_buffered = on_failure_named(on_failure), most_buffered
 
 
 def event_id() -> str:
@@ -82,15 +98,16 @@ class Journal:
         self,
         sink: AuditSink | None,
         *,
-        on_failure: OnFailure | str = OnFailure.FAIL_OPEN,
+        on_failure: OnFailure | str | None = None,
         redactor: Redactor | None = None,
-        most_buffered: int = MOST_BUFFERED,
+        most_buffered: int | None = None,
     ) -> None:
         self._sink = sink
-        self._closed = OnFailure(on_failure) is OnFailure.FAIL_CLOSED
         self._redactor = redactor or Redactor()
-        self._most = most_buffered
         self._backlog = _Backlog() if sink is None else _backlogs.setdefault(sink, _Backlog())
+        chosen = self._backlog.on_failure if on_failure is None else on_failure_named(on_failure)
+        self._closed = chosen is OnFailure.FAIL_CLOSED
+        self._most = self._backlog.most_buffered if most_buffered is None else most_buffered
 
     @property
     def buffered(self) -> int:

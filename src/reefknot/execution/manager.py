@@ -30,8 +30,9 @@ from reefknot.core.canonical import canonical
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.operations import RetryCategory, operation_target
+from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import AttemptTimeoutError, ParameterTypeError, RetryError
-from reefknot.execution import exhaustion, timing
+from reefknot.execution import arguments, exhaustion, timing
 from reefknot.execution.answers import checked_type, plain
 from reefknot.execution.journal import AuditSink, Journal, OnFailure, event_id, now_text
 from reefknot.execution.keys import IdempotencyManager
@@ -39,12 +40,12 @@ from reefknot.execution.kinds import what_to_pass
 from reefknot.execution.once import How, Mode, mode_named
 from reefknot.execution.plan import Plan
 from reefknot.execution.run import Run
+from reefknot.execution.shelf import Shelf
 from reefknot.execution.telling import Telling
 from reefknot.execution.wrap import attempt_within
 
 if TYPE_CHECKING:
     from reefknot.core.retry.book import Book
-    from reefknot.core.retry.policy import RetryPolicy
     from reefknot.ports.idempotency_store import IdempotencyStore
 
 _REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
@@ -90,14 +91,17 @@ class RetryManager:
         idempotency: IdempotencyStore,
         audit: AuditSink | None = None,
         secrets: tuple[str, ...] = (),
-        on_audit_failure: OnFailure | str = OnFailure.FAIL_OPEN,
+        on_audit_failure: OnFailure | str | None = None,
         lease: float = 60.0,
         wait_for_result: float = 60.0,
     ) -> None:
+        arguments.seconds("lease", lease)
+        arguments.seconds("wait_for_result", wait_for_result, or_zero=True, most=inf)
         self._book = book
         self._redactor = Redactor(secrets)
         self.journal = Journal(audit, on_failure=on_audit_failure, redactor=self._redactor)
         self.idempotency_manager = IdempotencyManager(idempotency, journal=self.journal)
+        self._shelf = Shelf(audit, self.journal)
         self._one_chain = audit is not None and getattr(idempotency, "audit", None) is audit
         self._lease = lease
         self._wait = wait_for_result
@@ -130,6 +134,10 @@ class RetryManager:
         """
         if not callable(coro):
             raise ParameterTypeError("coro", coro, what_to_pass(coro))
+        arguments.text("operation", operation, "a text that names the operation")
+        arguments.text("category", category, "a RetryCategory, or a text")
+        if policy is not None and not isinstance(policy, RetryPolicy):
+            raise ParameterTypeError("policy", policy, "a RetryPolicy, or None for the category's own")
         call = self._call(category, operation, tenant_id, correlation_id, trace_id, additional_context)
         chosen = mode_named(mode)
         plan = self._plan(call, policy, once_only=chosen is Mode.GUARD)
@@ -249,6 +257,7 @@ class RetryManager:
 
     async def _told(self, call: _Call, run: Run, error: Exception, facts: DecisionRecord) -> None:
         failure = facts.failure
+        await self._put_book(facts)
         await self.journal.write(
             *self._timeout(call, run, error),
             RetryAttempt(
@@ -266,6 +275,7 @@ class RetryManager:
         assert run.reason is not None
         failure = facts.failure
         kind = RetryRefused if run.reason in _REFUSED else RetryExhausted
+        await self._put_book(facts)
         await self.journal.write(
             *self._timeout(call, run, error),
             kind(
@@ -277,6 +287,12 @@ class RetryManager:
                 decision=facts,
             ),
         )
+
+    async def _put_book(self, facts: DecisionRecord) -> None:
+        """Before the first decision that refers to it. After a reload, that is another one."""
+        book = self._book.snapshot
+        if facts.book_hash == book.hash:
+            await self._shelf.put(book)
 
     def _timeout(self, call: _Call, run: Run, error: Exception) -> list[Event]:
         if not isinstance(error, AttemptTimeoutError):

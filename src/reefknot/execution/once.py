@@ -49,7 +49,7 @@ from reefknot.errors import (
     ResultTooLargeError,
     StoreUnavailableError,
 )
-from reefknot.execution import background, report, timing
+from reefknot.execution import ambient, background, report, timing
 from reefknot.execution.answers import read_as, text_of
 from reefknot.execution.journal import event_id
 from reefknot.execution.lease import Renewal
@@ -117,6 +117,7 @@ class Once:
                     raise KeyConflictError(key, recorded=record.fingerprint, given=given)
                 case Uncertain(record=record):
                     telling.saw("unknown")
+                    ambient.left_unknown(key)
                     raise OutcomeUnknownError(key, owner=record.owner)
                 case Busy(record=record, remaining_ms=remaining):
                     left = waits_until - timing.now()
@@ -163,6 +164,7 @@ class Once:
     async def _let_go(self, claim: Claim, error: BaseException, how: How, telling: Telling) -> None:
         """The work failed, or was cancelled. What it did before that nobody knows; the mode says what that means."""
         if how.mode is Mode.GUARD:
+            ambient.left_unknown(claim.key)
             message = telling.safe(read_failure(error).message)
             ending: Ending = Unknown(canonical({"message": message, "exception": type(error).__name__}).decode())
             action = "unknown"

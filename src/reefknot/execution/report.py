@@ -86,7 +86,7 @@ def broken_callback(which: str, broken: Exception) -> None:
     logger().error("%s= raised %s: %s; the outcome is unchanged", which, type(broken).__name__, said)
 
 
-_WHY = {
+WHY = {
     Reason.NOT_RETRYABLE: "not retried: this failure is not one to retry",
     Reason.INNER_EXHAUSTED: "not retried: an inner retry already gave up on it",
     Reason.ATTEMPTS_SPENT: "gave up: all attempts are spent",
@@ -104,7 +104,7 @@ def annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
     hint = event.failure.retry_after if event.failure is not None else None
     asked = f"; the server asked for {hint:g} s" if hint is not None and event.reason is not Reason.BREAKER_OPEN else ""
     count = "1 attempt" if event.attempt == 1 else f"{event.attempt} attempts"
-    note = f"{head}: {_WHY[event.reason]}{asked} ({count}, {seconds(event.elapsed)} s; policy: {policy.describe()})"
+    note = f"{head}: {WHY[event.reason]}{asked} ({count}, {seconds(event.elapsed)} s; policy: {policy.describe()})"
     try:
         notes = getattr(error, "__notes__", None)
         if notes:

@@ -5,7 +5,7 @@ The log stores bodies and a few fields to find them by. It neither builds, redac
 hands one in has done so. Every body becomes a link of the log's chain in the same atomic step that keeps it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -60,8 +60,14 @@ class AuditLog(Protocol):
     async def head(self) -> Head:
         """Where the chain stands now. Keep it elsewhere: it proves later that nothing was cut off."""
 
-    async def verify(self, head: Head | None = None) -> list[Mismatch]:
-        """Walk the chain from its anchor to `head` (default: the stored one) and list every mismatch."""
+    async def verify(
+        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> list[Mismatch]:
+        """
+        Walk the chain from its anchor to `head` (default: the stored one) and list every mismatch.
+
+        `progress` is told now and then how many more events were walked.
+        """
 
     async def trim(self, before: int) -> int:
         """

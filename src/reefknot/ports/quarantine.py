@@ -49,7 +49,11 @@ class Quarantine(Protocol):
     async def requeue(
         self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
-        """Back to the queue. Answers the ids; a dry run only answers."""
+        """
+        Back to the queue. Answers the ids; a dry run only answers.
+
+        A submission that failed with it is open again in the same step, so that its caller gets the result to come.
+        """
 
     async def discard(
         self,

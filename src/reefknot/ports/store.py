@@ -9,7 +9,9 @@ from typing import Protocol
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
+from reefknot.ports.leases import Leases
 from reefknot.ports.quarantine import Quarantine
+from reefknot.ports.transport import Transport
 from reefknot.ports.work_queue import WorkQueue
 
 
@@ -34,6 +36,12 @@ class Store(Protocol):
 
     @property
     def control(self) -> Control: ...
+
+    @property
+    def leases(self) -> Leases: ...
+
+    def transport(self) -> Transport:
+        """A new end for messages. All ends over one place hear each other; whoever asked for it closes it."""
 
     async def close(self) -> None:
         """Finish what was handed in, then let go. A second call does nothing."""

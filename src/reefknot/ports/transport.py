@@ -3,6 +3,9 @@ Messages between routers, workers and callers.
 
 At least once, in any order: whoever receives says when it is done (`Delivery.done`), and not before its own result is
 kept. A transport that cannot deliver says so to the sender.
+
+Every subscription that lives hears everything that is sent to its subjects. Nobody may rely on messages to remember:
+one who comes back asks again, and what must not be lost is in the store.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -27,9 +30,13 @@ class Transport(Protocol):
     async def publish(
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
     ) -> None:
-        """Send. The same `message_id` twice is delivered once, where the engine can tell."""
+        """
+        Send. The same `message_id` twice is delivered once, where the engine can tell.
+
+        It need not have arrived when this returns: a few may be on their way.
+        """
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
-        """Everything sent to these subjects from now on; at most `limit` wait unread, then the sender waits."""
+        """Everything sent to these subjects from now on; while `limit` wait unread, a sender gets no further ahead."""
 
     async def close(self) -> None: ...

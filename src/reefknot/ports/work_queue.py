@@ -14,6 +14,9 @@ from msgspec import Struct
 from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState
 from reefknot.ports.audit_log import AuditEntry
 
+FIRST_FENCE = 1
+"""The fence of an item's first owner."""
+
 
 class Enqueued(StrEnum):
     """What became of an item that was handed in."""
@@ -53,16 +56,35 @@ CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
 """The events of an item whose owner vanished, given the item as it is afterwards."""
 
 
+def events_to_keep(
+    items: Sequence[WorkItem], answers: Sequence[Enqueued], events: Sequence[AuditEntry]
+) -> Sequence[AuditEntry]:
+    """What of `enqueue`'s events goes on record, given what became of its items."""
+    accepted = {item.id for item, answer in zip(items, answers, strict=True) if answer is Enqueued.ACCEPTED}
+    if len(accepted) == len(items):
+        return events
+    refused = {item.id for item in items} - accepted
+    return [event for event in events if event.work_id not in refused] if accepted else ()
+
+
 class WorkQueue(Protocol):
     """Takes work in, hands it out, hears what came of it."""
 
     async def enqueue(
-        self, items: Sequence[WorkItem], *, limit: int | None = None, events: Sequence[AuditEntry] = ()
+        self,
+        items: Sequence[WorkItem],
+        *,
+        limit: int | None = None,
+        events: Sequence[AuditEntry] = (),
+        owner: str = "",
+        lease: float = 60.0,
     ) -> list[Enqueued]:
         """
         Keep these, in one step. An id that is there already is a duplicate, whatever state it is in.
 
-        `limit` bounds the pending items of a class. The events are kept when at least one item was accepted.
+        `limit` bounds the pending items of a class. The events are kept when at least one item was accepted, except
+        those that tell (by their `work_id`) of an item that was not. With an `owner`, what is accepted is its at once,
+        as if it had claimed it first, with the fence `FIRST_FENCE`; it was never pending, and no limit counts it.
         """
 
     async def claim(

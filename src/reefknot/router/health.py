@@ -5,6 +5,7 @@ Acks, results and heartbeats update it; silence and time make it expire. It deci
 """
 
 from collections.abc import Mapping
+from math import inf
 
 import msgspec
 
@@ -23,11 +24,14 @@ class HealthTable:
     def __init__(self) -> None:
         self._entries: dict[str, dict[str, WorkerHealth]] = {}
         self._lives: dict[str, str] = {}
+        self._slots: dict[str, tuple[int, float]] = {}
+        """By class: all slots, and until when that holds if nobody is heard of."""
         self.draining: set[str] = set()
 
     def heard_heartbeat(self, beat: Heartbeat, now: float) -> bool:
         """A worker told how it is. True when it began anew: what it had in its hands may be in its store only."""
         worker_id = beat.worker_id
+        self._slots.clear()
         anew = worker_id in self._lives and self._lives[worker_id] != beat.incarnation
         for name, said in list(beat.classes.items())[:MOST_CLASSES]:
             before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
@@ -78,6 +82,7 @@ class HealthTable:
 
     def forget(self, now: float) -> None:
         """Workers that have been gone for long are not kept for ever."""
+        self._slots.clear()
         for name, by_id in list(self._entries.items()):
             for worker_id, one in list(by_id.items()):
                 if one.gone(now) and now - one.heard_at > FORGET_AFTER_S:
@@ -95,7 +100,26 @@ class HealthTable:
 
     def capacity(self, name: str, now: float) -> int:
         """Slots of a class, of all workers that are there."""
-        return sum(one.capacity for one in self._entries.get(name, {}).values() if not one.gone(now))
+        slots, until = self._slots.get(name, (0, -inf))
+        if now <= until:
+            return slots
+        here = [one for one in self._entries.get(name, {}).values() if not one.gone(now)]
+        slots = sum(one.capacity for one in here)
+        until = min((one.gone_after for one in here), default=inf)
+        self._slots[name] = slots, until
+        return slots
+
+    def knows(self, name: str) -> bool:
+        """Whether a worker of this class was heard of and is not forgotten yet."""
+        return name in self._entries
+
+    def classes(self, now: float) -> list[str]:
+        """The classes of all workers that are there."""
+        return sorted(name for name, by_id in self._entries.items() if any(not one.gone(now) for one in by_id.values()))
+
+    def status(self, worker_id: str, name: str) -> OverloadStatus | None:
+        one = self._entries.get(name, {}).get(worker_id)
+        return None if one is None else one.status
 
     def everybody(self) -> dict[str, dict[str, WorkerHealth]]:
         return {name: dict(by_id) for name, by_id in self._entries.items()}

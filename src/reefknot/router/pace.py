@@ -19,7 +19,7 @@ from reefknot.core.overload.admission import (
     would_miss_deadline,
 )
 from reefknot.ports.clock import Clock
-from reefknot.router.health import HealthTable
+from reefknot.router.health import MOST_CLASSES, HealthTable
 from reefknot.router.pending import Pending, PendingTable
 
 MISSES = "Assignment would miss its deadline in the queue, rejecting assignment"
@@ -78,16 +78,25 @@ class Door:
         """By count, as many as may wait here; by time, with all that is ahead of it at the workers too."""
         name = resource_class(assignment)
         pace, slots = self._paces.get(name) or _Pace(), self._slots(name)
-        line = pace.view(max(0, self._ahead(name) - slots), slots)
+        line = self._line(name, pace, slots)
         deadline = assignment.options.deadline_ms
         newcomer = Newcomer(assignment.priority, None if deadline is None else MARGIN * deadline)
         if would_miss_deadline(line, newcomer, self._rules):
             return Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES, retry_after_ms(line))
         return admit(pace.view(self.waiting(), slots), Newcomer(newcomer.priority), self._rules)
 
+    def lines(self) -> dict[str, QueueView]:
+        """All that is ahead of a newcomer, by class, for whoever asks from elsewhere."""
+        return {name: self._line(name, pace, self._slots(name)) for name, pace in self._paces.items()}
+
+    def _line(self, name: str, pace: _Pace, slots: int) -> QueueView:
+        return pace.view(max(0, self._ahead(name) - slots), slots)
+
     def ended(self, pending: Pending, result: ExecResult) -> None:
         """A worker ended this one, which is still in the table."""
         name = pending.resource_class
+        if name not in self._paces and len(self._paces) >= MOST_CLASSES:
+            return
         busy = self._ahead(name) >= self._slots(name) > 0
         step_ms = result.latency_ms if result.status is ResultStatus.SUCCESS else None
         self._paces.setdefault(name, _Pace()).ended(self._clock.now(), busy=busy, step_ms=step_ms)

@@ -8,52 +8,57 @@ queue is bounded, and its caller is told when to come back.
 """
 
 import asyncio
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.audit.event import Admission, Event
 from reefknot.core.messages import (
     ACK,
-    CANCEL,
     HEARTBEAT,
     RESULT,
-    AckStatus,
     Cancel,
     ExecAssignment,
     ExecResult,
-    InvalidMessage,
     Job,
-    encode,
-    read_assignment,
     resource_class,
 )
-from reefknot.core.overload.admission import Reject, RejectionPolicy, Rules
+from reefknot.core.overload.admission import QueueView, RejectionPolicy
 from reefknot.core.overload.level import OverloadStatus, level
-from reefknot.errors import ParameterError, QueueFullError
+from reefknot.core.redaction import Redactor
+from reefknot.core.work import WorkState
 from reefknot.execution.crew import Crew
 from reefknot.execution.journal import Journal, event_id
 from reefknot.execution.steady import SteadyClock
 from reefknot.ports.clock import Clock
+from reefknot.ports.control import Command
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Transport
-from reefknot.router.desk import Desk, work_id
+from reefknot.router.desk import Desk
 from reefknot.router.dispatch import Dispatcher
+from reefknot.router.ends import Ends
+from reefknot.router.entry import Entry
+from reefknot.router.handing_in import as_it_travels
 from reefknot.router.health import HealthTable
 from reefknot.router.inbox import Inbox
 from reefknot.router.pace import Door
-from reefknot.router.pending import Pending, PendingTable
+from reefknot.router.pending import PendingTable
+from reefknot.router.records import Records
+from reefknot.router.settings import RouterSettings
 
 TICK_S = 0.05
 LOOK_S = 0.25
 CLAIM_S = 0.25
-RENEW_S = 10.0
 CALLERS_S = 1.0
 CONTROL_S = 0.25
 BATCH = 200
 AT_ONCE = 64
+LAST_WRITES_S = 10.0
+EARLY_S = 300.0
+"""How long a cancel of what somebody else holds is remembered; a command is kept as long."""
+MOST_EARLY = 1000
 
 _cancels = msgspec.json.Decoder(Cancel)
 
@@ -65,6 +70,9 @@ class RouterSnapshot(Struct, frozen=True):
     pending: int
     status: OverloadStatus
     workers: dict[str, dict[str, Any]]
+    lines: dict[str, QueueView] = {}
+    """By class: what is ahead of a newcomer, and how fast it goes."""
+    max_wait_fraction: float | None = None
 
 
 class Router:
@@ -76,64 +84,71 @@ class Router:
         store: Store,
         transport: Transport,
         clock: Clock,
-        rules: Rules | None = None,
+        settings: RouterSettings | None = None,
         seed: int | None = None,
-        shared_subject: bool = False,
         router_id: str = "router",
+        process: str = "",
+        secrets: tuple[str, ...] = (),
     ) -> None:
+        """`process` marks whose work this is: others then see at once that it is gone, and need not wait for leases."""
         clock = SteadyClock(clock)
+        settings = settings or RouterSettings()
+        # The same bounds as a worker's; what cannot come in here is refused, whatever a worker would do with it.
+        rules = msgspec.structs.replace(settings.rules, policy=RejectionPolicy.REJECT_NEW)
         self.router_id = router_id
+        self.owner = f"{router_id}#{event_id()}{process and '@'}{process}"
+        self._settings = settings
+        self._rules = rules
         self._store = store
         self._transport = transport
         self._clock = clock
-        self._journal = Journal(store.audit)
-        # The same bounds as a worker's; what cannot come in here is refused, whatever a worker would do with it.
-        same = rules or Rules()
-        self._rules = msgspec.structs.replace(same, policy=RejectionPolicy.REJECT_NEW)
-        self.desk = Desk(store.work, clock, size=self._rules.size, journal=self._journal)
-        self._owner = f"{router_id}#{event_id()}"
+        journal = Journal(store.audit, redactor=Redactor(secrets))
+        self.desk = Desk(store.work, clock, size=rules.size, lease=settings.lease, journal=journal)
         self.health = HealthTable()
         self.table = PendingTable()
-        self.dispatcher = Dispatcher(
-            table=self.table,
-            health=self.health,
-            transport=transport,
-            work=store.work,
-            journal=self._journal,
-            clock=clock,
-            end=self._end,
-            seed=seed,
-            shared_subject=shared_subject,
-        )
+        self.door = Door(rules, table=self.table, health=self.health, clock=clock)
+        self._records = Records(journal, clock)
         self._crew = Crew(router_id, AT_ONCE)
         self._wake = asyncio.Event()
         self._claim_soon = asyncio.Event()
-        self._inbox = Inbox(
-            table=self.table,
-            health=self.health,
-            dispatcher=self.dispatcher,
-            journal=self._journal,
+        self._more_to_claim = False
+        shared: dict[str, Any] = {"table": self.table, "records": self._records}
+        self._entry = Entry(
+            **shared,
+            owner=self.owner,
+            desk=self.desk,
+            door=self.door,
+            rules=rules,
             clock=clock,
-            crew=self._crew,
-            end=self._end,
-            wake=self._wake.set,
+            taken_on=self._wake.set,
+            left=self._claim_soon.set,
         )
-        self._callers: dict[str, asyncio.Future[ExecResult]] = {}
-        self.door = Door(self._rules, table=self.table, health=self.health, clock=clock)
+        self._ends = Ends(
+            **shared, desk=self.desk, by_worker=self.door.ended, tell=self._entry.tell, freed=self._after_ends
+        )
+        shared |= {"ends": self._ends, "health": self.health, "clock": clock}
+        self.dispatcher = Dispatcher(**shared, transport=transport, work=store.work, seed=seed, settings=settings)
+        self._inbox = Inbox(**shared, dispatcher=self.dispatcher, crew=self._crew, wake=self._wake.set)
         self._tasks: list[asyncio.Task[Any]] = []
+        self._started_at = 0
+        self._called_off_early: dict[str, tuple[float, str | None]] = {}
+        """Cancels of what somebody else still holds, perhaps an earlier life of ours: by id, when they were heard."""
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        self._started_at = int(self._clock.wall() * 1000)
         heard = self._transport.subscribe(ACK, RESULT, HEARTBEAT)
-        after = await self._store.control.latest()
         loops = [
             (self._inbox.listen(heard), "inbox"),
             (self._take_on(), "desk"),
             (self._dispatch(), "dispatch"),
             (self._renew(), "leases"),
             (self._look_for_callers(), "callers"),
-            (self._obey(after), "control"),
+            (self._obey(), "control"),
+            (self._entry.gather.serve(), "entry"),
+            (self._ends.gather.serve(), "ends"),
+            (self._records.gather.serve(), "records"),
         ]
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work, name=f"{self.router_id} {name}") for work, name in loops]
@@ -144,9 +159,21 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._crew.stop()
+        await self._crew.survive("the last results could not be kept", self._last_writes)
         held = [one.held for one in self.table.everyone()]
         if held:
             await self._crew.survive("pending work could not be given back", self.desk.give_back, held)
+
+    async def _last_writes(self) -> None:
+        async with asyncio.timeout(LAST_WRITES_S):
+            await self._entry.gather.finish()
+            await self._ends.gather.finish()
+            await self._records.gather.finish()
+
+    @property
+    def ended(self) -> Mapping[str, int]:
+        """How many ended since the start, by their status; `rejected` are those that no worker took."""
+        return self._ends.counts
 
     def snapshot(self) -> RouterSnapshot:
         workers = {
@@ -154,47 +181,14 @@ class Router:
         }
         waiting = self.door.waiting()
         status = level(waiting, self._rules.size, self._rules.thresholds)
-        return RouterSnapshot(waiting, len(self.table), status, workers)
+        pending, fraction = len(self.table), self._rules.max_wait_fraction
+        return RouterSnapshot(waiting, pending, status, workers, self.door.lines(), fraction)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
         """Take it on, or raise `QueueFullError` with the time to come back. The future is its result."""
-        checked = read_assignment(encode(assignment))
-        if isinstance(checked, InvalidMessage):
-            raise ParameterError(checked.field or "assignment", assignment.assignment_id, checked.message)
-        name = checked.assignment_id
-        future = self._callers.get(name)
-        if future is not None and not future.done():
-            return future
-        answer = self.door.admission(checked)
-        if isinstance(answer, Reject) and await self._store.work.get(work_id(name)) is None:
-            await self._journal.write(self._refused(checked, answer))
-            wait, size = answer.retry_after_ms / 1000, self._rules.size
-            why = answer.reason.value.replace("_", " ")
-            raise QueueFullError(depth=self.door.waiting(), limit=size, retry_after=wait, reason=why)
-        future = asyncio.get_running_loop().create_future()
-        self._callers[name] = future
-        self.door.unclaimed.add(name)
-        try:
-            if not await self.desk.hand_in(checked):
-                self.door.unclaimed.discard(name)
-                await self._answer_from_record(name)
-        except BaseException as error:
-            self._callers.pop(name, None)
-            self.door.unclaimed.discard(name)
-            if not future.done():  # whoever asked for the same meanwhile waits for this very future
-                future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
-                future.exception()
-            raise
-        self._claim_soon.set()
-        return future
-
-    async def _answer_from_record(self, assignment_id: str) -> None:
-        """The same assignment again: if it has ended, its stored result is the answer."""
-        stored = await self.desk.look(assignment_id)
-        if stored is not None:
-            self._tell_caller(stored)
+        return await self._entry.submit(*as_it_travels(assignment))
 
     async def cancel(self, assignment_id: str, reason: str | None = None) -> bool:
         """Call it off, wherever it is. False when it is not known here."""
@@ -206,56 +200,78 @@ class Router:
         if pending.worker_id is None:
             await self.dispatcher.end_cancelled(pending)
         else:
-            await self.dispatcher.publish(CANCEL, encode(Cancel(assignment_id, why)))
+            await self.dispatcher.tell_cancelled(assignment_id, why)
         return True
 
     async def _call_off_at_desk(self, assignment_id: str, why: str) -> bool:
-        event = self.dispatcher.cancelled_event(ExecAssignment(assignment_id, "", Job("")), why)
-        if not await self.desk.call_off(assignment_id, why, tuple(self._journal.entries([event]))):
+        event = self._records.cancelled(ExecAssignment(assignment_id, "", Job("")), why)
+        if not await self.desk.call_off(assignment_id, why, tuple(self._records.journal.entries([event]))):
             return False
-        await self._answer_from_record(assignment_id)
+        await self._entry.answer_from_record(assignment_id)
         return True
 
     async def _look_for_callers(self) -> None:
         """Results that another router brought, or that this one could not hold on to."""
+        seen = 0
         while True:
             await asyncio.sleep(CALLERS_S)
-            elsewhere = [name for name in self._callers if self.table.get(name) is None][:BATCH]
-            for name in elsewhere:
-                await self._crew.survive("a result could not be looked up", self._answer_from_record, name)
+            names = self._entry.elsewhere()
+            seen = seen if seen < len(names) else 0
+            some = names[seen : seen + BATCH]  # however many there are, everyone's turn comes
+            seen += len(some)
+            for name in some:
+                await self._crew.survive("a result could not be looked up", self._entry.answer_from_record, name)
 
-    async def _obey(self, after: int) -> None:
-        """What other processes ask for."""
+    async def _obey(self) -> None:
+        """What other processes ask for, and what they asked for lately, while nobody was here to hear it."""
+        after = 0
         while True:
             await asyncio.sleep(CONTROL_S)
             try:
-                commands = await self._store.control.poll(self.router_id, after=after)
+                commands = await self._store.control.poll("router", after=after)
             except Exception:  # noqa: S112 - the desk says that the store is away
                 continue
             for command in commands:
                 after = max(after, command.sequence)
                 if command.name == "cancel":
-                    await self._crew.survive("a cancellation failed", self._cancel_command, command.body)
+                    await self._crew.survive("a cancellation failed", self._cancel_command, command)
 
-    async def _cancel_command(self, body: str) -> None:
-        cancel = _cancels.decode(body)
-        await self.cancel(cancel.assignment_id, cancel.reason)
+    async def _cancel_command(self, command: Command) -> None:
+        cancel = _cancels.decode(command.body)
+        name = cancel.assignment_id
+        if self.table.get(name) is None or command.at < self._started_at:
+            item = await self.desk.find(name)
+            if item is None or any(one.what == "requeued" and one.at > command.at for one in item.history):
+                return  # a person wanted it again since
+            is_elsewhere = self.table.get(name) is None and item.state is WorkState.RUNNING
+            if is_elsewhere and len(self._called_off_early) < MOST_EARLY:
+                self._called_off_early[name] = self._clock.now(), cancel.reason
+                return
+        await self.cancel(name, cancel.reason)
+
+    async def _cancel_early_ones(self, names: list[str]) -> None:
+        """Those that were called off before they came to us."""
+        for name in names:
+            heard_at, reason = self._called_off_early.pop(name, (-inf, None))
+            if self._clock.now() - heard_at < EARLY_S:
+                await self.cancel(name, reason)
 
     # ---- desk -------------------------------------------------------------------------------------------------------
 
     async def _take_on(self) -> None:
-        """Claim what callers handed in, here or in another process, as long as there is room to look after it."""
+        """Claim what others handed in, or what came when there was no room, as long as there is some now."""
         while True:
             self._claim_soon.clear()
             room = min(BATCH, self._rules.size - len(self.table))
             before = len(self.table)
             if room > 0:
                 await self._crew.survive("the store cannot be read", self._claim, room)
-            if len(self.table) == before:
-                await self._until(self._claim_soon, CLAIM_S)
+            self._more_to_claim = room <= 0 or len(self.table) - before >= room
+            if room <= 0 or not self._more_to_claim:
+                await _until(self._claim_soon, CLAIM_S)
 
     async def _claim(self, n: int) -> None:
-        claim = asyncio.get_running_loop().create_task(self.desk.claim(n, self._owner))
+        claim = asyncio.get_running_loop().create_task(self.desk.claim(n, self.owner))
         try:
             taken = await asyncio.shield(claim)
         except asyncio.CancelledError:
@@ -267,12 +283,14 @@ class Router:
         for one in taken:
             self.door.unclaimed.discard(one.assignment.assignment_id)
             self.table.add(one, resource_class(one.assignment), now)
+        if self._called_off_early:
+            await self._cancel_early_ones([one.assignment.assignment_id for one in taken])
         if taken:
             self._wake.set()
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(self._settings.renew_every)
             await self._crew.survive("leases could not be renewed", self._renew_all)
 
     async def _renew_all(self) -> None:
@@ -284,51 +302,38 @@ class Router:
             if lost.get(pending.held.id) == pending.held:  # somebody else answers it now
                 self.table.remove(pending)
 
-    async def _until(self, event: asyncio.Event, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await event.wait()
-        except TimeoutError:
-            return
-
     # ---- out --------------------------------------------------------------------------------------------------------
 
     async def _dispatch(self) -> None:
-        look_at = -inf
+        look_at = all_at = -inf
         while True:
             self._wake.clear()
-            if self._clock.now() >= look_at:
-                look_at = self._clock.now() + LOOK_S
+            now = self._clock.now()
+            if now >= look_at:
+                look_at = now + LOOK_S
                 await self._crew.survive("looking after pending work failed", self.dispatcher.look_after)
             if self.table.waiting:
-                await self._crew.survive("an assignment could not be sent", self.dispatcher.send_waiting)
-            await self._until(self._wake, TICK_S if self.table.waiting else LOOK_S)
+                everyone = now >= all_at
+                if everyone:
+                    all_at = now + TICK_S
+                await self._crew.survive("an assignment could not be sent", self._send, everyone)
+            await _until(self._wake, TICK_S if self.table.waiting else LOOK_S)
 
-    # ---- ends --------------------------------------------------------------------------------------------------------
+    async def _send(self, everyone: bool) -> None:
+        await self.dispatcher.send_waiting(everyone=everyone)
 
-    async def _end(self, pending: Pending, result: ExecResult, *events: Event) -> None:
-        """Keep the answer, then tell whoever waits for it here."""
-        if self.table.get(pending.id) is pending and pending.worker_id is not None:
-            self.door.ended(pending, result)
-        if not self.table.remove(pending):
-            return
-        kept = await self.desk.answer(pending.held, result, events=tuple(self._journal.entries(events)))
-        if kept:
-            self._tell_caller(result)
-        self._wake.set()
-        self._claim_soon.set()
+    def _after_ends(self) -> None:
+        """There is room for more, here and at a worker."""
+        if self.table.waiting:
+            self._wake.set()
+        if self._more_to_claim:
+            self._claim_soon.set()
 
-    def _tell_caller(self, result: ExecResult) -> None:
-        self.door.unclaimed.discard(result.assignment_id)
-        future = self._callers.pop(result.assignment_id, None)
-        if future is not None and not future.done():
-            future.set_result(result)
 
-    def _refused(self, assignment: ExecAssignment, answer: Reject) -> Event:
-        return Admission(
-            **self.dispatcher.about(assignment),
-            status=AckStatus.REJECTED.value,
-            reason=answer.reason.value,
-            resource_class="router",
-            queue_depth=self.door.waiting(),
-        )
+async def _until(event: asyncio.Event, seconds: float) -> None:
+    """Until it happens, at most so long."""
+    timer = asyncio.get_running_loop().call_later(seconds, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()

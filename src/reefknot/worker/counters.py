@@ -28,12 +28,8 @@ class RetryCounts(Struct, frozen=True):
     budget_exhaustions: int
     throttled: int
     expired: int
-
-    @property
-    def retry_success_rate(self) -> float | None:
-        """Of the assignments that were retried and have ended, how many succeeded. None while there is none."""
-        ended = self.recovered + self.given_up
-        return self.recovered / ended if ended else None
+    retry_success_rate: float | None
+    """Of the assignments that were retried and have ended, how many succeeded. None while there is none."""
 
 
 class Counters:
@@ -68,7 +64,7 @@ class Counters:
             self.given_up += retried
 
     def snapshot(self) -> RetryCounts:
-        retries = self._by_code.total()
+        retries, ended = self._by_code.total(), self.recovered + self.given_up
         return RetryCounts(
             executions=self.executions,
             succeeded=self.succeeded,
@@ -82,4 +78,5 @@ class Counters:
             budget_exhaustions=self.budget_exhaustions,
             throttled=self.throttled,
             expired=self.expired,
+            retry_success_rate=self.recovered / ended if ended else None,
         )

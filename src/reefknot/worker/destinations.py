@@ -5,6 +5,7 @@ What a worker knows about the places its steps talk to: a retry throttle and a b
 from collections import OrderedDict
 
 from reefknot.core.overload.breaker import Breaker
+from reefknot.core.retry.decide import ThrottleView
 from reefknot.core.retry.throttle import RetryThrottle
 from reefknot.worker.settings import ThrottleSettings
 
@@ -12,26 +13,51 @@ MOST = 10_000
 OPENS_AFTER = 20
 """Failures in a row: well above what the documented retries of a few assignments make."""
 RESTS_FOR = 5.0
+LEAST = 100
+"""Calls in ten seconds from which on throttle and breaker may act: small work always gets its retries."""
+LEAST_FOR_A_TOKEN = 5
+"""Calls in ten seconds that are worth one saved token, where a worker's share of the fleet's is less than one."""
 
 
 class Destination:
-    """One place."""
+    """
+    One place.
 
-    __slots__ = ("_traffic", "breaker", "throttle")
+    A fleet shares the place's tokens. A share of less than one token could never grant a retry, so a worker may save up
+    to one; but only while it sends so many calls there that one retry more is little beside them. So the retries that
+    a fleet adds to an outage stay in proportion to its calls, however many workers it has.
+    """
+
+    __slots__ = ("_share", "_traffic", "breaker", "throttle")
 
     def __init__(self, name: str, settings: ThrottleSettings, share: int) -> None:
         self.breaker = Breaker(name, failures=OPENS_AFTER, cooldown=RESTS_FOR)
-        self._traffic = RetryThrottle(settings.tokens, per_success=settings.per_success, per_second=settings.per_second)
+        self._traffic = RetryThrottle(
+            settings.tokens, per_success=settings.per_success, per_second=settings.per_second, min_executions=LEAST
+        )
         self.throttle = self._traffic if settings.enabled else None
         self.shared_by(share, settings)
 
     def shared_by(self, workers: int, settings: ThrottleSettings) -> None:
-        """Its part of the fleet's tokens, one at least: with less than one nothing could ever be tried again."""
-        self._traffic.share(max(1.0, settings.tokens / workers), per_second=settings.per_second / workers)
+        """Its part of the fleet's tokens, of their trickle, and of the calls that make the place a busy one."""
+        self._share = settings.tokens / workers
+        traffic = self._traffic
+        traffic.share(max(1.0, self._share), per_second=settings.per_second / workers)
+        traffic.tokens = min(traffic.tokens, self._share)
+        traffic.least = max(1, LEAST // workers)
+
+    def view(self, now: float) -> ThrottleView | None:
+        """The throttle as a decision sees it; None when it is switched off."""
+        if self.throttle is None:
+            return None
+        seen = self.throttle.view(now)
+        if self._share >= 1.0 or self.throttle.recent(now) >= LEAST_FOR_A_TOKEN:
+            return seen
+        return ThrottleView(acting=seen.acting, tokens=min(seen.tokens, self._share))
 
     def busy(self, now: float) -> bool:
-        """Whether it gets so many calls that throttle and breaker may act: small work always gets its retries."""
-        return self._traffic.recent(now) >= self._traffic.least
+        """Whether it gets so many calls from here that its breaker may act."""
+        return self._traffic.recent(now) >= LEAST
 
     def counted(self, now: float, *, ok: bool) -> None:
         """A call went there."""

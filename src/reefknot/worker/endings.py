@@ -7,7 +7,6 @@ Each is one step of the store with its event, and then a result. What ended with
 reason that was kept, as often as somebody asks.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 import msgspec
 
 from reefknot.core.audit.event import Dropped, Event, OperatorAction, Quarantined, Requeued, timestamp
-from reefknot.core.messages import Cancel, ExecResult
+from reefknot.core.messages import Cancel, ExecResult, encode
 from reefknot.core.work import ENDED, WorkItem, WorkState
 from reefknot.execution.journal import Journal, event_id
+from reefknot.execution.limits import STORE_S, Limits
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import WorkQueue
@@ -25,10 +25,9 @@ from reefknot.worker import step_events as tell
 from reefknot.worker.outbox import Outbox
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.results import DROPPED, EXPIRED, Envelope, ended_without_result, envelopes
+from reefknot.worker.results import DROPPED, EXPIRED, Envelope, ended_without_result, envelope_of
 from reefknot.worker.step import Steps
 
-STORE_S = 30.0
 MOST_WATCHED = 10_000
 
 _results = msgspec.json.Decoder(ExecResult)
@@ -48,6 +47,7 @@ class Endings:
         journal: Journal,
         outbox: Outbox,
         clock: Clock,
+        limits: Limits,
     ) -> None:
         self._owner = owner
         self._v2 = v2
@@ -57,6 +57,7 @@ class Endings:
         self._journal = journal
         self._outbox = outbox
         self._clock = clock
+        self._limits = limits
         self._crashed: deque[str] = deque(maxlen=MOST_WATCHED)
         self._watched: dict[str, str] = {}
         """Sent to us while another worker has it: by id, the class it comes to when that one lets go."""
@@ -78,7 +79,7 @@ class Endings:
         step = ended_without_result(item)
         if step is None:
             return None
-        envelope = envelopes.decode(item.payload)
+        envelope = envelope_of(item)
         pool = self._pools.get(item.resource_class.partition("@")[0]) or next(iter(self._pools.values()))
         retries = max(0, item.attempts - 1)
         return self.completed(self._steps.result(envelope.assignment, step, retries_used=retries), pool, envelope)
@@ -89,7 +90,10 @@ class Endings:
         result = None if item is None else self._answer(item)
         if item is None or result is None:
             return False
-        await (self._outbox.result_again(result) if again else self._outbox.result(result, item.generation))
+        if again:
+            await self._outbox.result_again(result)
+        else:
+            await self._outbox.result(work_id, encode(result), item.generation)
         return True
 
     # ---- ends -------------------------------------------------------------------------------------------------------
@@ -100,17 +104,14 @@ class Endings:
         pool = next((one for one in self._pools.values() if one.has(work_id)), None)
         if pool is None:
             return False
-        reason = (cancel.reason or "cancelled").strip()[:300] or "cancelled"
+        reason = self._journal.safe(cancel.reason or "").strip()[:300] or "cancelled"
         if reason in (DROPPED, EXPIRED):
             reason = f"cancelled: {reason}"
         item = await self._get(work_id)
+        if item is None:
+            return False
         event = OperatorAction(
-            timestamp=timestamp(self._clock.wall()),
-            event_id=event_id(),
-            work_id=work_id,
-            correlation_id=None if item is None else item.correlation_id,
-            trace_id=None if item is None else item.trace_id,
-            tenant_id=None if item is None else item.tenant_id,
+            **_about(item, self._clock.wall()),
             actor="cancel message",
             action="cancel",
             subject=work_id,
@@ -118,20 +119,15 @@ class Endings:
         )
         if not await self._called_off(work_id, pool, reason, event):
             return False
-        task = pool.running.get(work_id)
-        if task is not None:
-            task.cancel()
+        pool.call_off(work_id)
         return await self.say(work_id)
 
     async def drop(self, victim: str, pool: Pool) -> bool:
         """Make room. Its place is free already; False when it had ended by itself."""
-        event = Dropped(
-            timestamp=timestamp(self._clock.wall()),
-            event_id=event_id(),
-            work_id=victim,
-            reason=DROPPED,
-            resource_class=pool.name,
-        )
+        item = await self._get(victim)
+        if item is None:
+            return False
+        event = Dropped(**_about(item, self._clock.wall()), reason=DROPPED, resource_class=pool.name)
         return await self._called_off(victim, pool, DROPPED, event)
 
     async def expire(self, late: Queued, pool: Pool) -> None:
@@ -142,7 +138,7 @@ class Endings:
         if item.attempts:  # an attempt says it better: it knows the last error
             pool.put(msgspec.structs.replace(late, due=0.0, expires=float("inf")))
             return
-        envelope = envelopes.decode(item.payload)
+        envelope = envelope_of(item)
         event = tell.expired(envelope.assignment, self._clock.wall(), item.attempts)
         if await self._called_off(late.id, pool, EXPIRED, event):
             self._steps.counters.expired += 1
@@ -150,7 +146,7 @@ class Endings:
 
     async def _called_off(self, work_id: str, pool: Pool, reason: str, event: Event) -> bool:
         entries = self._journal.entries([event])
-        async with asyncio.timeout(STORE_S):
+        with self._limits.within(STORE_S):
             done = await self._work.cancel(work_id, reason=reason, events=entries)
         pool.queue.remove(work_id)
         return done
@@ -159,14 +155,7 @@ class Endings:
 
     def crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
         """What is put on record when an owner vanished. It runs where the store runs, perhaps in another thread."""
-        about: dict[str, Any] = {
-            "timestamp": timestamp(self._clock.wall()),
-            "event_id": event_id(),
-            "tenant_id": item.tenant_id,
-            "trace_id": item.trace_id,
-            "correlation_id": item.correlation_id,
-            "work_id": item.id,
-        }
+        about = _about(item, self._clock.wall())
         if item.state is WorkState.QUARANTINED:
             self._crashed.append(item.id)
             return self._journal.entries([Quarantined(**about, reason=item.reason)])
@@ -196,14 +185,14 @@ class Endings:
         if item is None:
             return True
         if item.state is WorkState.RUNNING and item.resource_class != pool.queue_name:
-            async with asyncio.timeout(STORE_S):  # nobody may be left who would notice that its lease ran out
+            with self._limits.within(STORE_S):  # nobody may be left who would notice that its lease ran out
                 await self._work.claim(
                     0, owner=self._owner, classes=(item.resource_class,), crash_events=self.crash_events
                 )
             item = await self._get(work_id)
-        if item is None or item.state is not WorkState.PENDING:
+        if item is None or item.state is not WorkState.PENDING or pool.paused:
             return False
-        async with asyncio.timeout(STORE_S):
+        with self._limits.within(STORE_S):
             if not await self._work.transfer(work_id, pool.queue_name):
                 return False
         if not pool.has(work_id):
@@ -218,5 +207,23 @@ class Endings:
         return Queued(item.id, item.priority, since, now + item.due_at / 1000 - wall, expires)
 
     async def _get(self, work_id: str) -> WorkItem | None:
-        async with asyncio.timeout(STORE_S):
-            return await self._work.get(work_id)
+        with self._limits.within(STORE_S):
+            item = await self._work.get(work_id)
+        return item if item is not None and _is_a_workers(item) else None
+
+
+def _is_a_workers(item: WorkItem) -> bool:
+    """Only a worker's work stands in a queue of this form. A router's submissions, say, are nobody's here."""
+    return "@" in item.resource_class
+
+
+def _about(item: WorkItem, wall: float) -> dict[str, Any]:
+    """When, and whose."""
+    return {
+        "timestamp": timestamp(wall),
+        "event_id": event_id(),
+        "tenant_id": item.tenant_id,
+        "trace_id": item.trace_id,
+        "correlation_id": item.correlation_id,
+        "work_id": item.id,
+    }

@@ -7,21 +7,18 @@ Accepted means kept: the ack goes out after the store has it. Admission and the 
 awaits. Every refusal names its reason, is on record, and never stops the worker.
 """
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from msgspec import UNSET, Struct, structs, to_builtins
+from msgspec import Struct, structs
 
-from reefknot.core.audit.event import Admission as AdmissionEvent
-from reefknot.core.audit.event import Event, timestamp
+from reefknot.core.audit.event import Event
 from reefknot.core.messages import (
     AckStatus,
     ExecAssignment,
     ExecAssignmentAck,
     InvalidMessage,
     encode,
-    read_assignment,
     resource_class,
 )
 from reefknot.core.overload.admission import (
@@ -30,6 +27,7 @@ from reefknot.core.overload.admission import (
     AcceptDropping,
     Admission,
     Defer,
+    Degradation,
     Degrade,
     Newcomer,
     QueueView,
@@ -37,17 +35,30 @@ from reefknot.core.overload.admission import (
     RejectReason,
     admit,
 )
-from reefknot.core.work import WorkItem
-from reefknot.execution.journal import Journal, event_id
+from reefknot.core.work import WorkItem, WorkState
+from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.execution import background
+from reefknot.execution.journal import Journal
+from reefknot.execution.limits import STORE_S, Limits
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import Enqueued, WorkQueue
+from reefknot.worker.answers import Answers
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.results import DROPPED_MESSAGE, Envelope
+from reefknot.worker.results import DROPPED_MESSAGE, Envelope, is_same_work
 from reefknot.worker.settings import WorkerSettings
 
-STORE_S = 30.0
+_OTHER_WORK = "assignment_id: it was used with another job; the same id is the same work: give the new job its own"
+_FAILED = "Failed to queue assignment"
+_FAILED_AS = {
+    AcceptDropping: "Failed to queue assignment after dropping oldest",
+    Defer: "Failed to queue deferred assignment",
+    Degrade: "Failed to queue degraded assignment",
+}
+STORE_WAIT_MS = 1000
+"""When a worker whose store failed may be asked again."""
 _DRAINING = "Worker is draining, rejecting assignment"
+_GIVEN_BACK = "Worker is draining, assignment handed back"
 
 
 class Drops(Protocol):
@@ -66,6 +77,19 @@ class Taken(Struct, frozen=True):
     """The store had it already; the class it was sent for."""
 
 
+class Admitted(Struct, frozen=True):
+    """An assignment that has its place in a pool and is not kept yet."""
+
+    assignment: ExecAssignment
+    pool: Pool
+    ack: ExecAssignmentAck
+    """What will be said once it is kept; it tells the queue as it was when the place was given."""
+    item: WorkItem
+    event: Event
+    failure: str
+    """What will be said if it cannot be kept."""
+
+
 class Intake:
     """Admits assignments into a worker's pools."""
 
@@ -80,6 +104,7 @@ class Intake:
         journal: Journal,
         clock: Clock,
         drops: Drops,
+        limits: Limits,
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
@@ -89,11 +114,72 @@ class Intake:
         self._journal = journal
         self._clock = clock
         self._drops = drops
+        self._limits = limits
+        self._answers = Answers(worker_id, pools=pools, v2=settings.queue_v2, clock=clock)
         self.draining = False
 
-    async def take(self, body: bytes, headers: Mapping[str, str]) -> Taken:
-        """One message, from bytes to ack."""
-        read = read_assignment(body, headers)
+    def at_once(self, read: ExecAssignment | InvalidMessage) -> Admitted | None:
+        """Its place, if it is new here and nothing has to be asked before it comes in; else it is for `take`."""
+        if isinstance(read, InvalidMessage) or self._cannot_run(read) is not None:
+            return None
+        pool = self._pools[resource_class(read)]
+        if pool.has(read.assignment_id):
+            return None
+        answer, inputs = self._admission(read, pool)
+        if isinstance(answer, Reject | AcceptDropping):
+            return None
+        return self._admitted(read, pool, answer, inputs)
+
+    async def keep(self, group: Sequence[Admitted]) -> list[Taken]:
+        """Keep them in one step of the store. What it does not take has lost its place."""
+        try:
+            entries = self._journal.entries([one.event for one in group])
+            with self._limits.within(STORE_S):
+                kept = await self._work.enqueue([one.item for one in group], events=entries)
+        except (StoreError, TimeoutError) as error:
+            is_away = isinstance(error, StoreUnavailableError | TimeoutError)
+            if not self._settings.queue_v2 or not (is_away or len(group) == 1):
+                raise
+            kept = None
+        finally:
+            for one in group:
+                one.pool.entering -= 1
+        if kept is None:
+            return [self._not_kept(one.assignment, one.pool, one.failure) for one in group]
+        return [await self._kept(one, answer) for one, answer in zip(group, kept, strict=True)]
+
+    async def _kept(self, one: Admitted, answer: Enqueued) -> Taken:
+        if answer is Enqueued.DUPLICATE:
+            return await self._again(one.assignment, one.pool)
+        if not one.pool.has(one.item.id):
+            one.pool.put(self._place(one.item))
+        return Taken(one.ack)
+
+    async def take(self, read: ExecAssignment | InvalidMessage) -> Taken:
+        """
+        One message, with everything that may have to be asked, from its reading to its ack.
+
+        A store that cannot be asked is said so. Not by the baseline: it refuses nothing, and whoever hears no ack sends
+        it again.
+        """
+        try:
+            return await self._take(read)
+        except (StoreError, TimeoutError):
+            if isinstance(read, InvalidMessage) or not self._settings.queue_v2:
+                raise
+            return self._not_kept(read, self._pools[resource_class(read)], _FAILED)
+
+    def _not_kept(self, assignment: ExecAssignment, pool: Pool, message: str) -> Taken:
+        """Perhaps the store has it all the same: then it is found there when it is sent again. No log is waited for."""
+        reason = RejectReason.OVERLOADED
+        event = self._answers.event(assignment, AckStatus.REJECTED, reason, pool, message=message)
+        background.start(self._journal.write(event), "writing down a refusal")
+        ack = self._answers.ack(
+            assignment.assignment_id, AckStatus.REJECTED, message, pool=pool, reason=reason, wait=STORE_WAIT_MS
+        )
+        return Taken(ack)
+
+    async def _take(self, read: ExecAssignment | InvalidMessage) -> Taken:
         if isinstance(read, InvalidMessage):
             return await self._refused(read.assignment_id, read.ack_status, RejectReason.INVALID, read.message)
         mistake = self._cannot_run(read)
@@ -101,13 +187,13 @@ class Intake:
             return await self._refused(read.assignment_id, AckStatus.REJECTED, *mistake, assignment=read)
         pool = self._pools[resource_class(read)]
         if pool.has(read.assignment_id):
-            return self._again(read, pool)
+            return await self._again(read, pool)
         answer, inputs = self._admission(read, pool)
         if isinstance(answer, Reject | AcceptDropping):
-            async with asyncio.timeout(STORE_S):
+            with self._limits.within(STORE_S):
                 known = await self._work.get(read.assignment_id)
-            if known is not None:
-                return self._again(read, pool)
+            if known is not None and not self._stays_there(known, answer, pool):
+                return await self._again(read, pool)
             answer, inputs = self._admission(read, pool)  # the queue may have changed meanwhile
         if isinstance(answer, Reject):
             return await self._refused(
@@ -120,12 +206,40 @@ class Intake:
                 wait=answer.retry_after_ms,
                 inputs=inputs,
             )
-        return await self._keep(read, pool, answer, inputs)
+        if isinstance(answer, AcceptDropping):
+            return await self._in_place_of(answer, read, pool, inputs)
+        (taken,) = await self.keep([self._admitted(read, pool, answer, inputs)])
+        return taken
 
-    def _again(self, assignment: ExecAssignment, pool: Pool) -> Taken:
-        """It was taken in before: accepted is what it is, whatever the queue looks like now."""
-        ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
+    def _stays_there(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
+        """It waits in the store, for whoever has room: not for a worker that has none, or is leaving."""
+        waits = known.state is WorkState.PENDING and isinstance(answer, Reject)
+        return waits and (self.draining or known.resource_class != pool.queue_name)
+
+    def given_back(self, assignment_id: str, pool: Pool) -> ExecAssignmentAck:
+        """It was accepted before this worker had to leave: somebody else may have it."""
+        reason, wait = RejectReason.DRAINING, LONGEST_WAIT_MS
+        return self._answers.ack(assignment_id, AckStatus.REJECTED, _GIVEN_BACK, pool=pool, reason=reason, wait=wait)
+
+    async def _again(self, assignment: ExecAssignment, pool: Pool) -> Taken:
+        """It was taken in before: accepted is what it is, whatever the queue looks like now. Other work is not."""
+        known = await self._known_under(assignment.assignment_id, pool)
+        if known is not None and not is_same_work(known, assignment):
+            mistake = RejectReason.INVALID, _OTHER_WORK
+            return await self._refused(
+                assignment.assignment_id, AckStatus.REJECTED, *mistake, assignment=assignment, pool=pool
+            )
+        ack = self._answers.ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
         return Taken(ack, known_in=pool.name)
+
+    async def _known_under(self, assignment_id: str, pool: Pool) -> WorkItem | None:
+        try:
+            with self._limits.within(STORE_S):
+                return await self._work.get(assignment_id)
+        except (StoreError, TimeoutError):
+            if not pool.has(assignment_id):
+                raise
+            return None  # it is here; that the store is away makes it nobody else's
 
     def _cannot_run(self, assignment: ExecAssignment) -> tuple[RejectReason, str] | None:
         if assignment.job.type not in self._known:
@@ -153,42 +267,49 @@ class Intake:
 
     def _inputs(self, view: QueueView, newcomer: Newcomer, pool: Pool) -> dict[str, Any]:
         if not self._settings.queue_v2:
-            return {"view": to_builtins(view)}
-        rules = to_builtins(pool.rules)
-        return {"view": to_builtins(view), "newcomer": to_builtins(newcomer), "rules": rules}
+            return {"view": view}
+        return {"view": view, "newcomer": newcomer, "rules": pool.rules}
 
-    async def _keep(
+    def _admitted(
         self,
         assignment: ExecAssignment,
         pool: Pool,
         answer: Accept | AcceptDropping | Defer | Degrade,
         inputs: dict[str, Any],
-    ) -> Taken:
-        pool.entering += 1  # the place is taken before anything is awaited, so that nobody else gets it
+    ) -> Admitted:
+        """With its place, which is taken before anything is awaited, so that nobody else gets it."""
+        pool.entering += 1
         try:
-            dropped = await self._make_room(answer, pool)
             item = self._item(assignment, pool, answer)
-            event = self._event(assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=inputs)
-            async with asyncio.timeout(STORE_S):
-                (kept,) = await self._work.enqueue([item], events=self._journal.entries([event]))
+            event = self._answers.event(
+                assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=inputs
+            )
+            ack = self._answers.ack(item.id, AckStatus.ACCEPTED, answer.message, pool=pool)
+        except BaseException:
+            pool.entering -= 1
+            raise
+        return Admitted(assignment, pool, ack, item, event, _FAILED_AS.get(type(answer), _FAILED))
+
+    async def _in_place_of(
+        self, answer: AcceptDropping, assignment: ExecAssignment, pool: Pool, inputs: dict[str, Any]
+    ) -> Taken:
+        """The one that goes gets an ack, a result and an event, like every end."""
+        pool.entering += 1
+        place = pool.queue.remove(answer.victim)
+        try:
+            gone = await self._drops.drop(answer.victim, pool)
+        except (StoreError, TimeoutError):
+            if place is not None:
+                pool.put(place)
+            raise
         finally:
             pool.entering -= 1
-        if kept is Enqueued.DUPLICATE:
-            return structs.replace(self._again(assignment, pool), dropped=dropped)
-        if item.id not in pool.running:
-            pool.put(self._place(item))
-        ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool)
-        return Taken(ack, dropped)
-
-    async def _make_room(self, answer: Admission, pool: Pool) -> ExecAssignmentAck | None:
-        """The one that goes gets an ack, a result and an event, like every end."""
-        if not isinstance(answer, AcceptDropping):
-            return None
-        pool.queue.remove(answer.victim)
-        if not await self._drops.drop(answer.victim, pool):
-            return None
+        (taken,) = await self.keep([self._admitted(assignment, pool, answer, inputs)])
+        if not gone:
+            return taken
         reason = RejectReason.DROPPED_OLDEST
-        return self._ack(answer.victim, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
+        ack = self._answers.ack(answer.victim, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
+        return structs.replace(taken, dropped=ack)
 
     def _item(self, assignment: ExecAssignment, pool: Pool, answer: Admission) -> WorkItem:
         wall = self._clock.wall()
@@ -204,13 +325,14 @@ class Intake:
             priority=assignment.priority,
             due_at=int(wall * 1000) + delay_ms,
             deadline_at=None if deadline is None else int(wall * 1000) + deadline,
-            payload=encode(_envelope(assignment, answer, pool.depth())),
+            payload=encode(_envelope(assignment, answer, pool)),
         )
 
     def _place(self, item: WorkItem) -> Queued:
         now, wall = self._clock.now(), self._clock.wall()
         expires = float("inf") if item.deadline_at is None else now + item.deadline_at / 1000 - wall
-        return Queued(item.id, item.priority, now, now + item.due_at / 1000 - wall, expires)
+        wait = item.due_at / 1000 - wall
+        return Queued(item.id, item.priority, now, now + wait if wait >= 0.001 else now, expires)
 
     async def _refused(
         self,
@@ -224,67 +346,15 @@ class Intake:
         wait: int | None = None,
         inputs: dict[str, Any] | None = None,
     ) -> Taken:
-        event = self._event(
+        event = self._answers.event(
             assignment, status, reason, pool, assignment_id=assignment_id, message=message, inputs=inputs
         )
         await self._journal.write(event)
-        return Taken(self._ack(assignment_id, status, message, pool=pool, reason=reason, wait=wait))
-
-    def _ack(
-        self,
-        assignment_id: str,
-        status: AckStatus,
-        message: str,
-        *,
-        pool: Pool | None = None,
-        reason: RejectReason | None = None,
-        wait: int | None = None,
-    ) -> ExecAssignmentAck:
-        ack = ExecAssignmentAck(assignment_id, status, message)
-        if not self._settings.queue_v2:
-            return ack
-        if pool is None:  # it belongs to no class: then the fullest one speaks for the worker
-            pool = max(self._pools.values(), key=lambda one: (one.status().severity, one.depth()))
-        return structs.replace(
-            ack,
-            overload_status=pool.status(),
-            queue_depth=pool.depth(),
-            worker_id=self._worker_id,
-            reason=None if reason is None else reason.value,
-            retry_after_ms=UNSET if wait is None else wait,
-        )
-
-    def _event(
-        self,
-        assignment: ExecAssignment | None,
-        status: AckStatus,
-        reason: RejectReason | None,
-        pool: Pool | None,
-        *,
-        assignment_id: str = "",
-        message: str = "",
-        inputs: dict[str, Any] | None = None,
-    ) -> Event:
-        return AdmissionEvent(
-            timestamp=timestamp(self._clock.wall()),
-            event_id=event_id(),
-            tenant_id=None if assignment is None else assignment.tenant_id,
-            trace_id=None if assignment is None else assignment.trace_id,
-            correlation_id=None if assignment is None else assignment.request_id,
-            work_id=assignment_id if assignment is None else assignment.assignment_id,
-            status=status.value,
-            reason=None if reason is None else reason.value,
-            resource_class=None if pool is None else pool.name,
-            queue_depth=None if pool is None else pool.depth(),
-            overload_status=None if pool is None else pool.status().value,
-            inputs={**(inputs or {}), "message": message[:300]},
-        )
+        return Taken(self._answers.ack(assignment_id, status, message, pool=pool, reason=reason, wait=wait))
 
 
-def _envelope(assignment: ExecAssignment, answer: Admission, depth: int) -> Envelope:
-    asked = assignment.options.skip_circuit_breaker
-    if isinstance(answer, Degrade):
-        change = answer.change
-        skips = asked or change.skip_circuit_breaker
-        return Envelope(assignment, change.skip_retries, change.timeout_factor, skips, depth)
-    return Envelope(assignment, skip_circuit_breaker=asked, queue_depth=depth)
+def _envelope(assignment: ExecAssignment, answer: Admission, pool: Pool) -> Envelope:
+    change = answer.change if isinstance(answer, Degrade) else Degradation()
+    skips = assignment.options.skip_circuit_breaker or change.skip_circuit_breaker
+    depth, status = pool.depth(), pool.status()
+    return Envelope(assignment, change.skip_retries, change.timeout_factor, skips, depth, status)

@@ -33,7 +33,7 @@ class Queued(Struct, frozen=True, gc=False):
 class BoundedQueue:
     """One class's waiting work. `size` bounds it; who puts in has asked for admission before."""
 
-    __slots__ = ("_expiring", "_later", "_lines", "_ordered", "_waiting", "size")
+    __slots__ = ("_expiring", "_later", "_lines", "_lowest_first", "_newest", "_old", "_ordered", "_waiting", "size")
 
     def __init__(self, size: int | None) -> None:
         self.size = size
@@ -41,6 +41,17 @@ class BoundedQueue:
         self._lines: dict[int, _Line] = {}
         self._ordered: list[_Line] = []
         """The lines, highest priority first."""
+        self._lowest_first: list[int] = []
+        """The priorities, the other way round."""
+        self._newest = -inf
+        self._old: dict[int, list[tuple[float, str]]] = {}
+        """
+        By priority, places whose age their line does not tell.
+
+        Work stands in its line in the order in which it came, and that is the order of age, except for what comes back:
+        a retry is as old as its first place. Those, and what is not due yet, are marked here too, so that the oldest of
+        all is found without a look at everybody.
+        """
         self._later: list[tuple[float, str]] = []
         self._waiting: dict[str, Queued] = {}
         """Work that is not due yet, by id."""
@@ -50,6 +61,11 @@ class BoundedQueue:
     def depth(self) -> int:
         """All places taken: what could run now, and what waits for its time."""
         return self.ready + len(self._waiting)
+
+    @property
+    def later(self) -> int:
+        """Places of what waits for its time."""
+        return len(self._waiting)
 
     @property
     def ready(self) -> int:
@@ -64,6 +80,9 @@ class BoundedQueue:
             if item.id not in self:
                 self._waiting[item.id] = item
                 heappush(self._later, (item.due, item.id))
+                if item.priority not in self._lines:
+                    self._new_line(item.priority)
+                self._remember(item)
                 self._watch(item)
             return
         line = self._lines.get(item.priority)
@@ -72,6 +91,11 @@ class BoundedQueue:
         if self._waiting:
             self._waiting.pop(item.id, None)
         line[item.id] = item
+        since = item.since
+        if since > self._newest:
+            self._newest = since
+        elif since < self._newest:
+            self._remember(item)
         if item.expires != inf:
             self._watch(item)
 
@@ -92,7 +116,7 @@ class BoundedQueue:
         for line in self._ordered:
             found = line.pop(work_id, None)
             if found is not None:
-                if not line and len(self._lines) > _SPARE_LINES:
+                if not line and found.priority not in self._old and len(self._lines) > _SPARE_LINES:
                     del self._lines[found.priority]
                     self._sort()
                 return found
@@ -107,18 +131,45 @@ class BoundedQueue:
         return max(0.0, self._later[0][0] - now) if self._later else None
 
     def oldest(self, now: float) -> Oldest | None:
-        """The oldest of the lowest priority: the one that makes room when somebody must."""
-        for line in reversed(self._ordered):
-            if line:
-                first = next(iter(line.values()))
+        """The oldest of the lowest priority, due or not: the one that makes room when somebody must."""
+        for priority in self._lowest_first:
+            first = self._oldest_of(priority)
+            if first is not None:
                 return Oldest(first.id, first.priority, int((now - first.since) * 1000))
         return None
 
     def oldest_age(self, now: float) -> float:
         """How long the oldest of all has waited."""
-        firsts = [next(iter(line.values())).since for line in self._ordered if line]
-        waiting = [item.since for item in self._waiting.values()]
-        return max((now - since for since in (*firsts, *waiting)), default=0.0)
+        firsts = [first for first in map(self._oldest_of, self._lowest_first) if first is not None]
+        return max((now - first.since for first in firsts), default=0.0)
+
+    def _oldest_of(self, priority: int) -> Queued | None:
+        """Either the first in the line, or one that is older than its place in it."""
+        line, marks = self._lines[priority], self._old.get(priority)
+        first = next(iter(line.values())) if line else None
+        while marks:
+            since, work_id = marks[0]
+            item = self._marked(priority, work_id, since)
+            if item is not None:
+                return item if first is None or since < first.since else first
+            heappop(marks)
+        if marks is not None:
+            del self._old[priority]
+        return first
+
+    def _marked(self, priority: int, work_id: str, since: float) -> Queued | None:
+        """Who this mark stands for, if it is still here."""
+        item = self._waiting.get(work_id) or self._lines[priority].get(work_id)
+        return item if item is not None and item.since == since and item.priority == priority else None
+
+    def _remember(self, item: Queued) -> None:
+        """Its age is not told by its place. Marks of places that are gone are swept out now and then."""
+        priority = item.priority
+        marks = self._old.setdefault(priority, [])
+        heappush(marks, (item.since, item.id))
+        if len(marks) > 2 * self.depth + _SPARE_PLACES:
+            marks[:] = [mark for mark in set(marks) if self._marked(priority, mark[1], mark[0]) is not None]
+            heapify(marks)
 
     def expired(self, now: float) -> list[Queued]:
         """Work whose deadline passed while it waited; it is taken out."""
@@ -143,6 +194,13 @@ class BoundedQueue:
                 found.append(item)
         return found
 
+    def clear(self) -> list[Queued]:
+        """Everybody out; answers who was in it."""
+        out = [*(item for line in self._ordered for item in line.values()), *self._waiting.values()]
+        for item in out:
+            self.remove(item.id)
+        return out
+
     def _wake(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
             _, work_id = heappop(self._later)
@@ -151,13 +209,19 @@ class BoundedQueue:
                 self.put(item, now)
 
     def _new_line(self, priority: int) -> _Line:
+        """Lines in which nobody stands go before there are more of them."""
+        if len(self._lines) >= _SPARE_LINES:
+            for other in [name for name, line in self._lines.items() if not line]:
+                if self._oldest_of(other) is None:
+                    del self._lines[other]
         line: _Line = OrderedDict()
         self._lines[priority] = line
         self._sort()
         return line
 
     def _sort(self) -> None:
-        self._ordered = [self._lines[priority] for priority in sorted(self._lines, reverse=True)]
+        self._lowest_first = sorted(self._lines)
+        self._ordered = [self._lines[priority] for priority in reversed(self._lowest_first)]
 
     def _watch(self, item: Queued) -> None:
         """Remember when it expires. Places that are gone leave marks behind; now and then they are swept out."""

@@ -6,19 +6,23 @@ from math import isfinite
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
+from reefknot.core.canonical import canonical
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     LARGEST_MESSAGE,
+    Correlation,
     ExecAssignment,
     ExecResult,
-    JobType,
+    Job,
+    ResultJob,
     ResultStatus,
     StepResult,
     StepStatus,
 )
 from reefknot.core.overload.admission import RejectReason
+from reefknot.core.overload.level import OverloadStatus
 from reefknot.core.work import WorkItem, WorkState
 
 EXPIRED = "expired while queued"
@@ -45,9 +49,35 @@ class Envelope(Struct, frozen=True):
     timeout_factor: float = 1.0
     skip_circuit_breaker: bool = False
     queue_depth: int = 0
+    overload_status: OverloadStatus = OverloadStatus.HEALTHY
 
 
 envelopes = msgspec.json.Decoder(Envelope)
+
+
+def envelope_of(item: WorkItem) -> Envelope:
+    """What was kept of it. Should that be unreadable, whose it is can still be said."""
+    try:
+        return envelopes.decode(item.payload)
+    except msgspec.DecodeError:
+        return stand_in(item)
+
+
+def stand_in(item: WorkItem) -> Envelope:
+    """As much of an assignment as stands beside its payload: enough for a result and an event."""
+    correlation = None if item.trace_id is None else Correlation(item.trace_id)
+    job, whose = Job(item.kind), item.correlation_id or ""
+    return Envelope(ExecAssignment(item.id, whose, job, tenant_id=item.tenant_id, correlation=correlation))
+
+
+def is_same_work(known: WorkItem, assignment: ExecAssignment) -> bool:
+    """Whether what is kept under the assignment's id is its job."""
+    try:
+        return envelopes.decode(known.payload).assignment.job == assignment.job
+    except msgspec.ValidationError:  # it is something, and no assignment
+        return False
+    except msgspec.DecodeError:  # it is damaged: whoever runs it says so
+        return True
 
 
 def result_of(
@@ -60,12 +90,13 @@ def result_of(
         request_id=assignment.request_id,
         status=_RESULT_OF[step.status],
         provider_id=(assignment.executor and assignment.executor.provider_id) or worker_id,
-        job=JobType(assignment.job.type),
+        job=ResultJob(assignment.job.type),
         latency_ms=round(step.latency_ms, 3),
         cost=_cost(step.metadata.get("cost")),
         trace_id=assignment.trace_id,
         tenant_id=assignment.tenant_id,
         timestamp=int(wall * 1000),
+        queue_depth=step.queue_depth_at_queue if v2 else UNSET,
         worker_id=worker_id if v2 else None,
         retries_used=retries_used,
         error_code=step.error_code.wire if failed else None,
@@ -85,7 +116,10 @@ def sendable(step: Any) -> StepResult:
     if not isinstance(step, StepResult):
         return _broken(f"the block gave a {type(step).__name__}, not a StepResult")
     try:
-        size = len(msgspec.json.encode((step.outputs, step.metadata)))
+        written = msgspec.json.encode((step.outputs, step.metadata))
+        if b"null" in written:  # which is also how "not a number" is written
+            canonical(step.outputs, "outputs")
+        size = len(written)
     except (TypeError, ValueError, RecursionError, OverflowError, UnicodeError) as error:
         return _broken(f"the block's outputs cannot be written as JSON: {error}")
     if size > LARGEST_MESSAGE - _ROOM:

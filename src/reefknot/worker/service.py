@@ -31,14 +31,17 @@ from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError
 from reefknot.execution.crew import Crew
 from reefknot.execution.journal import Journal, event_id
+from reefknot.execution.limits import STORE_S, Limits
 from reefknot.execution.steady import SteadyClock
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
 from reefknot.worker.counters import RetryCounts
+from reefknot.worker.door import Door
 from reefknot.worker.endings import Endings
-from reefknot.worker.intake import Intake
+from reefknot.worker.handover import Handover
+from reefknot.worker.intake import Intake, Taken
 from reefknot.worker.outbox import Outbox
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
@@ -48,7 +51,7 @@ from reefknot.worker.step import Steps
 
 PAGE = 500
 AT_ONCE = 64
-"""Assignments that are being kept at the same time: a store that commits in groups takes them together."""
+"""What goes beside the groups at the door: refusals, cancellations, acks on their way."""
 
 _cancels = msgspec.json.Decoder(Cancel)
 _fleets = msgspec.json.Decoder(Fleet)
@@ -70,6 +73,8 @@ class WorkerSnapshot(Struct, frozen=True):
 
     worker_id: str
     draining: bool
+    leaving: bool
+    """What it has queued is for others; a worker that only pauses keeps it."""
     classes: dict[str, ClassSnapshot]
     retries: RetryCounts
 
@@ -89,43 +94,36 @@ class Worker:
         secrets: tuple[str, ...] = (),
         seed: int | None = None,
         shared_subject: bool = False,
+        process: str = "",
     ) -> None:
-        if not worker_id.isprintable() or not worker_id or set(worker_id) & set(" .*>@#/"):
-            raise ParameterError("worker_id", worker_id, "printable text without blanks and without . * > @ # /")
+        """`process` marks whose work this is: others then see at once that it is gone, and need not wait for leases."""
         clock = SteadyClock(clock)
         redactor = Redactor(secrets)
-        self.worker_id = worker_id
+        self.worker_id = _checked(worker_id)
         self.settings = settings
         self._store = store
         self._transport = transport
         self._clock = clock
         self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
-        self._owner = f"{worker_id}#{event_id()}"
+        self._owner = f"{worker_id}#{event_id()}{process and '@'}{process}"
         self.journal = Journal(store.audit, redactor=redactor)
-        self.outbox = Outbox(transport)
-        self.steps = Steps(worker_id, settings, blocks=blocks, clock=clock, seed=seed, redactor=redactor)
+        self._limits = Limits()
+        self.outbox = Outbox(transport, self._limits)
+        self.steps = Steps(
+            worker_id, settings, blocks=blocks, clock=clock, limits=self._limits, seed=seed, redactor=redactor
+        )
         self.pools: dict[str, Pool] = {}
-        shared: dict[str, Any] = {
-            "steps": self.steps,
-            "work": store.work,
-            "journal": self.journal,
-            "outbox": self.outbox,
-            "clock": clock,
-        }
+        common: dict[str, Any] = {"work": store.work, "journal": self.journal, "clock": clock, "limits": self._limits}
+        shared = {**common, "steps": self.steps, "outbox": self.outbox}
         self.endings = Endings(owner=self._owner, v2=settings.queue_v2, pools=self.pools, **shared)
         self.runner = Runner(worker_id, pool_of=self._pool_of, endings=self.endings, lease=settings.lease, **shared)
         self.pools.update((name, self._pool(name)) for name in settings.concurrency)
-        self.intake = Intake(
-            worker_id,
-            settings,
-            pools=self.pools,
-            known=blocks,
-            work=store.work,
-            journal=self.journal,
-            clock=clock,
-            drops=self.endings,
+        self.intake = Intake(worker_id, settings, pools=self.pools, known=blocks, drops=self.endings, **common)
+        self.handover = Handover(
+            pools=self.pools, refusal=self.intake.given_back, v2=settings.queue_v2, outbox=self.outbox, **common
         )
         self._crew = Crew(worker_id, AT_ONCE)
+        self._door = Door(self.intake, self._crew, self._tell)
         self._tasks: list[asyncio.Task[Any]] = []
 
     def _pool(self, name: str) -> Pool:
@@ -141,6 +139,7 @@ class Worker:
             lease=self.settings.lease,
             run=self.runner.run,
             crash_events=self.endings.crash_events,
+            limits=self._limits,
         )
 
     def _pool_of(self, queue_name: str) -> Pool:
@@ -156,7 +155,8 @@ class Worker:
         told = self._transport.subscribe(CANCEL, FLEET)
         loops = [(pool.serve(), pool.name) for pool in self.pools.values()]
         loops += [
-            (self._listen(subjects), "intake"),
+            (self._door.listen(subjects), "ear at the door"),
+            (self._door.serve(), "door"),
             (self._hear(told), "ear"),
             (self._beat(), "heartbeat"),
             (self._renew(), "leases"),
@@ -188,15 +188,50 @@ class Worker:
         return Queued(place.id, place.priority, place.since, due)
 
     async def drain(self, seconds: float | None = None) -> int:
-        """Take nothing new, finish what runs, and hand back what did not finish in time. Answers how many went back."""
-        self.intake.draining = True
+        """
+        Take nothing new, leave what is queued to the others, finish what runs, and hand back what is not done in time.
+
+        Answers how many running steps went back.
+        """
+        self.pause()
+        self.handover.begin()
         pools = list(self.pools.values())
-        for pool in pools:
-            pool.paused = True
         running = [task for pool in pools for task in pool.running.values()]
+        await self._leave_queued(pools)
         if running:
             await asyncio.wait(running, timeout=self.settings.drain if seconds is None else seconds)
-        return await self.runner.hand_back(pools)
+        back = await self.runner.hand_back(pools)
+        await self._leave_queued(pools)
+        return back
+
+    async def _leave_queued(self, pools: list[Pool]) -> None:
+        """First everybody hears that nothing can be sent here."""
+        await self._crew.survive("a heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
+        await self._crew.survive("queued work could not be left to others", self._leave_now, pools)
+
+    async def _leave_now(self, pools: list[Pool]) -> None:
+        """Whatever the store makes of it, the end of a worker does not wait for long: what is kept is found again."""
+        async with asyncio.timeout(STORE_S):
+            await self.runner.empty_hands(pools)
+            await self.handover.give()
+
+    def pause(self) -> None:
+        """Take nothing new and begin nothing; what runs may finish, and what is queued keeps its place."""
+        self.intake.draining = True
+        for pool in self.pools.values():
+            pool.paused = True
+
+    def resume(self) -> None:
+        """The end of a pause, or of a drain: what nobody else took meanwhile is this worker's again."""
+        self.intake.draining = self.handover.on = False
+        for pool in self.pools.values():
+            pool.paused = False
+            pool.wake()
+        again = asyncio.get_running_loop().create_task(self._find_again(), name=f"{self.worker_id} recovery")
+        self._tasks = [*(task for task in self._tasks if not task.done()), again]
+
+    async def _find_again(self) -> None:
+        await self._crew.survive("queued work could not be found again", self._recover, WorkState.PENDING)
 
     async def stop(self) -> None:
         """End at once; what runs goes back to the queue and spends nothing."""
@@ -219,16 +254,12 @@ class Worker:
             )
             for name, pool in self.pools.items()
         }
-        return WorkerSnapshot(self.worker_id, self.intake.draining, classes, self.steps.counters.snapshot())
+        draining, leaving = self.intake.draining, self.handover.on
+        return WorkerSnapshot(self.worker_id, draining, leaving, classes, self.steps.counters.snapshot())
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
-    async def _listen(self, deliveries: AsyncIterator[Delivery]) -> None:
-        async for delivery in deliveries:
-            await self._crew.run("an assignment could not be taken in", self._take, delivery)
-
-    async def _take(self, delivery: Delivery) -> None:
-        taken = await self.intake.take(delivery.body, delivery.headers)
+    async def _tell(self, taken: Taken, delivery: Delivery) -> None:
         if taken.dropped is not None:
             await self.outbox.ack(taken.dropped)
             await self.endings.say(taken.dropped.assignment_id)
@@ -280,9 +311,7 @@ class Worker:
 
     async def _renew_pool(self, pool: Pool) -> None:
         for lost in await pool.renew():
-            task = pool.running.get(lost)
-            if task is not None:
-                task.cancel()
+            pool.call_off(lost)
 
     async def _sweep(self) -> None:
         """What is due by the clock alone: expiry, what crashed too often, what another worker left behind."""
@@ -294,5 +323,13 @@ class Worker:
                     await self._crew.survive(
                         "an expired assignment could not be ended", self.endings.expire, late, pool
                     )
+            if self.handover.has_more:
+                await self._leave_queued(list(self.pools.values()))
             await self._crew.survive("quarantined work could not be told", self.endings.tell_crashed)
             await self._crew.survive("looking after left work failed", self.endings.watch)
+
+
+def _checked(worker_id: str) -> str:
+    if not worker_id.isprintable() or not worker_id or set(worker_id) & set(" .*>@#/"):
+        raise ParameterError("worker_id", worker_id, "printable text without blanks and without . * > @ # /")
+    return worker_id

@@ -9,37 +9,38 @@ nothing but the block: a retry is a due time, not a sleep.
 
 import asyncio
 from collections.abc import Mapping
-from math import inf
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.audit.event import DecisionRecord, Event, FailureRecord
-from reefknot.core.canonical import canonical
+from reefknot.core.audit.event import DecisionRecord, Event
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
-from reefknot.core.messages import ExecAssignment, ExecResult, StepResult, StepStatus
-from reefknot.core.overload.admission import Degradation
+from reefknot.core.messages import ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
 from reefknot.core.overload.breaker import Permit, Refused
+from reefknot.core.overload.level import OverloadStatus
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Request
 from reefknot.core.retry.builtin import BASELINE_RETRIES, as_the_baseline_sees, baseline
-from reefknot.core.retry.classify import classify, status_in
+from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.draw import draw, key_number
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
-from reefknot.execution import chance
-from reefknot.execution.reading import read_failure
+from reefknot.execution import ambient, chance
+from reefknot.execution.limits import Limits
 from reefknot.ports.block import Block, BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.worker import step_events as tell
 from reefknot.worker.counters import Counters
 from reefknot.worker.destinations import Destination, Destinations
-from reefknot.worker.results import EXPIRED, EXPIRED_MESSAGE, result_of, sendable
+from reefknot.worker.failed import cut_off, failure_of, failure_text, last_error
+from reefknot.worker.raised import CutOff, Ran, from_error
+from reefknot.worker.results import EXPIRED, EXPIRED_MESSAGE, Envelope, result_of, sendable
 from reefknot.worker.settings import WorkerSettings
+from reefknot.worker.step_log import StepLog
 
 SHORTEST_S = 0.001
+UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
 class Report(Struct, frozen=True):
@@ -56,9 +57,13 @@ class Attempt(Struct, frozen=True):
 
     item: WorkItem
     assignment: ExecAssignment
-    change: Degradation
+    request: StepRequest
+    """What the assignment asks for, and what degradation left of it."""
     target: str
     began: float
+    queue_depth: int = 0
+    overload_status: OverloadStatus = OverloadStatus.HEALTHY
+    """How the queue was when it came in."""
 
     @property
     def number(self) -> int:
@@ -79,6 +84,7 @@ class Steps:
         blocks: Mapping[str, Block],
         clock: Clock,
         *,
+        limits: Limits | None = None,
         seed: int | None = None,
         redactor: Redactor | None = None,
     ) -> None:
@@ -86,47 +92,53 @@ class Steps:
         self._settings = settings
         self._blocks = blocks
         self._clock = clock
+        self._limits = limits or Limits()
         self._seed = seed
         self._redactor = redactor or Redactor()
+        self._log = StepLog(worker_id, self._redactor)
         self.destinations = Destinations(settings.throttle)
         self.counters = Counters()
 
-    async def attempt(self, item: WorkItem, assignment: ExecAssignment, change: Degradation) -> Report:
+    async def attempt(self, item: WorkItem, envelope: Envelope) -> Report:
         """One execution, and what follows from it."""
-        wall = self._clock.wall()
-        block = self._blocks.get(assignment.job.type)
-        attempt = Attempt(
-            item, assignment, change, f"block:{assignment.job.type if block is None else block.type}", wall
-        )
+        wall, assignment = self._clock.wall(), envelope.assignment
+        request = StepRequest.of(assignment)
+        if envelope.skip_retries or envelope.timeout_factor != 1.0:
+            factor = envelope.timeout_factor
+            request = request.degraded(skip_retries=envelope.skip_retries, timeout_factor=factor)
+        block = self._blocks.get(request.type)
+        target = f"block:{request.type if block is None else block.type}"
+        attempt = Attempt(item, assignment, request, target, wall, envelope.queue_depth, envelope.overload_status)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
             return self._not_known(attempt)
-        place = self._place(block, assignment)
-        permit = self._permit(place, change)
+        place = self._place(block, request)
+        permit = self._permit(place, skip=envelope.skip_circuit_breaker)
         if isinstance(permit, Refused):
-            return self._left_alone(attempt, permit)
+            return self._left_alone(attempt, place, permit)
         try:
-            step = await self._run(block, attempt)
+            ran = await self._run(block, attempt)
         except BaseException:  # called off, or the worker ends: that tells nothing about the destination
             if isinstance(permit, Permit):
                 place.breaker.released(permit)
             raise
         self.counters.executions += 1
-        failure = None if step.ok else _failure_of(step)
+        step = ran.step
+        failure = None if step.ok else failure_of(step)
         if failure is not None and not self._settings.retries_v2:
             failure = as_the_baseline_sees(failure)
         events = self._told_breaker(place, permit, step, failure)
         place.counted(self._clock.now(), ok=step.ok)
         if failure is None:
             return self._succeeded(attempt, step, events)
-        return self._failed(attempt, step, failure, place, events)
+        return self._failed(attempt, ran, failure, place, events)
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
-    def _place(self, block: Block, assignment: ExecAssignment) -> Destination:
+    def _place(self, block: Block, request: StepRequest) -> Destination:
         try:
-            name = block.destination(assignment.job.payload)
+            name = block.destination(request.inputs)
         except Exception:  # inputs that make no sense; the block itself will say so
             name = f"{block.type}: unknown"
         return self.destinations.at(name)
@@ -134,11 +146,13 @@ class Steps:
     def _expired(self, attempt: Attempt) -> Report:
         self.counters.expired += 1
         item = attempt.item
-        message = EXPIRED_MESSAGE if item.failure is None else f"{EXPIRED_MESSAGE} again; before that: {_last(item)}"
+        message = (
+            EXPIRED_MESSAGE if item.failure is None else f"{EXPIRED_MESSAGE} again; before that: {last_error(item)}"
+        )
         step = StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
         event = tell.expired(attempt.assignment, self._clock.wall(), item.attempts)
         failure = classify(message, code=ErrorCode.cancelled_by_timeout)
-        return self._ended(attempt, step, WorkFailed(_failure_text(failure), None, EXPIRED), (event,), ran=False)
+        return self._ended(attempt, step, WorkFailed(failure_text(failure), None, EXPIRED), (event,), ran=False)
 
     def _not_known(self, attempt: Attempt) -> Report:
         """Accepted by an earlier life of this worker that knew more steps."""
@@ -146,14 +160,14 @@ class Steps:
         step = StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=message)
         return self._stopped(attempt, step, attempt.item.attempts, breaker_open=False)
 
-    def _permit(self, place: Destination, change: Degradation) -> Permit | Refused | None:
+    def _permit(self, place: Destination, *, skip: bool) -> Permit | Refused | None:
         """Baseline and heavy degradation do not ask the breaker, nor do calls to a place that hardly gets any."""
         now = self._clock.now()
-        if not self._settings.retries_v2 or change.skip_circuit_breaker or not place.busy(now):
+        if not self._settings.retries_v2 or skip or not place.busy(now):
             return None
         return place.breaker.admit(now)
 
-    def _left_alone(self, attempt: Attempt, refused: Refused) -> Report:
+    def _left_alone(self, attempt: Attempt, place: Destination, refused: Refused) -> Report:
         """The destination rests. If there is time for it the work waits too, and spends nothing."""
         item, wall = attempt.item, self._clock.wall()
         first = item.budget.first_attempt_at or item.created_at
@@ -161,14 +175,15 @@ class Steps:
         waited = max(0.0, wall - first / 1000)
         if waited + refused.retry_after < policy.time_budget and self._fits(item, refused.retry_after):
             due = int((wall + refused.retry_after) * 1000) + 1
-            return Report(Snooze(due, "the circuit breaker of its destination is open"))
+            event = tell.put_off(attempt.assignment, wall, place.breaker.name, refused.retry_after)
+            return Report(Snooze(due, "the circuit breaker of its destination is open"), (event,))
         message = "the circuit breaker of its destination is open for longer than the assignment has"
         step = StepResult(StepStatus.ERROR, ErrorCode.resource_unavailable, error_message=message)
         return self._stopped(attempt, step, item.attempts, breaker_open=True)
 
     def _stopped(self, attempt: Attempt, step: StepResult, attempts: int, *, breaker_open: bool) -> Report:
         """The end of an assignment whose block was not called this time."""
-        failure = _failure_of(step)
+        failure = failure_of(step)
         policy = self._policy(attempt, failure)
         history = History(max(1, attempts), attempt.elapsed(self._clock.wall()))
         decision = decide(policy, history, failure, 0.0, breaker_open=breaker_open)
@@ -178,13 +193,11 @@ class Steps:
         return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
 
     def _policy(self, attempt: Attempt, failure: Failure | None) -> RetryPolicy:
-        assignment, change = attempt.assignment, attempt.change
-        timeout = assignment.timeout_ms / 1000 * change.timeout_factor
-        retries = 0 if change.skip_retries else assignment.retries
+        timeout, retries = attempt.request.timeout_ms / 1000, attempt.request.retry_count
         if not self._settings.retries_v2:
             cancelled = failure is not None and failure.category is ErrorCategory.CANCELLATION
             return baseline(BASELINE_RETRIES if retries is None else retries, timeout=timeout, retryable=not cancelled)
-        retry = assignment.options.retry
+        retry = attempt.assignment.options.retry
         backoff = None if retry is None or retry.backoff_ms is None else retry.backoff_ms / 1000
         request = Request(retries=retries, base_delay=backoff, time_budget=timeout)
         return self._settings.book.resolve(attempt.target, failure, request=request)
@@ -193,13 +206,15 @@ class Steps:
         """What this attempt may take, and whether that is all that is left of the assignment's time."""
         policy, wall = self._policy(attempt, None), self._clock.wall()
         left = policy.time_budget - attempt.elapsed(wall)
+        if left <= 0 and attempt.item.crashes:  # an attempt that was lost with its worker is made up for; no more
+            left = policy.time_budget
         if attempt.item.deadline_at is not None:
             left = min(left, attempt.item.deadline_at / 1000 - wall)
         return max(SHORTEST_S, min(policy.attempt_timeout, left)), left <= policy.attempt_timeout
 
     # ---- the execution ----------------------------------------------------------------------------------------------
 
-    async def _run(self, block: Block, attempt: Attempt) -> StepResult:
+    async def _run(self, block: Block, attempt: Attempt) -> Ran:
         assignment, item = attempt.assignment, attempt.item
         seconds, whole = self._seconds(attempt)
         context = BlockContext(
@@ -210,18 +225,44 @@ class Steps:
             assignment.tenant_id,
             assignment.trace_id,
         )
-        began = self._clock.now()
+        began, limit = self._clock.now(), self._limits.within(seconds)
+        keys: list[str] = []
+        ambient.unknown_keys.set(keys)
         try:
-            async with asyncio.timeout(None if seconds == inf else seconds) as limit:
-                step = sendable(await block.run(assignment.job.payload, context))
-        except Exception as error:
-            if isinstance(error, TimeoutError) and limit.expired():
-                step = _cut_off(attempt, seconds, whole)
+            with limit:
+                ran = Ran(sendable(await block.run(attempt.request.inputs, context)))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _called_off():
+                raise
+            if isinstance(error, TimeoutError) and limit.expired:
+                ran = Ran(cut_off(attempt.item, attempt.target, seconds, whole=whole), CutOff(seconds, whole))
             else:
-                step = _from_error(error)
+                ran = from_error(error, lambda step: self._hope(attempt, step))
         latency = (self._clock.now() - began) * 1000
+        return self._told_of(ran, _unknown_key(ran, keys), latency)
+
+    def _told_of(self, ran: Ran, unknown: str, latency: float) -> Ran:
+        """As it may be told: how long it took, without secrets, and with the key that somebody has to look at."""
+        step = ran.step
         message = self._redactor(step.error_message) if step.error_message else ""
-        return msgspec.structs.replace(step, latency_ms=latency, error_message=message)
+        if not unknown:
+            step = msgspec.structs.replace(step, latency_ms=latency, error_message=message)
+            return Ran(step, ran.cut_off, ran.verdict)
+        unknown = self._redactor(unknown)
+        step = msgspec.structs.replace(
+            step,
+            status=StepStatus.ERROR,
+            error_code=ErrorCode.execution_failed,
+            error_message=f"nobody knows whether the effect of the guarded key {unknown} happened: {message}",
+            latency_ms=latency,
+        )
+        return Ran(step, ran.cut_off, verdict=False, unknown=unknown)
+
+    def _hope(self, attempt: Attempt, step: StepResult) -> tuple[bool, int]:
+        policy = self._policy(attempt, failure_of(step))
+        return policy.retryable, policy.max_attempts
 
     def _told_breaker(
         self, place: Destination, permit: Permit | Refused | None, step: StepResult, failure: Failure | None
@@ -246,10 +287,10 @@ class Steps:
             events.append(tell.recovered(attempt.assignment, wall, attempt.number, attempt.elapsed(wall)))
         return self._ended(attempt, step, WorkDone(), tuple(events))
 
-    def _failed(
-        self, attempt: Attempt, step: StepResult, failure: Failure, place: Destination, events: list[Event]
-    ) -> Report:
+    def _failed(self, attempt: Attempt, ran: Ran, failure: Failure, place: Destination, events: list[Event]) -> Report:
         assignment, wall = attempt.assignment, self._clock.wall()
+        if ran.cut_off is not None:
+            events.append(tell.cut_off(assignment, wall, attempt.number, ran.cut_off))
         policy = self._policy(attempt, failure)
         if attempt.item.deadline_at is not None:  # both clocks hold: the budget ends where the deadline is
             left = attempt.item.deadline_at / 1000 - wall + attempt.elapsed(wall)
@@ -258,9 +299,10 @@ class Steps:
         seed = chance.process_seed if self._seed is None else self._seed
         chosen = draw(seed, key_number(assignment.assignment_id), attempt.item.attempts)
         throttle = place.throttle if self._settings.retries_v2 else None
-        view = None if throttle is None else throttle.view(self._clock.now())
-        decision = decide(policy, history, failure, chosen, throttle=view)
-        record = DecisionRecord.of(decision, policy, history, failure, chosen, throttle=view)
+        view = None if throttle is None else place.view(self._clock.now())
+        decision = decide(policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
+        record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
+        self._log.decided(assignment, decision, policy, failure, attempts=attempt.number, now=self._clock.now())
         if isinstance(decision, Again):
             if throttle is not None:
                 throttle.spend()
@@ -269,10 +311,10 @@ class Steps:
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms = int(decision.delay * 1000)
             kind = failure.failure_type.value
-            return Report(TryAgain(due, _failure_text(failure), kind, delay_ms, began_at=began), tuple(events))
+            return Report(TryAgain(due, failure_text(failure), kind, delay_ms, began_at=began), tuple(events))
         events.append(tell.the_end(assignment, wall, attempt.number, decision.reason, record))
         self.counters.throttled += decision.reason is Reason.THROTTLED
-        return self._gave_up(attempt, step, failure, decision.reason, tuple(events))
+        return self._gave_up(attempt, ran.step, failure, decision.reason, tuple(events), unknown=ran.unknown)
 
     def _fits(self, item: WorkItem, delay: float) -> bool:
         """Whether the wait ends before the assignment's own deadline."""
@@ -287,15 +329,17 @@ class Steps:
         events: tuple[Event, ...],
         *,
         ran: bool = True,
+        unknown: str = "",
     ) -> Report:
         if reason is Reason.BUDGET_SPENT:
             self.counters.budget_exhaustions += 1
             step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT)
-        text = _failure_text(failure)
+        text = failure_text(failure)
         settled: WorkFailed | Quarantine = WorkFailed(text, None, reason.value)
-        if self._settings.quarantine_failed:
-            settled = Quarantine(reason.value, text)
-            events = (*events, tell.quarantined(attempt.assignment, self._clock.wall(), reason.value, failure))
+        if unknown or self._settings.quarantine_failed:
+            why = f"{UNKNOWN_OUTCOME}: {unknown}" if unknown else reason.value
+            settled = Quarantine(why, text)
+            events = (*events, tell.quarantined(attempt.assignment, self._clock.wall(), why, failure))
         return self._ended(attempt, step, settled, events, ran=ran)
 
     def _ended(
@@ -310,6 +354,12 @@ class Steps:
         """`ran` is False when the end came before this attempt's block was called: then the last one was a retry."""
         retries = attempt.item.attempts if ran else max(0, attempt.item.attempts - 1)
         self.counters.ended(ok=step.ok, retried=retries > 0)
+        step = msgspec.structs.replace(
+            step,
+            retries_used=retries,
+            queue_depth_at_queue=attempt.queue_depth,
+            overload_status_at_queue=attempt.overload_status,
+        )
         return Report(settled, events, self.result(attempt.assignment, step, retries_used=retries))
 
     def result(self, assignment: ExecAssignment, step: StepResult, *, retries_used: int) -> ExecResult:
@@ -324,53 +374,18 @@ class Steps:
         )
 
 
-def _cut_off(attempt: Attempt, seconds: float, whole: bool) -> StepResult:
-    """One attempt's own limit can be retried; the end of all time cannot, and names the error before it."""
-    if not whole:
-        code = _timeout_code(attempt.target)
-        return StepResult(StepStatus.TIMEOUT, code, error_message=f"the attempt did not finish within {seconds:.3g} s")
-    last = "" if attempt.item.failure is None else f"; before that: {_last(attempt.item)}"
-    message = f"the time for all attempts was over after {seconds:.3g} s of attempt {attempt.number}{last}"
-    return StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
+def _called_off() -> bool:
+    """Whether somebody stops this slot. A block may raise the same by itself, and then only its step has failed."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
-def _from_error(error: Exception) -> StepResult:
-    failure = read_failure(error)
-    metadata: dict[str, Any] = {} if failure.http_status is None else {"http_status_code": failure.http_status}
-    if failure.retry_after is not None:
-        metadata["retry_after"] = failure.retry_after
-    return StepResult(StepStatus.ERROR, failure.code, {}, str(failure), metadata)
+def _unknown_key(ran: Ran, keys: list[str]) -> str:
+    """The guarded key that a failed attempt left behind without an answer."""
+    return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
 
 
 def _last_wait(item: WorkItem) -> float:
     """The wait before this attempt, as it was kept."""
     last = item.budget.last_attempt_at
     return 0.0 if last is None else max(0.0, (item.due_at - last) / 1000)
-
-
-def _timeout_code(target: str) -> ErrorCode:
-    """The network's, or a resource that did not answer."""
-    family = target.partition(":")[2].partition(".")[0]
-    return ErrorCode.resource_unavailable if family in ("fs", "sql") else ErrorCode.connection_timeout
-
-
-def _failure_of(step: StepResult) -> Failure:
-    hint = step.metadata.get("retry_after")
-    known = isinstance(hint, int | float) and not isinstance(hint, bool)
-    return classify(
-        step.error_message,
-        code=step.error_code,
-        http_status=step.http_status if step.http_status is not None else status_in(step.error_message),
-        retry_after=float(hint) if known else None,  # type: ignore[arg-type]
-        limit_reached=bool(step.metadata.get("limit_reached")),
-    )
-
-
-def _failure_text(failure: Failure) -> str:
-    return canonical(msgspec.to_builtins(FailureRecord.of(failure))).decode()
-
-
-def _last(item: WorkItem) -> str:
-    """The last real error, for a message."""
-    record = msgspec.json.decode(item.failure or "{}", type=FailureRecord)
-    return str(record.failure())

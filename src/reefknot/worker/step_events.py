@@ -17,8 +17,10 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.failure import Failure
 from reefknot.core.messages import ExecAssignment
+from reefknot.core.overload.breaker import BreakerState
 from reefknot.core.retry.decide import Reason
 from reefknot.execution.journal import event_id
+from reefknot.worker.raised import CutOff
 
 _REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
 
@@ -79,8 +81,24 @@ def expired(assignment: ExecAssignment, wall: float, attempts: int) -> TimeoutOc
     )
 
 
+def cut_off(assignment: ExecAssignment, wall: float, attempt: int, limit: CutOff) -> TimeoutOccurred:
+    """One attempt was cut off: at its own limit, or where the time for all of them ends."""
+    return TimeoutOccurred(
+        **about(assignment, wall),
+        operation=assignment.job.type,
+        attempt_number=attempt,
+        timeout_seconds=limit.seconds,
+        whole=limit.whole,
+    )
+
+
 def quarantined(assignment: ExecAssignment, wall: float, reason: str, failure: Failure) -> Quarantined:
     return Quarantined(**about(assignment, wall), reason=reason, failure=FailureRecord.of(failure))
+
+
+def put_off(assignment: ExecAssignment, wall: float, name: str, seconds: float) -> Event:
+    """Its destination is left alone; it waits for so long, and spends nothing."""
+    return BreakerEvent(**about(assignment, wall), name=name, state=BreakerState.OPEN.value, wait_seconds=seconds)
 
 
 def breaker(name: str, state: str, wall: float) -> Event:

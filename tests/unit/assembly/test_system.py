@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from reefknot.assembly import open_store
-from reefknot.assembly.system import OBSERVERS, STATUS, System, living_systems, running_system
+from reefknot.assembly.presence import OBSERVERS, STATUS, living_systems
+from reefknot.assembly.system import System, running_system
+from reefknot.blocks.catalog import by_name, standard_blocks
+from reefknot.blocks.settings import read_settings
 from reefknot.config.settings import Settings, load_settings
+from reefknot.core.messages import ExecAssignment, Job
 from reefknot.engines.system import SystemClock
+from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
 from reefknot.worker.settings import default_settings
 
@@ -38,37 +40,11 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def gone_process() -> int:
-    """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-@pytest.mark.parametrize(
-    ("changes", "lives"),
-    [
-        ({}, True),
-        ({"ended": True}, False),
-        ({"pid": gone_process(), "host": socket.gethostname()}, False),
-        ({"pid": gone_process(), "host": "somewhere-else"}, True),
-        ({"pid": 1, "host": socket.gethostname()}, True),
-    ],
-)
-def test_a_system_lives_until_it_says_goodbye_or_its_process_is_gone(changes: dict[str, Any], lives: bool) -> None:
-    async def main() -> int:
-        async with open_store("memory:") as store:
-            await said(store, **changes)
-            return len(await living_systems(store))
-
-    assert asyncio.run(main()) == lives
-
-
 def test_names_that_a_living_system_has_are_not_given_again(tmp_path: Any, settings: Settings) -> None:
     async def main() -> list[str]:
         url = f"sqlite:{tmp_path / 'state.db'}"
         async with open_store(url) as store:
-            await said(store, pid=1)
+            await said(store)
         async with running_system(url, settings, workers=2, drain=0) as system:
             return [worker.worker_id for worker in system.workers]
 
@@ -94,3 +70,88 @@ def test_a_drain_from_another_process_is_obeyed_by_the_worker_it_names(settings:
             return [worker.snapshot().draining for worker in system.workers]
 
     assert asyncio.run(main()) == [False, True]
+
+
+def test_a_worker_that_was_paused_takes_nothing_until_it_is_resumed(settings: Settings) -> None:
+    async def main() -> None:
+        async with running_system("memory:", settings, drain=0) as system:
+            worker = system.workers[0]
+            for command, takes_nothing in (("pause", True), ("resume", False), ("drain", True), ("resume", False)):
+                await system.store.control.post(command, target="router", body='{"worker_id": "worker-1"}')
+                await until(lambda wanted=takes_nothing: worker.snapshot().draining is wanted)  # type: ignore[misc]
+                assert {pool.paused for pool in worker.pools.values()} == {takes_nothing}
+
+    asyncio.run(main())
+
+
+def test_a_router_and_a_worker_in_two_systems_over_one_file_do_the_work_of_one(
+    tmp_path: Any, settings: Settings
+) -> None:
+    """As two processes would: neither shares anything with the other but the file."""
+
+    async def main() -> str:
+        (tmp_path / "a.txt").write_text("ahoy")
+        url = f"sqlite:{tmp_path / 'state.db'}"
+        blocks = read_settings({"fs": {"roots": [str(tmp_path)]}}, folder=tmp_path)
+        async with open_store(url) as here, open_store(url) as there, asyncio.timeout(20):
+            clock, plain = SystemClock(), default_settings()
+            router = System(here, clock, settings=plain, blocks={}, workers=(), router="router-1")
+            worker = System(there, clock, settings=plain, blocks=by_name(standard_blocks(blocks)), router=None)
+            await router.start()
+            await worker.start()
+            try:
+                result = await (await router.submit(ExecAssignment("a", "r", Job("fs.blob_get", {"path": "a.txt"}))))
+            finally:
+                await worker.stop()
+                await router.stop()
+            return str((result.output or {})["content"])
+
+    assert asyncio.run(main()) == "ahoy"
+
+
+@pytest.mark.parametrize("part", ["worker", "router"])
+def test_a_name_that_a_living_system_has_is_refused_and_the_other_goes_on(
+    tmp_path: Any, settings: Settings, part: str
+) -> None:
+    async def main() -> list[str]:
+        url = f"sqlite:{tmp_path / 'state.db'}"
+        mine: dict[str, Any] = {"workers": ("mine",) if part == "worker" else (), "drain": 0}
+        mine["router"] = "mine" if part == "router" else None
+        async with running_system(url, settings, **mine) as first:
+            with pytest.raises(NameTakenError, match=f"{part} mine is running already"):
+                async with running_system(url, settings, **mine):
+                    pass
+            living = await living_systems(first.store)
+            return [one["system_id"] for one in living if one["system_id"] != first.system_id]
+
+    assert asyncio.run(main()) == []
+
+
+def test_two_that_start_at_once_without_names_get_different_ones(tmp_path: Any, settings: Settings) -> None:
+    async def main() -> set[str]:
+        url = f"sqlite:{tmp_path / 'state.db'}"
+        names: set[str] = set()
+        all_there = asyncio.Barrier(3)
+
+        async def one() -> None:
+            async with running_system(url, settings, workers=1, router=None, drain=0) as system:
+                names.update(worker.worker_id for worker in system.workers)
+                await all_there.wait()
+
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(one())
+        return names
+
+    assert len(asyncio.run(main())) == 3
+
+
+def test_a_system_without_a_router_says_so(settings: Settings) -> None:
+    async def main() -> None:
+        async with open_store("memory:") as store:
+            system = System(store, SystemClock(), settings=default_settings(), blocks={}, router=None)
+            assert system.snapshot()["router"] is None
+            with pytest.raises(LookupError, match="no router"):
+                await system.submit(ExecAssignment("a", "r", Job("x")))
+
+    asyncio.run(main())

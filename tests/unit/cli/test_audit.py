@@ -7,17 +7,20 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 from reefknot.assembly import open_store
 from reefknot.cli.exits import CommandError
 from reefknot.cli.tailing import Wanted, follow_log, moment_of
-from reefknot.core.audit.event import AnyEvent, decode
+from reefknot.core.audit.event import AnyEvent, BookStored, decode
+from reefknot.core.retry.book import content_hash
 from reefknot.ports.store import Store
 from tests.pace import slowness
-from tests.unit.cli.recorded import NOON, STORY, attempt, entry, in_store, recorded
+from tests.unit.cli.recorded import NOON, STORY, attempt, decision, entry, in_store, recorded
 from tests.unit.cli.running import Commands
 
 URL = "sqlite:state.db"
@@ -176,8 +179,23 @@ def test_an_event_that_is_no_json_any_more_stops_no_command_but_an_export(rk: Co
         assert [json.loads(line)["event"] for line in rk("audit", "tail", "--engine", URL, "--json").out.splitlines()][
             1
         ] == "nonsense"
-        assert rk("audit", "analyse", "--engine", URL, "--json").json["unreadable"] == 1
+        analysed = rk("audit", "analyse", "--engine", URL, "--json")
+        assert (analysed.code, analysed.json["unreadable"]) == (65, 1)
+        assert "1 events could not be read" in analysed.err
         assert "2  " in rk("audit", "tail", "--engine", URL).out
+
+
+@pytest.mark.parametrize("named", ["state.db", "sqlite:state.db"])
+@pytest.mark.parametrize("verb", ["verify", "replay", "analyse"])
+def test_a_store_may_be_named_by_its_file(rk: Commands, store: Path, verb: str, named: str) -> None:
+    by_engine = rk("audit", verb, "--engine", URL, "--json")
+    by_name = rk("audit", verb, named, "--json")
+
+    assert (by_name.code, by_name.json) == (0, by_engine.json)
+    change(store, "UPDATE audit SET body = 'nonsense' WHERE sequence = 2")
+    assert rk("audit", verb, named).code == 65
+    (rk.folder / "other.db").write_bytes(b"SQLite format 3\x00" + b"x" * 4000)
+    assert rk("audit", verb, "other.db").code in (65, 78), "a database that is no store is not read as lines"
 
 
 def test_a_cut_off_end_shows_only_against_an_exported_head(rk: Commands, store: Path) -> None:
@@ -389,3 +407,44 @@ def test_a_damaged_file_is_65_and_another_programs_file_is_78(rk: Commands) -> N
 
     assert rk("audit", "verify", "--engine", "sqlite:damaged.db").code == 65
     assert rk("audit", "verify", "--engine", "sqlite:foreign.db").code == 78
+
+
+# ---- long logs, no logs, books ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["replay", "analyse"])
+@pytest.mark.parametrize("text", ["", "hello\n", '{"a": 1}\n', "\x1b[2J\n", '{"event":{},"hash":"x","sequence":1}\n'])
+def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands, verb: str, text: str) -> None:
+    rk.write(text, "notes.txt")
+    ended = rk("audit", verb, "notes.txt")
+
+    assert ended.code == 65
+    assert ended.out == ""
+    assert "notes.txt:1: this is no audit log: expected" in ended.err
+    assert '"format":1' in ended.err
+    assert ended.err.replace("\n", "").isprintable()
+
+
+def test_a_replay_tells_which_books_are_not_on_record(rk: Commands) -> None:
+    told = BookStored(timestamp="", book_hash=content_hash(CONTENT), content=CONTENT)
+    with_books = [
+        msgspec.structs.replace(STORY[0], decision=msgspec.structs.replace(decision(1), book_hash=one))
+        for one in (content_hash(CONTENT), "0123456789abcdef")
+    ]
+    recorded(rk.folder / "state.db", [*with_books, told])
+    ended = rk("audit", "replay", "--engine", URL)
+
+    assert ended.code == 0
+    assert "Not on record: 1 of the policy books that were in force (0123456789ab)" in ended.err
+    assert rk("audit", "replay", "--engine", URL, "--json").json["books"] == 1
+
+
+def test_a_book_that_was_changed_is_a_difference(rk: Commands) -> None:
+    recorded(rk.folder / "state.db", [BookStored(timestamp="", book_hash="f" * 64, content=CONTENT)])
+    ended = rk("audit", "replay", "--engine", URL)
+
+    assert ended.code == 65
+    assert "event 1 (book_stored): recorded book ffffffffffff" in ended.out
+
+
+CONTENT: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}

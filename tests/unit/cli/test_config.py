@@ -171,7 +171,7 @@ def test_the_gates_are_shown_with_who_said_so(rk: Commands) -> None:
 
 def test_secrets_are_never_shown_and_references_are(rk: Commands) -> None:
     rk.write(
-        "engine: nats://bob:canary-1@host:4222\n"
+        "engine: sqlite://bob:canary-1@host/state.db\n"
         "secrets: {mail: 'env:MAIL_PASSWORD'}\n"
         "sources:\n"
         "  a: {connector: imap_mailbox, password: canary-2, host: mail.example, login: {token: canary-3}}\n"
@@ -208,3 +208,75 @@ def test_the_environment_of_others_is_as_before(rk: Commands, before: str | None
     rk("config", "check")
 
     assert os.environ.get("PYDANTIC_DISABLE_PLUGINS") == before
+
+
+def test_the_default_engine_is_shown_as_such(rk: Commands) -> None:
+    assert rk("config", "show", "--json").json["values"]["engine"] == {
+        "value": "sqlite:.reefknot/state.db",
+        "source": "default",
+    }
+    path = rk.write("engine: 'memory:'\n")
+    assert rk("config", "show", "--json").json["values"]["engine"] == {"value": "memory:", "source": f"{path}:1:1"}
+
+
+def test_what_becomes_of_events_is_shown_with_where_it_was_said(rk: Commands) -> None:
+    path = rk.write("audit:\n  on_failure: fail_closed\n  jsonl: {path: a.jsonl}\n")
+    values = rk("config", "show", "--json").json["values"]
+
+    assert values["audit.on_failure"] == {"value": "fail_closed", "source": f"{path}:2:3"}
+    assert values["audit.jsonl.path"] == {"value": "a.jsonl", "source": f"{path}:3:11"}
+    assert values["audit.jsonl.fsync"] == {"value": "always", "source": "default"}
+    assert values["audit.retention_seconds"] == {"value": 7776000.0, "source": "default"}
+    assert values["idempotency.retention_seconds"]["value"] == 604800.0
+    assert values["worker.retention_seconds"]["value"] == 604800.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("audit: {sinks: []}", ":1:9: audit.sinks: unknown key; accepted: jsonl, log, max_buffered, on_failure"),
+        ("audit: {jsonl: {}}", ":1:9: audit.jsonl.path: missing; it must be given"),
+        ("audit: {jsonl: {path: a, keep: 3}}", ":1:26: audit.jsonl.keep: unknown key; accepted: fsync, max_file_bytes"),
+        (
+            "audit: {jsonl: {path: a, max_files: 1}}",
+            ":1:26: audit.jsonl.max_files: 1 is out of bounds; accepted: from 2",
+        ),
+        ("audit: {jsonl: {path: a, fsync: maybe}}", "accepted: 'always', 'rotate' or 'never'"),
+        ("audit: {on_failure: closed}", ":1:9: audit.on_failure: 'closed' is not accepted; accepted: 'fail_open'"),
+        ("audit: {retention_seconds: 1}", ":1:9: audit.retention_seconds: 1 is out of bounds; accepted: from 60"),
+        ("audit: {max_buffered: 0}", ":1:9: audit.max_buffered: 0 is out of bounds; accepted: from 1 to 1000000"),
+        ("worker: {retention_seconds: soon}", "worker.retention_seconds: 'soon' is not accepted; accepted: a number"),
+        ("idempotency: {max_keys: 0}", ":1:15: idempotency.max_keys: 0 is out of bounds; accepted: from 1"),
+        ("blocks: {http: {alow: []}}", ":1:17: blocks.http.alow: no such key; accepted: allow"),
+        ("blocks:\n  fs:\n    roots: [a, 7]", ":3:16: blocks.fs.roots[1]: 7 is not accepted; accepted: a text"),
+        ("blocks: {sql: {connections: {a.b: {url: x}}}}", ":1:36: blocks.sql.connections.a.b.url: 'x' is not accepted"),
+    ],
+)
+def test_a_mistake_in_any_section_is_told_with_file_line_and_column(rk: Commands, text: str, said: str) -> None:
+    rk.write(f"{text}\n")
+    ended = rk("config", "check")
+
+    assert ended.code == 78
+    assert said in ended.err
+    assert ended.err.startswith("reefknot.yaml:")
+
+
+def test_a_mistake_under_blocks_stops_a_system_with_its_place(rk: Commands) -> None:
+    rk.write("blocks: {http: {alow: []}}\n")
+    rk.write("", "none.jsonl")
+    ended = rk("run", "none.jsonl", "--engine", "memory:")
+
+    assert ended.code == 78
+    assert "reefknot.yaml:1:17: blocks.http.alow: no such key" in ended.err
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["run", "work.jsonl"], ["up", "--for", "0"]])
+def test_an_engine_that_is_not_built_yet_is_told_with_its_line_and_78(rk: Commands, command: list[str]) -> None:
+    rk.write("worker: {}\nengine: nats://127.0.0.1:4222\n")
+    rk.write("", "work.jsonl")
+    ended = rk(*command)
+
+    assert ended.code == 78
+    assert "reefknot.yaml:2:" in ended.err
+    assert "not built yet" in ended.err
+    assert "--engine" not in ended.err, "nobody gave that flag"

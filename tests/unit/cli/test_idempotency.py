@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reefknot.core.audit.event import OperatorAction, decode
-from reefknot.core.idempotency import Claimed, Done
+from reefknot.core.idempotency import Claimed, Done, Unknown
 from reefknot.ports.store import Store
 from tests.unit.cli.recorded import in_store
 from tests.unit.cli.running import Commands
@@ -39,7 +39,7 @@ def events(path: Path) -> list[Any]:
     return in_store(path, read)
 
 
-@pytest.mark.parametrize("verb", ["show", "stats", "forget"])
+@pytest.mark.parametrize("verb", ["show", "stats", "forget", "resolve"])
 def test_help_shows_an_example(rk: Commands, verb: str) -> None:
     assert f"    reefknot idempotency {verb}" in rk("idempotency", verb, "--help").out
 
@@ -124,3 +124,98 @@ def test_a_secret_in_a_key_does_not_reach_the_record(rk: Commands, store: Path) 
     rk("idempotency", "forget", "order-7")
 
     assert events(store)[-1].subject == "[redacted]"
+
+
+def test_show_tells_when_a_lease_ends(rk: Commands) -> None:
+    async def hold(store: Store) -> None:
+        await store.idempotency.claim("held", owner="me", lease=600)
+        await store.idempotency.claim("over", owner="me", lease=0)
+
+    in_store(rk.folder / "state.db", hold)
+    held = rk("idempotency", "show", "held", "--engine", "sqlite:state.db", "--json").json
+    over = rk("idempotency", "show", "over", "--engine", "sqlite:state.db", "--json").json
+
+    assert 0 < held["lease_seconds_left"] <= 600
+    assert held["lease_ends_at"] > held["created_at"]
+    assert (over["lease_seconds_left"], over["lease_ends_at"]) == (0, None)
+
+
+def test_what_has_ended_has_no_lease(rk: Commands) -> None:
+    async def end(store: Store) -> None:
+        answer = await store.idempotency.claim("done", owner="me")
+        assert isinstance(answer, Claimed)
+        await store.idempotency.finish(answer.claim, Done("1"))
+
+    in_store(rk.folder / "state.db", end)
+    shown = rk("idempotency", "show", "done", "--engine", "sqlite:state.db", "--json").json
+
+    assert (shown["lease_seconds_left"], shown["lease_ends_at"]) == (None, None)
+
+
+# ---- resolving ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unknown(store: Path) -> Path:
+    """Beside the others, nobody knows what came of `order-5`."""
+
+    async def fill(opened: Store) -> None:
+        claimed = await opened.idempotency.claim("order-5", owner="w1", guard=True)
+        assert isinstance(claimed, Claimed)
+        await opened.idempotency.finish(claimed.claim, Unknown('{"message":"no answer"}'))
+
+    in_store(store, fill)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "result", "failure"),
+    [
+        (["--done", '{"b": 1, "a": 2}'], "done", {"a": 2, "b": 1}, None),
+        (["--done", "null"], "done", None, None),
+        (["--failed", "the bank said no"], "failed", None, {"message": "the bank said no"}),
+        (["--released"], "released", None, None),
+    ],
+)
+def test_a_person_tells_what_came_of_an_unknown_outcome_and_that_is_on_record(
+    rk: Commands, unknown: Path, words: list[str], state: str, result: object, failure: object
+) -> None:
+    ended = rk("idempotency", "resolve", "order-5", *words, "--as", "ann", "--json")
+
+    assert ended.json == {"key": "order-5", "outcome": state, "resolved": True, "actor": "ann", "dry_run": False}
+    found = rk("idempotency", "show", "order-5", "--json").json
+    assert (found["state"], found["result"], found["failure"]) == (state, result, failure)
+    action = events(unknown)[-1]
+    assert (action.actor, action.action, action.subject) == ("ann", "idempotency.resolve", "order-5")
+    assert action.details == {"outcome": state}, "a result is the caller's, and in no event"
+    assert rk("audit", "verify").code == 0
+
+
+def test_a_dry_run_resolves_nothing(rk: Commands, unknown: Path) -> None:
+    ended = rk("idempotency", "resolve", "order-5", "--released", "--dry-run")
+
+    assert (ended.code, "would be released" in ended.out) == (0, True)
+    assert rk("idempotency", "show", "order-5", "--json").json["state"] == "unknown"
+    assert events(unknown) == []
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+@pytest.mark.parametrize(("key", "code", "said"), [("order-7", 1, "is done"), ("order-8", 75, "somebody holds it")])
+def test_only_an_unknown_outcome_is_resolved(
+    rk: Commands, unknown: Path, key: str, code: int, said: str, dry_run: list[str]
+) -> None:
+    ended = rk("idempotency", "resolve", key, "--released", *dry_run)
+
+    assert (ended.code, said in ended.err) == (code, True)
+    assert events(unknown) == []
+    assert rk("idempotency", "resolve", "order-9", "--released", *dry_run).code == 1
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--released", "--failed", "no"], ["--done", "1", "--released"], ["--done", "{not json"]]
+)
+def test_what_came_of_it_is_said_in_one_way_and_as_json(rk: Commands, unknown: Path, words: list[str]) -> None:
+    ended = rk("idempotency", "resolve", "order-5", *words)
+
+    assert (ended.code, "--done" in ended.err) == (2, True)
+    assert rk("idempotency", "show", "order-5", "--json").json["state"] == "unknown"

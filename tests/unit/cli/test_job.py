@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.cli import observing
-from reefknot.core.work import TryAgain, WorkDone, WorkFailed
+from reefknot.core.work import TryAgain, WorkDone, WorkFailed, submission_id
 from tests.unit.cli import keeping
 from tests.unit.cli.running import Commands
 
@@ -36,9 +36,9 @@ def test_every_job_is_listed_once_with_its_state_and_attempts(rk: Commands, stor
     found = rk("job", "list", "--json").json
 
     assert [(one["id"], one["state"], one["attempts"]) for one in found["jobs"]] == [
+        ("waits", "pending", 0),
         ("done", "succeeded", 1),
         ("failed", "failed", 1),
-        ("waits", "pending", 0),
     ]
     assert (found["states"]["succeeded"], found["waiting_for_router"], found["next"]) == (1, 2, None)
 
@@ -53,8 +53,8 @@ def test_a_list_narrows_by_state_and_type_and_goes_on_where_it_ended(rk: Command
     assert ids("--state", "succeeded") == ["c"]
     assert ids("--type", "fs.blob_get") == ["a", "b"]
     first = rk("job", "list", "--json", "--limit", "2").json
-    assert [one["id"] for one in first["jobs"]] == ["c", "a"]
-    assert ids("--after", first["next"]) == ["b"]
+    assert [one["id"] for one in first["jobs"]] == ["a", "b"]
+    assert ids("--after", first["next"]) == ["c"]
 
 
 def test_a_job_that_waits_for_its_retry_says_when_it_is_due(rk: Commands, store: Path) -> None:
@@ -87,7 +87,7 @@ def test_without_a_system_a_job_is_called_off_in_the_store_and_on_record(rk: Com
     ended = rk("job", "cancel", "x", "--as", "ann", "--reason", "withdrawn", "--json")
     assert (ended.code, ended.json["cancelled"]) == (0, True)
     assert keeping.deeds(store) == [("ann", "job.cancel")]
-    assert keeping.item(store, "route/x").state.value == "cancelled"
+    assert keeping.item(store, submission_id("x")).state.value == "cancelled"
 
 
 def test_what_has_ended_cannot_be_called_off(rk: Commands, store: Path) -> None:
@@ -110,3 +110,14 @@ def test_words_that_mean_nothing_are_refused(rk: Commands, store: Path, words: l
     keeping.handed_in(store, "x")
 
     assert rk("job", "list", *words).code == 2
+
+
+def test_a_cancelled_job_shows_the_result_that_its_caller_gets(rk: Commands, store: Path) -> None:
+    keeping.handed_in(store, "x")
+    assert rk("job", "show", "x", "--json").json["result"] is None, "it has none yet"
+    rk("job", "cancel", "x", "--reason", "withdrawn")
+    result = rk("job", "show", "x", "--json").json["result"]
+
+    assert (result["status"], result["error_code"]) == ("cancelled", "CANCELLED_BY_USER")
+    assert result["error_message"] == "withdrawn"
+    assert "CANCELLED_BY_USER" in rk("job", "show", "x").out

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from reefknot.core.work import WorkDone
 from tests.unit.cli import keeping
 from tests.unit.cli.running import Commands
 
@@ -110,3 +111,14 @@ def test_a_time_that_is_none_is_refused_by_its_flag(rk: Commands, store: Path) -
     ended = rk("quarantine", "list", "--before", "yesterday")
 
     assert (ended.code, ended.err.startswith("reefknot: --before:")) == (2, True)
+
+
+def test_an_id_that_is_elsewhere_is_told_where_it_is(rk: Commands, store: Path) -> None:
+    keeping.taken(store, "done", WorkDone())
+    ended = rk("quarantine", "requeue", "done", "nope")
+
+    assert ended.code == 1
+    assert "'done' is not in quarantine: it is succeeded" in ended.err
+    assert "'nope' is not in quarantine: there is no such job" in ended.err
+    assert "meant" not in ended.err
+    assert "none fits" in rk("quarantine", "requeue", "--type", "no.such").err

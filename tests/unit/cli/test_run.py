@@ -177,6 +177,12 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "true")
     ended = rk("run", file, "--config", "gone.yaml")
     assert (ended.code, "gone.yaml is missing, so the baseline is in force" in ended.err) == (0, True)
+    (told,) = [line for line in ended.err.splitlines() if "retries: linear" in line]
+    assert told.endswith("To leave it: create the file, or do not name it."), "the variable is set already"
+
+    rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "false")
+    (told,) = [line for line in rk("run", file).err.splitlines() if "retries: linear" in line]
+    assert told.endswith("To leave it: WORKER_RETRIES_V2_ENABLED=true; the environment wins over the file.")
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -231,3 +237,28 @@ def test_a_wrong_configuration_is_78_with_its_place(rk: Commands, text: str, tol
     ended = rk("run", lines(rk))
 
     assert (ended.code, told in ended.err) == (78, True)
+
+
+@pytest.mark.parametrize("names", [("ok", "route/ok"), ("route/ok", "ok")])
+def test_an_id_that_reads_like_another_ones_submission_is_an_id_like_any_other(
+    rk: Commands, names: tuple[str, str]
+) -> None:
+    prepared(rk, size=1)
+    file = lines(rk, *(get("a.txt", name) for name in names))
+
+    assert summary(rk, file, code=0)["succeeded"] == 2
+    assert [rk("job", "show", name, "--json").json["state"] for name in names] == ["succeeded"] * 2
+    listed = rk("job", "list", "--json").json["jobs"]
+    assert sorted(one["id"] for one in listed) == sorted(names)
+
+
+def test_an_id_that_was_used_for_another_job_is_rejected_with_its_line_and_the_same_job_is_answered(
+    rk: Commands,
+) -> None:
+    prepared(rk)
+    summary(rk, lines(rk, get("a.txt", "one"), get("a.txt", "two")), code=0)
+    file = lines(rk, get("a.txt", "one"), get("b.txt", "two"))
+    ended = rk("run", file, "--json")
+
+    assert (ended.code, ended.json["succeeded"], ended.json["rejected"]) == (1, 1, 1)
+    assert "work.jsonl:2: assignment_id: key 'two' was used with another payload (fingerprint " in ended.err

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import apsw
 import pytest
 
+from reefknot.assembly import open_store
 from reefknot.core.audit.event import OperatorAction, decode
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite.schema import VERSION
+from reefknot.errors import StoreUnavailableError
 from reefknot.ports.store import Store
 from tests.unit.cli.recorded import STORY, attempt, in_store, recorded
 from tests.unit.cli.running import Commands
@@ -47,7 +52,7 @@ def test_a_store_that_is_not_there_is_not_made(rk: Commands, verb: str) -> None:
 def test_a_whole_store_is_fine(rk: Commands, store: Path) -> None:
     found = rk("store", "check", "--json").json
 
-    assert (found["ok"], found["head"]["sequence"], found["version"]) == (True, len(STORY), 1)
+    assert (found["ok"], found["head"]["sequence"], found["version"]) == (True, len(STORY), VERSION)
     assert "OK" in rk("store", "check").out
 
 
@@ -97,7 +102,7 @@ def test_an_older_file_is_migrated_on_record_and_a_dry_run_only_tells(rk: Comman
     path.parent.mkdir()
     path.touch()
 
-    assert "would go from version 0 to 1" in rk("store", "migrate", "--dry-run").out
+    assert f"would go from version 0 to {VERSION}" in rk("store", "migrate", "--dry-run").out
     assert path.stat().st_size == 0
     assert rk("store", "migrate", "--as", "ann", "--json").json["migrated"] is True
     assert actions(path) == [("ann", "store.migrate")]
@@ -135,3 +140,29 @@ def test_other_engines_are_named_as_not_meant(rk: Commands, verb: str) -> None:
     ended = rk("store", verb, "--engine", "nats://127.0.0.1:4222")
 
     assert (ended.code, "sqlite:PATH" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("words", [["store", "check"], ["store", "compact"], ["job", "list"], ["audit", "verify"]])
+def test_an_empty_file_is_no_store_and_is_not_made_one(rk: Commands, words: list[str]) -> None:
+    (rk.folder / "empty.db").touch()
+    ended = rk(*words, "--engine", "sqlite:empty.db")
+
+    assert (ended.code, "empty.db: is an empty file, and no store" in ended.err) == (69, True)
+    assert (rk.folder / "empty.db").read_bytes() == b""
+
+
+def test_a_backup_into_a_folder_that_is_not_there_blames_the_target(rk: Commands, store: Path) -> None:
+    ended = rk("store", "backup", "nowhere/x.db")
+
+    assert (ended.code, ended.err.startswith("reefknot: nowhere/x.db: there is no folder ")) == (2, True)
+    assert "state.db" not in ended.err
+
+
+def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
+            assert isinstance(kept, SqliteStore)
+            with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
+                await kept.backup(tmp_path / "nowhere" / "x.db")
+
+    asyncio.run(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reefknot.cli import submit
+from reefknot.core.work import submission_id
 from tests.unit.cli import keeping
 from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import get, lines, prepared, up_until_ended
@@ -64,7 +65,7 @@ def test_a_queue_that_stays_full_is_told_with_75(rk: Commands, monkeypatch: pyte
     ended = rk("submit", lines(rk, get("a.txt", "one"), get("a.txt", "two")))
 
     assert (ended.code, "queue is full: 1 of 1" in ended.err) == (75, True)
-    assert keeping.item(rk.folder / ".reefknot" / "state.db", "route/two") is None
+    assert keeping.item(rk.folder / ".reefknot" / "state.db", submission_id("two")) is None
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,14 @@ def test_words_that_mean_nothing_are_refused(rk: Commands, words: list[str], tol
     ended = rk("submit", *words)
 
     assert (ended.code, told in ended.err) == (2, True)
+
+
+def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_handed_in(rk: Commands) -> None:
+    prepared(rk)
+    assert rk("submit", lines(rk, get("a.txt", "one"))).code == 0
+    ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "two")), "--json")
+
+    assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["two"], 1)
+    assert "work.jsonl:1: assignment_id: key 'one' was used with another payload" in ended.err
+    alone = rk("submit", "--type", "fs.blob_get", "--id", "one", "--inputs", '{"path": "c"}')
+    assert (alone.code, "was used with another payload" in alone.err) == (1, True)

@@ -8,14 +8,14 @@ import pytest
 
 from reefknot.assembly import open_store
 from reefknot.cli.tally import Tally
-from reefknot.core.messages import ExecResult, JobType, ResultStatus
+from reefknot.core.messages import ExecResult, ResultJob, ResultStatus
 from reefknot.core.work import Quarantine, WorkFailed, WorkItem
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 
 
 def result(status: ResultStatus, retries: int = 0) -> ExecResult:
-    return ExecResult("x", "r", status, "worker-1", JobType("t"), retries_used=retries)
+    return ExecResult("x", "r", status, "worker-1", ResultJob("t"), retries_used=retries)
 
 
 async def failed(store: Store) -> None:

@@ -40,6 +40,21 @@ def test_what_happens_is_told_as_it_happens_and_counted_at_the_end(rk: Commands)
     assert "1 succeeded, 1 failed, 1 recovered, 3 retries" in ended.out.splitlines()[-1]
 
 
+def test_every_end_is_counted_once(rk: Commands) -> None:
+    """A worker refuses and the router says that nobody takes it: that is one rejection."""
+    own = prepared(rk)
+    odd = {"assignment_id": "odd", "request_id": "r", "job": {"type": "no.such"}}
+    late = own.nap("late", 9, options={"timeout_ms": 50})
+    rk("submit", lines(rk, own.flaky("good", 0), odd, own.flaky("bad", 9), late))
+    ended = up_until_ended(rk, "good", "odd", "bad", "late", module=own.module, as_json=True)
+    summary = json.loads(ended.out.splitlines()[-1])["summary"]
+
+    ends = {name: summary[name] for name in ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")}
+    assert ends == {"succeeded": 1, "failed": 1, "timed_out": 1, "cancelled": 0, "rejected": 1, "dropped": 0}
+    refusals = [line for line in ended.out.splitlines() if '"odd"' in line]
+    assert len(refusals) >= 2, "it is on record twice, and counted once"
+
+
 def test_for_programs_every_line_is_json(rk: Commands) -> None:
     own = prepared(rk)
     rk("submit", lines(rk, own.flaky("lucky", 1)))

@@ -8,6 +8,7 @@ import pytest
 
 from reefknot.assembly import open_store
 from reefknot.cli import watching
+from reefknot.cli.observing import places
 from reefknot.cli.watching import Levels, Watcher, in_words
 from reefknot.core.audit.event import (
     Admission,
@@ -78,6 +79,14 @@ def test_what_fits_is_told_whole() -> None:
 
     assert len(lines) == watching.LINES_A_SECOND
     assert all("attempt 1 failed: ConnectionError: it broke; again in 1.00 s" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("depth", "size", "said"),
+    [(4, 5, "4 of 5"), (5, 5, "5 of 5"), (6, 5, "5 of 5 and 1 back for a retry"), (9, None, "9 of no bound")],
+)
+def test_what_comes_back_for_a_retry_is_told_apart_from_the_places(depth: int, size: int | None, said: str) -> None:
+    assert places(depth, size) == said
 
 
 def test_a_level_is_told_when_it_changes_and_only_then() -> None:

@@ -27,6 +27,8 @@ def test_the_workers_of_a_running_system_are_listed_class_by_class(rk: Commands,
 
     assert [one["worker_id"] for one in found] == ["worker-1", "worker-2"]
     assert found[0]["classes"]["io"]["capacity"] == 8
+    assert (found[0]["draining"], found[0]["leaving"]) == (False, False)
+    assert found[0]["retries"].items() >= {"retries": 0, "mean_backoff_s": 0.0, "retry_success_rate": None}.items()
     assert rk("worker", "list").out.count("worker-2") == 3
 
 
@@ -67,3 +69,64 @@ def test_draining_is_on_record_and_a_system_that_does_not_obey_is_75(rk: Command
 
     assert rk("worker", "drain", "worker-1", "--as", "ann").code == 75
     assert keeping.deeds(store) == [("ann", "worker.drain")]
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_pausing_and_resuming_are_on_record_and_a_dry_run_is_not(rk: Commands, store: Path, verb: str) -> None:
+    keeping.seen_running(store, "worker-1")
+    assert f"worker-1 would be {verb}d" in rk("worker", verb, "--dry-run").out
+    assert keeping.deeds(store) == []
+
+    assert rk("worker", verb, "worker-1", "--as", "ann").code == (75 if verb == "pause" else 0)
+    assert keeping.deeds(store) == [("ann", f"worker.{verb}")]
+
+
+@pytest.mark.parametrize("part", ["worker", "router"])
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--engine", "memory:"], 2, "no other process can see"),
+        (["--engine", "nats://127.0.0.1:4222"], 2, "--engine: 'nats://127.0.0.1:4222' is not accepted"),
+        (["--for", "-1"], 2, "--for: -1 is not accepted"),
+        (["--{part}-id", "a.b"], 2, "--{part}-id: a.b is not accepted: printable text"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    rk: Commands, part: str, words: list[str], code: int, said: str
+) -> None:
+    ended = rk(part, "start", *(word.format(part=part) for word in words))
+
+    assert (ended.code, ended.out) == (code, "")
+    assert said.format(part=part) in ended.err
+
+
+@pytest.mark.parametrize("part", ["worker", "router"])
+def test_a_configured_store_that_no_other_process_can_see_is_78(rk: Commands, part: str) -> None:
+    rk.write("engine: 'memory:'\n")
+    ended = rk(part, "start")
+
+    assert (ended.code, "reefknot up --engine memory:" in ended.err) == (78, True)
+
+
+@pytest.mark.parametrize("part", ["worker", "router"])
+def test_a_part_says_that_it_is_ready_who_is_missing_and_what_came_of_it(rk: Commands, part: str) -> None:
+    rk.write("worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\n")
+    ended = rk(part, "start", "--for", "0.05")
+    other = "router" if part == "worker" else "worker"
+
+    assert ended.code == 0
+    ready, missing = ended.err.splitlines()
+    assert ready.startswith(f"{part} {part}-1 is ready, for 0.05 s, on ")
+    assert f"no {other} is running on this store yet; start one with: reefknot {other} start" in missing
+    assert ended.out.startswith(f"{part} {part}-1 ran for 0.")
+
+
+def test_a_module_that_cannot_be_imported_is_78(rk: Commands) -> None:
+    ended = rk("worker", "start", "--module", "no_such_module_here", "--for", "0")
+
+    assert (ended.code, "--module no_such_module_here" in ended.err) == (78, True)
+
+
+@pytest.mark.parametrize("words", [["worker", "start"], ["worker", "pause"], ["worker", "resume"], ["router", "start"]])
+def test_help_of_the_newer_verbs_shows_an_example(rk: Commands, words: list[str]) -> None:
+    assert f"    reefknot {' '.join(words)}" in rk(*words, "--help").out

@@ -126,7 +126,7 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
 @pytest.mark.parametrize(
     ("path", "keys"),
     [
-        ("worker", " of quarantine_failed, queue, retries"),
+        ("worker", " of quarantine_failed, queue, retention_seconds, retries"),
         ("worker.retries", " of v2"),
         (f"{V2}.throttle", " of enabled, per_second, per_success, tokens"),
         (f"{QUEUE}.resource_pools.cpu", " of max_concurrency, max_queue_size"),
@@ -134,7 +134,7 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
         ("sources", ""),
         ("retry_policies", ""),
         (f"{V2}.block_policies", ""),
-        ("audit", ""),
+        ("audit", " of jsonl, log, max_buffered, on_failure, retention_seconds"),
         ("secrets", ""),
     ],
 )
@@ -181,10 +181,18 @@ def test_a_secret_by_reference_is_accepted() -> None:
 def test_an_engine_that_nobody_knows_is_a_mistake(url: str) -> None:
     message = mistake("engine", f"'{url}'")
 
-    assert message.endswith(" is not accepted; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
+    assert message.endswith(" is not accepted; accepted: sqlite:PATH or memory:")
 
 
-@pytest.mark.parametrize("url", ["sqlite:state.db", "sqlite:/var/state.db", "nats://127.0.0.1:4222", "'memory:'"])
+@pytest.mark.parametrize("url", ["nats://127.0.0.1:4222", "tls://ann:hunter2@cluster:4222"])
+def test_an_engine_that_is_not_built_yet_is_refused_where_it_is_written(url: str) -> None:
+    message = mistake("engine", url)
+
+    assert message.endswith(" is not accepted; an engine over NATS is not built yet; accepted: sqlite:PATH or memory:")
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("url", ["sqlite:state.db", "sqlite:/var/state.db", "'memory:'"])
 def test_an_engine_by_its_url_is_accepted(url: str) -> None:
     checked(read_text(f"engine: {url}"))
 
@@ -454,7 +462,8 @@ def test_the_hash_stands_for_the_policies_and_for_nothing_else() -> None:
 
     plain = hash_of("operations: {KV_GET: {max_attempts: 2, base_delay: 1}}")
     assert plain == hash_of("# a comment\noperations:\n  KV_GET:\n    base_delay: 1\n    max_attempts: 2\n")
-    assert plain == hash_of("operations: {KV_GET: {max_attempts: 2, base_delay: 1}}\nengine: 'memory:'\naudit: {a: 1}")
+    written = "operations: {KV_GET: {max_attempts: 2, base_delay: 1}}"
+    assert plain == hash_of(f"{written}\nengine: 'memory:'\naudit: {{log: true}}")
     assert plain == hash_of(
         "operations: {KV_GET: {max_attempts: 2, base_delay: 1}}\nworker: {retries: {v2: {enabled: true}}}"
     )

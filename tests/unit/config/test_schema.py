@@ -26,7 +26,7 @@ BOUNDS: list[tuple[type[Section], str, list[Any], list[Any]]] = [
     (Backoff, "jitter_type", ["none", "full", "equal", "proportional", "decorrelated"], ["FULL", "", 1, True]),
     (Backoff, "jitter_factor", [0, 0.5, 1], [-0.1, 1.1]),
     (Backoff, "exponential_base", [1, 2.0, 1000], [0.9, 1001]),
-    (Backoff, "strategy", ["exponential_backoff", "linear_backoff", "fixed_delay", "immediate", "no_retry"], ["none"]),
+    (Backoff, "strategy", ["exponential_backoff", "no_retry", "a_packages_own"], [3]),
     (ConnectorEntry, "max_attempts", [1, 10], [0, 11, 3.0, "3"]),
     (ConnectorEntry, "base_delay_seconds", [1, 3600], [0, 3601, 1.5]),
     (ConnectorEntry, "max_delay_seconds", [1, 86400], [0, 86401]),

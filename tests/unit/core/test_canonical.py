@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from reefknot.core.canonical import DEEPEST, canonical, canonical_record, fingerprint
+from reefknot.core.canonical import DEEPEST, canonical, canonical_record, fingerprint, record_fingerprint
 from reefknot.errors import NotJsonError
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -84,3 +84,20 @@ def test_a_fingerprint_is_sha256_of_the_canonical_form() -> None:
     assert fingerprint({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": "1"})
+
+
+class Record(Struct):
+    a: dict[str, int]
+    b: str = ""
+
+
+def test_records_with_the_same_values_have_one_fingerprint() -> None:
+    one, same, other = Record({"x": 1, "y": 2}), Record({"y": 2, "x": 1}), Record({"x": 1, "y": 3})
+    assert record_fingerprint(one) == record_fingerprint(same) != record_fingerprint(other)
+
+
+def test_what_is_refused_is_called_by_its_name() -> None:
+    with pytest.raises(NotJsonError, match=r"^inputs\.a\[0\] is not JSON"):
+        canonical({"a": [math.nan]}, "inputs")
+    with pytest.raises(NotJsonError, match=r"^inputs is not JSON: half"):
+        canonical({"a": "\ud800"}, "inputs")

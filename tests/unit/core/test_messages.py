@@ -24,8 +24,8 @@ from reefknot.core.messages import (
     Heartbeat,
     InvalidMessage,
     Job,
-    JobType,
     Options,
+    ResultJob,
     ResultStatus,
     RetryOptions,
     StepRequest,
@@ -323,6 +323,51 @@ def test_the_messages_say_what_is_accepted() -> None:
     assert refused(body(request_id="")).message == "request_id: accepted: printable text of 1 to 256 characters"
 
 
+TEXTS: list[tuple[str, Any]] = [
+    ("tenant_id", lambda text: {"tenant_id": text}),
+    ("correlation.trace_id", lambda text: {"correlation": {"trace_id": text}}),
+    ("resource_class", lambda text: {"resource_class": text}),
+    ("executor.provider_id", lambda text: {"executor": {"provider_id": text}}),
+    ("executor.channel", lambda text: {"executor": {"channel": text}}),
+    ("job.resources.class", lambda text: {"job": {"type": "x", "resources": {"class": text}}}),
+    ("job.payload_ref", lambda text: {"job": {"type": "x", "payload_ref": text}}),
+]
+
+
+@pytest.mark.parametrize(("field", "changes"), TEXTS)
+def test_every_text_has_a_bound_and_no_control_characters(field: str, changes: Any) -> None:
+    most = 4096 if field == "job.payload_ref" else 256
+    for text in ("\u00fc" * most, ""):
+        assert isinstance(read_assignment(body(**changes(text))), ExecAssignment)
+    for text in ("x" * (most + 1), "x" * 900_000, "a\nb", "a\x1b[2Jb", "\u2028", "\x00"):
+        found = refused(body(**changes(text)))
+        assert found.message == f"{field}: accepted: printable text of at most {most} characters"
+        assert (found.field, found.assignment_id, found.ack_status) == (field, "a", AckStatus.REJECTED)
+
+
+@pytest.mark.parametrize(
+    ("headers", "field"),
+    [
+        ({"tenant_id": "x" * 257}, "tenant_id"),
+        ({"trace_id": "a\tb"}, "correlation.trace_id"),
+        ({"traceparent": "00-" + "\x07" * 32 + "-b7ad6b7169203331-01"}, "correlation.trace_id"),
+    ],
+)
+def test_headers_have_the_same_bounds(headers: dict[str, str], field: str) -> None:
+    assert refused(body(), headers).field == field
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"version": "9" * 900_000}, {"options": {"priority": "x" * 900_000}}, {"assignment_id": "x" * 900_000}],
+)
+def test_an_answer_is_short_however_long_the_mistake_is(changes: dict[str, Any]) -> None:
+    found = refused(body(**changes))
+    assert len(found.message) < 300
+    assert len(found.assignment_id) <= 256
+    assert refused(body(assignment_id="a\x00b")).assignment_id == ""
+
+
 def test_ids_of_the_longest_length_are_accepted() -> None:
     assert read(assignment_id="x" * 256).assignment_id == "x" * 256
 
@@ -401,7 +446,7 @@ def test_version_2s_ack_has_every_overload_field_even_when_it_is_nothing() -> No
 
 
 def test_the_baselines_result_has_only_what_always_goes() -> None:
-    result = ExecResult("a", "r", ResultStatus.SUCCESS, "p", JobType("x"), 0, 0, retries_used=0)
+    result = ExecResult("a", "r", ResultStatus.SUCCESS, "p", ResultJob("x"), 0, 0, retries_used=0)
 
     assert encode(result) == (
         b'{"assignment_id":"a","request_id":"r","status":"success","provider_id":"p","job":{"type":"x"},"latency_ms":0,'
@@ -415,7 +460,7 @@ def test_version_2s_result_has_every_field() -> None:
         "r",
         ResultStatus.ERROR,
         "p",
-        JobType("x"),
+        ResultJob("x"),
         1.5,
         0.25,
         "tr",
@@ -467,6 +512,28 @@ def test_a_steps_request_and_result_have_the_documented_defaults() -> None:
     assert [status.value for status in ResultStatus] == ["success", "error", "timeout", "cancelled"]
     assert StepResult().ok
     assert not StepResult(StepStatus.TIMEOUT).ok
+
+
+def test_a_steps_request_is_what_its_assignment_asks_for_by_either_name() -> None:
+    job = {"type": "x", "payload": {"a": 1, "timeout_ms": 700}, "resources": {"class": "gpu"}}
+    asked = read(job=job, options={"retry_count": 1, "retry": {"max_attempts": 4}})
+
+    assert StepRequest.of(asked) == StepRequest("x", {"a": 1, "timeout_ms": 700}, {"class": "gpu"}, 700, 4)
+    assert StepRequest.of(read()) == StepRequest("http.request")
+
+
+@pytest.mark.parametrize(
+    ("skip_retries", "factor", "expected"),
+    [
+        (False, 1.0, StepRequest("x", timeout_ms=1000, retry_count=5)),
+        (True, 0.8, StepRequest("x", timeout_ms=800, retry_count=0)),
+        (False, 0.0001, StepRequest("x", timeout_ms=1, retry_count=5)),
+    ],
+)
+def test_a_degraded_request_asks_for_less(skip_retries: bool, factor: float, expected: StepRequest) -> None:
+    request = StepRequest("x", timeout_ms=1000, retry_count=5)
+
+    assert request.degraded(skip_retries=skip_retries, timeout_factor=factor) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from reefknot.core.overload.level import OverloadStatus
 from reefknot.core.routing import (
@@ -11,6 +12,7 @@ from reefknot.core.routing import (
     MOST_UNSPOKEN,
     PROBE_EVERY_S,
     Chosen,
+    Lineup,
     Nobody,
     Why,
     WorkerHealth,
@@ -140,3 +142,68 @@ def test_the_reasons_to_wait_say_what_they_mean() -> None:
         "every worker is overloaded, and this one waits",
         "enough is on its way without an answer",
     ]
+
+
+# ---- several at once -----------------------------------------------------------------------------------------------
+
+
+def names(lineup: Lineup, number: int, draw: float = 0.9) -> list[str | Why]:
+    answers = [lineup.choose(draw) for _ in range(number)]
+    return [one.worker_id if isinstance(one, Chosen) else one.why for one in answers]
+
+
+def test_each_choice_is_load_for_the_next_one() -> None:
+    lineup = Lineup([worker("a", capacity=1), worker("b", capacity=3)], NOW)
+
+    assert names(lineup, 8) == ["a", "b", "b", "b", "a", "b", "b", "b"]
+
+
+def test_a_choice_of_many_is_the_choice_of_one_after_the_other() -> None:
+    known = [worker("a", DEGRADED), worker("b", capacity=2, queue_depth=1), worker("c", queue_depth=2, capacity=4)]
+    lineup, one_by_one = Lineup(known, NOW), []
+    for _ in range(40):
+        answer = choose_worker(known, 0.9, NOW)
+        assert isinstance(answer, Chosen)
+        one_by_one.append(answer.worker_id)
+        known = [
+            structs.replace(one, unspoken=one.unspoken + 1) if one.worker_id == answer.worker_id else one
+            for one in known
+        ]
+
+    assert names(lineup, 40) == one_by_one
+
+
+def test_no_worker_is_sent_more_than_may_be_unspoken() -> None:
+    lineup = Lineup([worker("a", unspoken=MOST_UNSPOKEN - 2)], NOW)
+
+    assert names(lineup, 3) == ["a", "a", Why.UNSPOKEN]
+
+
+def test_each_sick_worker_gets_one_probe_and_then_nothing() -> None:
+    lineup = Lineup([worker("a", CRITICAL, probed_at=0.0), worker("b", CRITICAL, probed_at=0.0, active=1)], NOW)
+
+    assert [lineup.choose(0.9) for _ in range(3)] == [
+        Chosen("a", probe=True),
+        Chosen("b", probe=True),
+        Nobody(Why.CRITICAL),
+    ]
+
+
+def test_a_worker_is_gone_after_its_last_heartbeat_and_three_more() -> None:
+    assert worker("a", heartbeat_at=5.0).gone_after == 8.0
+    assert worker("a", heartbeat_at=None).gone_after == float("inf")
+
+
+def test_equals_take_turns_from_the_one_after_the_last() -> None:
+    equals = [worker("a"), worker("b"), worker("c")]
+    turns = [""]
+    for _ in range(6):
+        answer = choose_worker(equals, 0.9, NOW, after=turns[-1])
+        assert isinstance(answer, Chosen)
+        turns.append(answer.worker_id)
+
+    assert turns[1:] == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_a_turn_does_not_count_against_less_load() -> None:
+    assert choose_worker([worker("a"), worker("b", active=1)], 0.9, NOW, after="a") == Chosen("a")

@@ -30,6 +30,8 @@ from reefknot.core.work import (
     requeue,
     settle,
     started,
+    submission_id,
+    submitted,
 )
 from reefknot.errors import IllegalMoveError
 
@@ -194,6 +196,19 @@ def test_a_requeued_item_starts_anew_under_its_own_id() -> None:
     assert item.payload == b"p"
 
 
+def test_a_requeued_item_has_all_of_its_time_again_however_often_that_happens() -> None:
+    item = structs.replace(aside(), deadline_at=aside().created_at + 700)
+    once = requeue(item, LATER, who="ann")
+    assert once.deadline_at == LATER.wall + 700
+    again = requeue(structs.replace(once, state=S.QUARANTINED), Moment(LATER.steady, LATER.wall + 9000), who="ann")
+    assert again.deadline_at == LATER.wall + 9700
+
+
+def test_a_submission_that_failed_is_open_again_under_its_own_id() -> None:
+    item = requeue(running(state=S.FAILED, result="old", reason="error"), LATER, who="ann")
+    assert (item.state, item.result, item.generation) == (S.PENDING, None, 1)
+
+
 def test_a_discarded_item_says_who_and_why() -> None:
     item = discard(aside(), LATER, who="ann", reason="old")
     assert (item.state, item.updated_at) == (S.DISCARDED, 51_000)
@@ -227,3 +242,18 @@ def test_the_budget_counts_from_the_beginning_of_the_first_attempt() -> None:
 
     assert (first.budget.first_attempt_at, first.budget.last_attempt_at) == (1_234, 5_000)
     assert (second.budget.first_attempt_at, second.budget.last_attempt_at) == (1_234, 7_000)
+
+
+def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported() -> None:
+    first = lease_ran_out(running(updated_at=1_500), LATER)
+    again = lease_ran_out(running(updated_at=9_999, budget=first.budget), LATER)
+
+    assert (first.budget.first_attempt_at, again.budget.first_attempt_at) == (1_500, 1_500)
+    assert (first.budget.attempts, first.budget.last_attempt_at) == (0, None)
+
+
+@pytest.mark.parametrize("name", ["a", "route/a"])
+def test_a_submission_has_an_id_that_no_assignment_can_have_and_tells_whose_it_is(name: str) -> None:
+    assert not submission_id(name).isprintable()
+    assert submitted(submission_id(name)) == name
+    assert submitted("route/" + name) == name, "as they were called before"

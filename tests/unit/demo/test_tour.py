@@ -24,12 +24,12 @@ def told() -> str:
         env=os.environ | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert time.monotonic() - started < 15, "virtual time does not wait; the rest is room for a busy machine"
+    assert time.monotonic() - started < 120, "virtual time does not wait; the rest is room for a busy machine"
     return done.stdout
 
 

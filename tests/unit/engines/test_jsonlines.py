@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -480,4 +481,28 @@ async def test_a_manager_writes_its_events_to_the_file_and_to_the_log_at_once(
 
         assert [kept.entry.event_type for kept in await log.read()] == ["idempotency"]
         assert [record.name for record in caplog.records] == ["reefknot.audit"]
+        assert await log.verify() == []
+
+
+@in_a_loop
+async def test_a_log_is_proven_while_others_go_on_appending_and_rotating(path: Path) -> None:
+    """The walk sees the files as they were; neither a new line nor a new name of a file is a mismatch."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def told(_: int) -> None:
+        began.set()
+        assert go_on.wait(10)
+
+    async with opened(path, largest=4096, keep=2) as log:
+        for number in range(60):
+            await log.append([entry(number)])
+        head = await log.head()
+        proving = asyncio.create_task(log.verify(head, progress=told))
+        await asyncio.to_thread(began.wait, 10)
+        async with asyncio.timeout(10):  # were the walk in the writer's own thread, this would never come back
+            for number in range(60, 200):
+                await log.append([entry(number)])
+        go_on.set()
+
+        assert await proving == []
         assert await log.verify() == []

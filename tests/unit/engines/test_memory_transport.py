@@ -117,3 +117,19 @@ def test_closing_ends_every_listener_even_on_a_full_line() -> None:
         assert await heard(full, 9) == []
 
     run_virtual(main())
+
+
+def test_a_message_that_was_given_up_on_may_be_sent_again_under_its_id() -> None:
+    async def main() -> None:
+        transport = MemoryTransport()
+        line = transport.subscribe("a", limit=1)
+        await transport.publish("a", b"1", message_id="one")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await transport.publish("a", b"2", message_id="two")
+        assert await heard(line, 1) == [b"1"]
+        line = transport.subscribe("a", limit=1)
+        await transport.publish("a", b"2", message_id="two")
+        assert await heard(line, 1) == [b"2"]
+
+    run_virtual(main())

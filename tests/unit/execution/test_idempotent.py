@@ -14,7 +14,9 @@ import reefknot as rk
 from reefknot.core.audit.event import IdempotencyEvent
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.virtual import VirtualClock
+from reefknot.errors import AuditUnavailableError
 from reefknot.execution import idempotent as module
+from reefknot.execution.ambient import in_scope
 from reefknot.testing import run_virtual
 from tests.unit.execution.keeping import actions_in, events_in
 
@@ -379,3 +381,69 @@ def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_call(monk
             assert await actions_in(store.audit) == ["record", "hit", "hit"]
 
     run_virtual(main())
+
+
+# ---- how it is told, and how it is written ---------------------------------------------------------------------------
+
+
+def test_without_parentheses_it_says_how_to_write_it() -> None:
+    async def charge(order: Order) -> None: ...
+
+    with pytest.raises(TypeError, match=r"write @idempotent\(key=lambda order: order.id\)"):
+        rk.idempotent(charge)
+    with pytest.raises(TypeError, match="a function that makes the key"):
+        rk.idempotent()
+
+
+def test_configured_secrets_are_taken_out_of_what_is_told_and_only_of_that(url: str) -> None:
+    @rk.idempotent(key=lambda token: f"card {token}", secrets=("hunter2hunter2",), name="pay.with_secrets")
+    async def pay(token: str) -> str:
+        return token
+
+    async def main() -> None:
+        async with rk.open_store(url) as store:
+            assert await pay("hunter2hunter2") == "hunter2hunter2"
+            (event,) = await events_in(store.audit)
+            assert isinstance(event, IdempotencyEvent)
+            assert event.idempotency_key == "pay.with_secrets:card [redacted]"
+            assert await store.idempotency.get("pay.with_secrets:card hunter2hunter2") is not None
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("setting", ["fail_open", "fail_closed", None])
+def test_what_a_failing_log_means_is_said_by_the_function(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[str] = []
+
+    @rk.idempotent(key=lambda key: key, on_audit_failure=setting, name=f"charge.{setting}")
+    async def charge(key: str) -> str:
+        charged.append(key)
+        return key
+
+    async def down(*entries: object) -> None:
+        raise OSError("no disk")
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        other = MemoryStore(VirtualClock())
+        store.audit = other.audit  # a log of its own: its events are written when the change has happened
+        with in_scope(store):
+            monkeypatch.setattr(other.audit, "append", down)
+            if setting != "fail_closed":
+                assert [await charge("a"), await charge("b")] == ["a", "b"]
+                return
+            with pytest.raises(AuditUnavailableError):
+                await charge("a")
+            with pytest.raises(AuditUnavailableError):
+                await charge("b")  # nothing begins while events of earlier work are on no record
+            assert charged == ["a"]
+            monkeypatch.undo()
+            await asyncio.sleep(2)
+            assert await charge("a") == "a"  # what has happened stays recorded
+
+    run_virtual(main())
+
+
+def test_a_setting_that_is_none_is_refused_where_it_is_written() -> None:
+    with pytest.raises(rk.ParameterError, match="on_audit_failure='maybe' is not accepted: one of fail_open, fail_cl"):
+        rk.idempotent(key=lambda: "k", on_audit_failure="maybe")

@@ -10,12 +10,13 @@ from reefknot.core.messages import (
     ExecResult,
     Heartbeat,
     Job,
-    JobType,
     Options,
+    ResultJob,
     ResultStatus,
 )
 from reefknot.core.overload.admission import Accept, Reject, RejectReason, Rules
 from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.work import submission_id
 from reefknot.errors import QueueFullError
 from reefknot.ports.work_queue import Held
 from reefknot.router.desk import TakenOn
@@ -65,7 +66,9 @@ class Place:
     def take_on(self, name: str = "cpu") -> Pending:
         self.number += 1
         assignment = ExecAssignment(f"a{self.number}", "r", Job("test.step"), resource_class=name)
-        pending = self.table.add(TakenOn(assignment, Held(f"route/a{self.number}", "o", 1)), name, self.clock.time)
+        pending = self.table.add(
+            TakenOn(assignment, Held(submission_id(f"a{self.number}"), "o", 1)), name, self.clock.time
+        )
         self.table.sent(pending, "w1", self.clock.time)
         return pending
 
@@ -74,7 +77,7 @@ class Place:
         self.clock.time += seconds
         self.beat()
         took = seconds * 1000
-        result = ExecResult(pending.id, "r", status, "w1", JobType("test.step"), latency_ms=took)
+        result = ExecResult(pending.id, "r", status, "w1", ResultJob("test.step"), latency_ms=took)
         self.door.ended(pending, result)
         self.table.remove(pending)
 

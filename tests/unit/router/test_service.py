@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from reefknot.core.audit.event import OperatorAction, Requeued, Routing, TimeoutOccurred
 from reefknot.core.messages import (
@@ -17,14 +18,17 @@ from reefknot.core.messages import (
     HEARTBEAT,
     RESULT,
     ClassHealth,
+    ExecAssignment,
     ExecResult,
     Heartbeat,
+    Job,
     ResultStatus,
     encode,
 )
 from reefknot.core.overload.admission import Rules
 from reefknot.core.overload.level import OverloadStatus
 from reefknot.errors import ParameterError, QueueFullError
+from reefknot.router import service
 from reefknot.router.client import Client, Handle
 from reefknot.router.health import HealthTable
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
@@ -426,11 +430,11 @@ def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:
 # ---- peers of the old kind ------------------------------------------------------------------------------------------
 
 
-async def old_worker(shop: Shop, status: str) -> None:
+async def old_worker(shop: Shop, status: str, message: str | None = None) -> None:
     """Knows the shared subject and the old fields, and sends no heartbeat."""
     async for delivery in shop.transport.subscribe(ASSIGN):
         given = json.loads(delivery.body)
-        ack = {"assignment_id": given["assignment_id"], "status": status}
+        ack = {"assignment_id": given["assignment_id"], "status": status, "message": message}
         await shop.transport.publish(ACK, json.dumps(ack).encode())
         if status == "accepted":
             result = {
@@ -455,13 +459,37 @@ def test_an_old_worker_is_reached_over_the_shared_subject() -> None:
     with_shop(story)
 
 
-def test_a_refusal_without_a_reason_is_the_end_and_says_overload() -> None:
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("Queue full, rejecting assignment", "SYSTEM_OVERLOAD"),
+        ("Queue at capacity, cannot defer", "SYSTEM_OVERLOAD"),
+        ("Failed to queue assignment", "SYSTEM_OVERLOAD"),
+        ("job.type: 'x' is not known here", "INVALID_INPUT"),
+        (None, "INVALID_INPUT"),
+    ],
+)
+def test_a_refusal_without_a_reason_is_the_end_and_says_what_its_words_say(message: str | None, code: str) -> None:
     async def story(shop: Shop) -> None:
-        peer = asyncio.create_task(old_worker(shop, "rejected"))
+        peer = asyncio.create_task(old_worker(shop, "rejected", message))
         router = await shop.router(shared_subject=True)
         (result,) = await answers(await router.submit(work("a")), within=5)
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD")
+        assert (result.status, result.error_code) == (ResultStatus.ERROR, code)
         peer.cancel()
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    "wrong", [work("a", job="none.such"), structs.replace(work("a"), job=Job("test.step", payload_ref="s3://x"))]
+)
+def test_what_the_baseline_cannot_run_is_the_callers_mistake_and_no_overload(wrong: ExecAssignment) -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        await shop.worker("w1", Step(), queue_v2=False)
+        await asyncio.sleep(1.1)
+        (result,) = await answers(await router.submit(wrong))
+        assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
 
     with_shop(story)
 
@@ -502,5 +530,24 @@ def test_nonsense_on_the_routers_subjects_harms_nobody() -> None:
         await shop.worker("w1", Step())
         (result,) = await answers(await router.submit(work("a")))
         assert result.status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_every_caller_whose_work_is_elsewhere_hears_however_many_there_are() -> None:
+    """Another router looks after all of it: this one only has the callers, more of them than it looks at in a go."""
+
+    async def story(shop: Shop) -> None:
+        names = [f"a{n}" for n in range(service.BATCH + 50)]
+        first = await shop.router("first")
+        for name in names:
+            await Client(shop.store, shop.clock).hand_in(work(name))
+        await asyncio.sleep(1)
+        second = await shop.router("second")
+        futures = [await second.submit(work(name)) for name in names]
+        for name in names[service.BATCH :]:
+            await first.cancel(name)
+        done = await answers(*futures[service.BATCH :], within=30)
+        assert {one.status for one in done} == {ResultStatus.CANCELLED}
 
     with_shop(story)

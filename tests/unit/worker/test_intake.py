@@ -7,11 +7,15 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from reefknot.core.audit.event import Admission
 from reefknot.core.messages import ACK, RESULT, AckStatus, ResultStatus, encode
 from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.work import WorkItem
+from reefknot.errors import StoreUnavailableError
+from reefknot.worker.results import is_same_work
 from tests.workshop import Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}
@@ -153,6 +157,53 @@ def test_a_store_that_fails_means_no_ack_and_no_place() -> None:
         shop.store.work.enqueue = real  # type: ignore[method-assign]
         await shop.send(work("a"))
         assert shop.ack("a").status is AckStatus.ACCEPTED
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("when", ["queued", "running", "ended", "refused by a full queue"])
+def test_the_same_id_with_another_job_is_invalid_and_the_same_job_is_accepted_again(when: str) -> None:
+    async def story(shop: Shop) -> None:
+        step = Step(seconds=2)
+        await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=2))
+        await shop.send(*([work("first")] if when == "queued" else []), work("a", {"n": 1}))
+        if when == "ended":
+            await asyncio.sleep(10)
+        if when == "refused by a full queue":
+            await shop.send(*(work(f"b{n}") for n in range(9)))
+        await shop.send(work("a", {"n": 2}))
+        await asyncio.sleep(0.01)
+        ack = shop.ack("a")
+        assert (ack.status, ack.reason) == (AckStatus.REJECTED, "invalid")
+        assert (ack.message or "").startswith("assignment_id: it was used with another job")
+        await shop.send(work("a", {"n": 1}, priority=5))
+        await asyncio.sleep(0.01)
+        assert shop.ack("a").status is AckStatus.ACCEPTED
+        await asyncio.sleep(60)
+        assert {one.status for one in shop.results if one.assignment_id == "a"} == {ResultStatus.SUCCESS}
+        assert len(step.times("a")) == 1
+
+    with_shop(story)
+
+
+def test_what_is_kept_under_an_id_and_is_no_assignment_is_other_work() -> None:
+    item = WorkItem("a", "test.step", payload=encode(work("a")))
+    assert not is_same_work(item, work("a")), "what was handed in to a router is not what a worker took on"
+    assert is_same_work(structs.replace(item, payload=b"dam"), work("a")), "whoever runs it says that it is damaged"
+
+
+def test_what_is_here_is_accepted_again_while_the_store_is_away() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(seconds=5))
+        await shop.send(work("a"))
+
+        async def away(*given: Any, **named: Any) -> Any:
+            raise StoreUnavailableError("it", "is away", "wait")
+
+        real, shop.store.work.get = shop.store.work.get, away  # type: ignore[method-assign]
+        await shop.send(work("a"))
+        shop.store.work.get = real  # type: ignore[method-assign]
+        assert [one.status for one in shop.acks] == [AckStatus.ACCEPTED] * 2
 
     with_shop(story)
 

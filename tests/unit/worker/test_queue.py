@@ -84,14 +84,76 @@ def test_removing_gives_up_a_place_wherever_it_is() -> None:
     assert queue.depth == 4
 
 
-def test_the_oldest_is_the_first_of_the_lowest_priority_that_could_run() -> None:
-    queue = filled(
-        Queued("a", 5, since=0.0), Queued("b", 0, since=2.0), Queued("c", 0, since=1.0), Queued("d", -9, due=99.0)
-    )
+def test_the_oldest_is_the_one_of_the_lowest_priority_that_has_been_here_longest() -> None:
+    queue = filled(Queued("a", 5, since=0.0), Queued("b", 0, since=2.0), Queued("c", 0, since=1.0))
 
-    assert queue.oldest(10.0) == Oldest("b", 0, 8000)
+    assert queue.oldest(10.0) == Oldest("c", 0, 9000)
     assert filled().oldest(1.0) is None
-    assert filled(Queued("x", due=9.0)).oldest(1.0) is None
+
+
+def test_the_oldest_may_be_waiting_for_its_time() -> None:
+    queue = filled(Queued("a", since=3.0), Queued("retry", since=1.0, due=50.0), Queued("b", since=4.0))
+
+    assert queue.oldest(10.0) == Oldest("retry", 0, 9000)
+    queue.remove("retry")
+    assert queue.oldest(10.0) == Oldest("a", 0, 7000)
+    assert filled(Queued("a"), Queued("x", -1, since=2.0, due=9.0)).oldest(3.0) == Oldest("x", -1, 1000)
+
+
+def test_what_comes_back_is_as_old_as_it_was_although_it_stands_last() -> None:
+    queue = filled(Queued("a", since=3.0), Queued("retry", since=1.0, due=5.0))
+    queue.put(Queued("b", since=6.0), 6.0)
+    woken = [queue.take(6.0, newest_first=True), queue.oldest(6.0)]
+
+    assert woken == [Queued("retry", since=1.0, due=5.0), Oldest("a", 0, 3000)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_oldest_is_found_whatever_came_and_went(seed: int) -> None:
+    """Against a look at everybody, after every step of a random history."""
+    rng, queue, here, now = Random(seed), BoundedQueue(1000), dict[str, Queued](), 0.0
+    for number in range(600):
+        now += 1.0
+        step = rng.random()
+        if step < 0.5 or not here:
+            since = now if rng.random() < 0.6 else rng.random() * now
+            due = now + rng.random() * 20 if rng.random() < 0.3 else 0.0
+            item = Queued(str(number), rng.choice([0, 0, 5, -5, number]), since, due)
+            queue.put(item, now)
+            here[item.id] = item
+        elif step < 0.75:
+            gone = queue.remove(rng.choice(list(here)))
+            assert gone is not None
+            del here[gone.id]
+        else:
+            taken = queue.take(now, newest_first=rng.random() < 0.5)
+            if taken is not None:
+                del here[taken.id]
+        lowest = min((one.priority for one in here.values()), default=0)
+        ages = [one.since for one in here.values() if one.priority == lowest]
+        found = queue.oldest(now)
+        assert (found and here[found.id].since) == min(ages, default=None)
+        assert queue.oldest_age(now) == max((now - one.since for one in here.values()), default=0.0)
+
+
+def test_marks_of_age_do_not_pile_up_however_often_work_comes_back() -> None:
+    queue = filled(Queued("new", since=1e6))
+    for number in range(10_000):
+        queue.put(Queued("retry", since=1.0, due=number + 1.0), float(number))
+        assert queue.take(number + 1.0) is not None
+        queue.put(Queued("new", since=1e6), number + 1.0)
+        queue.remove("retry")
+
+    assert sum(len(marks) for marks in queue._old.values()) < 200
+
+
+def test_lines_of_priorities_that_nobody_has_any_more_are_not_kept() -> None:
+    queue = filled()
+    for priority in range(5_000):
+        queue.put(Queued(str(priority), priority, since=1.0, due=99.0), 1.0)
+        queue.remove(str(priority))
+
+    assert (len(queue._lines) <= 20, queue.oldest(2.0)) == (True, None)
 
 
 def test_the_age_of_the_oldest_counts_everybody() -> None:

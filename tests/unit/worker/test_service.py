@@ -12,8 +12,10 @@ from reefknot.core.audit.event import Dropped, OperatorAction, Quarantined, Requ
 from reefknot.core.messages import CANCEL, FLEET, Cancel, Fleet, ResultStatus, encode
 from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.core.overload.level import OverloadStatus
-from reefknot.core.work import WorkState
+from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError
+from reefknot.worker import endings
+from reefknot.worker.results import Envelope
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}
@@ -277,6 +279,36 @@ def test_work_that_a_gone_worker_left_waiting_is_taken_over_by_whoever_is_sent_i
         await asyncio.sleep(20)
         assert {one.assignment_id: one.worker_id for one in shop.results} == {"a": "w2", "b": "w2"}
         assert len(step.times("b")) == 1
+
+    with_shop(story)
+
+
+async def sent_the_id_of_a_submission(shop: Shop) -> WorkItem:
+    """A row of the router's, which even looks like kept work of a worker."""
+    looks_alike = encode(Envelope(work("x")))
+    await shop.store.work.enqueue([WorkItem("x", "test.step", resource_class="router", payload=looks_alike)])
+    await shop.worker("w1")
+    await shop.send(work("x"))
+    await asyncio.sleep(3)
+    item = await shop.store.work.get("x")
+    assert item is not None
+    return item
+
+
+def test_a_submission_at_the_router_is_never_taken_for_left_work() -> None:
+    async def story(shop: Shop) -> None:
+        item = await sent_the_id_of_a_submission(shop)
+        assert (item.resource_class, item.state, item.attempts) == ("router", WorkState.PENDING, 0)
+
+    with_shop(story)
+
+
+def test_a_worker_that_takes_over_whatever_it_finds_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "_is_a_workers", lambda item: True)
+
+    async def story(shop: Shop) -> None:
+        item = await sent_the_id_of_a_submission(shop)
+        assert (item.resource_class, item.state) == ("cpu@w1", WorkState.SUCCEEDED)
 
     with_shop(story)
 

@@ -12,7 +12,7 @@ from reefknot.config.book import PolicyBook
 from reefknot.core.audit.event import BreakerEvent, RetryAttempt, RetryExhausted, RetryRecovered, RetryRefused
 from reefknot.core.audit.replay import replay
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import ResultStatus, StepResult, StepStatus
+from reefknot.core.messages import ExecAssignment, ExecResult, ResultStatus, StepResult, StepStatus
 from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.core.work import WorkState
 from reefknot.worker.settings import ThrottleSettings
@@ -268,6 +268,10 @@ def test_an_open_breaker_keeps_calls_away_and_then_lets_one_through() -> None:
         assert len(step.began) == before, "nobody is called"
         states = [event.state for event in await shop.events(BreakerEvent)]  # type: ignore[union-attr]
         assert states[0] == "open"
+        late: list[Any] = [event for event in await shop.events(BreakerEvent) if event.work_id == "late"]
+        assert [(one.state, one.correlation_id, 0 < one.wait_seconds <= 5.0) for one in late] == [
+            ("open", "r-late", True)
+        ], "that it waits is on record"
         item = await shop.store.work.get("late")
         assert item is not None
         assert (item.state, item.attempts, item.snoozes) == (WorkState.PENDING, 0, 1)
@@ -284,6 +288,31 @@ def test_a_destination_that_answers_unkindly_is_not_left_alone() -> None:
             await asyncio.sleep(0.5)
         assert len(step.began) == 300
         assert await shop.events(BreakerEvent) == []
+
+    with_shop(story)
+
+
+# ---- the queue it came in by ----------------------------------------------------------------------------------------
+
+
+def test_a_steps_result_knows_the_queue_that_its_assignment_met() -> None:
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(seconds=1), concurrency={"cpu": 1}, rules=Rules(size=2))
+        seen: dict[str, StepResult] = {}
+        real = worker.steps.result
+
+        def result(assignment: ExecAssignment, step: StepResult, *, retries_used: int) -> ExecResult:
+            seen[assignment.assignment_id] = step
+            return real(assignment, step, retries_used=retries_used)
+
+        worker.steps.result = result  # type: ignore[method-assign]
+        await shop.send(work("a"))
+        await shop.send(work("b"))
+        await shop.send(work("c"))
+        await asyncio.sleep(10)
+        met = {name: (one.queue_depth_at_queue, one.overload_status_at_queue.value) for name, one in seen.items()}
+        assert met == {"a": (0, "healthy"), "b": (1, "degraded"), "c": (2, "critical")}
+        assert {name: shop.result(name).queue_depth for name in "abc"} == {"a": 0, "b": 1, "c": 2}
 
     with_shop(story)
 

@@ -172,7 +172,7 @@ class Analyser:
             event, RetryAttempt | RetryExhausted | RetryRefused | RetryRecovered | IdempotencyEvent | TimeoutOccurred
         ):
             return
-        name, tally = self._tally(event.retry_category)
+        name, tally = self._tally(_category_of(event))
         for category, one in ((None, self._all), (name, tally)):
             one.add(event)
             if at is not None:
@@ -237,6 +237,13 @@ class Analyser:
             alerts=tuple(self._alerts),
             alerts_left_out=self._left_out,
         )
+
+
+def _category_of(event: AnyEvent) -> str | None:
+    """An operation has a category; a step of a worker has none, and is told by its block."""
+    category: str | None = getattr(event, "retry_category", None)
+    operation: str | None = getattr(event, "operation", None)
+    return f"block:{operation}" if not category and operation else category
 
 
 def canonical_category(category: str | None) -> str:

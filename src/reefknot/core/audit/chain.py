@@ -18,6 +18,8 @@ GENESIS = "0" * 64
 """The hash before the first link."""
 ANCHOR = "anchor"
 """The type of the event that retention writes."""
+MOST_FOUND = 10_000
+"""Mismatches that are told one by one."""
 
 
 class Head(Struct, frozen=True):
@@ -80,32 +82,84 @@ def verify(links: Iterable[Link], head: Head, *, start: Head | None = None) -> l
 
     After a mismatch the walk goes on from what the link itself claims, so one edit is one finding, not a thousand.
     """
-    start = at = start or Head(head.chain)
-    vouched = start == Head(start.chain)
-    found: list[Mismatch] = []
-    for item in links:
-        if item.sequence != at.sequence + 1:
-            found.append(Mismatch(item.sequence, f"expected number {at.sequence + 1}"))
-            at = Head(at.chain, item.sequence - 1, at.hash)
-        at, hashed = link(at, item.body)
-        if hashed != item.hash:
-            found.append(Mismatch(item.sequence, "the hash does not fit the body and its place"))
-            at = Head(at.chain, item.sequence, item.hash)
-        if at.sequence == head.sequence and at.hash != head.hash:
-            found.append(Mismatch(item.sequence, "the hash is not the one of the head"))
-        vouched = vouched or anchored(item.body) == start
-    if not vouched:
-        found.append(Mismatch(start.sequence + 1, "what came before is gone, and no anchor event says so"))
-    return found + _compared(at, head, start)
+    walk = Walk(start or Head(head.chain), head)
+    walk.take(links)
+    return walk.result()
 
 
-def _compared(end: Head, head: Head, start: Head) -> list[Mismatch]:
-    """Is the head within what was walked?"""
-    if end.sequence < head.sequence:
-        return [Mismatch(end.sequence + 1, f"cut off: the head is at {head.sequence}")]
-    if head.sequence < start.sequence:
-        problem = f"the head cannot be compared: everything up to {start.sequence} was let go after it"
-        return [Mismatch(head.sequence, problem)]
-    if head.sequence == start.sequence and head.hash != start.hash:
-        return [Mismatch(head.sequence, "the hash is not the one of the head")]
-    return []
+class Walk:
+    """
+    One way along a chain, links taken as they come: a chain of any length needs the same memory.
+
+    It compares with every head it is given. Beyond the first ten thousand findings it only counts.
+    """
+
+    def __init__(self, start: Head, *heads: Head) -> None:
+        self._start = start
+        self._heads = list(heads)
+        self._at = start
+        self._vouched = start == Head(start.chain)
+        self._met: set[int] = set()
+        self._found: list[Mismatch] = []
+        self._more = 0
+
+    @property
+    def sequence(self) -> int:
+        """The number of the link that was taken last."""
+        return self._at.sequence
+
+    def take(self, links: Iterable[Link]) -> None:
+        """The next ones."""
+        wanted = {head.sequence for head in self._heads}
+        for item in links:
+            if item.sequence != self._at.sequence + 1:
+                self._wrong(item.sequence, f"expected number {self._at.sequence + 1}")
+                self._at = Head(self._at.chain, item.sequence - 1, self._at.hash)
+            self._at, hashed = link(self._at, item.body)
+            if hashed != item.hash:
+                self._wrong(item.sequence, "the hash does not fit the body and its place")
+                self._at = Head(self._at.chain, item.sequence, item.hash)
+            if item.sequence in wanted:
+                self._meet()
+            self._vouched = self._vouched or anchored(item.body) == self._start
+
+    def go_on_from(self, anchor: Head, head: Head) -> None:
+        """Retention has let go of what lies ahead, up to `anchor`; the chain stood at `head` then."""
+        self._start = self._at = anchor
+        self._vouched = False
+        self._heads[0] = head
+
+    def result(self) -> list[Mismatch]:
+        """What was found, after the last link."""
+        if not self._vouched:
+            self._wrong(self._start.sequence + 1, "what came before is gone, and no anchor event says so")
+        for head in self._heads:
+            if head.sequence not in self._met:
+                self._compare(head)
+        if self._more:
+            return [*self._found, Mismatch(self._at.sequence, f"and {self._more} more")]
+        return self._found
+
+    def _meet(self) -> None:
+        self._met.add(self._at.sequence)
+        for head in self._heads:
+            if head.sequence == self._at.sequence and head.hash != self._at.hash:
+                self._wrong(head.sequence, "the hash is not the one of the head")
+
+    def _compare(self, head: Head) -> None:
+        """A head that was not met: is it at the start, before it, or behind the end?"""
+        start = self._start
+        if self._at.sequence < head.sequence:
+            self._wrong(self._at.sequence + 1, f"cut off: the head is at {head.sequence}")
+        elif head.sequence < start.sequence:
+            problem = f"the head cannot be compared: everything up to {start.sequence} was let go after it"
+            self._wrong(head.sequence, problem)
+        elif head.sequence == start.sequence and head.hash != start.hash:
+            self._wrong(head.sequence, "the hash is not the one of the head")
+
+    def _wrong(self, sequence: int, problem: str) -> None:
+        found = Mismatch(sequence, problem)
+        if len(self._found) >= MOST_FOUND:
+            self._more += 1
+        elif found not in self._found[-1:]:  # two heads may say the same
+            self._found.append(found)

@@ -259,7 +259,7 @@ class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
 
 
 class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
-    """Work came back from quarantine, or from a lost lease."""
+    """Work came back: from quarantine, from a lost lease, or from a worker that is being drained."""
 
     event_code: str = "RK-402"
     reason: str
@@ -267,11 +267,12 @@ class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
 
 
 class BreakerEvent(Event, frozen=True, tag="breaker", kw_only=True):
-    """A circuit breaker changed its state."""
+    """A circuit breaker changed its state; or, with seconds, a piece of work waits for it."""
 
     event_code: str = "RK-501"
     name: str
     state: str
+    wait_seconds: float | None = None
 
 
 class OperatorAction(Event, frozen=True, tag="operator_action", kw_only=True):

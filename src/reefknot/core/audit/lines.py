@@ -117,16 +117,6 @@ def read_line(text: bytes) -> Opening | Line | None:
     return found if _encode(found) + b"\n" == text else None
 
 
-def bodies_in(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The events, without their places. What cannot be read as a line is handed on as it is."""
-    for text in lines:
-        found = read_line(text)
-        if found is None:
-            yield text
-        elif isinstance(found, Line):
-            yield found.body
-
-
 def verify_lines(lines: Iterable[bytes], head: Head | None = None) -> list[Mismatch]:
     """Every place where a file, or files one after the other, is not one whole chain; and does it lead to `head`?"""
     walk = _Walk(iter(lines))

@@ -7,7 +7,7 @@ up to 10^9 gives a finite wait in constant time, because growth stops in the exp
 
 from math import log
 
-from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
+from reefknot.core.retry.policy import OWN_STRATEGIES, Jitter, RetryPolicy, RetryStrategy
 
 _SAFE_INDEX = 64
 """Below it `base * multiplier**k` cannot overflow a float: 1e8 * 1000**64 is 1e200."""
@@ -28,7 +28,18 @@ def undisturbed(k: int, policy: RetryPolicy) -> float:
         return min(cap, _grown(base, policy.multiplier, k, cap))
     if strategy is _LINEAR:
         return min(cap, base * (k + 1))
-    return base if strategy is _FIXED else 0.0
+    if strategy is _FIXED:
+        return base
+    return _own(k, policy) if strategy in OWN_STRATEGIES else 0.0
+
+
+def _own(k: int, policy: RetryPolicy) -> float:
+    """What another package's strategy says. What is no wait counts as the longest one."""
+    try:
+        delay = float(OWN_STRATEGIES[policy.strategy](k, policy))
+    except Exception:
+        return policy.max_delay
+    return min(policy.max_delay, delay) if delay >= 0.0 else policy.max_delay
 
 
 def _grown(base: float, multiplier: float, k: int, cap: float) -> float:

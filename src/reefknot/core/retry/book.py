@@ -8,10 +8,11 @@ never changes: reloading makes another one, and work in flight keeps the policy 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry.layers import NOTHING_SAID, Layer, Patch, Said, Settled, patch, settle
@@ -129,7 +130,7 @@ def _history(settled: Settled | None, field: str) -> Iterator[Patch]:
 class Book:
     """One frozen snapshot of all layers."""
 
-    __slots__ = ("_cache", "base", "categories", "hash", "others", "sources", "statuses", "targets")
+    __slots__ = ("_cache", "base", "categories", "content", "hash", "others", "sources", "statuses", "targets")
 
     def __init__(
         self,
@@ -141,6 +142,7 @@ class Book:
         others: Mapping[str, TargetEntry],
         sources: Mapping[str, tuple[str, TargetEntry]],
         hash: str,  # noqa: A002 - it is the book's hash, and the word of the design
+        content: Mapping[str, Any] | None = None,
     ) -> None:
         self.base = base
         """By kind of target: what holds when nothing else is said. Lowest first, the file's over the built-in."""
@@ -153,6 +155,8 @@ class Book:
         self.sources = sources
         """By source: the connector it belongs to, and what is said about it."""
         self.hash = hash
+        self.content = content
+        """What was written, for the record: the hash is that of this. None when nothing was."""
         self._cache: dict[object, ResolvedPolicy] = {}
 
     def resolve(
@@ -239,6 +243,11 @@ class Book:
         if target != f"connector:{connector}":
             raise ParameterError("source", source, f"a source of {target}; this one belongs to connector:{connector}")
         return entry
+
+
+def content_hash(content: Mapping[str, Any]) -> str:
+    """Stands for what was written about policies, wherever and in whatever order."""
+    return sha256(json.encode(content, order="sorted")).hexdigest()
 
 
 def kind_of(target: str) -> str:

@@ -14,8 +14,8 @@ from reefknot.errors import ParameterError, ParameterTypeError
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any, Literal, Self
+    from collections.abc import Callable, Iterable
+    from typing import Any, Literal, Self, TypeAlias
 
     JitterName = Literal["none", "full", "equal", "proportional", "decorrelated"]
     StrategyName = Literal[
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         "none",
     ]
     ExceptionRule = type[BaseException] | str
+    OwnStrategy: TypeAlias = "Callable[[int, RetryPolicy], float]"
 
 LONGEST_WAIT = 1e8
 MOST_ATTEMPTS = 1_000_000_000
@@ -55,12 +56,15 @@ class Jitter(StrEnum):
     DECORRELATED = "decorrelated"
 
 
-_SHORT_STRATEGIES = {
+SHORT_STRATEGIES = {
     "exponential": RetryStrategy.EXPONENTIAL_BACKOFF,
     "linear": RetryStrategy.LINEAR_BACKOFF,
     "fixed": RetryStrategy.FIXED_DELAY,
     "none": RetryStrategy.NO_RETRY,
 }
+
+OWN_STRATEGIES: dict[str, OwnStrategy] = {}
+"""By name: what other packages bring. Only `strategies.register` puts something here, after trying it out."""
 
 
 FIELDS = (
@@ -91,7 +95,8 @@ class RetryPolicy:
 
     __slots__ = FIELDS
 
-    strategy: RetryStrategy
+    strategy: RetryStrategy | str
+    """How the delay grows. A plain text is the name of a strategy that another package brings."""
     max_attempts: int
     base_delay: float
     max_delay: float
@@ -118,7 +123,7 @@ class RetryPolicy:
         jitter: JitterName | Jitter | None = None,
         jitter_enabled: bool | None = None,
         jitter_factor: float = 0.1,
-        strategy: StrategyName | RetryStrategy = RetryStrategy.EXPONENTIAL_BACKOFF,
+        strategy: StrategyName | RetryStrategy | str = RetryStrategy.EXPONENTIAL_BACKOFF,
         time_budget: float | None = None,
         attempt_timeout: float | None = None,
         max_retry_after: float = 300.0,
@@ -172,6 +177,8 @@ class RetryPolicy:
                 waits = f"{self.base_delay:g} s apart"
             case RetryStrategy.LINEAR_BACKOFF:
                 waits = f"{self.base_delay:g} s more each time, at most {self.max_delay:g} s"
+            case own if own in OWN_STRATEGIES:
+                waits = f"as {own} says, at most {self.max_delay:g} s"
             case _:
                 waits = f"{self.base_delay:g} s x{self.multiplier:g} each time, at most {self.max_delay:g} s"
         share = f" ±{self.jitter_factor:.0%}" if self.jitter is Jitter.PROPORTIONAL else ""
@@ -288,13 +295,15 @@ def _jitter(value: Any, enabled: object) -> Jitter:
         raise ParameterError("jitter", value, f"one of {', '.join(Jitter)}") from None
 
 
-def _strategy(value: Any) -> RetryStrategy:
-    if isinstance(value, str) and value in _SHORT_STRATEGIES:
-        return _SHORT_STRATEGIES[value]
+def _strategy(value: Any) -> RetryStrategy | str:
+    if isinstance(value, str) and value in SHORT_STRATEGIES:
+        return SHORT_STRATEGIES[value]
     try:
         return RetryStrategy(value)
     except ValueError:
-        raise ParameterError("strategy", value, f"one of {', '.join(RetryStrategy)}") from None
+        if isinstance(value, str) and value in OWN_STRATEGIES:
+            return str(value)
+        raise ParameterError("strategy", value, f"one of {', '.join([*RetryStrategy, *OWN_STRATEGIES])}") from None
 
 
 def _truth(name: str, value: object) -> bool:

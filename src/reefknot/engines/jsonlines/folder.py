@@ -6,8 +6,9 @@ file had when it was named. A folder entry is made durable before anything relie
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO, Self
 
 from msgspec import Struct
 
@@ -38,6 +39,34 @@ def lines_of(files: list[Path]) -> Iterator[bytes]:
         with file.open("rb") as stream:
             while line := stream.readline(LONGEST_LINE):
                 yield line
+
+
+class Opened:
+    """The files of a log as they were at one moment, with its head: what happens to their names changes nothing."""
+
+    def __init__(self, files: list[Path], head: Head) -> None:
+        self.head = head
+        self._streams: list[tuple[BinaryIO, int]] = []
+        for file in files:
+            stream = file.open("rb")
+            self._streams.append((stream, os.fstat(stream.fileno()).st_size))
+
+    def lines(self, progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
+        """Every line, from the start."""
+        for stream, size in self._streams:
+            stream.seek(0)
+            while size > 0 and (line := stream.readline(min(LONGEST_LINE, size))):
+                size -= len(line)
+                if progress is not None:
+                    progress(1)
+                yield line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exit_info: object) -> None:
+        for stream, _ in self._streams:
+            stream.close()
 
 
 def opening_in(file: Path) -> Head:

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
 from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.audit.lines import Line, filed_in, read_line, verify_lines
-from reefknot.engines.jsonlines.folder import files_of, lines_of, opening_in, translated
+from reefknot.engines.jsonlines.folder import Opened, files_of, lines_of, opening_in, translated
 from reefknot.engines.jsonlines.writer import Fsync, LineWriter
 from reefknot.errors import ParameterError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
@@ -75,8 +76,13 @@ class JsonLinesLog:
     async def head(self) -> Head:
         return await self._run(lambda: self._writer.head)
 
-    async def verify(self, head: Head | None = None) -> list[Mismatch]:
-        return await self._run(self._verified(head))
+    async def verify(
+        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> list[Mismatch]:
+        """In a thread of its own: a long log is walked while others go on appending to it."""
+        opened = await self._run(lambda: Opened(files_of(self._writer.path), self._writer.head))
+        walk = partial(_verified, opened, head, progress)
+        return walk() if self._pool is None else await asyncio.to_thread(walk)
 
     async def trim(self, before: int) -> int:
         gone = await self._run(lambda: self._writer.trim(before))
@@ -100,16 +106,6 @@ class JsonLinesLog:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
         self._wake()
-
-    def _verified(self, head: Head | None) -> Callable[[], list[Mismatch]]:
-        def walk() -> list[Mismatch]:
-            found = verify_lines(lines_of(files_of(self._writer.path)), self._writer.head)
-            if head is not None and head != self._writer.head:
-                again = verify_lines(lines_of(files_of(self._writer.path)), head)
-                found += [one for one in again if one not in found]
-            return found
-
-        return walk
 
     async def _run(self, work: Callable[[], R]) -> R:
         if self._closed:
@@ -138,6 +134,14 @@ class JsonLinesLog:
         finally:
             self._waiting.discard(future)
         return True
+
+
+def _verified(opened: Opened, head: Head | None, progress: Callable[[int], None] | None) -> list[Mismatch]:
+    with opened:
+        found = verify_lines(opened.lines(progress), opened.head)
+        if head is not None and head != opened.head:
+            found += [one for one in verify_lines(opened.lines(), head) if one not in found]
+    return found
 
 
 def _page(files: list[Path], query: AuditQuery) -> list[KeptEntry]:

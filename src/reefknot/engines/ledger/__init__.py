@@ -21,7 +21,8 @@ from typing import Any
 from reefknot.engines.ledger.claim import LedgerClaim
 from reefknot.engines.ledger.once import Ledger, LedgerBlock, Transaction
 from reefknot.engines.ledger.table import TABLE, Table
-from reefknot.errors import ParameterError, ParameterTypeError
+from reefknot.errors import ParameterError, ParameterTypeError, StoreUnavailableError
+from reefknot.execution import open_files
 
 __all__ = ["Ledger", "LedgerBlock", "LedgerClaim", "ledger"]
 
@@ -51,6 +52,7 @@ def _transaction(conn: Any, table: Table, wait: float) -> Transaction:
             from reefknot.engines.ledger.sqlite3_handle import Sqlite3Handle
             from reefknot.engines.ledger.sqlite_transaction import SqliteTransaction
 
+            _refuse_a_stores_file(conn)
             return SqliteTransaction(Sqlite3Handle(conn), table, wait)
         case "apsw":
             from reefknot.engines.ledger.apsw_handle import ApswHandle
@@ -63,6 +65,17 @@ def _transaction(conn: Any, table: Table, wait: float) -> Transaction:
             return PostgresTransaction(conn, table, wait)
         case _:
             raise ParameterTypeError("conn", conn, _ACCEPTED)
+
+
+def _refuse_a_stores_file(conn: Any) -> None:
+    for file in open_files.files_of(conn):
+        if open_files.is_a_stores(file):
+            raise StoreUnavailableError(
+                f"sqlite:{file}",
+                "a store of this process has it open; closing one of the two SQLite libraries would drop the other's "
+                "locks",
+                "give the ledger a database of its own, or a connection of apsw",
+            )
 
 
 def _driver(conn: object) -> str:

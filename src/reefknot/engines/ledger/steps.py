@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -28,39 +28,55 @@ Step = Nap | Callable[[], Any]
 Steps = Generator[Step, Any, T]
 
 
+class _Flow(Generic[T]):
+    """A flow on its way, whoever moves it: what is next, and in the end its result."""
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+        self.result: T
+        self.step: Step | None = None
+        self._moved(lambda: next(steps))
+
+    def answered(self, answer: Any) -> None:
+        self._moved(lambda: self._steps.send(answer))
+
+    def failed(self, error: BaseException) -> None:
+        self._moved(lambda: self._steps.throw(error))
+
+    def _moved(self, move: Callable[[], Step]) -> None:
+        try:
+            self.step = move()
+        except StopIteration as end:
+            self.step, self.result = None, end.value
+
+
 def drive(steps: Steps[T]) -> T:
     """To the end, by blocking."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                answer = None
-                if isinstance(step, Nap):
-                    time.sleep(step.seconds)
-                else:
-                    answer = step()
-            except BaseException as error:
-                step = steps.throw(error)
+    flow = _Flow(steps)
+    while flow.step is not None:
+        try:
+            answer = None
+            if isinstance(flow.step, Nap):
+                time.sleep(flow.step.seconds)
             else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+                answer = flow.step()
+        except BaseException as error:
+            flow.failed(error)
+        else:
+            flow.answered(answer)
+    return flow.result
 
 
 async def adrive(steps: Steps[T]) -> T:
     """To the end, by awaiting. A cancellation reaches the flow like any other error, so that it can undo."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                answer = asyncio.sleep(step.seconds) if isinstance(step, Nap) else step()
-                if isawaitable(answer):
-                    answer = await answer
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+    flow = _Flow(steps)
+    while flow.step is not None:
+        try:
+            answer = asyncio.sleep(flow.step.seconds) if isinstance(flow.step, Nap) else flow.step()
+            if isawaitable(answer):
+                answer = await answer
+        except BaseException as error:
+            flow.failed(error)
+        else:
+            flow.answered(answer)
+    return flow.result

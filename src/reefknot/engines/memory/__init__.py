@@ -8,8 +8,10 @@ step happens between two awaits, which is what makes it atomic.
 from reefknot.engines.memory.audit import MemoryAuditLog
 from reefknot.engines.memory.control import MemoryControl
 from reefknot.engines.memory.idempotency import MemoryIdempotencyStore
+from reefknot.engines.memory.leases import MemoryLeases
 from reefknot.engines.memory.quarantine import MemoryQuarantine
 from reefknot.engines.memory.state import Shared
+from reefknot.engines.memory.transport import Hub, MemoryTransport
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.clock import Clock
 
@@ -38,7 +40,12 @@ class MemoryStore:
         self.work = MemoryWorkQueue(shared, self.audit)
         self.quarantine = MemoryQuarantine(self.work, self.audit)
         self.control = MemoryControl(shared, self.audit)
+        self.leases = MemoryLeases(self.work)
+        self._hub = Hub()
         self._shared = shared
+
+    def transport(self) -> MemoryTransport:
+        return MemoryTransport(self._hub)
 
     async def close(self) -> None:
         self._shared.close()

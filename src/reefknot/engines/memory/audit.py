@@ -1,7 +1,7 @@
 """Events in a list, chained like everywhere else."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, anchor_body, link, verify
 from reefknot.engines.memory.state import Shared
@@ -44,9 +44,13 @@ class MemoryAuditLog:
         self._shared.now()
         return self._head
 
-    async def verify(self, head: Head | None = None) -> list[Mismatch]:
+    async def verify(
+        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> list[Mismatch]:
         self._shared.now()
         links = (Link(kept.sequence, kept.hash, kept.entry.body) for kept in self._kept)
+        if progress is not None:
+            progress(len(self._kept))
         return verify(links, head or self._head, start=self._anchor)
 
     async def trim(self, before: int) -> int:

@@ -11,6 +11,9 @@ from reefknot.engines.memory.state import Shared
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError
 from reefknot.ports.audit_log import AuditEntry
 
+FULL_FOR_MS = 1000
+"""How long nothing is looked for after nothing was found: a flood must not walk through all keys for every one."""
+
 
 class MemoryIdempotencyStore:
     """The keys of a memory store."""
@@ -30,6 +33,7 @@ class MemoryIdempotencyStore:
         self._largest_result = largest_result
         self._most_keys = most_keys
         self._records: dict[str, KeyRecord] = {}
+        self._full_until = 0
 
     async def claim(
         self,
@@ -124,8 +128,12 @@ class MemoryIdempotencyStore:
 
     def _make_room(self, now: Moment) -> None:
         limit = self._most_keys
-        if limit is None or len(self._records) < limit or self._purge(now):
+        if limit is None or len(self._records) < limit:
             return
+        if now.steady >= self._full_until:
+            if self._purge(now):
+                return
+            self._full_until = now.steady + FULL_FOR_MS
         raise KeyQuotaError(keys=len(self._records), limit=limit)
 
     def _kept(

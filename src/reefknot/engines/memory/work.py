@@ -4,6 +4,7 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
+from math import inf
 
 from msgspec import structs
 
@@ -13,7 +14,15 @@ from reefknot.core.work import ENDED, WorkItem, WorkState
 from reefknot.engines.memory.audit import MemoryAuditLog
 from reefknot.engines.memory.state import Shared
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot
+from reefknot.ports.work_queue import (
+    FIRST_FENCE,
+    CrashEvents,
+    Enqueued,
+    Held,
+    Settlement,
+    WorkSnapshot,
+    events_to_keep,
+)
 
 _Place = tuple[int, int, int, str]
 
@@ -26,6 +35,8 @@ class MemoryWorkQueue:
         self._audit = audit
         self.items: dict[str, WorkItem] = {}
         self._running: set[str] = set()
+        self._next_lease_end = inf
+        """No lease runs out before; after a renewal it may be later."""
         self._pending: Counter[str] = Counter()
         self._arrivals = count()
         self._order: dict[str, int] = {}
@@ -33,21 +44,31 @@ class MemoryWorkQueue:
         self._later: list[tuple[int, int, str]] = []
 
     async def enqueue(
-        self, items: Sequence[WorkItem], *, limit: int | None = None, events: Sequence[AuditEntry] = ()
+        self,
+        items: Sequence[WorkItem],
+        *,
+        limit: int | None = None,
+        events: Sequence[AuditEntry] = (),
+        owner: str = "",
+        lease: float = 60.0,
     ) -> list[Enqueued]:
         now = self.shared.now()
+        lease_ms = milliseconds(lease)
         answers: list[Enqueued] = []
         for item in items:
             if item.id in self.items:
                 answers.append(Enqueued.DUPLICATE)
-            elif limit is not None and self._pending[item.resource_class] >= limit:
+            elif limit is not None and not owner and self._pending[item.resource_class] >= limit:
                 answers.append(Enqueued.FULL)
             else:
                 self._order[item.id] = next(self._arrivals)
-                self.put(core.accepted(item, now), now)
+                new = core.accepted(item, now)
+                if owner:
+                    new = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=now)
+                self.put(new, now)
                 answers.append(Enqueued.ACCEPTED)
         if Enqueued.ACCEPTED in answers:
-            self._audit.add(events)
+            self._audit.add(events_to_keep(items, answers, events))
             self.shared.changed()
         return answers
 
@@ -80,10 +101,8 @@ class MemoryWorkQueue:
         lease_ms = milliseconds(lease)
         for one, ours in zip(held, answers, strict=True):
             if ours:
-                renewed = structs.replace(
-                    self.items[one.id], lease_until=now.steady + lease_ms, lease_ms=lease_ms, updated_at=now.wall
-                )
-                self.items[one.id] = renewed
+                renewed = structs.replace(self.items[one.id], lease_until=now.steady + lease_ms, lease_ms=lease_ms)
+                self.put(renewed, now)
         return answers
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
@@ -190,6 +209,7 @@ class MemoryWorkQueue:
         self._running.discard(item.id)
         if item.state is WorkState.RUNNING:
             self._running.add(item.id)
+            self._next_lease_end = min(self._next_lease_end, item.lease_until)
         elif item.state is WorkState.PENDING:
             self._pending[item.resource_class] += 1
             heapq.heappush(self._later, (item.due_at, self._order[item.id], item.id))
@@ -209,6 +229,8 @@ class MemoryWorkQueue:
                 heapq.heappush(ready, (-item.priority, due_at, order, work_id))
 
     def _reap(self, now: Moment, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
+        if now.steady < self._next_lease_end:
+            return
         expired = [
             work_id
             for work_id in self._running
@@ -219,6 +241,7 @@ class MemoryWorkQueue:
             item = core.lease_ran_out(self.items[work_id], now, crash_limit=crash_limit)
             self.put(item, now)
             self._audit.add(tuple(crash_events(item)) if crash_events else ())
+        self._next_lease_end = min((self.items[work_id].lease_until for work_id in self._running), default=inf)
 
     def _is_ready(self, place: _Place) -> bool:
         item = self.items.get(place[3])

@@ -1,6 +1,13 @@
-"""Events as rows, and the head of their chain in a row of its own, moved in the same transaction."""
+"""
+Events as rows, and the head of their chain in a row of its own, moved in the same transaction.
 
-from collections.abc import Iterator, Sequence
+What walks through the whole log does it in short reads, one after the other: the log may have any length, and no read
+keeps the write-ahead log from being folded back. What retention lets go of is gone when the anchor has moved; its rows
+are removed afterwards, some at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import apsw
@@ -12,6 +19,13 @@ from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.engines.sqlite.wake import until
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 
+LINKS_AT_ONCE = 1000
+"""Events that one read of a walk takes."""
+LOOKED_AT_ONCE = 20_000
+"""Rows that one read looks at when no index leads to what is wanted."""
+REMOVED_AT_ONCE = 1000
+"""Rows that one transaction removes."""
+
 _ROWS = "SELECT sequence, hash, at, event_type, correlation_id, trace_id, work_id, body FROM audit"
 _FILTERS = (
     ("event_type", "event_type = ?"),
@@ -21,6 +35,8 @@ _FILTERS = (
     ("since", "at >= ?"),
     ("until", "at < ?"),
 )
+_INDEXED = ("correlation_id", "trace_id", "work_id")
+_HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
 
 
 class SqliteAuditLog:
@@ -34,16 +50,44 @@ class SqliteAuditLog:
         return head
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
-        return await self._link.read(lambda connection: _page(connection, query))
+        given = [(words, getattr(query, name)) for name, words in _FILTERS if getattr(query, name) is not None]
+        is_short = not given or any(getattr(query, name) is not None for name in _INDEXED)
+        found: list[KeptEntry] = []
+        after: int | None = query.after
+        while after is not None:
+            left, rows = query.limit - len(found), None if is_short else LOOKED_AT_ONCE
+            page, after = await self._link.read(partial(_window, given=given, after=after, left=left, rows=rows))
+            found += page
+        return found
 
     async def head(self) -> Head:
         return await self._link.read(lambda connection: heads(connection)[0])
 
-    async def verify(self, head: Head | None = None) -> list[Mismatch]:
-        return await self._link.read(lambda connection: verify(connection, head))
+    async def verify(
+        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> list[Mismatch]:
+        stored, anchor = await self._link.read(heads)
+        walk = chain.Walk(anchor, stored, *([] if head is None or head == stored else [head]))
+        done = anchor.sequence
+        while done < stored.sequence:
+            links, now_stored, now_anchor = await self._link.read(partial(_links, after=done, end=stored.sequence))
+            if now_anchor.sequence > done:  # retention went past us: what is left begins there
+                stored, done = now_stored, now_anchor.sequence
+                walk.go_on_from(now_anchor, stored)
+                continue
+            walk.take(links)
+            if progress is not None:
+                progress(len(links))
+            if len(links) < LINKS_AT_ONCE:
+                break
+            done = links[-1].sequence
+        return walk.result() + await self._link.read(_behind)
 
     async def trim(self, before: int) -> int:
-        gone: int = await self._link.write(self._trims, before)
+        last = await self._last_before(before)
+        gone: int = 0 if last is None else await self._link.write(self._trims, last)
+        while await self._link.write(_removes, None):  # also what a process that died in here has left
+            continue
         return gone
 
     async def wait(self, after: int, timeout: float) -> bool:
@@ -57,6 +101,17 @@ class SqliteAuditLog:
                     return False
                 await until(change, left)
 
+    async def _last_before(self, before: int) -> int | None:
+        """The last event of the old beginning: the first one that is young enough, and all after it, stay."""
+        _, anchor = await self._link.read(heads)
+        last, young = anchor.sequence, False
+        while not young:
+            at, young = await self._link.read(partial(_old, after=last, before=before))
+            if at == last:
+                break
+            last = at
+        return None if last == anchor.sequence else last
+
     def _appends(self, transaction: Transaction, wanted: list[Sequence[AuditEntry]]) -> list[Head]:
         answers = []
         for entries in wanted:
@@ -65,60 +120,90 @@ class SqliteAuditLog:
         return answers
 
     def _trims(self, transaction: Transaction, wanted: list[int]) -> list[int]:
-        return [self._trim(transaction, before) for before in wanted]
+        return [self._trim(transaction, last) for last in wanted]
 
-    def _trim(self, transaction: Transaction, before: int) -> int:
+    def _trim(self, transaction: Transaction, last: int) -> int:
+        """Move the anchor, and say so in the chain. From then on what came before it is gone."""
         transaction.chain()
         connection = transaction.connection
-        head, _ = heads(connection)
-        # Only from the start on: the first event that is young enough, and all after it, stay.
-        first: Any = connection.execute("SELECT min(sequence) FROM audit WHERE at >= ?", (before,)).get
-        last = head.sequence if first is None else first - 1
+        head, anchor = heads(connection)
         row: Any = connection.execute("SELECT hash FROM audit WHERE sequence = ?", (last,)).fetchone()
-        if row is None:
+        if row is None or last <= anchor.sequence:  # another process was faster
             return 0
-        anchor = Head(head.chain, last, row[0])
-        connection.execute("DELETE FROM audit WHERE sequence <= ?", (last,))
-        gone = connection.changes()
-        connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, anchor.hash))
+        connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, row[0]))
         at = transaction.now.wall
-        transaction.tell([AuditEntry(chain.anchor_body(anchor, at), ANCHOR, at)])
-        return gone
+        body = chain.anchor_body(Head(head.chain, last, row[0]), at)
+        transaction.tell([AuditEntry(body, ANCHOR, at)])
+        return last - anchor.sequence
 
 
 def heads(connection: apsw.Connection) -> tuple[Head, Head]:
     """Where the chain stands, and where what is left of it begins."""
-    row: Any = connection.execute(
-        "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
-    ).fetchone()
+    row: Any = connection.execute(_HEADS).fetchone()
     return Head(row[0], row[1], row[2]), Head(row[0], row[3], row[4])
 
 
-def verify(connection: apsw.Connection, head: Head | None) -> list[Mismatch]:
-    """Walk the stored chain, in one snapshot."""
+def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chain.Link], Head, Head]:
+    """Some links, and both heads as they were in the same snapshot."""
     connection.execute("BEGIN")
     try:
         stored, anchor = heads(connection)
-        found = chain.verify(_links(connection), stored, start=anchor)
-        if head is not None and head != stored:
-            found += [one for one in chain.verify(_links(connection), head, start=anchor) if one not in found]
-        return found
+        rows: Any = connection.execute(
+            "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
+            (after, end, LINKS_AT_ONCE),
+        )
+        return [chain.Link(number, hashed, body.encode()) for number, hashed, body in rows], stored, anchor
     finally:
         connection.execute("COMMIT")
 
 
-def _links(connection: apsw.Connection) -> Iterator[chain.Link]:
-    rows: Any = connection.execute("SELECT sequence, hash, body FROM audit ORDER BY sequence")
-    for sequence, hashed, body in rows:
-        yield chain.Link(sequence, hashed, body.encode())
+def _behind(connection: apsw.Connection) -> list[Mismatch]:
+    """Events behind the end of the chain: whoever put them there did not go through it."""
+    query = "SELECT min(sequence) FROM audit WHERE sequence > (SELECT sequence FROM audit_head)"
+    first: Any = connection.execute(query).get
+    return [] if first is None else [Mismatch(int(first), "it stands behind the head of its chain")]
 
 
-def _page(connection: apsw.Connection, query: AuditQuery) -> list[KeptEntry]:
-    given = [(words, getattr(query, name)) for name, words in _FILTERS if getattr(query, name) is not None]
-    where = " AND ".join(["sequence > ?", *(words for words, _ in given)])
-    values = (query.after, *(value for _, value in given), query.limit)
-    rows: Any = connection.execute(f"{_ROWS} WHERE {where} ORDER BY sequence LIMIT ?", values)
-    return [
+def _old(connection: apsw.Connection, after: int, before: int) -> tuple[int, bool]:
+    """How far the events are older than that, and whether one that is not was met."""
+    rows: Any = connection.execute(
+        "SELECT sequence, at FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?", (after, LOOKED_AT_ONCE)
+    )
+    last, young = after, False
+    for sequence, at in rows:
+        young = young or at >= before
+        last = last if young else sequence
+    return last, young
+
+
+def _removes(transaction: Transaction, wanted: list[None]) -> list[int]:
+    row: Any = transaction.connection.execute(
+        "SELECT min(sequence), (SELECT anchor_sequence FROM audit_head) FROM audit"
+    ).fetchone()
+    first, anchor = row
+    if first is None or first > anchor:
+        return [0] * len(wanted)
+    last = min(anchor, first + REMOVED_AT_ONCE - 1)
+    transaction.connection.execute("DELETE FROM audit WHERE sequence <= ?", (last,))
+    return [transaction.connection.changes()] * len(wanted)
+
+
+def _window(
+    connection: apsw.Connection, given: list[tuple[str, Any]], after: int, left: int, rows: int | None
+) -> tuple[list[KeptEntry], int | None]:
+    """What one read finds of a page, and where the next one goes on; None: that was all, or the page is full."""
+    stored, anchor = heads(connection)
+    start = max(after, anchor.sequence)
+    where = ["sequence > ?", *(words for words, _ in given)]
+    values = [start, *(value for _, value in given)]
+    if rows is not None:
+        where.append("sequence <= ?")
+        values.append(start + rows)
+    found: Any = connection.execute(f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?", (*values, left))
+    kept = [
         KeptEntry(sequence, hashed, AuditEntry(body.encode(), event_type, at, correlation_id, trace_id, work_id))
-        for sequence, hashed, at, event_type, correlation_id, trace_id, work_id, body in rows
+        for sequence, hashed, at, event_type, correlation_id, trace_id, work_id, body in found
     ]
+    if rows is None or len(kept) >= left or start + rows >= stored.sequence:
+        return kept, None
+    return kept, start + rows

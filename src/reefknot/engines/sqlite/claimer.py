@@ -1,5 +1,5 @@
 """
-Who claims work on this host.
+Who does on this host what one process does for all: claims work, or tidies up.
 
 A lock on a file beside the database. The operating system lets go of it when its process ends, however it ends.
 """
@@ -9,10 +9,10 @@ import os
 
 
 class ClaimerLock:
-    """Held by one process at a time."""
+    """Held by one process at a time. `role` names the file, and so what it is for."""
 
-    def __init__(self, path: str) -> None:
-        self._path = f"{path}-claimer"
+    def __init__(self, path: str, role: str = "claimer") -> None:
+        self._path = f"{path}-{role}"
         self._file: int | None = None
 
     def acquire(self) -> bool:

@@ -29,6 +29,22 @@ _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 LONGEST_NAP = 0.001
 
 
+class Life:
+    """Which life of this process it is: every fork begins another one. Asking the system each time costs more."""
+
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def forked(self) -> None:
+        self.number += 1
+
+
+LIFE = Life()
+os.register_at_fork(after_in_child=LIFE.forked)
+
+
 def plain_opener(path: str, flags: int) -> apsw.Connection:
     """SQLite's own VFS."""
     return apsw.Connection(path, flags=flags)

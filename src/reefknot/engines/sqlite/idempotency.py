@@ -5,7 +5,7 @@ All requests of a batch are decided by `core.idempotency` over the records as th
 read, one write, whatever the number of callers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apsw
@@ -13,30 +13,43 @@ from msgspec import Struct, json, structs
 
 from reefknot.core import idempotency as core
 from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
-from reefknot.core.moment import Moment, milliseconds
+from reefknot.core.moment import milliseconds
+from reefknot.engines.sqlite import retention as retention_of
 from reefknot.engines.sqlite.audit import SqliteAuditLog
+from reefknot.engines.sqlite.grouped import Grouped
 from reefknot.engines.sqlite.link import Link
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.engines.sqlite.wake import until
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 
-_COLUMNS = ", ".join(KeyRecord.__struct_fields__)
+_NAMES = KeyRecord.__struct_fields__
+_COLUMNS = ", ".join(_NAMES)
+# Key by key as they come. `key IN (…)` would sort them first.
 _LOAD = (
-    f"SELECT json_group_array(json_array({_COLUMNS})) FROM idempotency "  # noqa: S608 - our own column names
-    "WHERE key IN (SELECT value FROM json_each(?))"
+    f"SELECT json_group_array(json_array({', '.join(f'found.{name}' for name in _NAMES)})) "  # noqa: S608
+    "FROM json_each(?) AS wanted CROSS JOIN idempotency AS found ON found.key = wanted.value"
 )
 _PAGE = (
     f"SELECT json_group_array(json_array({_COLUMNS})) FROM "  # noqa: S608 - our own column names
     "(SELECT * FROM idempotency WHERE key > ?1 AND (?2 IS NULL OR state = ?2) ORDER BY key LIMIT ?3)"
 )
-_CHANGING = KeyRecord.__struct_fields__[1:]
-_INSERT = f"INSERT INTO idempotency ({_COLUMNS}) VALUES (?{', ?' * len(_CHANGING)})"  # noqa: S608 - our own column names
-_UPDATE = f"UPDATE idempotency SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE key = ?"  # noqa: S608
-_SPENT = (
-    "state IN ('done', 'failed', 'released', 'in_progress') AND expires_at <= ?1 "
-    "AND (state <> 'in_progress' OR (guard = 0 AND lease_until <= ?2))"
-)
+_INSERT = Grouped(f"INSERT OR ROLLBACK INTO idempotency ({_COLUMNS}) VALUES {{}}", width=len(_NAMES))  # noqa: S608
+
+
+def _updating(names: Sequence[str]) -> Grouped:
+    """Sets these columns. A row is the key, and then their values."""
+    values = ", ".join(f"{name} = new.column{number}" for number, name in enumerate(names, 2))
+    template = f"UPDATE OR ROLLBACK idempotency SET {values} FROM (VALUES {{}}) AS new WHERE key = new.column1"  # noqa: S608
+    return Grouped(template, width=1 + len(names))
+
+
+_REPLACE = _updating(_NAMES[1:])
+# All that can change while the fence stays the same: who claimed it, and what for, is settled with the claim.
+_CARRY_ON = _updating(("state", "lease_until", "lease_ms", "result", "failure", "metadata", "updated_at", "expires_at"))
+_SPENT = retention_of.SPENT
+_FULL_FOR_MS = 1000
+_IN_PROGRESS = KeyState.IN_PROGRESS
 _records = json.Decoder(list[KeyRecord], strict=False)  # SQLite's booleans are 0 and 1
 
 
@@ -70,6 +83,7 @@ class SqliteIdempotencyStore:
         self._retention_ms = milliseconds(retention)
         self._largest_result = largest_result
         self._most_keys = most_keys
+        self._full_until = 0
         # Bound once: every request is grouped by its handler, and looks them up.
         self._write = link.write
         self._handler = self._steps
@@ -154,19 +168,18 @@ class SqliteIdempotencyStore:
         return forgotten
 
     async def purge(self) -> int:
-        number: int = await self._link.write(self._purges, None)
-        return number
+        return await retention_of.purge_keys(self._link)
 
     def _steps(self, transaction: Transaction, steps: list[_Step]) -> list[Any]:
         """All claims, renewals and endings of a batch, one after the other over what is stored."""
         records = _recalled(transaction, [key for key, _, _ in steps])
-        known = frozenset(records)
+        stored = dict(records)
         changed: dict[str, KeyRecord] = {}
         answers: list[Any] = []
         for key, step, events in steps:
             old = records.get(key)
             try:
-                answer, new = self._decide(transaction, old, step)
+                answer, new = self._decide(transaction, old, step, records)
             except ReefknotError as error:
                 answers.append(error)
                 continue
@@ -174,38 +187,46 @@ class SqliteIdempotencyStore:
             if new is not None and new is not old:
                 records[key] = changed[key] = new
                 transaction.touched.add(f"key:{key}")
-                if not isinstance(step, Asking) or isinstance(answer, Claimed):
+                if events and (not isinstance(step, Asking) or isinstance(answer, Claimed)):
                     transaction.tell(events)
         if changed:
-            _save(transaction, list(changed.values()), known)
+            _save(transaction, changed.values(), stored)
         return answers
 
-    def _decide(self, transaction: Transaction, old: KeyRecord | None, step: _Wish) -> tuple[Any, KeyRecord | None]:
+    def _decide(
+        self, transaction: Transaction, old: KeyRecord | None, step: _Wish, records: Mapping[str, KeyRecord]
+    ) -> tuple[Any, KeyRecord | None]:
         now, retention_ms = transaction.now, self._retention_ms
         match step:
             case Asking():
                 counters = transaction.counters
                 if old is None:
-                    self._make_room(transaction)
+                    self._make_room(transaction, records)
                     counters.keys += 1
                 counters.fence += 1
                 answer = core.claim(old, step, fence=counters.fence, now=now, retention_ms=retention_ms)
                 return answer, answer.record
+            case _Finishing():
+                new = core.finish(old, step.claim, step.ending, now=now, retention_ms=retention_ms)
+            case _Renewing():
+                new = core.renew(old, step.claim, now=now, lease_ms=step.lease_ms, retention_ms=retention_ms)
             case _Resolving():
                 told = core.resolve(old, step.ending, now=now, retention_ms=retention_ms)
                 return (False, None) if isinstance(told, Lost) else (True, told)
-            case _Renewing():
-                new = core.renew(old, step.claim, now=now, lease_ms=step.lease_ms, retention_ms=retention_ms)
-            case _Finishing():
-                new = core.finish(old, step.claim, step.ending, now=now, retention_ms=retention_ms)
         if isinstance(new, Lost):
             raise LeaseLostError(step.claim.key, owner=step.claim.owner, fence=step.claim.fence)
         return new, new
 
-    def _make_room(self, transaction: Transaction) -> None:
-        limit = self._most_keys
-        if limit is None or transaction.counters.keys < limit or self._purge(transaction):
+    def _make_room(self, transaction: Transaction, records: Mapping[str, KeyRecord]) -> None:
+        """Never by letting go of a live key. What this batch has read already stays too: it may be written yet."""
+        limit, now = self._most_keys, transaction.now
+        if limit is None or transaction.counters.keys < limit:
             return
+        if now.steady >= self._full_until:
+            gone = retention_of.make_room(transaction, keep=list(records))
+            if gone:
+                return
+            self._full_until = now.steady + _FULL_FOR_MS  # a flood must not walk through the table for every key
         raise KeyQuotaError(keys=transaction.counters.keys, limit=limit)
 
     def _forgets(self, transaction: Transaction, wanted: list[tuple[str, Sequence[AuditEntry]]]) -> list[Any]:
@@ -226,19 +247,6 @@ class SqliteIdempotencyStore:
             answers.append(record is not None)
         return answers
 
-    def _purges(self, transaction: Transaction, wanted: list[None]) -> list[int]:
-        gone = self._purge(transaction)
-        return [gone] + [0] * (len(wanted) - 1)
-
-    def _purge(self, transaction: Transaction) -> int:
-        now: Moment = transaction.now
-        query = f"DELETE FROM idempotency WHERE {_SPENT}"  # noqa: S608 - our own words
-        transaction.connection.execute(query, (now.wall, now.steady))
-        gone = transaction.connection.changes()
-        transaction.counters.keys -= gone
-        transaction.memory.keys.clear()
-        return gone
-
 
 def _recalled(transaction: Transaction, keys: list[str]) -> dict[str, KeyRecord]:
     """The records of these keys; what this process wrote last is not read back."""
@@ -248,19 +256,37 @@ def _recalled(transaction: Transaction, keys: list[str]) -> dict[str, KeyRecord]
     return records | load(transaction.connection, rest) if rest else records
 
 
-def _save(transaction: Transaction, changed: list[KeyRecord], known: frozenset[str]) -> None:
+def _save(transaction: Transaction, changed: Iterable[KeyRecord], stored: Mapping[str, KeyRecord]) -> None:
     connection, memory = transaction.connection, transaction.memory.keys
+    new, carried_on, replaced = [], [], []
     for record in changed:
-        if record.state is KeyState.IN_PROGRESS:
-            memory.note(record.key, record)
+        key = record.key
+        old = stored.get(key)
+        if old is None:
+            new.append(structs.astuple(record))
+        elif record.fence == old.fence:
+            carried_on.append(
+                (
+                    key,
+                    record.state,
+                    record.lease_until,
+                    record.lease_ms,
+                    record.result,
+                    record.failure,
+                    record.metadata,
+                    record.updated_at,
+                    record.expires_at,
+                )
+            )
         else:
-            memory.drop(record.key)
-    new = [structs.astuple(record) for record in changed if record.key not in known]
-    old = [structs.astuple(record) for record in changed if record.key in known]
-    if new:
-        connection.executemany(_INSERT, new)
-    if old:
-        connection.executemany(_UPDATE, [(*row[1:], row[0]) for row in old])
+            replaced.append(structs.astuple(record))
+        if record.state is _IN_PROGRESS:
+            memory.note(key, record)
+        else:
+            memory.drop(key)
+    _INSERT.run(connection, new)
+    _CARRY_ON.run(connection, carried_on)
+    _REPLACE.run(connection, replaced)
 
 
 def load(connection: apsw.Connection, keys: list[str]) -> dict[str, KeyRecord]:

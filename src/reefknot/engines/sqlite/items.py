@@ -96,7 +96,7 @@ def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
     """New items."""
     if items:
         wall = transaction.now.wall
-        rows = [(item.due_at <= wall, *_row(item)) for item in items]
+        rows = [(item.state is WorkState.PENDING and item.due_at <= wall, *_row(item)) for item in items]
         transaction.connection.executemany(_INSERT, rows)
         transaction.touched.add("work")
 

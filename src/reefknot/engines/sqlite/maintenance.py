@@ -8,7 +8,7 @@ import apsw
 from msgspec import Struct
 
 from reefknot.core.audit.chain import Head, Mismatch
-from reefknot.engines.sqlite.audit import heads, verify
+from reefknot.engines.sqlite.audit import heads
 from reefknot.engines.sqlite.schema import VERSION
 from reefknot.errors import StoreUnavailableError
 
@@ -29,19 +29,23 @@ class CheckReport(Struct, frozen=True):
         return not self.problems and not self.mismatches
 
 
-def check(connection: apsw.Connection) -> CheckReport:
-    """SQLite's own check, then the chain."""
+def check_file(connection: apsw.Connection) -> CheckReport:
+    """SQLite's own check. The chain is walked by the log, in many short reads."""
     found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
     problems = [line for line in found if line != "ok"]
-    mismatches = [] if problems else verify(connection, None)
-    return CheckReport(problems, mismatches, heads(connection)[0], VERSION, apsw.sqlite_lib_version())
+    return CheckReport(problems, [], heads(connection)[0], VERSION, apsw.sqlite_lib_version())
 
 
 def backup(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
     """Copy the store as it stands. Writers may go on meanwhile."""
     if Path(target).exists():
         raise StoreUnavailableError(f"sqlite:{target}", "it exists already", "name a file that does not exist")
-    os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        problem = f"it cannot be written ({(error.strerror or str(error)).lower()})"
+        way_out = "name a file in a folder that is there and that this user may write to"
+        raise StoreUnavailableError(f"sqlite:{target}", problem, way_out) from error
     copy = apsw.Connection(target)
     try:
         with copy.backup("main", connection, "main") as running:

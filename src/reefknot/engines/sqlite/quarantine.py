@@ -34,8 +34,9 @@ class SqliteQuarantine:
     async def requeue(
         self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
-        def change(transaction: Transaction, item: WorkItem) -> WorkItem:
-            return core.requeue(item, transaction.now, who=who)
+        def change(transaction: Transaction, items: list[WorkItem]) -> list[WorkItem]:
+            open_again = [*items, *_failed_submissions(transaction, items)]
+            return [core.requeue(item, transaction.now, who=who) for item in open_again]
 
         return await self._change(which, change, dry_run, events)
 
@@ -48,8 +49,8 @@ class SqliteQuarantine:
         dry_run: bool = False,
         events: Sequence[AuditEntry] = (),
     ) -> list[str]:
-        def change(transaction: Transaction, item: WorkItem) -> WorkItem:
-            return core.discard(item, transaction.now, who=who, reason=reason)
+        def change(transaction: Transaction, items: list[WorkItem]) -> list[WorkItem]:
+            return [core.discard(item, transaction.now, who=who, reason=reason) for item in items]
 
         return await self._change(which, change, dry_run, events)
 
@@ -71,7 +72,7 @@ class SqliteQuarantine:
     async def _change(
         self,
         which: QuarantineFilter,
-        change: Callable[[Transaction, WorkItem], WorkItem] | None,
+        change: Callable[[Transaction, list[WorkItem]], list[WorkItem]] | None,
         dry_run: bool,
         events: Sequence[AuditEntry],
     ) -> list[str]:
@@ -88,7 +89,7 @@ def _changes(transaction: Transaction, wanted: list[Any]) -> list[list[str]]:
         items = _meant(transaction.connection, which, "", _NO_LIMIT)
         ids = [item.id for item in items]
         if change is not None:
-            rows.update(transaction, [change(transaction, item) for item in items])
+            rows.update(transaction, change(transaction, items))
         else:
             statement = "DELETE FROM work WHERE id IN (SELECT value FROM json_each(?))"
             transaction.connection.execute(statement, (rows.listed(ids),))
@@ -96,6 +97,12 @@ def _changes(transaction: Transaction, wanted: list[Any]) -> list[list[str]]:
             transaction.tell(events)
         answers.append(ids)
     return answers
+
+
+def _failed_submissions(transaction: Transaction, items: list[WorkItem]) -> list[WorkItem]:
+    """What these came from, where that has failed with them."""
+    found = rows.load(transaction.connection, [core.submission_id(item.id) for item in items])
+    return [item for item in found.values() if item.state is WorkState.FAILED]
 
 
 def _meant(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:

@@ -6,14 +6,13 @@ read is bounded in time.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import apsw
 
-from reefknot.engines.sqlite.connection import translated
+from reefknot.engines.sqlite.connection import LIFE, translated
 from reefknot.errors import StoreUnavailableError
 
 R = TypeVar("R")
@@ -31,12 +30,12 @@ class Reader:
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-reader")
         self._connection: apsw.Connection | None = None
         self._closed = False
-        self._pid = os.getpid()
+        self._life = LIFE.number
 
     async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
         """What the function finds. Each of its statements sees a snapshot."""
         patience = self._patience if patience is None else patience
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or self._life != LIFE.number:
             raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed, or was opened before a fork", "open it")
         if self._pool is None:
             return self._now(function)
@@ -65,7 +64,7 @@ class Reader:
         self._closed = True
         if self._pool is None:
             self._let_go()
-        elif os.getpid() == self._pid:
+        elif self._life == LIFE.number:
             await asyncio.get_running_loop().run_in_executor(self._pool, self._let_go)
             self._pool.shutdown(wait=False)
 

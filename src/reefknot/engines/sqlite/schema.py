@@ -62,7 +62,20 @@ CREATE TABLE command (
 ) STRICT;
 """
 
-STEPS = (_FIRST,)
+# Messages on their way, and who listens. Nothing that must not be lost is here alone. `at` and `seen_at` are steady.
+_MESSAGES = """
+CREATE TABLE message (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, origin TEXT NOT NULL, subject TEXT NOT NULL,
+    message_id TEXT, headers TEXT NOT NULL, body BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX message_named ON message (subject, message_id) WHERE message_id IS NOT NULL;
+CREATE TABLE listener (
+    name TEXT PRIMARY KEY, origin TEXT NOT NULL, subjects TEXT NOT NULL, places INTEGER NOT NULL,
+    read_to INTEGER NOT NULL, seen_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+STEPS = (_FIRST, _MESSAGES)
 VERSION = len(STEPS)
 
 

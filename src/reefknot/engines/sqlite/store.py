@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import apsw
+from msgspec import structs
 
 from reefknot.core.moment import Moment, Timeline
 from reefknot.engines.sqlite import maintenance
@@ -19,14 +20,18 @@ from reefknot.engines.sqlite.claimer import ClaimerLock
 from reefknot.engines.sqlite.connection import Opener, open_connection, plain_opener
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
+from reefknot.engines.sqlite.leases import SqliteLeases
 from reefknot.engines.sqlite.link import Link
 from reefknot.engines.sqlite.maintenance import CheckReport
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
 from reefknot.engines.sqlite.reader import Reader
 from reefknot.engines.sqlite.schema import migrate
+from reefknot.engines.sqlite.transport import SqliteTransport
 from reefknot.engines.sqlite.wake import Wake
 from reefknot.engines.sqlite.work import SqliteWorkQueue
 from reefknot.engines.sqlite.writer import Writer
+from reefknot.errors import StoreUnavailableError
+from reefknot.execution import open_files
 from reefknot.ports.clock import Clock
 
 LONG = 3600.0
@@ -64,7 +69,7 @@ class SqliteStore:
             connection = connect()
             try:
                 migrate(connection, self.path)
-                _end_leases_of_an_earlier_boot(connection, now().steady)
+                _end_leases_of_an_earlier_boot(connection, lambda: now().steady)
             except BaseException:
                 connection.close()
                 raise
@@ -77,6 +82,8 @@ class SqliteStore:
         )
         self._reader = Reader(connect, path=self.path, patience=patience, inline=inline)
         self._claimer = ClaimerLock(self.path)
+        self._tidier = ClaimerLock(self.path, "tidier")
+        self._is_open = False
         link = Link(self._writer, self._reader, self._wake, now)
         self._link = link
         self.audit = SqliteAuditLog(link)
@@ -86,17 +93,35 @@ class SqliteStore:
         self.work = SqliteWorkQueue(link)
         self.quarantine = SqliteQuarantine(link)
         self.control = SqliteControl(link)
+        self.leases = SqliteLeases(link)
 
     async def start(self) -> "SqliteStore":
         """Open the file, make or migrate its tables. A file of a newer version is refused."""
+        if open_files.is_sqlite3s(self.path):
+            raise StoreUnavailableError(
+                f"sqlite:{self.path}",
+                "this process has it open through sqlite3 as well; closing one of the two SQLite libraries would drop "
+                "the other's locks",
+                "close the sqlite3 connection first, or look at the file from another process",
+            )
         await self._writer.start()
+        if not self._is_open:
+            self._is_open = True
+            open_files.store_opened(self.path)
         return self
+
+    def transport(self) -> SqliteTransport:
+        return SqliteTransport(self._link, self._connect, self._wake.nudge)
 
     async def close(self) -> None:
         self._wake.close()
         await self._writer.close()
         await self._reader.close()
         self._claimer.release()
+        self._tidier.release()
+        if self._is_open:
+            self._is_open = False
+            open_files.store_closed(self.path)
 
     @property
     def batches(self) -> int:
@@ -111,9 +136,14 @@ class SqliteStore:
         """
         return self._claimer.acquire()
 
+    def become_tidier(self) -> bool:
+        """Be the one process of this host that removes what is past its retention. False when another one is."""
+        return self._tidier.acquire()
+
     async def check(self) -> CheckReport:
         """Is the file whole, and does the chain of events hold?"""
-        return await self._link.read(maintenance.check, patience=LONG)
+        report = await self._link.read(maintenance.check_file, patience=LONG)
+        return report if report.problems else structs.replace(report, mismatches=await self.audit.verify())
 
     async def backup(
         self, target: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
@@ -126,8 +156,16 @@ class SqliteStore:
         return await self._link.read(lambda _: maintenance.compact(self.path, self._connect), patience=LONG)
 
 
-def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: int) -> None:
+def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable[[], int]) -> None:
     """No lease can end later than now plus its own length, unless the steady clock began anew: then it is over."""
-    for table, state in (("idempotency", "in_progress"), ("work", "running")):
-        statement = f"UPDATE {table} SET lease_until = 0 WHERE state = ? AND lease_until > ? + lease_ms"  # noqa: S608
-        connection.execute(statement, (state, steady))
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        now = steady()  # read under the lock: somebody may have claimed while we waited for it, and lives
+        for table, state in (("idempotency", "in_progress"), ("work", "running")):
+            statement = f"UPDATE {table} SET lease_until = 0 WHERE state = ? AND lease_until > ? + lease_ms"  # noqa: S608
+            connection.execute(statement, (state, now))
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

@@ -2,7 +2,8 @@
 Noticing that something has changed.
 
 Commits of this process wake up those who wait for their topic at once. Commits of other processes are noticed by
-`PRAGMA data_version`, which costs microseconds, every 25 ms and only while somebody waits.
+`PRAGMA data_version`, which costs microseconds, every 25 ms, every 5 ms right after a change, and only while somebody
+waits.
 """
 
 import asyncio
@@ -14,6 +15,9 @@ import apsw
 from reefknot.errors import StoreError
 
 INTERVAL = 0.025
+QUICK_INTERVAL = 0.005
+QUICK_FOR = 0.05
+"""After a change the next one is likely to be near: a conversation between processes is not held up at every turn."""
 
 
 class Wake:
@@ -25,6 +29,7 @@ class Wake:
         self._version: object = None
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._quick_until = 0.0
 
     @contextmanager
     def listening(self, topic: str) -> Iterator[asyncio.Future[None]]:
@@ -50,6 +55,10 @@ class Wake:
         if topics and "" in self._waiting:
             _release(self._waiting.pop(""))
 
+    def nudge(self, topic: str) -> None:
+        """Nothing was written, but whoever waits for this topic has reason to look again."""
+        _release(self._waiting.pop(topic, set()))
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -66,8 +75,10 @@ class Wake:
         version = self._read_version()
         if version != self._version:
             self._version = version
+            self._quick_until = loop.time() + QUICK_FOR
             self._release_all()
-        self._timer = loop.call_later(INTERVAL, self._look, loop)
+        soon = QUICK_INTERVAL if loop.time() < self._quick_until else INTERVAL
+        self._timer = loop.call_later(soon, self._look, loop)
 
     def _release_all(self) -> None:
         waiting, self._waiting = self._waiting, {}

@@ -16,11 +16,20 @@ from reefknot.core import work as core
 from reefknot.core.moment import Moment, milliseconds
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import items as rows
+from reefknot.engines.sqlite import retention
 from reefknot.engines.sqlite.link import Link
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.engines.sqlite.wake import until
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot
+from reefknot.ports.work_queue import (
+    FIRST_FENCE,
+    CrashEvents,
+    Enqueued,
+    Held,
+    Settlement,
+    WorkSnapshot,
+    events_to_keep,
+)
 
 _READY_CLASSES = """
 WITH RECURSIVE ready(name) AS (
@@ -38,10 +47,7 @@ _CLAIM = (
     "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "
     "WHERE seq IN (SELECT seq FROM ({0}) ORDER BY priority DESC, due_at {1}, seq {1} LIMIT ?) RETURNING seq, {2}"
 )
-_RENEW = (
-    "UPDATE work SET lease_until = ?, lease_ms = ?, updated_at = ? "
-    "WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
-)
+_RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
 _SOONEST = (
     "SELECT min(at) FROM (SELECT min(lease_until) - ?1 AS at FROM work WHERE state = 'running' "
     "UNION ALL SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 {0} "
@@ -57,9 +63,16 @@ class SqliteWorkQueue:
         self._link = link
 
     async def enqueue(
-        self, items: Sequence[WorkItem], *, limit: int | None = None, events: Sequence[AuditEntry] = ()
+        self,
+        items: Sequence[WorkItem],
+        *,
+        limit: int | None = None,
+        events: Sequence[AuditEntry] = (),
+        owner: str = "",
+        lease: float = 60.0,
     ) -> list[Enqueued]:
-        answers: list[Enqueued] = await self._link.write(_enqueues, (items, limit, events))
+        wanted = (items, None if owner else limit, events, owner, milliseconds(lease))
+        answers: list[Enqueued] = await self._link.write(_enqueues, wanted)
         return answers
 
     async def claim(
@@ -118,8 +131,7 @@ class SqliteWorkQueue:
         return await self._link.read(lambda connection: _snapshot(connection, now.wall))
 
     async def purge(self, before: int) -> int:
-        gone: int = await self._link.write(_purges, before)
-        return gone
+        return await retention.purge_work(self._link, before)
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
         deadline = self._link.deadline(timeout)
@@ -135,15 +147,16 @@ class SqliteWorkQueue:
 
 
 def _enqueues(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued]]:
-    known = rows.known(transaction.connection, [item.id for items, _, _ in wanted for item in items])
+    known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
     pending: dict[str, int] | None = None
     new: list[WorkItem] = []
     answers: list[list[Enqueued]] = []
-    for items, limit, events in wanted:
+    for items, limit, events, owner, lease_ms in wanted:
         if limit is not None and pending is None:
             pending = rows.pending_by_class(transaction.connection)
             for item in new:
-                pending[item.resource_class] = pending.get(item.resource_class, 0) + 1
+                if item.state is WorkState.PENDING:
+                    pending[item.resource_class] = pending.get(item.resource_class, 0) + 1
         answer = []
         for item in items:
             if item.id in known:
@@ -153,15 +166,25 @@ def _enqueues(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued
                 answer.append(Enqueued.FULL)
                 continue
             known.add(item.id)
-            new.append(core.accepted(item, transaction.now))
             answer.append(Enqueued.ACCEPTED)
-            if pending is not None:
+            new.append(_taken_in(transaction, item, owner, lease_ms))
+            if pending is not None and not owner:
                 pending[item.resource_class] = pending.get(item.resource_class, 0) + 1
         if Enqueued.ACCEPTED in answer:
-            transaction.tell(events)
+            transaction.tell(events_to_keep(items, answer, events))
         answers.append(answer)
     rows.insert(transaction, new)
     return answers
+
+
+def _taken_in(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
+    """A new item: pending, or its owner's already."""
+    new = core.accepted(item, transaction.now)
+    if not owner:
+        return new
+    held = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=transaction.now)
+    transaction.memory.items.note(held.id, held)
+    return held
 
 
 def _claims(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]:
@@ -207,7 +230,7 @@ def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
     for held, lease_ms in wanted:
         answer = []
         for one in held:
-            values = (now.steady + lease_ms, lease_ms, now.wall, one.id, one.owner, one.fence)
+            values = (now.steady + lease_ms, lease_ms, one.id, one.owner, one.fence)
             connection.execute(_RENEW, values)
             transaction.memory.items.drop(one.id)
             answer.append(connection.changes() == 1)
@@ -258,17 +281,6 @@ def _transfers(transaction: Transaction, wanted: list[tuple[str, str]]) -> list[
         )
         answers.append(connection.changes() == 1)
     transaction.touched.add("work")
-    return answers
-
-
-def _purges(transaction: Transaction, wanted: list[int]) -> list[int]:
-    answers = []
-    for before in wanted:
-        transaction.connection.execute(
-            "DELETE FROM work WHERE state IN ('succeeded', 'failed', 'cancelled', 'discarded') AND updated_at < ?",
-            (before,),
-        )
-        answers.append(transaction.connection.changes())
     return answers
 
 

@@ -5,36 +5,41 @@ Callers hand in requests; whatever has gathered by the time the thread is free b
 one call back into the loop. A lone caller does not wait for company. A request is handled by a function that takes all
 requests of its kind at once and answers each with a value or an error of its own; if a whole batch fails, its requests
 are done one by one, so that a bad one harms nobody else. After an error of the disk nothing more is written.
+
+The loop that wakes the thread gives way to it, for a millisecond at most, until it goes to the disk: what the thread
+does until then needs the interpreter's lock, and two that want the lock are slower than one after the other.
 """
 
 import asyncio
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
 from reefknot.core.moment import Moment
-from reefknot.engines.sqlite.connection import is_fatal, translated
+from reefknot.engines.sqlite.connection import LIFE, is_fatal, translated
+from reefknot.engines.sqlite.haste import HASTE
 from reefknot.engines.sqlite.transaction import Memory, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 
 A = TypeVar("A")
+K = TypeVar("K")
 R = TypeVar("R")
 
 Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
 """All requests of one kind in, one answer for each out."""
 
+_Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
+"""Who handles it, what is asked, and where the answer goes. A bare tuple: tens of thousands are made in a second."""
 
-class _Request(NamedTuple):
-    handler: Handler[Any, Any]
-    argument: Any
-    future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
+LONGEST_WAY = 0.001
+"""Seconds a loop gives way for one transaction."""
+UNTIL_THE_NEXT_WAY = 0.02
+"""Seconds without it, once it was not enough: the file is locked by others, or the disk is slow to read."""
 
 
 class Writer:
@@ -56,10 +61,15 @@ class Writer:
         self._patience = patience
         self._committed = committed
         self._inline = inline
-        self._pid = os.getpid()
+        self._life = LIFE.number
         self._waiting: deque[_Request] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._idle = True
+        self._rousing: asyncio.AbstractEventLoop | None = None
+        self._way = threading.Lock()
+        self._way.acquire()
+        self._giving_way = False
+        self._no_way_until = 0.0
         self._current: list[_Request] = []
         self._busy_since = 0.0
         self._watched = False
@@ -85,31 +95,58 @@ class Writer:
 
     def submit(self, handler: Handler[A, R], argument: A) -> asyncio.Future[R]:
         """Hand in a request. Its future is answered when the transaction is on disk."""
-        self._check()
+        if self._closing or self._dead is not None or self._life != LIFE.number:
+            raise self._refusal()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        request = _Request(handler, argument, future, loop)
+        request = (handler, argument, future)
         if self._inline:
             answers, touched = self._execute([request])
-            self._deliver([(request, answers[0])], touched)
+            self._deliver([future], answers, touched)
             return future
         self._waiting.append(request)
-        if self._idle:
-            self._idle = False
-            self._wake.put(None)
+        if self._idle and self._rousing is not loop:
+            self._rousing = loop
+            loop.call_soon(self._rouse)
         if not self._watched:
             self._watched = True
             loop.call_later(self._patience, self._watch, loop)
         return future
 
-    def _check(self) -> None:
+    def _rouse(self) -> None:
+        """Wake the thread, after all whose turn it was have handed in, and give way until it goes to the disk."""
+        self._rousing = None
+        if not self._idle or not self._waiting:
+            return
+        self._idle = False
+        self._giving_way = time.monotonic() >= self._no_way_until
+        if not self._giving_way:
+            HASTE.begin(self)
+        self._wake.put(None)
+        if self._giving_way and not self._way.acquire(timeout=LONGEST_WAY):
+            self._giving_way = False
+            self._no_way_until = time.monotonic() + UNTIL_THE_NEXT_WAY
+            HASTE.begin(self)
+            if self._idle:  # it was done already, and will not end this
+                HASTE.end(self)
+
+    def _free_the_way(self) -> None:
+        """The thread goes to the disk: the loop may go on, and the thread will want the interpreter's lock back."""
+        if self._inline:
+            return
+        HASTE.begin(self)
+        if self._giving_way:
+            self._giving_way = False
+            if self._way.locked():
+                self._way.release()
+
+    def _refusal(self) -> ReefknotError:
         if self._dead is not None:
-            raise self._dead
+            return self._dead
         if self._closing:
-            raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
-        if os.getpid() != self._pid:
-            problem = "it was opened before a fork"
-            raise StoreUnavailableError(f"sqlite:{self._path}", problem, "open it again in the child process")
+            return StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
+        problem = "it was opened before a fork"
+        return StoreUnavailableError(f"sqlite:{self._path}", problem, "open it again in the child process")
 
     async def close(self) -> None:
         """Write what was handed in, then let go of the file."""
@@ -119,7 +156,7 @@ class Writer:
                 self._connection.close()
             return
         thread, self._thread = self._thread, None
-        if thread is not None and os.getpid() == self._pid:
+        if thread is not None and self._life == LIFE.number:
             self._wake.put(None)
             await asyncio.get_running_loop().run_in_executor(None, thread.join, self._patience)
 
@@ -131,13 +168,19 @@ class Writer:
             _call(loop, _fail, opened, translated(error, self._path))
             return
         _call(loop, _succeed, opened)
-        while True:
-            self._wake.get()
-            while self._drain():
-                continue
-            if self._closing:
-                self._connection.close()
-                return
+        try:
+            while True:
+                self._wake.get()
+                if not self._giving_way:
+                    HASTE.begin(self)
+                while self._drain():
+                    HASTE.begin(self)
+                HASTE.end(self)
+                if self._closing:
+                    self._connection.close()
+                    return
+        finally:
+            HASTE.end(self)
 
     def _drain(self) -> bool:
         """One batch. False when there was none."""
@@ -154,11 +197,13 @@ class Writer:
         answers, touched = self._execute(batch)
         self._current = []
         self.batches += 1
-        answered = list(zip(batch, answers, strict=True))
-        for loop in {request.loop for request in batch}:
-            ours = [one for one in answered if one[0].loop is loop]
-            _call(loop, self._deliver, ours, touched)
-        return True
+        self._idle = not waiting
+        more = bool(waiting)  # somebody may have come between the look and the flag
+        if more:
+            self._idle = False
+        for loop, places in _grouped([future.get_loop() for _, _, future in batch]).items():
+            _call(loop, self._deliver, [batch[at][2] for at in places], [answers[at] for at in places], touched)
+        return more
 
     def _execute(self, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         if self._dead is not None:
@@ -188,24 +233,24 @@ class Writer:
             # Read after the lock was granted: the order of times is then the order of transactions.
             self._memory.check(connection)
             transaction = Transaction(connection, self._now(), self._memory)
-            for handler in dict.fromkeys([request.handler for request in batch]):
-                places = [place for place, request in enumerate(batch) if request.handler == handler]
-                results = handler(transaction, [batch[place].argument for place in places])
+            for handler, places in _grouped([handler for handler, _, _ in batch]).items():
+                results = handler(transaction, [batch[place][1] for place in places])
                 for place, result in zip(places, results, strict=True):
                     answers[place] = result
             transaction.flush()
+            self._free_the_way()
             connection.execute("COMMIT")
             self._memory.committed()
         except BaseException:
+            self._free_the_way()
             self._memory.clear()
             if not connection.get_autocommit():
                 _quietly(connection, "ROLLBACK")
             raise
         return answers, transaction.touched
 
-    def _deliver(self, answered: list[tuple[_Request, Any]], touched: set[str]) -> None:
-        for request, answer in answered:
-            future = request.future
+    def _deliver(self, futures: list[asyncio.Future[Any]], answers: list[Any], touched: set[str]) -> None:
+        for future, answer in zip(futures, answers, strict=True):
             if future.done():
                 continue
             if isinstance(answer, ReefknotError):
@@ -220,12 +265,26 @@ class Writer:
         if stuck and self._dead is None:
             problem = f"a write has not finished for {self._patience * 2:g} s; whether it was kept is not known"
             self._dead = StoreUnavailableError(f"sqlite:{self._path}", problem, "check the disk, then open it again")
-            for request in [*self._current, *self._waiting]:
-                if request.loop is loop and not request.future.done():
-                    request.future.set_exception(self._dead)
+            HASTE.end(self)
+            for _, _, future in [*self._current, *self._waiting]:
+                if future.get_loop() is loop and not future.done():
+                    future.set_exception(self._dead)
         self._watched = bool(self._current or self._waiting)
         if self._watched:
             loop.call_later(self._patience, self._watch, loop)
+
+
+def _grouped(kinds: Sequence[K]) -> dict[K, list[int]]:
+    """The places of each kind, in the order in which the kinds came."""
+    found: dict[K, list[int]] = {}
+    latest: K | None = None
+    places: list[int] = []
+    for place, kind in enumerate(kinds):
+        if kind is not latest:
+            latest = kind
+            places = found.setdefault(kind, [])
+        places.append(place)
+    return found
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:

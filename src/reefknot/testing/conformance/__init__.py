@@ -15,6 +15,7 @@ from reefknot.testing.conformance.control import ControlContract
 from reefknot.testing.conformance.harness import Harness
 from reefknot.testing.conformance.idempotency_store import IdempotencyContract
 from reefknot.testing.conformance.quarantine import QuarantineContract
+from reefknot.testing.conformance.transport import TransportContract, TransportHarness
 from reefknot.testing.conformance.work_queue import WorkQueueContract
 
 __all__ = [
@@ -23,5 +24,7 @@ __all__ = [
     "Harness",
     "IdempotencyContract",
     "QuarantineContract",
+    "TransportContract",
+    "TransportHarness",
     "WorkQueueContract",
 ]

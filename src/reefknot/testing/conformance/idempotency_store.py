@@ -243,6 +243,19 @@ class IdempotencyContract:
 
         harness.run(story, retention=100)
 
+    def test_the_log_it_names_is_the_one_that_keeps_the_events_of_its_calls(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            log = store.idempotency.audit
+            answer = await store.idempotency.claim("k", owner="a", events=[event("claimed")])
+            assert isinstance(answer, Claimed)
+            await store.idempotency.finish(answer.claim, Done("1"), events=[event("recorded")])
+            assert [kept.entry.event_type for kept in await log.read()] == ["claimed", "recorded"]
+            assert await log.head() == await store.audit.head()
+            await store.idempotency.forget("k", events=[event("forgotten")])
+            assert (await log.read())[-1].entry.event_type == "forgotten"
+
+        harness.run(story)
+
     def test_live_keys_are_refused_beyond_the_quota_and_never_evicted(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
             await store.idempotency.finish((await claimed(store, "a")).claim, Done("1"))

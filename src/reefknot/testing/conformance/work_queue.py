@@ -18,7 +18,7 @@ from reefknot.core.work import (
 from reefknot.engines.virtual import VirtualClock
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Enqueued, Held, Settlement
+from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
 from reefknot.testing.conformance.harness import Harness, event, told
 
 
@@ -72,6 +72,19 @@ class WorkQueueContract:
 
         harness.run(story)
 
+    def test_events_of_items_that_were_not_accepted_are_not_kept(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            def of(name: str) -> AuditEntry:
+                return AuditEntry(b"{}", f"admission of {name}", 1, work_id=name)
+
+            await store.work.enqueue([WorkItem("a", "t")])
+            items = [WorkItem("a", "t"), WorkItem("b", "t")]
+            events = [of("a"), of("b"), of("somebody else"), event("of all")]
+            assert await store.work.enqueue(items, events=events) == [Enqueued.DUPLICATE, Enqueued.ACCEPTED]
+            assert await told(store) == ["admission of b", "admission of somebody else", "of all"]
+
+        harness.run(story)
+
     def test_a_full_class_refuses_and_the_others_do_not(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
             items = [WorkItem(f"a{number}", "t", "io") for number in range(3)]
@@ -80,6 +93,29 @@ class WorkQueueContract:
             assert await store.work.enqueue([WorkItem("b", "t", "cpu")], limit=2) == [Enqueued.ACCEPTED]
             await take(store, classes=["io"])
             assert await store.work.enqueue(items[2:], limit=2) == [Enqueued.ACCEPTED]
+
+        harness.run(story)
+
+    def test_what_is_handed_in_with_an_owner_is_its_at_once_and_fenced_like_a_claim(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            waiting = [WorkItem("w", "t", "io")]
+            assert await store.work.enqueue(waiting, limit=1) == [Enqueued.ACCEPTED]
+            own = [WorkItem("a", "t", "io", payload=b"p"), WorkItem("b", "t", "io")]
+            taken = [Enqueued.ACCEPTED, Enqueued.ACCEPTED]
+            assert await store.work.enqueue(own, limit=1, owner="o", lease=10) == taken, "no limit counts it"
+            assert await store.work.enqueue(own, owner="x") == [Enqueued.DUPLICATE, Enqueued.DUPLICATE]
+            assert [item.id for item in await take(store, 9, classes=("io",))] == ["w"]
+            found = await store.work.get("a")
+            assert found is not None
+            assert (found.state, found.owner, found.payload) == (WorkState.RUNNING, "o", b"p")
+            assert await store.work.settle([Settlement("a", "x", FIRST_FENCE, WorkDone())]) == [False]
+            assert await store.work.settle([Settlement("a", "o", FIRST_FENCE, WorkDone())]) == [True]
+            assert await store.work.renew([Held("b", "o", FIRST_FENCE)], lease=20) == [True]
+            clock.advance(19)
+            assert await take(store) == []
+            clock.advance(2)
+            (late,) = await take(store)
+            assert (late.id, late.crashes, late.fence > FIRST_FENCE) == ("b", 1, True)
 
         harness.run(story)
 
@@ -209,6 +245,25 @@ class WorkQueueContract:
             clock.advance(4)
             assert await take(store) == []
             assert await store.work.settle([report(item, WorkDone())]) == [True]
+
+        harness.run(story)
+
+    def test_the_time_budget_counts_from_the_first_start_whatever_crashed_and_however_long_it_ran(
+        self, harness: Harness
+    ) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t")])
+            clock.advance(7)
+            (item,) = await take(store, lease=5)
+            for _ in range(3):
+                clock.advance(4)
+                assert await store.work.renew([Held("a", "w", item.fence)], lease=5) == [True]
+            clock.advance(5)
+            (heir,) = await store.work.claim(1, owner="heir", lease=5)
+            clock.advance(5)
+            (second,) = await store.work.claim(1, owner="second")
+            assert heir.budget.first_attempt_at == second.budget.first_attempt_at == item.updated_at
+            assert item.updated_at - item.created_at == 7000
 
         harness.run(story)
 

@@ -226,3 +226,15 @@ def test_a_threshold_that_is_no_rate_is_refused(threshold: float) -> None:
 )
 def test_times_are_read_as_utc_unless_they_say_otherwise(text: str, seconds: float | None) -> None:
     assert moment(text) == seconds
+
+
+def test_steps_have_no_category_and_are_told_by_their_block() -> None:
+    analyser = Analyser()
+    for operation in ("http.request", "http.request", "sql.query", None):
+        analyser.add(
+            RetryRecovered(timestamp=timestamp(NOON), operation=operation or "", total_attempts=2, elapsed_seconds=1.0)
+        )
+    analyser.add(attempt())
+    found = {name: pattern.recovered for name, pattern in analyser.result().categories.items()}
+
+    assert found == {"block:http.request": 2, "block:sql.query": 1, UNNAMED: 1, canonical_category("RETRY_KV_GET"): 0}

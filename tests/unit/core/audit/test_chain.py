@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from reefknot.core.audit.chain import GENESIS, Head, Link, Mismatch, anchor_body, anchored, link, verify
+from reefknot.core.audit.chain import GENESIS, Head, Link, Mismatch, Walk, anchor_body, anchored, link, verify
 
 
 def chain_of(number: int, start: Head | None = None) -> tuple[list[Link], Head]:
@@ -128,3 +128,62 @@ def test_every_random_tampering_is_found(seed: int) -> None:
         case _:
             del links[dice.randrange(30) :]
     assert verify(links, head) != []
+
+
+# ---- a walk in pages -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [1, 3, 20, 100])
+def test_a_walk_in_pages_finds_what_one_walk_finds(page: int) -> None:
+    links, head = chain_of(20)
+    links[7] = Link(8, links[7].hash, b"edited")
+    del links[12]
+    walk = Walk(Head("c"), head)
+    for first in range(0, len(links), page):
+        walk.take(links[first : first + page])
+
+    assert walk.result() == verify(links, head)
+    assert walk.sequence == 20
+
+
+def test_a_walk_compares_with_every_head_it_is_given() -> None:
+    links, head = chain_of(20)
+    old = Head("c", 5, links[4].hash)
+    forged = Head("c", 7, "f" * 64)
+    walk = Walk(Head("c"), head, old, forged)
+    walk.take(links)
+
+    assert walk.result() == [Mismatch(7, "the hash is not the one of the head")]
+
+
+def test_a_walk_that_retention_overtook_goes_on_from_the_anchor_and_needs_its_event() -> None:
+    links, head = chain_of(10)
+    anchor = Head("c", 6, links[5].hash)
+    body = anchor_body(anchor, 0)
+    end, hashed = link(head, body)
+    for vouched in (True, False):
+        walk = Walk(Head("c"), head, Head("c", 2, links[1].hash))
+        walk.take(links[:3])
+        walk.go_on_from(anchor, end if vouched else head)
+        walk.take([*links[6:], *([Link(11, hashed, body)] if vouched else [])])
+        gone = [] if vouched else [Mismatch(7, "what came before is gone, and no anchor event says so")]
+
+        assert walk.result() == gone
+
+
+def test_findings_are_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.core.audit.chain.MOST_FOUND", 3)
+    links, head = chain_of(10)
+    edited = [Link(one.sequence, one.hash, b"edited") for one in links]
+    found = verify(edited, head)
+
+    assert [one.sequence for one in found] == [1, 2, 3, 10]
+    assert found[-1].problem == "and 7 more"
+
+
+def test_two_heads_that_say_the_same_are_one_finding() -> None:
+    links, head = chain_of(5)
+    walk = Walk(Head("c"), head, Head("c", 5, "e" * 64), Head("c", 5, "f" * 64))
+    walk.take(links)
+
+    assert walk.result() == [Mismatch(5, "the hash is not the one of the head")]

@@ -9,7 +9,6 @@ from reefknot.core.audit.lines import (
     Filed,
     Line,
     Opening,
-    bodies_in,
     filed_in,
     line_of,
     misfiled,
@@ -41,7 +40,7 @@ def test_what_is_written_verifies_with_and_without_its_head(more: bool) -> None:
 
     assert problems(lines) == []
     assert problems(lines, head) == []
-    assert list(bodies_in(lines)) == BODIES
+    assert [line.body for line in map(read_line, lines) if isinstance(line, Line)] == BODIES
 
 
 def test_a_line_says_again_what_it_was_made_of() -> None:
@@ -86,10 +85,6 @@ def test_a_line_is_accepted_to_the_byte_only(damage: Callable[[bytes], bytes]) -
 
     assert read_line(lines[1]) is None
     assert "a line that is none of ours, or was changed" in problems(lines)
-
-
-def test_what_cannot_be_read_is_handed_on_as_it_is() -> None:
-    assert list(bodies_in([b"nonsense\n"])) == [b"nonsense\n"]
 
 
 @pytest.mark.parametrize("first", [b"", b"nonsense\n", b'{"chain":"c","format":2,"hash":"00","sequence":0}\n'])

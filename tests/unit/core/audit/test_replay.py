@@ -3,17 +3,21 @@
 import random
 
 import msgspec
+import pytest
 
+from reefknot.config.check import book_hash
 from reefknot.core.audit.event import (
     AnyEvent,
+    BookStored,
     DecisionRecord,
     RetryAttempt,
     RetryExhausted,
     RetryRecovered,
     encode,
 )
-from reefknot.core.audit.replay import decided_again, replay
+from reefknot.core.audit.replay import BUILTIN_BOOKS, decided_again, replay
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.retry.book import content_hash
 from reefknot.core.retry.decide import Again, History, Stop, ThrottleView, decide
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
 
@@ -139,3 +143,62 @@ def test_inputs_that_cannot_be_are_told() -> None:
     broken = msgspec.structs.replace(record, policy=msgspec.structs.replace(record.policy, max_attempts=0))
 
     assert decided_again(broken).answer.startswith("impossible inputs: ")
+
+
+# ---- books -----------------------------------------------------------------------------------------------------------
+
+CONTENT = {"worker": {}, "retry_policies": {}, "operations": {"KV_GET": {"max_attempts": 9}}, "sources": {}}
+
+
+def decision_of(book_hash: str | None) -> bytes:
+    policy, failure = RetryPolicy(3, 0.5, jitter="none"), Failure(ErrorCode.network_error, FailureType.TRANSIENT)
+    record = DecisionRecord.of(decide(policy, History(1), failure, 0.5), policy, History(1), failure, 0.5)
+    return encode(
+        RetryAttempt(
+            timestamp=AT,
+            attempt_number=1,
+            max_attempts=3,
+            delay_seconds=0.5,
+            exception_type="E",
+            exception_message="",
+            decision=msgspec.structs.replace(record, book_hash=book_hash),
+        )
+    )
+
+
+def stored(book_hash: str) -> bytes:
+    return encode(BookStored(timestamp=AT, book_hash=book_hash, content=CONTENT))
+
+
+def test_a_book_is_looked_for_wherever_it_stands_in_the_record() -> None:
+    known = content_hash(CONTENT)
+    seen = replay([decision_of(known), decision_of("gone"), stored(known), decision_of(None)])
+
+    assert (seen.decisions, seen.books, seen.books_missing) == (3, 1, ("gone",))
+    assert seen.differences == ()
+
+
+def test_the_built_in_book_is_not_missed() -> None:
+    nothing_written = book_hash({})
+
+    assert nothing_written in BUILTIN_BOOKS
+    assert replay([decision_of(nothing_written), decision_of("builtin")]).books_missing == ()
+
+
+def test_a_book_that_is_not_what_its_hash_says_is_a_difference() -> None:
+    (difference,) = replay([stored("f" * 64)]).differences
+
+    assert (difference.event_type, difference.recorded) == ("book_stored", f"book {'f' * 12}")
+    assert difference.decided == f"book {content_hash(CONTENT)[:12]}"
+
+
+def test_a_book_that_a_secret_was_taken_out_of_cannot_fit_and_is_none() -> None:
+    gap = BookStored(timestamp=AT, book_hash="f" * 64, content={"operations": {"[redacted]": {}}})
+
+    assert replay([encode(gap)]).differences == ()
+
+
+def test_a_flood_of_books_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.core.audit.replay.MOST_BOOKS", 2)
+
+    assert len(replay([decision_of(str(number)) for number in range(5)]).books_missing) == 2

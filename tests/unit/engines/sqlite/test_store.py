@@ -1,7 +1,6 @@
 """What is special about the SQLite engine: its file, its thread, its errors."""
 
 import asyncio
-import os
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.sqlite import SqliteStore, idempotency, items, work
-from reefknot.engines.sqlite.connection import translated
+from reefknot.engines.sqlite.connection import LIFE, translated
 from reefknot.engines.sqlite.schema import VERSION
 from reefknot.engines.sqlite.transaction import Memory
 from reefknot.engines.virtual import VirtualClock
@@ -257,7 +256,7 @@ def test_a_closed_store_and_one_from_before_a_fork_are_refused(tmp_path: Path, m
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
             with monkeypatch.context() as patch:
-                patch.setattr(os, "getpid", lambda: -1)
+                patch.setattr(LIFE, "number", LIFE.number + 1)
                 with pytest.raises(StoreUnavailableError, match="fork"):
                     await store.idempotency.claim("k", owner="me")
                 with pytest.raises(StoreUnavailableError, match="fork"):
@@ -467,6 +466,8 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
         items._LOAD,
         items._PENDING,
         idempotency._LOAD,
+        *(text for _, text in idempotency._CARRY_ON.texts),
+        *(text for _, text in idempotency._REPLACE.texts),
         work._SOONEST.format(""),
         work._SOONEST.format(work._IN_CLASSES),
         work._NEXT.format("ASC"),
@@ -531,3 +532,47 @@ def test_a_file_that_others_keep_is_unavailable_and_no_defect(error: apsw.Error)
 
     assert isinstance(told, StoreUnavailableError)
     assert "another process kept it locked" in str(told)
+
+
+def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_moment(tmp_path: Path) -> None:
+    """Somebody claims between the look at the clock and the look at the leases: such a lease ends later than it may."""
+    path = tmp_path / "state.db"
+
+    class Late(VirtualClock):
+        """Right after it was read, time goes on and somebody claims."""
+
+        then: Callable[[], None] | None = None
+
+        def now(self) -> float:
+            read = super().now()
+            if self.then is not None:
+                then, self.then = self.then, None
+                then()
+            return read
+
+    async def story() -> None:
+        here, late = VirtualClock(), Late()
+        living = await SqliteStore(path, here, inline=True, patience=0.05).start()
+        await living.work.enqueue([WorkItem("a", "t")])
+        opening = SqliteStore(path, late, inline=True)
+        claimed: list[WorkItem] = []
+
+        def claims() -> None:
+            here.advance(5)
+            late.advance(5)
+            try:  # without a thread it is done at once, unless the one who opens is in the way
+                living.work.claim(1, owner="w", lease=60).send(None)
+            except StopIteration as done:
+                claimed.extend(done.value)
+            except StoreUnavailableError:
+                return
+
+        late.then = claims
+        await opening.start()
+        assert late.then is None
+        taken = [item.crashes for item in await opening.work.claim(1, owner="next")]
+        assert taken == ([] if claimed else [0])
+        await opening.close()
+        await living.close()
+
+    run(story)

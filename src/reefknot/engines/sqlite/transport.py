@@ -1,0 +1,236 @@
+"""
+Messages between the processes that share the file.
+
+Who listens in the sender's own process is handed a message at once; for listeners elsewhere it is written as a row, and
+nothing is written when there are none. A listener reads the rows from its own place on, woken by the same change of the
+file that wakes everybody else.
+
+It promises no more than routers and workers need. A message reaches every listener that lives; one that comes later, or
+comes back, finds nothing here. What must not be lost is kept as work, and is asked for again. A sender that gets ahead
+of a listener waits, but not for one that was not seen for a while. In a process that listens to a
+subject itself, somebody new elsewhere may miss what is sent there within a second of its coming, unless it spoke first.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+
+import apsw
+from msgspec import Struct, json
+
+from reefknot.engines.sqlite import messages as rows
+from reefknot.engines.sqlite.link import Link
+from reefknot.engines.sqlite.outgoing import AGAIN_S, TOPIC, Outgoing
+from reefknot.engines.sqlite.wake import until
+from reefknot.execution import report
+from reefknot.execution.journal import event_id
+from reefknot.ports.transport import Delivery
+
+SEEN_EVERY_S = 1.0
+"""How often a listener says that it is there and how far it has read."""
+CLOSE_S = 5.0
+PAGE = 500
+REMEMBERED_IDS = 10_000
+
+
+class _Line:
+    """One subscription: what was fetched for it and not taken yet."""
+
+    def __init__(self, name: str, subjects: frozenset[str], limit: int, place: int) -> None:
+        self.name = name
+        self.subjects = subjects
+        self.limit = limit
+        self.unread: asyncio.Queue[tuple[int, Delivery] | None] = asyncio.Queue(limit)
+        self.fetched = place
+        """The last row that was looked at for it."""
+        self.taken = place
+        """The last row that its reader has."""
+        self.from_elsewhere = 0
+        """Rows among the unread."""
+        self.told = place
+        """How far it has read, as the file says."""
+
+    @property
+    def read_to(self) -> int:
+        return self.taken if self.from_elsewhere else self.fetched
+
+    def offer(self, row: rows.Row) -> bool:
+        """Take it in, if there is room."""
+        if row.subject in self.subjects:
+            if self.unread.full():
+                return False
+            self.unread.put_nowait((row.seq, row.delivery))
+            self.from_elsewhere += 1
+        self.fetched = row.seq
+        return True
+
+    def got(self, seq: int) -> None:
+        if seq:
+            self.taken = seq
+            self.from_elsewhere -= 1
+
+    def listener(self, origin: str) -> rows.Listener:
+        return rows.Listener(self.name, origin, self.subjects, self.limit, self.read_to)
+
+
+class _Others(Struct, frozen=True):
+    """Who listens elsewhere, as it was last seen."""
+
+    origins: frozenset[str] = frozenset()
+    subjects: frozenset[str] = frozenset()
+
+
+class SqliteTransport:
+    """One process's end. Belongs to the loop that subscribes."""
+
+    def __init__(self, link: Link, connect: Callable[[], apsw.Connection], nudge: Callable[[str], None]) -> None:
+        self._link = link
+        self._connect = connect
+        self._nudge = nudge
+        self._origin = event_id()
+        self._lines: list[_Line] = []
+        self._others = _Others()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._outgoing = Outgoing(link, self._forget)
+        self._count = 0
+        self._tell_at = 0.0
+        self._following: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # ---- out --------------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+    ) -> None:
+        name = f"{subject} {message_id}" if message_id else ""
+        if name and not self._is_new(name):
+            return
+        here = [line for line in self._lines if subject in line.subjects]
+        try:
+            if not here or subject in self._others.subjects:
+                told = json.encode(headers or {}).decode()
+                await self._outgoing.put(name, (self._origin, subject, message_id or None, told, body))
+            for line in here:
+                await line.unread.put((0, Delivery(subject, body, headers or {})))
+        except BaseException:
+            self._forget(name)
+            raise
+
+    def _is_new(self, name: str) -> bool:
+        if name in self._seen:
+            return False
+        self._seen[name] = None
+        if len(self._seen) > REMEMBERED_IDS:
+            self._seen.popitem(last=False)
+        return True
+
+    def _forget(self, name: str) -> None:
+        """It did not go out: whoever tries again under this id has something to say."""
+        self._seen.pop(name, None)
+
+    # ---- in ---------------------------------------------------------------------------------------------------------
+
+    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+        """What is committed after this call is heard: the place is read here and now."""
+        connection = self._connect()
+        try:
+            place = rows.last(connection)
+        finally:
+            connection.close()
+        self._count += 1
+        line = _Line(f"{self._origin}/{self._count}", frozenset(subjects), limit, place)
+        self._lines.append(line)
+        if self._following is None:
+            loop = asyncio.get_running_loop()
+            self._following = loop.create_task(self._follow(), name="messages from other processes")
+        self._tell_at = 0.0
+        self._nudge(TOPIC)
+        return self._read(line)
+
+    async def _read(self, line: _Line) -> AsyncIterator[Delivery]:
+        try:
+            while (one := await line.unread.get()) is not None:
+                was_full = line.unread.qsize() == line.limit - 1
+                line.got(one[0])
+                if was_full or line.read_to - line.told >= max(1, line.limit // 4):
+                    self._nudge(TOPIC)
+                yield one[1]
+        finally:
+            if line in self._lines:
+                self._lines.remove(line)
+                self._tell_at = 0.0
+                self._nudge(TOPIC)
+
+    async def _follow(self) -> None:
+        """Fetch what others sent, and tell them how far it was read."""
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            with self._link.listening(TOPIC) as change:
+                try:
+                    more = await self._fetch()
+                    if loop.time() >= self._tell_at or any(_has_moved(line) for line in self._lines):
+                        self._tell_at = loop.time() + SEEN_EVERY_S
+                        await self._tell()
+                except Exception as error:
+                    said = report.printable(f"{type(error).__name__}: {error}", most=300)
+                    report.logger().error("messages from other processes cannot be read (%s)", said)
+                    more = False
+                    await asyncio.sleep(AGAIN_S)
+                if not more:
+                    await until(change, max(0.0, self._tell_at - loop.time()))
+
+    async def _fetch(self) -> bool:
+        """One page for every line that has room. True when there may be another one."""
+        lines = [line for line in self._lines if not line.unread.full()]
+        if not lines:
+            return False
+        start = min(line.fetched for line in lines)
+        subjects = frozenset().union(*(line.subjects for line in lines))
+        last, found = await self._link.read(
+            partial(rows.news, origin=self._origin, after=start, subjects=subjects, limit=PAGE)
+        )
+        if any(row.origin not in self._others.origins for row in found):
+            self._know(await self._link.read(partial(rows.listeners, now=self._link.now())))
+        for row in found:
+            lines = [line for line in lines if row.seq <= line.fetched or line.offer(row)]
+        if len(found) < PAGE:
+            for line in lines:
+                line.fetched = max(line.fetched, last)
+        return len(found) == PAGE
+
+    async def _tell(self) -> None:
+        told = [(line, line.listener(self._origin)) for line in self._lines]
+        self._know(await self._link.write(rows.refreshes, (self._origin, [one for _, one in told])))
+        for line, one in told:
+            line.told = one.read_to
+
+    def _know(self, listeners: list[rows.Listener]) -> None:
+        others = [one for one in listeners if one.origin != self._origin]
+        subjects = frozenset().union(*(one.subjects for one in others))
+        self._others = _Others(frozenset(one.origin for one in others), subjects)
+
+    # ---- end --------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop listening. Whoever waits for messages here hears that there are no more."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._outgoing.close(CLOSE_S)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            with suppress(Exception):  # the others notice anyway, a little later
+                async with asyncio.timeout(CLOSE_S):
+                    await self._link.write(rows.leaves, self._origin)
+        for line in self._lines:
+            if line.unread.full():
+                line.unread.get_nowait()
+            line.unread.put_nowait(None)
+
+
+def _has_moved(line: _Line) -> bool:
+    """Far enough for a sender who waits to be told."""
+    return line.read_to - line.told >= max(1, line.limit // 4)

@@ -1,0 +1,67 @@
+"""
+A router's settings: how much may wait, how patient it is, how long its claims hold.
+
+Every number of a lease or a patience has its name here and nowhere else.
+"""
+
+from typing import Any
+
+from msgspec import Struct, structs
+
+from reefknot.core.overload.admission import Rules
+from reefknot.errors import ParameterError
+
+LEASE_S = 30.0
+"""How long a submission stays a router's after it was last heard of."""
+RENEWALS = 3
+"""Renewals in one lease: two may fail, and nothing is lost."""
+PATIENCE_S = 30.0
+"""How long work waits for a worker of its class while only workers of other classes are there."""
+ACK_WITHIN_S = 10.0
+"""A worker that did not say a word about an assignment for so long gets it, or another one gets it, once more."""
+ASK_AGAIN_S = 15.0
+"""A worker that accepted an assignment is asked for its result so often."""
+LATE_S = 30.0
+"""What was in a worker's hands is asked for that long after its deadline, or after a router took it on again: it may
+have been done in time."""
+
+
+class RouterSettings(Struct, frozen=True):
+    """What a router is told when it is built."""
+
+    rules: Rules = Rules()
+    """The bounds of its own queue. Whatever the policy says: what cannot come in is refused."""
+    lease: float = LEASE_S
+    patience: float = PATIENCE_S
+    shared_subject: bool = False
+    """Also send to whoever listens on the shared subject: workers that do not tell of themselves."""
+
+    def __post_init__(self) -> None:
+        for name in ("lease", "patience"):
+            seconds = getattr(self, name)
+            if not 0 < seconds <= 86_400:
+                raise ParameterError(name, seconds, "a number of seconds above 0, at most 86400")
+
+    @property
+    def renew_every(self) -> float:
+        return self.lease / RENEWALS
+
+
+def settings_from(configuration: Any, rules: Rules) -> RouterSettings:
+    """
+    The settings that a checked configuration gives, over the rules of its workers' queues.
+
+    `configuration` has the shape of the file; what its `router` section does not say is as the rules have it.
+    """
+    said = configuration.router
+    changes: dict[str, Any] = {}
+    if said.max_queue_size is not None:
+        changes["size"] = said.max_queue_size
+    if "max_wait_fraction" in said.model_fields_set:
+        changes["max_wait_fraction"] = said.max_wait_fraction
+    return RouterSettings(
+        rules=structs.replace(rules, **changes),
+        lease=said.lease_seconds,
+        patience=said.patience_seconds,
+        shared_subject=said.shared_subject == "cp1",
+    )

@@ -1,0 +1,133 @@
+"""A folder in which a person types commands: some in this process, some as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.unit.cli.running import Commands, Ended
+
+CONFIG = """\
+worker:
+  quarantine_failed: true
+  retries: {v2: {enabled: true, default_policy: {max_attempts: 2, base_delay_ms: 20, jitter_type: none}}}
+  queue: {v2: {enabled: true}}
+blocks:
+  fs: {roots: [files]}
+"""
+MODULE = """\
+import asyncio
+import os
+import reefknot as rk
+
+@rk.block("own.nap")
+async def nap(inputs, context):
+    with open("begun.txt", "a") as file:
+        file.write(inputs.get("name", "") + "\\n")
+    await asyncio.sleep(inputs["seconds"])
+    return {"slept": inputs["seconds"]}
+
+@rk.block("own.wait")
+async def wait(inputs, context):
+    with open("begun.txt", "a") as file:
+        file.write(inputs.get("name", "") + "\\n")
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.05)
+    return {}
+"""
+PATIENCE_S = 30.0
+
+
+class Folder:
+    """A folder with a configuration, and commands that run in it."""
+
+    def __init__(self, path: Path, commands: Commands) -> None:
+        self.path = path
+        self._commands = commands
+        (path / "files").mkdir()
+        (path / "files" / "a.txt").write_text("ahoy")
+        (path / "reefknot.yaml").write_text(CONFIG)
+        (path / "naps.py").write_text(MODULE)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
+        self._environment = kept | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1", "COLUMNS": "200"}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *words: str) -> Ended:
+        """A short command, in this process: starting another for each would be most of the time."""
+        done = self._commands(*words)
+        assert "Traceback" not in done.err, done.err
+        return done
+
+    def json(self, *words: str) -> Any:
+        done = self(*words, "--json")
+        assert done.code == 0, done.err
+        return done.json
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "reefknot", *words],
+            cwd=self.path,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def up(self, *words: str) -> subprocess.Popen[str]:
+        """A system, as soon as it says that it is up."""
+        process = self.start("up", "--module", "naps", *words)
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("up ")
+        return process
+
+    def part(self, kind: str, *words: str) -> subprocess.Popen[str]:
+        """A router or a worker, as soon as it says that it is ready."""
+        process = self.start(kind, "start", *words)
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith(f"{kind} "), line
+        assert " is ready" in line, line
+        return process
+
+    def ends(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
+        """Its exit code, and what it said."""
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in err, err
+        return process.returncode, out, err
+
+    def nap(self, name: str, seconds: float) -> None:
+        inputs = json.dumps({"seconds": seconds, "name": name})
+        assert self("submit", "--type", "own.nap", "--inputs", inputs, "--id", name).code == 0
+
+    def wait(self, name: str) -> None:
+        """A step that goes on until `go` is called."""
+        inputs = json.dumps({"name": name})
+        assert self("submit", "--type", "own.wait", "--inputs", inputs, "--id", name).code == 0
+
+    def go(self) -> None:
+        (self.path / "go").touch()
+
+    def begun(self) -> list[str]:
+        file = self.path / "begun.txt"
+        return file.read_text().split() if file.exists() else []
+
+    def end(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """A bounded wait for another process."""
+    ends = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < ends, "it did not come to that"
+        time.sleep(0.05)

@@ -1,0 +1,114 @@
+"""Each line of the transports' suite that guards something catches the transport that lacks it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from reefknot.engines.memory import transport as memory
+from reefknot.engines.memory.transport import Hub, MemoryTransport
+from reefknot.engines.virtual import VirtualClock
+from reefknot.ports.transport import Delivery
+from reefknot.testing.conformance import TransportContract, TransportHarness
+from reefknot.testing.conformance import transport as suite
+from reefknot.testing.conformance.transport import Ends
+
+
+class DropsWhenFull(MemoryTransport):
+    """What has no place is gone, and nobody hears of it."""
+
+    async def publish(self, subject: str, body: bytes, **named: Any) -> None:
+        for line in self._hub.lines:
+            if subject in line.subjects and not line.unread.full():
+                line.unread.put_nowait(Delivery(subject, body))
+
+
+class NeverWaits(MemoryTransport):
+    """Lines without a bound."""
+
+    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+        return super().subscribe(*subjects, limit=0)
+
+
+class KnowsNoIds(MemoryTransport):
+    async def publish(
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+    ) -> None:
+        await super().publish(subject, body, headers=headers)
+
+
+class RemembersWhatItNeverSent(MemoryTransport):
+    """An id counts as sent although its sender gave up."""
+
+    async def publish(self, subject: str, body: bytes, **named: Any) -> None:
+        try:
+            await super().publish(subject, body, **named)
+        except asyncio.CancelledError:
+            self._hub.seen[f"{subject} {named.get('message_id')}"] = None
+            raise
+
+
+class HearsOnlyItself(MemoryTransport):
+    def __init__(self, hub: Hub | None = None) -> None:
+        super().__init__()
+
+
+class ForgetsNobody(MemoryTransport):
+    """Who stopped listening keeps a line that fills up."""
+
+    def _forget(self, line: memory._Line) -> None:
+        pass
+
+
+class RemembersForLatecomers(MemoryTransport):
+    """Who comes later hears what was sent before."""
+
+    def __init__(self, hub: Hub | None = None) -> None:
+        super().__init__(hub)
+        self._said: list[Delivery] = _said.setdefault(id(hub), [])
+
+    async def publish(self, subject: str, body: bytes, **named: Any) -> None:
+        self._said.append(Delivery(subject, body))
+        await super().publish(subject, body, **named)
+
+    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+        line = super().subscribe(*subjects, limit=limit)
+        for delivery in self._said:
+            if delivery.subject in subjects:
+                self._own[-1].unread.put_nowait(delivery)
+        return line
+
+
+_said: dict[int, list[Delivery]] = {}
+_contract = TransportContract()
+
+
+@pytest.mark.parametrize(
+    ("broken", "line"),
+    [
+        (DropsWhenFull, _contract.test_a_sender_that_gets_ahead_waits_and_nothing_is_lost),
+        (DropsWhenFull, _contract.test_nothing_is_lost_or_doubled_when_many_send_at_once),
+        (NeverWaits, _contract.test_a_sender_that_gets_ahead_waits_and_nothing_is_lost),
+        (KnowsNoIds, _contract.test_one_id_is_delivered_once_for_each_subject_and_no_id_every_time),
+        (RemembersWhatItNeverSent, _contract.test_who_gave_up_waiting_may_send_again_under_the_same_id),
+        (HearsOnlyItself, _contract.test_subject_body_and_headers_arrive_as_they_were_sent),
+        (ForgetsNobody, _contract.test_who_stops_listening_holds_up_nobody),
+        (RemembersForLatecomers, _contract.test_what_was_sent_before_one_listens_is_not_heard),
+    ],
+)
+def test_the_suite_catches(
+    monkeypatch: pytest.MonkeyPatch, broken: type[MemoryTransport], line: Callable[[TransportHarness], None]
+) -> None:
+    monkeypatch.setattr(suite, "LONGEST_STORY", 1.0)
+    monkeypatch.setattr(suite, "WAIT_S", 0.05)
+    monkeypatch.setattr(suite, "MOST_AHEAD", 50)
+
+    @asynccontextmanager
+    async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
+        hub = Hub()
+        yield broken(hub), broken(hub)
+
+    with pytest.raises((AssertionError, TimeoutError)):
+        line(TransportHarness(two_ends))

@@ -1,0 +1,268 @@
+"""A caller's side: what is called off is off, whether a router runs or not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from reefknot.core.audit.event import OperatorAction
+from reefknot.core.messages import ExecResult, ResultStatus
+from reefknot.core.work import HandBack, submission_id
+from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ResultPendingError
+from reefknot.ports.quarantine import QuarantineFilter
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Settlement
+from reefknot.router.client import Client, Handle
+from reefknot.router.service import Router
+from tests.workshop import Shop, Step, with_shop, work
+
+
+async def nobody(store: Store) -> bool:
+    return False
+
+
+async def somebody(store: Store) -> bool:
+    return True
+
+
+async def called_off(handle: Handle) -> ExecResult:
+    result = await handle.result(30)
+    assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
+    return result
+
+
+# ---- calling off ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_router_it_is_off_at_once_and_on_record() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock, routed=nobody)
+        handle = await client.hand_in(work("a"))
+        await handle.cancel("not needed")
+        assert (await called_off(handle)).error_message == "not needed"
+        (event,) = await shop.events(OperatorAction)
+        assert (event.work_id, event.action) == ("a", "cancel")  # type: ignore[union-attr]
+        assert not await client.cancel("a")
+        assert not await client.cancel("never heard of")
+        assert len(await shop.events(OperatorAction)) == 1
+
+    with_shop(story)
+
+
+def test_without_a_router_what_a_worker_has_is_off_too() -> None:
+    async def story(shop: Shop) -> None:
+        step = Step(seconds=100)
+        router = await shop.router()
+        await shop.worker("w1", step, lease=5)
+        client = Client(shop.store, shop.clock, routed=nobody)
+        handle = await client.hand_in(work("a"))
+        await asyncio.sleep(2)
+        shop.vanish(router)
+        await handle.cancel()
+        await called_off(handle)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert item.state.value == "cancelled"
+        await shop.send(work("alone"))
+        assert await client.cancel("alone")
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("where", ["handed in", "taken on", "handed back"])
+def test_a_router_that_starts_hears_what_was_called_off_while_it_was_away(
+    tmp_path: Path, engine: str, where: str
+) -> None:
+    async def story(shop: Shop) -> None:
+        assert await story_of(shop, where) == "cancelled"
+
+    with_shop(story, str(tmp_path / "s.db") if engine == "sqlite" else None)
+
+
+async def story_of(shop: Shop, where: str) -> str:
+    """Called off between two lives of the router; answers how it ended."""
+    client = Client(shop.store, shop.clock, routed=somebody)  # it has not noticed that the router is gone
+    handle = await client.hand_in(work("a"))
+    if where != "handed in":
+        first = await shop.router()
+        await asyncio.sleep(1)
+        shop.vanish(first)
+    if where == "handed back":
+        item = await shop.store.work.get(submission_id("a"))
+        assert item is not None
+        await shop.store.work.settle([Settlement(item.id, item.owner, item.fence, HandBack())])
+    await handle.cancel()
+    await shop.router()
+    await asyncio.sleep(60)
+    await shop.worker("w1", Step())
+    return (await handle.result(60)).status.value
+
+
+def test_a_router_that_begins_to_listen_when_it_starts_misses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    honest = Router._cancel_command
+
+    async def deaf(router: Router, command: object) -> None:
+        if asyncio.get_running_loop().time() > 100:
+            await honest(router, command)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Router, "_cancel_command", deaf)
+
+    async def story(shop: Shop) -> None:
+        assert await story_of(shop, "handed in") == "success"
+
+    with_shop(story)
+
+
+def test_an_old_cancel_does_not_reach_what_a_person_wanted_again() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        first = await shop.router()
+        await shop.worker("w1", Step(ValueError("no"), ValueError("no")), quarantine_failed=True)
+        handle = await client.hand_in(work("a"))
+        assert (await handle.result(30)).status is ResultStatus.ERROR
+        await client.cancel("a")  # too late: it has ended
+        await asyncio.sleep(1)
+        await first.stop()
+        shop.members.remove(first)
+        await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="ann")
+        await shop.router()
+        await asyncio.sleep(30)
+        assert (await handle.result(30)).status is ResultStatus.ERROR
+
+    with_shop(story)
+
+
+# ---- the same id ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["waiting", "under way", "ended"])
+@pytest.mark.parametrize("by", ["client", "router"])
+def test_the_same_id_with_another_job_is_refused_with_both_fingerprints(by: str, when: str) -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        router = await shop.router()
+        submit = client.hand_in if by == "client" else router.submit
+        first = await submit(work("a", {"n": 1}))
+        if when != "waiting":
+            await shop.worker("w1", Step(seconds=5))
+            await asyncio.sleep(2 if when == "under way" else 20)
+        with pytest.raises(KeyConflictError, match="another payload") as caught:
+            await submit(work("a", {"n": 2}))
+        assert (caught.value.key, len({caught.value.given, caught.value.recorded})) == ("a", 2)
+        with pytest.raises(KeyConflictError):
+            await submit(work("a", {"n": 1}, job="another.step"))
+        again = await submit(work("a", {"n": 1}, priority="high"))
+        if when == "waiting":
+            await shop.worker("w1", Step())
+        results = [await one.result(30) if isinstance(one, Handle) else await one for one in (first, again)]
+        assert [one.status for one in results] == [ResultStatus.SUCCESS] * 2
+        assert results[0] == results[1]
+
+    with_shop(story)
+
+
+def test_two_at_once_with_one_id_and_two_jobs_are_not_one_piece_of_work() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        pair = [router.submit(work("a", {"n": number})) for number in (1, 2)]
+        kept = await asyncio.gather(*pair, return_exceptions=True)
+        assert [isinstance(one, KeyConflictError) for one in kept] == [False, True]
+
+    with_shop(story)
+
+
+# ---- what cannot be handed in ---------------------------------------------------------------------------------------
+
+CIRCLE: dict[str, Any] = {}
+CIRCLE["again"] = CIRCLE
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (object(), "inputs.x"),
+        (math.nan, "inputs.x"),
+        (math.inf, "inputs.x"),
+        (b"bytes", "inputs.x"),
+        ({1, 2}, "inputs.x"),
+        (datetime.now(UTC), "inputs.x"),
+        ({1: "a"}, "inputs.x"),
+        ([1, [{"deep": -math.inf}]], "inputs.x[1][0].deep"),
+        ("\ud800", "inputs"),
+        (CIRCLE, "inputs.x.again"),
+    ],
+)
+def test_what_json_cannot_say_is_refused_with_its_place_and_never_changed(value: object, place: str) -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        router = await shop.router()
+        with pytest.raises(NotJsonError) as caught:
+            await client.submit("test.step", {"x": value})
+        assert caught.value.path.startswith(place)
+        for hand_in in (client.hand_in, router.submit):
+            with pytest.raises(NotJsonError, match=r"^job\.payload"):
+                await hand_in(work("a", {"x": value}))
+        with pytest.raises(NotJsonError, match=r"^metadata"):
+            await client.hand_in(structs.replace(work("a"), metadata={"x": value}))
+
+    with_shop(story)
+
+
+def test_lists_and_tuples_and_every_json_value_are_accepted() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        await client.submit("test.step", {"a": (1, 2), "b": None, "c": [True, 1.5, 2**70], "d": {"e": "ü"}})
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"inputs": object()}, "inputs=<object object at 0x"),
+        ({"inputs": [1]}, "inputs=[1] is not accepted: a mapping"),
+        ({"inputs": "text"}, "inputs='text' is not accepted: a mapping"),
+        ({"inputs": []}, "inputs=[] is not accepted: a mapping"),
+        ({"inputs": {"x": "y" * 2_000_000}}, "at most 1048576"),
+        ({"inputs": {"timeout_ms": 0}}, "inputs.timeout_ms=0 is not accepted: a whole number from 1"),
+        ({"job_type": 5}, "job_type=5 is not accepted: Expected `str`, got `int`"),
+        ({"job_type": ""}, "job_type='' is not accepted: printable text of 1 to 256 characters"),
+        ({"retries": -1}, "retries=-1 is not accepted: a whole number from 0 to 100"),
+        ({"retries": "x"}, "retries='x' is not accepted: Expected `int | null`, got `str`"),
+        ({"priority": "urgent"}, "priority='urgent' is not accepted: a whole number, or one of low"),
+        ({"assignment_id": ""}, "assignment_id='' is not accepted: printable text"),
+        ({"tenant_id": "a\nb"}, "tenant_id='a\\nb' is not accepted: printable text of at most 256"),
+        ({"trace_id": "x" * 999}, "trace_id='xxx"),
+        ({"resource_class": 5}, "resource_class=5 is not accepted"),
+        ({"deadline": math.nan}, "deadline=nan is not accepted: a number of seconds above 0"),
+        ({"timeout": "5"}, "timeout='5' is not accepted: a number of seconds above 0"),
+    ],
+)
+def test_a_wrong_argument_is_named_as_the_caller_calls_it_with_its_value(wrong: dict[str, Any], message: str) -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        with pytest.raises(ParameterError) as caught:
+            await client.submit(**{"job_type": "test.step", **wrong})
+        assert message in str(caught.value)
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("timeout", [math.nan, -1, "5", True])
+def test_a_wait_that_is_no_time_is_refused(timeout: Any) -> None:
+    async def story(shop: Shop) -> None:
+        handle = await Client(shop.store, shop.clock).hand_in(work("a"))
+        with pytest.raises(ParameterError, match=r"timeout=.* is not accepted: a number of seconds, 0 or more"):
+            await handle.result(timeout)
+        with pytest.raises(ResultPendingError):
+            await handle.result(0)
+
+    with_shop(story)

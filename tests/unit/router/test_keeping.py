@@ -1,0 +1,253 @@
+"""Kept before told: submissions and answers in groups, whatever the store does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.core.audit.event import Requeued
+from reefknot.core.messages import ExecAssignment, ExecResult, ResultJob, ResultStatus
+from reefknot.core.overload.admission import Rules
+from reefknot.core.work import WorkState, submission_id
+from reefknot.errors import StoreUnavailableError
+from reefknot.ports.work_queue import Settlement
+from reefknot.router.service import Router
+from tests.workshop import Shop, Step, with_shop, work
+
+ONE = {"cpu": 1}
+
+
+async def all_of(router: Router, names: Sequence[str], **options: Any) -> list[ExecResult]:
+    async with asyncio.timeout(60):
+        futures = await asyncio.gather(*(router.submit(work(name, **options)) for name in names))
+        return list(await asyncio.gather(*futures))
+
+
+class Counted:
+    """A work queue that counts its calls."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self.calls: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return getattr(self._work, name)
+
+
+def test_a_hundred_submissions_at_once_are_few_writes_and_no_claims() -> None:
+    async def story(shop: Shop) -> None:
+        counted: Any = Counted(shop.store.work)
+        shop.store.work = counted  # type: ignore[misc]
+        router = await shop.router()
+        shop.store.work = counted._work  # type: ignore[misc]
+        await shop.worker("w1", Step(seconds=0))
+        await asyncio.sleep(1.1)
+        claims = counted.calls["claim"]
+        results = await all_of(router, [f"a{n}" for n in range(100)])
+        assert {one.status for one in results} == {ResultStatus.SUCCESS}
+        assert counted.calls["enqueue"] <= 5
+        assert counted.calls["settle"] <= 60
+        assert counted.calls["claim"] - claims <= 3, "only the look for what others handed in"
+
+    with_shop(story)
+
+
+def test_a_submission_is_this_routers_from_the_first_moment_on_if_there_is_room() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router(rules=Rules(size=10))
+        await router.submit(work("a"))
+        item = await shop.store.work.get(submission_id("a"))
+        assert item is not None
+        assert (item.state, item.owner) == (WorkState.RUNNING, router.owner)
+        assert router.door.waiting() == 1
+
+    with_shop(story)
+
+
+def test_what_comes_when_there_is_no_room_stands_in_the_store_until_there_is() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router(rules=Rules(size=10))
+        await shop.worker("w1", Step(seconds=1), concurrency=ONE, rules=Rules(size=100))
+        await asyncio.sleep(1.1)
+        futures = [await router.submit(work(f"a{n}")) for n in range(10)]
+        await asyncio.sleep(0.1)
+        futures += [await router.submit(work(f"b{n}")) for n in range(5)]
+        waiting = await shop.store.work.get(submission_id("b4"))
+        assert waiting is not None
+        assert (waiting.state, len(router.table)) == (WorkState.PENDING, 10)
+        async with asyncio.timeout(60):
+            results = await asyncio.gather(*futures)
+        assert len({one.assignment_id for one in results}) == 15
+
+    with_shop(story)
+
+
+def test_a_store_that_fails_is_every_callers_error_and_nobody_is_taken_on() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+
+        async def broken(*given: Any, **named: Any) -> Any:
+            raise StoreUnavailableError("memory:", "it is away", "wait")
+
+        real, router.desk.hand_in_all = router.desk.hand_in_all, broken  # type: ignore[method-assign]
+        answers = await asyncio.gather(*(router.submit(work(f"a{n}")) for n in range(3)), return_exceptions=True)
+        assert [type(one) for one in answers] == [StoreUnavailableError] * 3
+        assert (len(router.table), router.door.waiting()) == (0, 0)
+        router.desk.hand_in_all = real  # type: ignore[method-assign]
+        await shop.worker("w1", Step())
+        (result,) = await all_of(router, ["a0"])
+        assert result.status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_a_caller_that_goes_away_leaves_its_work_behind_and_no_trace_of_itself() -> None:
+    async def story(shop: Shop) -> None:
+        step = Step()
+        router = await shop.router()
+        task = asyncio.create_task(router.submit(work("a")))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await shop.worker("w1", step)
+        await asyncio.sleep(5)
+        assert len(step.began) == 1
+        assert await router.desk.look("a") is not None
+        assert (router.door.waiting(), router._entry.elsewhere()) == (0, [])
+
+    with_shop(story)
+
+
+def test_an_answer_that_cannot_be_kept_harms_no_other_of_its_group() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        queue: Any = shop.store.work
+        settle = queue.settle
+
+        async def picky(settlements: Sequence[Settlement]) -> list[bool]:
+            if any(one.id == submission_id("bad") for one in settlements):
+                raise ValueError("not this one")
+            kept: list[bool] = await settle(settlements)
+            return kept
+
+        queue.settle = picky
+        futures = {name: await router.submit(work(name)) for name in ("a", "bad", "b")}
+        for name in futures:
+            pending = router.table.get(name)
+            assert pending is not None
+            router._ends.soon(pending, result_of(pending.assignment))
+        await asyncio.sleep(0.1)
+        assert [name for name, future in futures.items() if future.done()] == ["a", "b"]
+        queue.settle = settle
+
+    with_shop(story)
+
+
+def result_of(assignment: ExecAssignment) -> ExecResult:
+    return ExecResult(assignment.assignment_id, "r", ResultStatus.SUCCESS, "w", ResultJob("test.step"), 1, 0)
+
+
+def test_nobody_hears_of_an_answer_that_is_not_kept_and_the_transport_neither() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        heard: list[str] = []
+
+        async def done() -> None:
+            heard.append("done")
+
+        future = await router.submit(work("a"))
+        pending = router.table.get("a")
+        assert pending is not None
+        queue: Any = shop.store.work
+        settle = queue.settle
+
+        async def away(settlements: Sequence[Settlement]) -> list[bool]:
+            raise StoreUnavailableError("memory:", "it is away", "wait")
+
+        queue.settle = away
+        router._ends.soon(pending, result_of(pending.assignment), done=done)
+        await asyncio.sleep(0.1)
+        assert (future.done(), heard) == (False, [])
+        queue.settle = settle
+        await shop.worker("w1", Step())
+        async with asyncio.timeout(60):  # its claim runs out, and it is sent once more
+            assert (await future).worker_id == "w1"
+
+    with_shop(story)
+
+
+def test_a_router_that_stops_keeps_the_answers_it_has_heard() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        future = await router.submit(work("a"))
+        pending = router.table.get("a")
+        assert pending is not None
+        router._ends.soon(pending, result_of(pending.assignment))
+        await router.stop()
+        shop.members.remove(router)
+        assert future.result().status is ResultStatus.SUCCESS
+        assert await router.desk.look("a") is not None
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_what_a_router_held_whose_process_is_known_to_be_gone_is_taken_on_at_once(engine: str, tmp_path: Path) -> None:
+    async def story(shop: Shop) -> None:
+        first = await shop.router()
+        future = await first.submit(work("a"))
+        await asyncio.sleep(1)
+        shop.vanish(first)
+        second = await shop.router()
+        await shop.worker("w1", Step())
+        began = asyncio.get_running_loop().time()
+        assert first.owner in await shop.store.leases.owners()
+        assert await shop.store.leases.end([first.owner]) == 1
+        (result,) = await all_of(second, ["a"])
+        assert result.status is ResultStatus.SUCCESS
+        assert asyncio.get_running_loop().time() - began < 5, "nobody waits for a lease"
+        assert not future.done()
+        assert "its router vanished" in {event.reason for event in await shop.events(Requeued)}  # type: ignore[union-attr]
+
+    with_shop(story, None if engine == "memory" else str(tmp_path / "s.db"))
+
+
+def test_a_router_that_has_stopped_keeps_what_it_is_given_for_the_next_one() -> None:
+    async def story(shop: Shop) -> None:
+        first = await shop.router()
+        await first.stop()
+        shop.members.remove(first)
+        async with asyncio.timeout(5):
+            await first.submit(work("a"))
+        await shop.store.leases.end([first.owner])
+        second = await shop.router()
+        await shop.worker("w1", Step())
+        (result,) = await all_of(second, ["a"])
+        assert result.status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_a_late_router_cannot_answer_what_another_one_took_on() -> None:
+    async def story(shop: Shop) -> None:
+        first = await shop.router()
+        future = await first.submit(work("a"))
+        pending = first.table.get("a")
+        assert pending is not None
+        for task in first._tasks[:-3]:  # all but those who write: it is stuck, and does not know it
+            task.cancel()
+        await shop.store.leases.end([first.owner])
+        second = await shop.router()
+        await shop.worker("w1", Step())
+        (result,) = await all_of(second, ["a"])
+        first._ends.soon(pending, result_of(pending.assignment))
+        await asyncio.sleep(1)
+        assert not future.done()
+        assert await second.desk.look("a") == result
+
+    with_shop(story)

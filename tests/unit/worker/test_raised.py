@@ -1,0 +1,290 @@
+"""What a block raises ends its step, and nothing else; it is retried when it should be, and never when it must not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+import reefknot as rk
+from reefknot.core.audit.event import Quarantined, RetryRefused, TimeoutOccurred
+from reefknot.core.audit.replay import replay
+from reefknot.core.messages import ResultStatus, StepResult
+from reefknot.core.work import WorkItem, WorkState
+from reefknot.errors import KeyInProgressError, OutcomeUnknownError, QueueFullError
+from reefknot.execution.ambient import in_scope
+from reefknot.ports.audit_log import AuditQuery
+from reefknot.worker import step as step_module
+from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
+
+
+async def told(shop: Shop, kind: type[Any]) -> list[Any]:
+    """What is on record of this kind."""
+    return list(await shop.events(kind))
+
+
+async def stored(shop: Shop, name: str) -> WorkItem:
+    item = await shop.store.work.get(name)
+    assert item is not None
+    return item
+
+
+class Mine(BaseException):
+    """Somebody's own control flow."""
+
+
+def raising(error: BaseException) -> Any:
+    async def outcome() -> StepResult:
+        raise error
+
+    return outcome
+
+
+async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -> Step:
+    """One assignment named `a`, to its end."""
+    step = Step(*outcomes)
+    await shop.worker("w1", step)
+    await shop.send(work("a", **options))
+    await asyncio.sleep(seconds)
+    return step
+
+
+# ---- what is no Exception -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), Mine("own")])
+def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_not_retried(error: BaseException) -> None:
+    """Its lease is 60 s: within 50 s nothing but the step's own end can have answered."""
+
+    async def story(shop: Shop) -> None:
+        step = await ran(shop, raising(error))
+        result = shop.result("a")
+        assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
+        assert type(error).__name__ in (result.error_message or "")
+        assert len(step.began) == 1
+        await shop.send(work("b"))
+        await asyncio.sleep(1)
+        assert (await stored(shop, "b")).state is WorkState.FAILED, "the worker goes on"
+
+    with_shop(story)
+
+
+def test_the_baseline_does_not_retry_control_flow_either() -> None:
+    async def story(shop: Shop) -> None:
+        step = Step(raising(SystemExit(1)))
+        await shop.worker("w1", step, retries_v2=False)
+        await shop.send(work("a"))
+        await asyncio.sleep(10)
+        assert (shop.result("a").retries_used, len(step.began)) == (0, 1)
+
+    with_shop(story)
+
+
+def test_sys_exit_in_a_thread_of_a_block_is_no_end_of_the_worker() -> None:
+    async def in_thread() -> StepResult:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[StepResult] = loop.create_future()
+        future.set_exception(SystemExit("done here"))
+        return await future
+
+    async def story(shop: Shop) -> None:
+        await ran(shop, in_thread)
+        assert "SystemExit" in (shop.result("a").error_message or "")
+
+    with_shop(story)
+
+
+def test_who_is_called_off_from_outside_does_not_take_it_for_its_own_failure() -> None:
+    """The control for the one above: a step that a worker stops goes back to the queue, and ends nothing."""
+
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(seconds=30))
+        await shop.send(work("a"))
+        await asyncio.sleep(1)
+        assert await worker.drain(0) == 1
+        item = await stored(shop, "a")
+        assert (item.state, item.attempts, shop.results) == (WorkState.PENDING, 0, [])
+
+    with_shop(story)
+
+
+def test_ctrl_c_still_ends_everything() -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(KeyboardInterrupt()))
+
+    with pytest.raises(KeyboardInterrupt):
+        with_shop(story)
+    assert sys.exc_info() == (None, None, None)
+
+
+# ---- groups and requests --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "retries"),
+    [
+        (ExceptionGroup("both", [ConnectionError("x"), TimeoutError("y")]), 1),
+        (ExceptionGroup("deep", [ExceptionGroup("in", [ConnectionError("x")]), TimeoutError("y")]), 1),
+        (ExceptionGroup("mixed", [ConnectionError("x"), ValueError("y")]), 0),
+        (ExceptionGroup("deep", [ConnectionError("x"), ExceptionGroup("in", [PermissionError("no")])]), 0),
+        (BaseExceptionGroup("control", [ConnectionError("x"), SystemExit(1)]), 0),
+    ],
+)
+def test_a_group_is_retried_only_if_every_leaf_would_be(group: BaseExceptionGroup[Any], retries: int) -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(group), OK)
+        result = shop.result("a")
+        assert result.retries_used == retries
+        assert (result.status is ResultStatus.SUCCESS) is bool(retries)
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        rk.RetryAfter(2.0),
+        rk.RetryAfter(2.0, "not found yet"),
+        QueueFullError(depth=5, limit=5, retry_after=2.0),
+        KeyInProgressError("k", owner="me", retry_after=2.0),
+        ExceptionGroup("all", [ConnectionError("x"), rk.RetryAfter(2.0), rk.RetryAfter(0.1)]),
+    ],
+)
+def test_who_asks_to_be_tried_again_after_a_while_is(error: Exception) -> None:
+    async def story(shop: Shop) -> None:
+        step = await ran(shop, error, OK)
+        assert (shop.result("a").status, shop.result("a").retries_used) == (ResultStatus.SUCCESS, 1)
+        first, second = step.times("a")
+        assert 2.0 <= second - first < 2.5
+
+    with_shop(story)
+
+
+# ---- guarded keys ---------------------------------------------------------------------------------------------------
+
+
+def guarded(shop: Shop, error: BaseException, calls: list[str], *, swallow: bool = False) -> Any:
+    """A block that calls a guarded function, which fails with `error`."""
+
+    @rk.idempotent(key=lambda order: order, mode="guard", name=f"charge-{id(calls)}", store=shop.store)
+    async def charge(order: str) -> str:
+        calls.append(order)
+        await asyncio.sleep(1)
+        raise error
+
+    async def outcome() -> StepResult:
+        try:
+            await charge("order-7")
+        except Exception:
+            if not swallow:
+                raise
+            raise ConnectionError("told otherwise") from None
+        return OK
+
+    return outcome
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_an_attempt_that_leaves_a_guarded_key_unknown_is_quarantined_and_not_repeated(swallow: bool) -> None:
+    async def story(shop: Shop) -> None:
+        calls: list[str] = []
+        step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls, swallow=swallow), timeout_ms=40_000)
+        assert (len(step.began), calls) == (1, ["order-7"])
+        item = await stored(shop, "a")
+        assert item.state is WorkState.QUARANTINED
+        assert "order-7" in item.reason
+        result = shop.result("a")
+        assert (result.status, result.retries_used) == (ResultStatus.ERROR, 0)
+        assert "order-7" in (result.error_message or "")
+        (event,) = await told(shop, Quarantined)
+        assert (event.work_id, event.correlation_id) == ("a", "r-a")
+        assert [one.reason for one in await told(shop, RetryRefused)] == ["not_retryable"]
+        bodies = [kept.entry.body for kept in await shop.store.audit.read(AuditQuery(limit=1000))]
+        assert replay(bodies).differences == ()
+
+    with_shop(story)
+
+
+def test_a_guarded_step_that_is_cut_off_is_an_unknown_outcome_too() -> None:
+    async def story(shop: Shop) -> None:
+        calls: list[str] = []
+        await ran(shop, guarded(shop, ValueError(), calls), timeout_ms=500)
+        assert (await stored(shop, "a")).state is WorkState.QUARANTINED
+        assert (shop.result("a").status, calls) == (ResultStatus.ERROR, ["order-7"])
+        (timeout,) = await told(shop, TimeoutOccurred)
+        assert (timeout.whole, timeout.timeout_seconds) == (True, pytest.approx(0.5, abs=0.02))
+
+    with_shop(story)
+
+
+def test_a_key_whose_outcome_is_unknown_already_quarantines_whoever_needs_it() -> None:
+    async def story(shop: Shop) -> None:
+        step = await ran(shop, OutcomeUnknownError("charge:order-7", owner="w9"))
+        assert len(step.began) == 1
+        item = await stored(shop, "a")
+        assert (item.state, "charge:order-7" in item.reason) == (WorkState.QUARANTINED, True)
+        assert [event.work_id for event in await told(shop, Quarantined)] == ["a"]
+
+    with_shop(story)
+
+
+def test_a_worker_that_does_not_look_at_guarded_keys_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: without it the attempt is repeated, and the end is a plain failure that nobody looks at."""
+    monkeypatch.setattr(step_module, "_unknown_key", lambda ran, keys: "")
+
+    async def story(shop: Shop) -> None:
+        calls: list[str] = []
+        step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls), timeout_ms=40_000)
+        assert len(step.began) > 1
+        assert (await stored(shop, "a")).state is WorkState.FAILED
+
+    with_shop(story)
+
+
+def test_a_guarded_function_that_works_and_one_in_another_mode_change_nothing() -> None:
+    async def story(shop: Shop) -> None:
+        @rk.idempotent(key=lambda order: order, mode="guard", name="works")
+        async def works(order: str) -> str:
+            return order
+
+        @rk.idempotent(key=lambda order: order, mode="retry", name="fails")
+        async def fails(order: str) -> str:
+            raise REFUSED
+
+        async def outcome() -> StepResult:
+            with in_scope(shop.store):
+                await works("x")
+                await fails("x")
+            return OK
+
+        step = await ran(shop, outcome, OK)
+        assert (len(step.began), shop.result("a").status) == (2, ResultStatus.SUCCESS)
+
+    with_shop(story)
+
+
+# ---- time-outs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_runs_out_of_time_is_on_record_as_such() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(seconds=60))
+        await shop.send(work("a", timeout_ms=2000))
+        await asyncio.sleep(5)
+        (event,) = await told(shop, TimeoutOccurred)
+        assert (event.work_id, event.attempt_number, event.timeout_seconds, event.whole) == ("a", 1, 2.0, True)
+
+    with_shop(story)
+
+
+def test_each_attempt_that_runs_out_of_its_own_time_is_on_record() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(seconds=60), retries_v2=False)  # there, `timeout_ms` bounds each attempt
+        await shop.send(work("a", retry_count=1, timeout_ms=1000))
+        await asyncio.sleep(10)
+        cut = [(one.attempt_number, one.timeout_seconds, one.whole) for one in await told(shop, TimeoutOccurred)]
+        assert cut == [(1, 1.0, False), (2, 1.0, False)]
+
+    with_shop(story)

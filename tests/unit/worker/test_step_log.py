@@ -1,0 +1,101 @@
+"""What a worker's log says about retries: the decision, the wait, the end of the budget; bounded, without secrets."""
+
+import asyncio
+import logging
+
+import pytest
+
+from reefknot.core.redaction import Redactor
+from reefknot.worker.settings import default_settings
+from reefknot.worker.step_log import StepLog
+from tests.workshop import DENIED, REFUSED, Shop, Step, http, with_shop, work
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [one for one in caplog.records if hasattr(one, "retry_attempt")]
+
+
+def test_each_retry_is_one_line_with_its_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(REFUSED, REFUSED, http(200)))
+        await shop.send(work("a"))
+        await asyncio.sleep(60)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        with_shop(story)
+    first, second, *_ = said(caplog)
+    assert first.getMessage().startswith("w1: test.step a: attempt 1 of ")
+    assert "refused; trying again in " in first.getMessage()
+    assert (first.levelname, first.name) == ("WARNING", "reefknot")
+    fields = {"assignment_id": "a", "job_type": "test.step", "error_code": "NETWORK_ERROR", "retryable": True}
+    assert {name: getattr(first, name) for name in fields} == fields
+    assert (first.__dict__["retry_attempt"], second.__dict__["retry_attempt"]) == (1, 2)
+    assert first.__dict__["retry_delay"] >= 0.0
+    assert first.__dict__["reason"] is None
+
+
+def test_a_failure_that_is_not_one_to_retry_is_information(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(DENIED))
+        await shop.send(work("a"))
+        await asyncio.sleep(1)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        with_shop(story)
+    (line,) = said(caplog)
+    assert (line.levelname, line.__dict__["reason"], line.__dict__["retryable"]) == ("INFO", "not_retryable", False)
+    assert "not one to retry" in line.getMessage()
+
+
+def test_the_end_of_the_time_budget_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(REFUSED))
+        await shop.send(work("a", timeout_ms=50, retry_count=100))
+        await asyncio.sleep(60)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        with_shop(story)
+    assert said(caplog)[-1].__dict__["reason"] == "budget_spent"
+    assert "would not fit into the deadline" in said(caplog)[-1].getMessage()
+
+
+def test_a_success_at_the_first_try_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step())
+        await shop.send(work("a"))
+        await asyncio.sleep(1)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        with_shop(story)
+    assert said(caplog) == []
+
+
+def test_a_storm_of_retries_is_ten_lines_and_then_one_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        slots = default_settings(concurrency={"cpu": 200})
+        await shop.worker("w1", Step(REFUSED, seconds=0.0), settings=slots)
+        await shop.send(*(work(f"a{n}", retry_count=0) for n in range(200)))
+        await asyncio.sleep(5)
+        await shop.send(work("last", retry_count=0))
+        await asyncio.sleep(1)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        with_shop(story)
+    lines = said(caplog)
+    assert len(lines) == 11
+    assert lines[-1].getMessage().endswith("(190 such lines left out)")
+
+
+def test_no_line_holds_a_configured_secret(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(ConnectionError("no hunter2 here")))
+        worker.steps._redactor = Redactor(("hunter2",))
+        worker.steps._log = StepLog("w1", worker.steps._redactor)
+        await shop.send(work("a-hunter2", retry_count=1))
+        await asyncio.sleep(60)
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        with_shop(story)
+    told = [f"{one.getMessage()} {one.__dict__}" for one in said(caplog)]
+    assert len(told) == 2
+    assert not [line for line in told if "hunter2" in line]
