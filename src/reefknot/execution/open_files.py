@@ -44,10 +44,10 @@ def is_sqlite3s(path: str) -> bool:
     """
     Does this process have the file open through the standard library's `sqlite3`?
 
-    Cheap in the usual case: only when a file is open here already, by whomever, are connections looked for.
+    Cheap in the usual case: only when the file is open here already, and not by a store, are connections looked for.
     """
     found = _identity(path)
-    if found is None or "_sqlite3" not in sys.modules or not _is_open_here(found):
+    if found is None or "_sqlite3" not in sys.modules or _stores[found] or not _is_open_here(found):
         return False
     import sqlite3
 

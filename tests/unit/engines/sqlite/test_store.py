@@ -520,7 +520,7 @@ def test_a_url_without_an_engine_names_those_there_are(url: str) -> None:
 def test_a_backup_into_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
-            with pytest.raises(StoreUnavailableError, match="check that the folder exists"):
+            with pytest.raises(StoreUnavailableError, match="name a file in a folder that is there"):
                 await store.backup(tmp_path / "nowhere" / "copy.db")
 
     run(story)
