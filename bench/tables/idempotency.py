@@ -189,13 +189,18 @@ def run(effort: Effort) -> Run:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runner = stack.enter_context(asyncio.Runner())
-        store = runner.run(SqliteStore(folder / "state.db", SystemClock()).start())
-        stack.callback(lambda: runner.run(store.close()))
+
+        def once(name: str) -> Callable[[str], Awaitable[object]]:
+            """In a file of its own: a fuller one is slower, and nobody is to write in another's."""
+            store = runner.run(SqliteStore(folder / f"{name}.db", SystemClock()).start())
+            stack.callback(lambda: runner.run(store.close()))
+            return ours(store)
+
         contestants = [
             raw(folder),
-            by_callers(OURS, runner, ours(store), callers=CALLERS),
-            by_callers(BUSY, runner, ours(store), callers=CALLERS, busy=True),
-            by_callers(LONE, runner, ours(store), callers=1),
+            by_callers(OURS, runner, once("ours"), callers=CALLERS),
+            by_callers(BUSY, runner, once("busy"), callers=CALLERS, busy=True),
+            by_callers(LONE, runner, once("lone"), callers=1),
             with_diskcache(folder),
         ]
         if program is not None:

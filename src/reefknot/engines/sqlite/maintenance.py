@@ -59,12 +59,17 @@ def backup(connection: apsw.Connection, target: str, progress: Callable[[int, in
 
 
 def compact(path: str, connect: Callable[[], apsw.Connection]) -> int:
-    """Rewrite the file without its holes. Answers the bytes that gave back."""
-    before = Path(path).stat().st_size
+    """Rewrite the file without its holes. Answers the bytes that gave back, its write-ahead log's among them."""
+    before = _size(path)
     connection = connect()
     try:
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         connection.close()
-    return before - Path(path).stat().st_size
+    return before - _size(path)
+
+
+def _size(path: str) -> int:
+    log = Path(f"{path}-wal")
+    return Path(path).stat().st_size + (log.stat().st_size if log.exists() else 0)

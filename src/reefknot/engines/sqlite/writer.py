@@ -6,8 +6,9 @@ one call back into the loop. A lone caller does not wait for company. A request 
 requests of its kind at once and answers each with a value or an error of its own; if a whole batch fails, its requests
 are done one by one, so that a bad one harms nobody else. After an error of the disk nothing more is written.
 
-The loop that wakes the thread gives way to it, for a millisecond at most, until it goes to the disk: what the thread
-does until then needs the interpreter's lock, and two that want the lock are slower than one after the other.
+A loop that has more to do gives way to the thread it wakes, for a millisecond at most, until that goes to the disk:
+what the thread does until then needs the interpreter's lock, and two that want the lock are slower than one after the
+other. After that the loop stands still for moments, ever rarer, until the thread has had the lock again and is done.
 """
 
 import asyncio
@@ -22,7 +23,6 @@ import apsw
 
 from reefknot.core.moment import Moment
 from reefknot.engines.sqlite.connection import LIFE, is_fatal, translated
-from reefknot.engines.sqlite.haste import HASTE
 from reefknot.engines.sqlite.transaction import Memory, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 
@@ -40,6 +40,11 @@ LONGEST_WAY = 0.001
 """Seconds a loop gives way for one transaction."""
 UNTIL_THE_NEXT_WAY = 0.02
 """Seconds without it, once it was not enough: the file is locked by others, or the disk is slow to read."""
+MOMENT = 0.00015
+"""Seconds a loop stands still so that the thread gets the interpreter's lock."""
+FIRST_GAP = 0.0003
+LONGEST_GAP = 0.004
+"""Seconds of its own a loop has between two such moments; doubled as long as the thread does not get on."""
 
 
 class Writer:
@@ -70,6 +75,7 @@ class Writer:
         self._way.acquire()
         self._giving_way = False
         self._no_way_until = 0.0
+        self._attended_by: asyncio.AbstractEventLoop | None = None
         self._current: list[_Request] = []
         self._busy_since = 0.0
         self._watched = False
@@ -119,22 +125,35 @@ class Writer:
         if not self._idle or not self._waiting:
             return
         self._idle = False
-        self._giving_way = time.monotonic() >= self._no_way_until
-        if not self._giving_way:
-            HASTE.begin(self)
+        loop = asyncio.get_running_loop()
+        self._giving_way = _has_more_to_do(loop) and time.monotonic() >= self._no_way_until
         self._wake.put(None)
         if self._giving_way and not self._way.acquire(timeout=LONGEST_WAY):
             self._giving_way = False
             self._no_way_until = time.monotonic() + UNTIL_THE_NEXT_WAY
-            HASTE.begin(self)
-            if self._idle:  # it was done already, and will not end this
-                HASTE.end(self)
+        if self._attended_by is not loop:
+            self._attended_by = loop
+            loop.call_later(FIRST_GAP, self._attend, loop, FIRST_GAP, self.batches)
+
+    def _attend(self, loop: asyncio.AbstractEventLoop, gap: float, batches: int) -> None:
+        """
+        Let the thread have the interpreter's lock for a moment, again and again until it rests.
+
+        A thread that comes back from the disk has to ask for the lock. A busy loop frees it at every turn and takes it
+        back before the thread is awake, and so it may ask for seconds.
+        """
+        if self._attended_by is not loop:
+            return
+        if self._idle:
+            self._attended_by = None
+            return
+        if _has_more_to_do(loop):
+            time.sleep(MOMENT)
+        gap = FIRST_GAP if self.batches != batches else min(2 * gap, LONGEST_GAP)
+        loop.call_later(gap, self._attend, loop, gap, self.batches)
 
     def _free_the_way(self) -> None:
-        """The thread goes to the disk: the loop may go on, and the thread will want the interpreter's lock back."""
-        if self._inline:
-            return
-        HASTE.begin(self)
+        """The thread goes to the disk: the loop may go on."""
         if self._giving_way:
             self._giving_way = False
             if self._way.locked():
@@ -168,19 +187,13 @@ class Writer:
             _call(loop, _fail, opened, translated(error, self._path))
             return
         _call(loop, _succeed, opened)
-        try:
-            while True:
-                self._wake.get()
-                if not self._giving_way:
-                    HASTE.begin(self)
-                while self._drain():
-                    HASTE.begin(self)
-                HASTE.end(self)
-                if self._closing:
-                    self._connection.close()
-                    return
-        finally:
-            HASTE.end(self)
+        while True:
+            self._wake.get()
+            while self._drain():
+                continue
+            if self._closing:
+                self._connection.close()
+                return
 
     def _drain(self) -> bool:
         """One batch. False when there was none."""
@@ -265,7 +278,6 @@ class Writer:
         if stuck and self._dead is None:
             problem = f"a write has not finished for {self._patience * 2:g} s; whether it was kept is not known"
             self._dead = StoreUnavailableError(f"sqlite:{self._path}", problem, "check the disk, then open it again")
-            HASTE.end(self)
             for _, _, future in [*self._current, *self._waiting]:
                 if future.get_loop() is loop and not future.done():
                     future.set_exception(self._dead)
@@ -285,6 +297,11 @@ def _grouped(kinds: Sequence[K]) -> dict[K, list[int]]:
             places = found.setdefault(kind, [])
         places.append(place)
     return found
+
+
+def _has_more_to_do(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop goes on at once instead of waiting. A hint: a loop that does not tell counts as busy."""
+    return bool(getattr(loop, "_ready", True))
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:

@@ -1,10 +1,11 @@
 """How the loop and the writer's thread take turns."""
 
 import asyncio
-import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,6 @@ from reefknot.engines.virtual import VirtualClock
 from tests.pace import slowness
 
 TURNS = 200
-
-
-@pytest.fixture(autouse=True)
-def the_switch_interval_is_left_as_it_was() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    yield
-    assert sys.getswitchinterval() == before
 
 
 @asynccontextmanager
@@ -95,6 +89,7 @@ async def ways_given(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     async with opened(path) as store:
         monkeypatch.setattr(store._writer, "_way", Way())
+        monkeypatch.setattr(writer, "_has_more_to_do", lambda loop: True)
         given = []
         for key in ("a", "b", "c"):
             asked.clear()
@@ -139,49 +134,67 @@ def test_what_was_handed_in_right_before_closing_is_written(tmp_path: Path) -> N
     run(story)
 
 
-def test_two_stores_at_once_leave_the_switch_interval_as_it_was(tmp_path: Path) -> None:
-    async def use(store: SqliteStore) -> None:
-        for number in range(20):
-            await asyncio.gather(*(store.idempotency.claim(f"{number}/{n}", owner="me") for n in range(5)))
+@contextmanager
+def moments(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The moments for which this thread stands still for the writer's."""
+    taken: list[float] = []
+    really, ours = time.sleep, threading.get_ident()
 
+    def sleep(seconds: float) -> None:
+        if threading.get_ident() == ours:
+            taken.append(seconds)
+        really(seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", sleep)
+        yield taken
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_busy_loop_stands_still_for_moments_until_the_write_is_done_and_an_idle_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
     async def story() -> None:
-        async with opened(tmp_path / "one.db") as one, opened(tmp_path / "two.db") as two:
-            await asyncio.gather(use(one), use(two))
-
-    run(story)  # the fixture looks
-
-
-def test_a_store_without_a_thread_is_never_in_a_hurry(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = await SqliteStore(tmp_path / "state.db", VirtualClock(), inline=True).start()
-        before = sys.getswitchinterval()
-        await store.idempotency.claim("k", owner="me")
-        assert sys.getswitchinterval() == before
-        await store.close()
+        async with opened(tmp_path / "state.db") as store:
+            with moments(store, monkeypatch) as taken:
+                with locked(tmp_path / "state.db"):
+                    waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+                    for _ in range(1000 if is_busy else 5):
+                        await asyncio.sleep(0 if is_busy else 0.01)
+                assert isinstance(await waiting, Claimed)
+                assert bool(taken) is is_busy
+                assert all(one == writer.MOMENT for one in taken)
+                seen = len(taken)
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                assert len(taken) <= seen + 1, "nobody writes any more"
 
     run(story)
 
 
-def test_while_it_waits_for_the_disk_the_interval_is_short(tmp_path: Path) -> None:
-    """The control of the fixture: it is changed at all."""
-    seen: list[float] = []
-    before = sys.getswitchinterval()
-
-    def note() -> bool:
-        seen.append(sys.getswitchinterval())
-        return False
-
-    def opener(path: str, flags: int) -> apsw.Connection:
-        connection = apsw.Connection(path, flags=flags)
-        connection.set_commit_hook(note)
-        return connection
+def test_the_longer_a_write_takes_the_rarer_the_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk, or a file that others keep, must not cost a loop half of its time."""
 
     async def story() -> None:
-        store = await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=opener).start()
-        seen.clear()
-        await store.idempotency.claim("k", owner="me")
-        await store.close()
+        async with opened(tmp_path / "state.db") as store:
+            gaps: list[float] = []
+            loop = asyncio.get_running_loop()
+            later = loop.call_later
+
+            def call_later(delay: float, callback: Any, *words: Any) -> asyncio.TimerHandle:
+                if callback == store._writer._attend:
+                    gaps.append(delay)
+                return later(delay, callback, *words)
+
+            monkeypatch.setattr(loop, "call_later", call_later)
+            with locked(tmp_path / "state.db"):
+                waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+                async with asyncio.timeout(10):
+                    while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
+                        await asyncio.sleep(0)
+            await waiting
+            assert gaps[0] == writer.FIRST_GAP
+            assert all(after == min(2 * before, writer.LONGEST_GAP) for before, after in pairwise(gaps[:7]))
+            assert gaps[6] == writer.LONGEST_GAP
 
     run(story)
-    assert seen
-    assert max(seen) < before
