@@ -39,7 +39,7 @@ def under(folder: Path, times: float, at_once: int, **changes: object) -> tuple[
     folder.mkdir()
     with stub(at_once, SERVICE_MS) as service:
         fixed: dict[str, object] = {"slots": 4 * at_once, "deadline_ms": DEADLINE_MS, "seconds": SECONDS}
-        fixed["rise_s"] = 30 / service.capacity
+        fixed["rise_s"] = max(0.5, 30 / service.capacity)
         plan = {"folder": str(folder), "port": service.port, "per_second": times * service.capacity} | fixed | changes
         found = loaded(Load(**plan))  # type: ignore[arg-type]
     return found, service.real_capacity
