@@ -131,10 +131,21 @@ class Inbox:
             code = ErrorCode.system_overload if is_full else ErrorCode.invalid_input
             self._ends.soon(pending, ended_here(pending.assignment, ResultStatus.ERROR, code, ack.message or ""), event)
             return
+        if reason == RejectReason.WOULD_MISS_DEADLINE.value and self._is_too_late(pending, ack.worker_id or worker_id):
+            said = ended_here(pending.assignment, ResultStatus.ERROR, ErrorCode.system_overload, ack.message or "")
+            self._ends.soon(pending, said, event)
+            return
         wait = ack.retry_after_ms / 1000 if isinstance(ack.retry_after_ms, int) else REFUSED_FOR_S
         until = inf if reason == RejectReason.UNKNOWN_JOB_TYPE.value else self._clock.now() + wait
         self._table.refused(pending, ack.worker_id or worker_id, until, ack.message or "")
         self._records.put(event)
+
+    def _is_too_late(self, pending: Pending, worker_id: str) -> bool:
+        """Everybody says so: who waits on would be overtaken by younger ones until its time is over."""
+        pending.too_late_for.add(worker_id)
+        now, everybody = self._clock.now(), self._health.everybody().get(pending.resource_class, {})
+        here = {name for name, one in everybody.items() if not one.gone(now) and name not in self._health.draining}
+        return here <= pending.too_late_for and not pending.unsure_before
 
     def _hear_result(self, result: ExecResult, done: Done | None) -> bool:
         """Whether it was waited for. Then it is kept before the transport hears of it."""

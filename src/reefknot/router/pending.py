@@ -37,6 +37,7 @@ class Pending:
         "route",
         "sent_before",
         "since",
+        "too_late_for",
         "unsure_before",
         "worker_id",
     )
@@ -64,6 +65,8 @@ class Pending:
         """How often it was sent: part of the message's id."""
         self.not_before: dict[str, float] = {}
         """Workers that refused it, and when they may be asked again: never, when they do not know the step."""
+        self.too_late_for: set[str] = set()
+        """Workers that said that it would miss its deadline with them. It gets no younger."""
         self.refusal = ""
         self.called_off: str | None = None
         """The caller's reason, once it was called off: it is not sent to anybody any more."""
