@@ -39,7 +39,7 @@ _Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
 LONGEST_WAY = 0.001
 """Seconds a loop gives way for one transaction."""
 UNTIL_THE_NEXT_WAY = 0.02
-"""Seconds without it, once it was not enough: the file is locked by others, or the disk is slow to read."""
+"""Seconds without it, once it was in vain: the file is locked by others."""
 MOMENT = 0.00015
 """Seconds a loop stands still so that the thread gets the interpreter's lock."""
 FIRST_GAP = 0.0003
@@ -76,6 +76,8 @@ class Writer:
         self._giving_way = False
         self._no_way_until = 0.0
         self._attended_by: asyncio.AbstractEventLoop | None = None
+        self._at_work = False
+        """Has the file's lock, and is not on the disk: what the thread waits for is the interpreter's."""
         self._current: list[_Request] = []
         self._busy_since = 0.0
         self._watched = False
@@ -130,7 +132,8 @@ class Writer:
         self._wake.put(None)
         if self._giving_way and not self._way.acquire(timeout=LONGEST_WAY):
             self._giving_way = False
-            self._no_way_until = time.monotonic() + UNTIL_THE_NEXT_WAY
+            if not self._at_work:
+                self._no_way_until = time.monotonic() + UNTIL_THE_NEXT_WAY
         if self._attended_by is not loop:
             self._attended_by = loop
             loop.call_later(FIRST_GAP, self._attend, loop, FIRST_GAP, self.batches)
@@ -149,11 +152,13 @@ class Writer:
             return
         if _has_more_to_do(loop):
             time.sleep(MOMENT)
-        gap = FIRST_GAP if self.batches != batches else min(2 * gap, LONGEST_GAP)
+        gets_on = self._at_work or self.batches != batches
+        gap = FIRST_GAP if gets_on else min(2 * gap, LONGEST_GAP)
         loop.call_later(gap, self._attend, loop, gap, self.batches)
 
     def _free_the_way(self) -> None:
         """The thread goes to the disk: the loop may go on."""
+        self._at_work = False
         if self._giving_way:
             self._giving_way = False
             if self._way.locked():
@@ -242,6 +247,7 @@ class Writer:
     def _transact(self, connection: apsw.Connection, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         answers: list[Any] = [None] * len(batch)
         connection.execute("BEGIN IMMEDIATE")
+        self._at_work = True
         try:
             # Read after the lock was granted: the order of times is then the order of transactions.
             self._memory.check(connection)
