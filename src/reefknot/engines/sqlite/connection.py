@@ -27,9 +27,6 @@ Opener = Callable[[str, int], apsw.Connection]
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 LONGEST_NAP = 0.001
-PAGES_IN_THE_LOG = 10_000
-"""The write-ahead log is carried over into the file at 40 MB, not at 4: keys come in no order, and the same pages are
-written again and again until then."""
 
 
 class Life:
@@ -50,9 +47,7 @@ os.register_at_fork(after_in_child=LIFE.forked)
 
 def plain_opener(path: str, flags: int) -> apsw.Connection:
     """SQLite's own VFS."""
-    connection = apsw.Connection(path, flags=flags)
-    connection.wal_autocheckpoint(PAGES_IN_THE_LOG)
-    return connection
+    return apsw.Connection(path, flags=flags)
 
 
 def open_connection(
