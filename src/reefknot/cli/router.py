@@ -41,7 +41,7 @@ def start(
 
     The exit code is 75 when a router of this name is running already.
     """
-    return serve(Part("router", router_id or "", seed=seed), engine, config, seconds=seconds, json=json)
+    return serve(Part("router", router_id, seed=seed), engine, config, seconds=seconds, json=json)
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot router status --json")

@@ -8,6 +8,7 @@ refused, because nobody else could ever send it anything.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,10 +30,10 @@ Seed = Annotated[int | None, Parameter(help="Draw with this seed.")]
 
 
 class Part(Struct, frozen=True):
-    """Which part, under which name. An empty name is a free one."""
+    """Which part, under which name. Without a name it takes a free one."""
 
     kind: str
-    name: str = ""
+    name: str | None = None
     modules: tuple[str, ...] = ()
     drain: float | None = None
     seed: int | None = None
@@ -40,7 +41,7 @@ class Part(Struct, frozen=True):
     def settings(self) -> dict[str, Any]:
         """What `running_system` takes."""
         if self.kind == "router":
-            return {"workers": (), "router": self.name}
+            return {"workers": (), "router": self.name or ""}
         return {"workers": (self.name,) if self.name else 1, "router": None, "modules": self.modules}
 
     def name_in(self, system: System) -> str:
@@ -52,9 +53,10 @@ def start(part: Part, engine: str | None, config: str | None, *, seconds: float 
     for flag, value in (("--for", seconds), ("--drain", part.drain)):
         if value is not None and not 0 <= value <= LONGEST_S:
             raise CommandError(f"{flag}: {value:g} is not accepted: seconds, 0 or more")
-    if part.name and (not part.name.isprintable() or set(part.name) & set(" .*>@#/")):
-        accepted = "printable text without blanks and without . * > @ # /"
-        raise CommandError(f"--{part.kind}-id: {printable(part.name)} is not accepted: {accepted}")
+    from reefknot.core.messages import PART_NAME, can_name_a_part
+
+    if part.name is not None and not can_name_a_part(part.name):
+        raise CommandError(f"--{part.kind}-id: {printable(part.name) or 'nothing'} is not accepted: {PART_NAME}")
     begun = ready(engine, config)
     _refuse_private(begun.url, said_by="--engine" if engine is not None else where(str(begun.settings.path)))
     return asyncio.run(_serve(part, begun, seconds, json))
@@ -87,11 +89,9 @@ async def _serve(part: Part, begun: Ready, seconds: float | None, json: bool) ->
             until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s"
             say(f"{part.kind} {name} is ready, {until}, on {where(begun.url.removeprefix('sqlite:'))}")
             await _say_who_is_missing(part, system, begun.url)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await ending.asked.wait()
-            except TimeoutError:
-                pass
             summary = {f"{part.kind}_id": name, **_summary(part, system), "elapsed_s": 0.0}
     summary["elapsed_s"] = round(monotonic() - from_start, 3)
     _tell(part, summary, json=json)

@@ -174,5 +174,5 @@ class Levels:
                 if status != before:
                     self._last[key] = status
                     clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
-                    taken = f"{places(state['depth'], state['size'])} places taken, {state['active']} running"
+                    taken = f"places taken: {places(state['depth'], state['size'])}; {state['active']} running"
                     self._say(status, f"{clock}  {'overload':<12} {key[0]} {name}: {before} → {status}; {taken}")

@@ -55,7 +55,7 @@ def start(
 
     The exit code is 75 when a worker of this name is running already.
     """
-    part = Part("worker", worker_id or "", tuple(module or ()), drain, seed)
+    part = Part("worker", worker_id, tuple(module or ()), drain, seed)
     return serve(part, engine, config, seconds=seconds, json=json)
 
 

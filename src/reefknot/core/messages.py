@@ -36,6 +36,14 @@ SHORT_NAMES = {"http": "http.request", "fs_blob_put": "fs.blob_put", "fs_blob_ge
 PRIORITIES = {"low": -10, "normal": 0, "high": 10, "critical": 20}
 
 
+PART_NAME = "printable text without blanks and without . * > @ # /"
+
+
+def can_name_a_part(name: str) -> bool:
+    """Whether a worker or router may be called so: names become parts of subjects and of queues."""
+    return bool(name) and name.isprintable() and not set(name) & set(" .*>@#/")
+
+
 def assign_subject(worker_id: str) -> str:
     """Where one worker alone is spoken to."""
     return f"{ASSIGN}.w.{worker_id}"

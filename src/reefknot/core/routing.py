@@ -7,6 +7,7 @@ fell silent is gone. Time and chance are arguments.
 """
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from heapq import heapify, heappop, heapreplace
 from math import inf
@@ -71,6 +72,15 @@ class Nobody(Struct, frozen=True):
     """The work waits at the router."""
 
     why: Why
+
+
+def too_late_everywhere(workers: Iterable[WorkerHealth], said_so: AbstractSet[str], now: float) -> bool:
+    """
+    Whether every worker that is there has said that the work would miss its deadline.
+
+    It gets no younger, and newcomers have more time left: who waited on would be overtaken until its time is over.
+    """
+    return {one.worker_id for one in workers if not one.gone(now)} <= said_so
 
 
 def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, after: str = "") -> Chosen | Nobody:

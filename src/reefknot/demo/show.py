@@ -171,7 +171,8 @@ class Show:
             "A person looks at the quarantine", "reefknot quarantine list; reefknot quarantine requeue poison-404"
         )
         for item in await client.store.quarantine.find():
-            self._say("", f"   {item.id:<12} {item.kind:<13} {item.attempts} attempts  {item.reason}")
+            tries = "1 attempt" if item.attempts == 1 else f"{item.attempts} attempts"
+            self._say("", f"   {item.id:<12} {item.kind:<13} {tries}  {item.reason}")
         self._service.mended = True
         self._say("note", "   the missing page is there again, so that one gets another chance")
         deed = OperatorAction(

@@ -23,6 +23,7 @@ from reefknot.core.messages import (
     ResultStatus,
 )
 from reefknot.core.overload.admission import RejectReason
+from reefknot.core.routing import too_late_everywhere
 from reefknot.execution import report
 from reefknot.execution.crew import Crew
 from reefknot.ports.clock import Clock
@@ -141,11 +142,10 @@ class Inbox:
         self._records.put(event)
 
     def _is_too_late(self, pending: Pending, worker_id: str) -> bool:
-        """Everybody says so: who waits on would be overtaken by younger ones until its time is over."""
+        """Nobody has it, and nobody who takes work can do it in time."""
         pending.too_late_for.add(worker_id)
-        now, everybody = self._clock.now(), self._health.everybody().get(pending.resource_class, {})
-        here = {name for name, one in everybody.items() if not one.gone(now) and name not in self._health.draining}
-        return here <= pending.too_late_for and not pending.unsure_before
+        workers = self._health.of_class(pending.resource_class, self._table.unspoken)
+        return not pending.unsure_before and too_late_everywhere(workers, pending.too_late_for, self._clock.now())
 
     def _hear_result(self, result: ExecResult, done: Done | None) -> bool:
         """Whether it was waited for. Then it is kept before the transport hears of it."""

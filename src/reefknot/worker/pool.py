@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from reefknot.core.overload.admission import QueueView, Rules
+from reefknot.core.overload.admission import KNOWN_AFTER, QueueView, Rules
 from reefknot.core.overload.level import OverloadStatus, level, reported
 from reefknot.core.work import HandBack, WorkItem, WorkState
 from reefknot.execution import report
@@ -33,7 +33,6 @@ _SMOOTHING = 0.1
 AHEAD_MS = 5.0
 """Claimed ahead is what the slots run within this time: later claims know better what comes first."""
 MOST_AHEAD = 32
-KNOWN_AFTER = 20
 """Attempts that must have been timed before anything is claimed ahead: after a crash it is one at a time again."""
 
 Runner = Callable[[WorkItem], Coroutine[Any, Any, bool]]

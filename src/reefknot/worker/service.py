@@ -19,11 +19,13 @@ from reefknot.core.messages import (
     ASSIGN,
     CANCEL,
     FLEET,
+    PART_NAME,
     Cancel,
     ClassHealth,
     Fleet,
     Heartbeat,
     assign_subject,
+    can_name_a_part,
 )
 from reefknot.core.overload.level import OverloadStatus
 from reefknot.core.redaction import Redactor
@@ -330,6 +332,6 @@ class Worker:
 
 
 def _checked(worker_id: str) -> str:
-    if not worker_id.isprintable() or not worker_id or set(worker_id) & set(" .*>@#/"):
-        raise ParameterError("worker_id", worker_id, "printable text without blanks and without . * > @ # /")
+    if not can_name_a_part(worker_id):
+        raise ParameterError("worker_id", worker_id, PART_NAME)
     return worker_id

@@ -551,3 +551,11 @@ def test_a_status_is_read_from_the_metadata_then_the_outputs(
     metadata: dict[str, Any], outputs: dict[str, Any], status: int | None
 ) -> None:
     assert StepResult(metadata=metadata, outputs=outputs).http_status == status
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [("worker-1", True), ("ü", True), ("", False), ("a b", False), ("a.b", False), ("a>", False), ("a\n", False)],
+)
+def test_a_part_is_called_what_a_subject_and_a_queue_can_hold(name: str, fits: bool) -> None:
+    assert messages.can_name_a_part(name) is fits

@@ -17,6 +17,7 @@ from reefknot.core.routing import (
     Why,
     WorkerHealth,
     choose_worker,
+    too_late_everywhere,
 )
 
 NOW = 100.0
@@ -207,3 +208,17 @@ def test_equals_take_turns_from_the_one_after_the_last() -> None:
 
 def test_a_turn_does_not_count_against_less_load() -> None:
     assert choose_worker([worker("a"), worker("b", active=1)], 0.9, NOW, after="a") == Chosen("a")
+
+
+@pytest.mark.parametrize(
+    ("said_so", "is_too_late"),
+    [({"a", "b"}, True), ({"a", "b", "c"}, True), ({"a"}, False), (set(), False)],
+)
+def test_work_is_too_late_when_every_worker_that_is_there_has_said_so(said_so: set[str], is_too_late: bool) -> None:
+    assert too_late_everywhere([worker("a"), worker("b")], said_so, NOW) is is_too_late
+
+
+def test_a_worker_that_is_gone_is_not_waited_for() -> None:
+    gone = worker("b", heartbeat_at=0.0)
+
+    assert too_late_everywhere([worker("a"), gone], {"a"}, NOW)
