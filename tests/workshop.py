@@ -28,10 +28,10 @@ from reefknot.core.messages import (
     assign_subject,
     encode,
 )
+from reefknot.engines.clocks import LoopClock
 from reefknot.engines.memory import MemoryStore
-from reefknot.engines.memory.transport import MemoryTransport
+from reefknot.engines.memory.store import MemoryTransport
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.virtual import LoopClock
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.block import Block, BlockContext
 from reefknot.ports.clock import Clock

@@ -25,8 +25,8 @@ from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
 from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes
 from reefknot.core.idempotency import Claimed, Done
+from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.system import SystemClock
 
 CALLERS = 64
 RAW = f"raw SQLite, FULL, {CALLERS} at a time"

@@ -13,11 +13,11 @@ from timeit import Timer
 from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, MILLISECONDS, Run, Table
 from bench.verdict import AtMostSeconds
-from reefknot.config.gates import Gate
-from reefknot.config.templates import recommended
+from reefknot.cli.config import recommended
+from reefknot.config.layers import Gate
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Request
-from reefknot.core.retry.builtin import builtin_book
+from reefknot.core.retry.defaults import builtin_book
 
 EMPTY = "empty interpreter"
 VERSION = "reefknot --version"

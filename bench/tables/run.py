@@ -12,10 +12,10 @@ from typing import Any
 
 from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
-from reefknot.assembly.system import running_system
+from reefknot.app.system import running_system
 from reefknot.blocks.python import block
 from reefknot.cli.run import AT_ONCE, Batch
-from reefknot.cli.running import Ending
+from reefknot.cli.serve import Ending
 from reefknot.config.settings import load_settings
 from reefknot.ports.block import BlockContext
 

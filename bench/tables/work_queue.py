@@ -17,8 +17,8 @@ from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
 from bench.verdict import AtMostTimes
 from reefknot.core.work import WorkDone, WorkItem
+from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.system import SystemClock
 from reefknot.ports.work_queue import Settlement
 from tools.postgres_server import ServerError
 

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from reefknot import testing as testing
-    from reefknot.assembly.managers import IdempotencyManager as IdempotencyManager
-    from reefknot.assembly.managers import RetryManager as RetryManager
-    from reefknot.assembly.managers import get_retry_manager as get_retry_manager
-    from reefknot.assembly.managers import open_manager as open_manager
-    from reefknot.assembly.stores import open_audit_log as open_audit_log
-    from reefknot.assembly.stores import open_store as open_store
-    from reefknot.assembly.system import connect as connect
+    from reefknot.app.managers import IdempotencyManager as IdempotencyManager
+    from reefknot.app.managers import RetryManager as RetryManager
+    from reefknot.app.managers import get_retry_manager as get_retry_manager
+    from reefknot.app.managers import open_manager as open_manager
+    from reefknot.app.stores import open_audit_log as open_audit_log
+    from reefknot.app.stores import open_store as open_store
+    from reefknot.app.system import connect as connect
+    from reefknot.audit.journal import FanOut as FanOut
     from reefknot.blocks.python import block as block
     from reefknot.config.book import PolicyBook as PolicyBook
     from reefknot.config.registry import ConnectorPolicy as ConnectorPolicy
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
     from reefknot.core.messages import ExecResult as ExecResult
     from reefknot.core.messages import StepRequest as StepRequest
     from reefknot.core.messages import StepResult as StepResult
-    from reefknot.core.outcome import AttemptRecord as AttemptRecord
-    from reefknot.core.outcome import Outcome as Outcome
+    from reefknot.core.overload.admission import OverloadStatus as OverloadStatus
     from reefknot.core.overload.admission import RejectionPolicy as RejectionPolicy
     from reefknot.core.overload.breaker import BreakerState as BreakerState
-    from reefknot.core.overload.level import OverloadStatus as OverloadStatus
     from reefknot.core.retry.book import ResolvedPolicy as ResolvedPolicy
-    from reefknot.core.retry.connectors import JobType as JobType
+    from reefknot.core.retry.decide import AttemptRecord as AttemptRecord
+    from reefknot.core.retry.decide import Outcome as Outcome
     from reefknot.core.retry.decide import Reason as Reason
-    from reefknot.core.retry.operations import RetryCategory as RetryCategory
+    from reefknot.core.retry.defaults import JobType as JobType
+    from reefknot.core.retry.defaults import RetryCategory as RetryCategory
     from reefknot.core.retry.policy import Jitter as Jitter
     from reefknot.core.retry.policy import RetryPolicy as RetryPolicy
     from reefknot.core.retry.policy import RetryStrategy as RetryStrategy
@@ -83,39 +84,73 @@ if TYPE_CHECKING:
     from reefknot.errors import StoreUnavailableError as StoreUnavailableError
     from reefknot.errors import StoreVersionError as StoreVersionError
     from reefknot.errors import VirtualDeadlockError as VirtualDeadlockError
-    from reefknot.execution.breaker import CircuitBreaker as CircuitBreaker
-    from reefknot.execution.decorator import retry as retry
-    from reefknot.execution.decorator import using as using
-    from reefknot.execution.fan_out import FanOut as FanOut
-    from reefknot.execution.idempotent import idempotent as idempotent
-    from reefknot.execution.nature import http_errors as http_errors
-    from reefknot.execution.reading import classify_failure as classify_failure
-    from reefknot.execution.report import RetryEvent as RetryEvent
-    from reefknot.execution.retrier import Retrier as Retrier
+    from reefknot.idempotency.decorator import idempotent as idempotent
+    from reefknot.retrying.breaker import CircuitBreaker as CircuitBreaker
+    from reefknot.retrying.call import RetryEvent as RetryEvent
+    from reefknot.retrying.decorator import retry as retry
+    from reefknot.retrying.decorator import using as using
+    from reefknot.retrying.failures import classify_failure as classify_failure
+    from reefknot.retrying.failures import http_errors as http_errors
+    from reefknot.retrying.retrier import Retrier as Retrier
     from reefknot.router.service import Router as Router
     from reefknot.worker.service import Worker as Worker
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "reefknot.assembly.managers": ("IdempotencyManager", "RetryManager", "get_retry_manager", "open_manager"),
-    "reefknot.assembly.stores": ("open_audit_log", "open_store"),
-    "reefknot.assembly.system": ("connect",),
+    "reefknot.app.managers": (
+        "IdempotencyManager",
+        "RetryManager",
+        "get_retry_manager",
+        "open_manager",
+    ),
+    "reefknot.app.stores": (
+        "open_audit_log",
+        "open_store",
+    ),
+    "reefknot.app.system": ("connect",),
+    "reefknot.audit.journal": ("FanOut",),
     "reefknot.blocks.python": ("block",),
     "reefknot.config.book": ("PolicyBook",),
-    "reefknot.config.registry": ("ConnectorPolicy", "RetryBudget", "RetryPolicyRegistry"),
-    "reefknot.core.failure": ("ErrorCategory", "ErrorCode", "Failure", "FailureType"),
+    "reefknot.config.registry": (
+        "ConnectorPolicy",
+        "RetryBudget",
+        "RetryPolicyRegistry",
+    ),
+    "reefknot.core.failure": (
+        "ErrorCategory",
+        "ErrorCode",
+        "Failure",
+        "FailureType",
+    ),
     "reefknot.core.idempotency": ("Done",),
-    "reefknot.core.messages": ("ExecAssignment", "ExecAssignmentAck", "ExecResult", "StepRequest", "StepResult"),
-    "reefknot.core.outcome": ("AttemptRecord", "Outcome"),
-    "reefknot.core.overload.admission": ("RejectionPolicy",),
+    "reefknot.core.messages": (
+        "ExecAssignment",
+        "ExecAssignmentAck",
+        "ExecResult",
+        "StepRequest",
+        "StepResult",
+    ),
+    "reefknot.core.overload.admission": (
+        "OverloadStatus",
+        "RejectionPolicy",
+    ),
     "reefknot.core.overload.breaker": ("BreakerState",),
-    "reefknot.core.overload.level": ("OverloadStatus",),
     "reefknot.core.retry.book": ("ResolvedPolicy",),
-    "reefknot.core.retry.connectors": ("JobType",),
-    "reefknot.core.retry.decide": ("Reason",),
-    "reefknot.core.retry.operations": ("RetryCategory",),
-    "reefknot.core.retry.policy": ("Jitter", "RetryPolicy", "RetryStrategy"),
+    "reefknot.core.retry.decide": (
+        "AttemptRecord",
+        "Outcome",
+        "Reason",
+    ),
+    "reefknot.core.retry.defaults": (
+        "JobType",
+        "RetryCategory",
+    ),
+    "reefknot.core.retry.policy": (
+        "Jitter",
+        "RetryPolicy",
+        "RetryStrategy",
+    ),
     "reefknot.core.retry.throttle": ("RetryThrottle",),
     "reefknot.engines.ledger": ("ledger",),
     "reefknot.engines.log_sink": ("LogSink",),
@@ -148,21 +183,25 @@ _HOMES = {
         "ResultTooLargeError",
         "RetryAfter",
         "RetryError",
-        "StoreError",
-        "VirtualDeadlockError",
-        "StoreVersionError",
         "StoreCorruptError",
+        "StoreError",
         "StoreFullError",
         "StoreUnavailableError",
+        "StoreVersionError",
+        "VirtualDeadlockError",
     ),
-    "reefknot.execution.breaker": ("CircuitBreaker",),
-    "reefknot.execution.decorator": ("retry", "using"),
-    "reefknot.execution.fan_out": ("FanOut",),
-    "reefknot.execution.idempotent": ("idempotent",),
-    "reefknot.execution.nature": ("http_errors",),
-    "reefknot.execution.reading": ("classify_failure",),
-    "reefknot.execution.report": ("RetryEvent",),
-    "reefknot.execution.retrier": ("Retrier",),
+    "reefknot.idempotency.decorator": ("idempotent",),
+    "reefknot.retrying.breaker": ("CircuitBreaker",),
+    "reefknot.retrying.call": ("RetryEvent",),
+    "reefknot.retrying.decorator": (
+        "retry",
+        "using",
+    ),
+    "reefknot.retrying.failures": (
+        "classify_failure",
+        "http_errors",
+    ),
+    "reefknot.retrying.retrier": ("Retrier",),
     "reefknot.router.service": ("Router",),
     "reefknot.worker.service": ("Worker",),
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.retry.operations import RetryCategory
+from reefknot.core.retry.defaults import RetryCategory
 from tests.unit.cli.running import Commands
 
 SAMPLES = Path(__file__).with_name("samples")

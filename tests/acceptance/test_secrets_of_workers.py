@@ -138,7 +138,7 @@ def test_without_redaction_the_same_search_finds_them(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control. The log is bounded, and a status tells nothing of any work, whatever is redacted."""
-    monkeypatch.setattr("reefknot.execution.reading.redact", lambda text: text)
+    monkeypatch.setattr("reefknot.retrying.failures.redact", lambda text: text)
     monkeypatch.setattr("reefknot.core.failure.redact", lambda text: text, raising=False)
     monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
     monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)

@@ -24,21 +24,19 @@ from urllib.parse import quote
 import pytest
 from msgspec import Struct
 
-from reefknot.assembly import RetryManager, open_store
-from reefknot.assembly.system import System
+from reefknot.app import RetryManager, open_store
+from reefknot.app.system import System
+from reefknot.audit.journal import FanOut
 from reefknot.cli import main as command
-from reefknot.cli.running import ready
-from reefknot.cli.up import Up
+from reefknot.cli.serve import Up, ready
 from reefknot.core.messages import ExecAssignment, Job
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.policy import RetryPolicy
+from reefknot.engines.clocks import LoopClock, SystemClock, VirtualLoop
 from reefknot.engines.jsonlines import JsonLinesLog
 from reefknot.engines.log_sink import LogSink
 from reefknot.engines.memory import MemoryStore
-from reefknot.engines.system import SystemClock
-from reefknot.engines.virtual import LoopClock, VirtualLoop
 from reefknot.errors import QueueFullError, RetryError
-from reefknot.execution.fan_out import FanOut
 from reefknot.router.client import Client
 from reefknot.testing import run_virtual
 
@@ -266,7 +264,7 @@ def test_without_redaction_the_same_search_finds_them_in_every_sink(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: it is the redaction that keeps them in, and the search would see them."""
-    monkeypatch.setattr("reefknot.execution.reading.redact", lambda text: text)
+    monkeypatch.setattr("reefknot.retrying.failures.redact", lambda text: text)
     monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
     monkeypatch.setattr(Redactor, "tree", lambda self, value, **_: value)
     monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)

@@ -8,7 +8,7 @@ import reefknot as rk
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
 from reefknot.core.retry.backoff import wait_range
 from reefknot.core.retry.classify import kind_of_status, retryable_code, retryable_status, status_in
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
 from tests.acceptance.steps import V2, HttpError, StepError, Work, worker
 
 RETRYABLE = [

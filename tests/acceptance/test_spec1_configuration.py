@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.config.gates import RETRIES
+from reefknot.config.layers import RETRIES
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure
-from reefknot.core.retry.builtin import baseline
-from reefknot.core.retry.layers import Layer
-from reefknot.engines.virtual import VirtualClock
+from reefknot.core.retry.book import Layer
+from reefknot.core.retry.defaults import baseline
+from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ConfigurationMissingError
 from tests.acceptance.steps import StepError, Work
 

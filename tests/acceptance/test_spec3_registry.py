@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 import reefknot as rk
 from reefknot.core.failure import FailureType
-from reefknot.core.retry.connectors import JobType
+from reefknot.core.retry.defaults import JobType
 from reefknot.core.retry.policy import RetryStrategy
 from reefknot.errors import ConfigurationError
 from tests.pace import slowness

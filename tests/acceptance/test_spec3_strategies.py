@@ -11,10 +11,9 @@ import pytest
 
 import reefknot as rk
 from reefknot.core.failure import Failure, FailureType
-from reefknot.core.retry.backoff import delay_before, undisturbed, wait_range
+from reefknot.core.retry.backoff import delay_before, draw, undisturbed, wait_range
 from reefknot.core.retry.decide import History, Stop, decide
-from reefknot.core.retry.draw import draw
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
 from tests.acceptance.steps import Work
 
 CONNECTOR = rk.RetryPolicy(

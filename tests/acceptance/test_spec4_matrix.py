@@ -6,8 +6,8 @@ import pytest
 
 import reefknot as rk
 from reefknot.core.retry.backoff import wait_range
-from reefknot.core.retry.layers import Layer
-from reefknot.core.retry.operations import RetryCategory
+from reefknot.core.retry.book import Layer
+from reefknot.core.retry.defaults import RetryCategory
 
 MATRIX = [
     # category, wire value, attempts, base, cap, seconds that one attempt may take

@@ -12,8 +12,7 @@ import pytest
 
 from reefknot.config.settings import load_settings
 from reefknot.core.messages import AckStatus, ExecAssignmentAck, ExecResult, ResultStatus
-from reefknot.core.overload.admission import Degradation, RejectionPolicy, Rules
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import Degradation, OverloadStatus, RejectionPolicy, Rules
 from reefknot.worker.settings import WorkerSettings, settings_from
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
 

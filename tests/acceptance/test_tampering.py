@@ -18,8 +18,8 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.assembly import open_store
-from reefknot.cli.evidence import OfStore, exported
+from reefknot.app import open_store
+from reefknot.cli.audit_source import OfStore, exported
 from reefknot.core.audit.chain import Head, Mismatch, link
 from reefknot.core.audit.event import OperatorAction, encode
 from reefknot.core.audit.lines import Line, line_of, read_line, verify_lines

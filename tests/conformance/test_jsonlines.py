@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.jsonlines import JsonLinesLog
-from reefknot.engines.virtual import VirtualClock
 from reefknot.ports.store import Store
 from reefknot.testing.conformance import AuditLogContract, Harness
 

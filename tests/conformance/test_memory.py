@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
-from reefknot.engines.virtual import VirtualClock
 from reefknot.testing.conformance import (
     AuditLogContract,
     ControlContract,

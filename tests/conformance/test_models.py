@@ -15,11 +15,11 @@ from msgspec import structs
 
 from reefknot.core.idempotency import Busy, Claim, Claimed, Done, Ending, Hit, KeyRecord, Released, Uncertain
 from reefknot.core.work import HandBack, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
+from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
-from reefknot.engines.memory.idempotency import MemoryIdempotencyStore
+from reefknot.engines.memory.audit_and_keys import MemoryIdempotencyStore
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.virtual import VirtualClock
 from reefknot.errors import LeaseLostError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.quarantine import ALL

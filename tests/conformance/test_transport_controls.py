@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reefknot.engines.memory import transport as memory
-from reefknot.engines.memory.transport import Hub, MemoryTransport
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.memory import store as memory
+from reefknot.engines.memory.store import Hub, MemoryTransport
 from reefknot.ports.transport import Delivery
 from reefknot.testing.conformance import TransportContract, TransportHarness
 from reefknot.testing.conformance import transport as suite

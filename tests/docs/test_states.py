@@ -26,8 +26,8 @@ from reefknot.core.idempotency import (
     renew,
     resolve,
 )
-from reefknot.core.moment import Moment
 from reefknot.core.overload.breaker import Breaker, Permit
+from reefknot.core.time import Moment
 from reefknot.core.work import MOVES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "states.md"

@@ -122,7 +122,7 @@ def make_past(folder: Path) -> Path:
 
 
 async def _live_before(path: Path, *, dies: bool) -> None:
-    from reefknot.assembly import open_store
+    from reefknot.app import open_store
     from reefknot.core.work import WorkDone, WorkItem
     from reefknot.ports.work_queue import Settlement
     from tests.faults.story import told

@@ -13,11 +13,11 @@ from typing import Any
 
 import apsw
 
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.core.work import WorkDone
 from reefknot.errors import LeaseLostError
-from reefknot.execution.idempotent import idempotent
+from reefknot.idempotency.decorator import idempotent
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 

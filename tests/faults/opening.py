@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.work import WorkItem
 from tests.faults.dying import in_a_process_of_its_own
 

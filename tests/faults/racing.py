@@ -18,10 +18,10 @@ from typing import Any
 from reefknot.core import idempotency
 from reefknot.core.canonical import canonical
 from reefknot.core.idempotency import Claim, Claimed, Done
+from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.system import SystemClock
 from reefknot.errors import LeaseLostError
-from reefknot.execution.idempotent import idempotent
+from reefknot.idempotency.decorator import idempotent
 from reefknot.ports.audit_log import AuditEntry
 from tests.faults.freezing import take_the_fences_down
 

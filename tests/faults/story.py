@@ -17,10 +17,10 @@ from typing import Any
 from reefknot.core.canonical import canonical
 from reefknot.core.idempotency import Done
 from reefknot.core.work import Quarantine, Settled, WorkDone, WorkItem
+from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.system import SystemClock
 from reefknot.errors import OutcomeUnknownError
-from reefknot.execution.idempotent import idempotent
+from reefknot.idempotency.decorator import idempotent
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
 from reefknot.ports.work_queue import Settlement
 from tests.faults.vfs import Call, Hook

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from reefknot.assembly import open_store
-from reefknot.assembly.stores import clock_of_this_loop
-from reefknot.assembly.system import System
+from reefknot.app import open_store
+from reefknot.app.stores import clock_of_this_loop
+from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import ACK, ExecAssignment, Job, Options, RetryOptions, StepResult, StepStatus, encode
 from reefknot.core.work import SUBMISSION, TryAgain, WorkDone, WorkItem, submitted

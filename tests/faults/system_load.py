@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.assembly.system import System, running_system
+from reefknot.app.system import System, running_system
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.messages import ACK, ExecAssignment, ExecAssignmentAck, Job, Options
 from reefknot.errors import QueueFullError

@@ -12,8 +12,8 @@ import pytest
 import reefknot.engines.sqlite.writer as writer
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem, WorkState
+from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.virtual import VirtualClock
 from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.work_queue import Settlement
 from tests.faults.points import spread

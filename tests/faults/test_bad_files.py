@@ -8,12 +8,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-from reefknot.assembly import open_store
-from reefknot.cli.exits import told as exit_of
+from reefknot.app import open_store
+from reefknot.cli.app import told as exit_of
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
+from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.virtual import VirtualClock
 from reefknot.errors import StoreCorruptError, StoreError, StoreUnavailableError, StoreVersionError
 from reefknot.ports.work_queue import Settlement
 from tests.faults.points import spread

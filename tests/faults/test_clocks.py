@@ -8,8 +8,8 @@ import pytest
 
 from reefknot.core.idempotency import Busy, Claim, Claimed, Done, Hit
 from reefknot.core.work import Snooze, TryAgain, WorkDone, WorkItem
+from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.virtual import VirtualClock
 from reefknot.errors import LeaseLostError
 from reefknot.ports.work_queue import Held, Settlement
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.ports.store import Store

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import apsw
 import pytest
 
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.work import WorkState
-from reefknot.engines.sqlite.connection import open_connection
-from reefknot.engines.sqlite.schema import APPLICATION_ID, VERSION, check_version, migrate
+from reefknot.engines.sqlite.connection import APPLICATION_ID, VERSION, check_version, migrate, open_connection
 from reefknot.errors import StoreUnavailableError
 from tests.faults.points import either
 

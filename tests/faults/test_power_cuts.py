@@ -13,8 +13,8 @@ import pytest
 
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem, WorkState
+from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore, connection
-from reefknot.engines.system import SystemClock
 from reefknot.errors import StoreError
 from reefknot.ports.work_queue import Enqueued, Settlement
 from tests.faults.cutting import Disk, Image

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.assembly.system import System, running_system
+from reefknot.app.system import System, running_system
 from reefknot.config.settings import load_settings
 from reefknot.core.messages import ExecAssignment, ExecResult, Job, Options, ResultStatus
 from tests.faults.proxy import Fault, Trouble, Way, nobody_accepts, nobody_there, proxied

@@ -8,18 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot.assembly import open_store
-from reefknot.assembly.stores import clock_of_this_loop
+from reefknot.app import open_store
+from reefknot.app.stores import clock_of_this_loop
 from reefknot.core import routing
 from reefknot.core.messages import ExecAssignment, ExecResult, Heartbeat, Job, StepResult, assign_subject, encode
-from reefknot.core.overload.admission import Rules
-from reefknot.core.overload.level import OverloadStatus
-from reefknot.engines.memory.transport import MemoryTransport
+from reefknot.core.overload.admission import OverloadStatus, Rules
+from reefknot.engines.memory.store import MemoryTransport
 from reefknot.errors import QueueFullError
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
-from reefknot.router.health import HealthTable
+from reefknot.router.admission import HealthTable
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.testing import run_virtual

@@ -25,8 +25,8 @@ import pytest
 import requests
 
 import reefknot as rk
-from reefknot.engines.virtual import VirtualClock
-from reefknot.execution import timing
+from reefknot import clock as timing
+from reefknot.engines.clocks import VirtualClock
 
 READ_TIMEOUT = 10.0
 TLS = ssl.create_default_context()  # made once: it takes longer than everything else here

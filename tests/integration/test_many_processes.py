@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.ports.audit_log import AuditQuery
 from tests.pace import slowness
@@ -22,7 +22,7 @@ RACED_KEYS = 40
 
 WORKER = """
 import asyncio, json, sys, time
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.canonical import canonical
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.core.work import WorkDone

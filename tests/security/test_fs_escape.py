@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.blocks.confined import has_openat2, open_beneath, open_by_walking
-from reefknot.blocks.fs import BlobPut, Folders
+from reefknot.blocks.fs import BlobPut, Folders, has_openat2, open_beneath, open_by_walking
 from reefknot.blocks.settings import FsSettings
 from tests.integration.stepping import run
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from reefknot.core.idempotency import Claimed, Done, Hit, KeyState
-from reefknot.engines.sqlite import SqliteStore, retention
-from reefknot.engines.sqlite.recall import LARGEST
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite import upkeep as retention
+from reefknot.engines.sqlite.transaction import LARGEST
 from reefknot.errors import KeyQuotaError
 
 KEYS = int(os.environ.get("FLOOD_KEYS", "20000"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from reefknot.engines.virtual import EPOCH
+from reefknot.engines.clocks import EPOCH
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from reefknot.clock import SteadyClock
 from reefknot.core import work as core
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
@@ -35,14 +36,13 @@ from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import QueueFullError
-from reefknot.execution.steady import SteadyClock
 from reefknot.ports.block import BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
-from reefknot.router.desk import Desk
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
+from reefknot.router.submissions import Desk
 from reefknot.testing import run_virtual
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings

@@ -11,8 +11,8 @@ import pytest
 
 import reefknot
 from reefknot import errors
-from reefknot.execution.options import Options, PolicyFields
-from reefknot.execution.plan import OTHER_FIELDS, POLICY_FIELDS
+from reefknot.retrying.plan import OTHER_FIELDS, POLICY_FIELDS
+from reefknot.retrying.types import Options, PolicyFields
 
 HEAVY = {"typing", "re", "msgspec", "asyncio", "logging", "inspect", "dataclasses", "pydantic", "yaml", "apsw"}
 PROMISED = {
@@ -95,7 +95,7 @@ def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
 
 def test_importing_retry_does_not_load_what_it_does_not_need() -> None:
     loaded = modules_after(with_path("from reefknot import retry"))
-    assert "reefknot.execution.decorator" in loaded
+    assert "reefknot.retrying.decorator" in loaded
     assert not loaded & HEAVY
 
 

@@ -19,8 +19,7 @@ import httpcore2
 import httpx2
 from msgspec import Struct
 
-from reefknot.blocks.addresses import Address, Forbidden, Rules, literal, unwrapped
-from reefknot.blocks.urls import Url
+from reefknot.blocks.addresses import Address, Forbidden, Rules, Url, literal, unwrapped
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 MOST_ANSWERS = 64

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec import Struct
 
-from reefknot.cli.exits import CommandError, Exit
+from reefknot.audit.journal import event_id
+from reefknot.cli.app import CommandError, Exit
 from reefknot.core.messages import LARGEST_MESSAGE, ExecAssignment, InvalidMessage, read_assignment
-from reefknot.execution.journal import event_id
 
 STDIN = "-"
 _LOOK_S = 0.02

@@ -1,16 +1,284 @@
-"""`reefknot audit`: what was decided, proven and decided again. No command here runs an effect."""
+"""
+The end of a log, and what comes after it.
+
+Retries summed up, for people and for programs.
+
+A log written out: the events as lines, the head beside them. A file is whole or not there.
+
+`reefknot audit`: what was decided, proven and decided again. No command here runs an effect.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from time import monotonic
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from cyclopts import App, Parameter
+from msgspec import Struct
 
-from reefknot.cli.asking import Config, Json
-from reefknot.cli.engine import Engine, opened, place, run
-from reefknot.cli.exits import CommandError, Exit
-from reefknot.cli.output import put, put_json, say
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.audit_source import PAGE, evidence, exported, pages_of, shown_lines
+from reefknot.cli.options import Config, Engine, Json
+from reefknot.cli.output import progress, put, put_json, put_table, say
+from reefknot.cli.stores import opened, place, run
+from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, moment
+from reefknot.core.audit.chain import Head
+from reefknot.core.audit.event import decode
+from reefknot.core.audit.lines import UNREADABLE, line_of
+from reefknot.errors import NotJsonError
+from reefknot.ports.audit_log import AuditQuery, KeptEntry
+
+if TYPE_CHECKING:
+    from reefknot.core.audit.chain import Head
+    from reefknot.ports.audit_log import AuditLog
+
+LONGEST_WAIT = 5.0
+_AGO = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DETAILS = (
+    "operation",
+    "action",
+    "attempt_number",
+    "total_attempts",
+    "delay_seconds",
+    "exception_message",
+    "final_exception_message",
+    "reason",
+    "status",
+    "state",
+    "name",
+    "worker_id",
+    "actor",
+    "subject",
+    "idempotency_key",
+    "correlation_id",
+    "work_id",
+)
+"""What a person wants to see of an event, in this order."""
+
+
+def moment_of(text: str | None, *, now: datetime | None = None, flag: str = "--since") -> int | None:
+    """Milliseconds UTC of `--since`, or of another flag that says when."""
+    if text is None:
+        return None
+    ago = _AGO.match(text)
+    if ago is not None:
+        try:
+            at = (now or datetime.now(UTC)) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
+        except OverflowError:
+            return 0
+        return int(at.timestamp() * 1000)
+    seconds = moment(text)
+    if seconds is None:
+        accepted = "a time such as 2026-01-25T21:15:00Z, or how long ago: 90s, 15m, 2h, 7d"
+        raise CommandError(f"{flag}: {text[:60]!r} is not accepted: {accepted}")
+    return int(seconds * 1000)
+
+
+class Wanted(Struct, frozen=True):
+    """Which events are meant."""
+
+    query: AuditQuery
+    category: str | None
+
+    @classmethod
+    def of(
+        cls, type_: str | None, category: str | None, correlation: str | None, trace: str | None, since: int | None
+    ) -> Wanted:
+        from reefknot.cli.options import unknown
+        from reefknot.core.audit.event import EVENT_TYPES
+
+        known = [str(kind.__struct_config__.tag) for kind in EVENT_TYPES]
+        if type_ is not None and type_ not in known:
+            raise unknown("--type", type_, known)
+        query = AuditQuery(event_type=type_, correlation_id=correlation, trace_id=trace, since=since)
+        return cls(query, None if category is None else canonical_category(category))
+
+    def fits(self, kept: KeptEntry) -> bool:
+        if self.category is None:
+            return True
+        return canonical_category(_fields(kept.entry.body).get("retry_category")) == self.category
+
+    async def last(self, log: AuditLog, head: Head, lines: int) -> list[KeptEntry]:
+        """The last so many that fit. Only without a filter is it known where they begin."""
+        if lines == 0:
+            return []
+        query = self.query
+        if self.category is None and query == AuditQuery():
+            query = AuditQuery(after=max(0, head.sequence - lines))
+        found: deque[KeptEntry] = deque(maxlen=lines)
+        at = query.after
+        with progress("looking", head.sequence - at) as advance:
+            async for page in pages_of(log, query, until=head.sequence):
+                found.extend(filter(self.fits, page))
+                advance(page[-1].sequence - at)
+                at = page[-1].sequence
+        return list(found)
+
+
+async def follow_log(log: AuditLog, wanted: Wanted, *, after: int, seconds: float | None, json: bool) -> None:
+    """Show what comes, for so many seconds or until interrupted. Every wait is bounded."""
+    until = None if seconds is None else monotonic() + seconds
+    while True:
+        left = LONGEST_WAIT if until is None else min(LONGEST_WAIT, until - monotonic())
+        if left <= 0:
+            return
+        if not await log.wait(after, left):
+            continue
+        query = msgspec.structs.replace(wanted.query, after=after, limit=PAGE)
+        head = await log.head()
+        async for page in pages_of(log, query, until=head.sequence):
+            put_events(list(filter(wanted.fits, page)), json=json)
+        after = head.sequence
+
+
+def put_events(events: list[KeptEntry], *, json: bool) -> None:
+    """One line an event, at once."""
+    for one in events:
+        if json:
+            print(next(shown_lines([_line(one)])))
+        else:
+            put(described(one))
+    sys.stdout.flush()
+
+
+def _line(one: KeptEntry) -> bytes:
+    head = Head("", one.sequence, one.hash)
+    try:
+        return line_of(head, one.entry.body)
+    except NotJsonError:  # somebody changed it: shown as text
+        return line_of(head, msgspec.json.encode(one.entry.body.decode("utf-8", "replace")))
+
+
+def described(kept: KeptEntry) -> str:
+    """An event for people: number, time, type, category, and what matters most."""
+    fields = _fields(kept.entry.body)
+    words = [
+        str(kept.sequence),
+        str(fields.get("timestamp", "")),
+        kept.entry.event_type,
+        *([str(fields["retry_category"])] if fields.get("retry_category") else []),
+        *(f"{name}={_short(fields[name])}" for name in _DETAILS if fields.get(name) is not None),
+    ]
+    return "  ".join(words)
+
+
+def _short(value: Any) -> str:
+    text = str(value).replace("\n", "\\n")
+    return text if len(text) <= 120 else text[:119] + "…"
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(body)
+    except UNREADABLE:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+async def analysed(
+    file: Path | None, engine: str | None, config: str | None, *, threshold: float | None, since: int | None
+) -> tuple[Analysis, int]:
+    """The whole record, or what happened since; and how many events could not be read."""
+    analyser = Analyser(threshold=threshold)
+    unreadable = 0
+    async with evidence(file, engine, config) as found:
+        with progress("analysing", found.total) as advance:
+            async for page in found.pages():
+                for one in page.events:
+                    try:
+                        event = decode(one.body)
+                    except msgspec.DecodeError:
+                        unreadable += 1
+                        continue
+                    at = None if since is None else moment(event.timestamp)
+                    if since is None or (at is not None and at * 1000 >= since):
+                        analyser.add(event)
+                advance(page.size)
+    return analyser.result(), unreadable
+
+
+def put_analysis(result: Analysis, unreadable: int, *, json: bool) -> None:
+    """All numbers as JSON, or a table with a row for each category."""
+    if json:
+        put_json({**msgspec.to_builtins(result), "unreadable": unreadable})
+        return
+    span = f", from {result.first} to {result.last}" if result.first else ""
+    put(f"{result.events} events{span}")
+    put(f"retries a minute: {result.retries_per_minute} in the last one, {result.peak_per_minute} at most")
+    if unreadable:
+        put(f"{unreadable} events could not be read")
+    if result.categories:
+        rows = [_row(name, pattern) for name, pattern in result.categories.items()]
+        put_table(COLUMNS, [*rows, _row("all", result.overall)], styles=("cyan",), whole=("category",))
+
+
+COLUMNS = (
+    "category",
+    "attempts",
+    "retries",
+    "recovered",
+    "given up",
+    "refused",
+    "success",
+    "avg attempts",
+    "peak/min",
+    "key hits",
+)
+
+
+def _row(name: str, pattern: Pattern) -> tuple[str, ...]:
+    numbers: tuple[Any, ...] = (
+        pattern.total_attempts,
+        pattern.retries,
+        pattern.recovered,
+        pattern.exhausted,
+        pattern.refused,
+        "–" if pattern.success_rate is None else f"{pattern.success_rate:.1%}",
+        "–" if pattern.avg_attempts is None else f"{pattern.avg_attempts:.2f}",
+        pattern.peak_per_minute,
+        pattern.idempotency_hits,
+    )
+    return name, *map(str, numbers)
+
+
+async def export_to(file: Path, head_file: Path, log: AuditLog) -> tuple[int, Head]:
+    """Write both files, the head last: with it there, the export is complete."""
+    head = await log.head()
+    count = -1  # the opening line is no event
+    with _whole(file) as stream, progress("exporting", head.sequence) as advance:
+        async for lines in exported(log, head):
+            stream.write(lines)
+            written = lines.count(b"\n")
+            count += written
+            advance(written)
+    with _whole(head_file) as stream:
+        stream.write(msgspec.json.encode(head) + b"\n")
+    return count, head
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears when it is complete, readable by its owner only."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(fresh, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
 
 app = App(
     name="audit",
@@ -46,7 +314,6 @@ def tail(
     json: Json = False,
 ) -> int:
     """The last events, and with --follow those that come. With --json, one event a line."""
-    from reefknot.cli.tailing import Wanted, follow_log, moment_of, put_events
 
     if lines < 0:
         raise CommandError(f"--lines: {lines} is not accepted: a number, 0 or more")
@@ -80,7 +347,7 @@ def verify(
     json: Json = False,
 ) -> int:
     """Is the record what it was? Every edit, removal, swap and insertion is listed, and the exit code is 65."""
-    from reefknot.cli.evidence import evidence, head_beside, head_in
+    from reefknot.cli.audit_source import evidence, head_beside, head_in
 
     beside = None if file is None else head_beside(file)
     chosen = head or (beside if beside is not None and beside.is_file() else None)
@@ -117,9 +384,9 @@ def verify(
 @app.command(help_epilogue="Examples:\n\n    reefknot audit replay\n    reefknot audit replay log.jsonl --json")
 def replay(file: File = None, /, *, engine: Engine = None, config: Config = None, json: Json = False) -> int:
     """Decide every recorded decision again and list each difference (exit code 65). Nothing is executed."""
-    from reefknot.cli.evidence import evidence
-    from reefknot.cli.progress import progress
-    from reefknot.config.strategies import load_all
+    from reefknot.cli.audit_source import evidence
+    from reefknot.cli.output import progress
+    from reefknot.config.dialects import load_all
     from reefknot.core.audit.replay import Replayer
 
     for problem in load_all():  # a decision that followed one can only be taken again with it
@@ -174,8 +441,7 @@ def export(
     json: Json = False,
 ) -> int:
     """Write all events as JSON lines, and the head that proves later that nothing was cut off."""
-    from reefknot.cli.evidence import head_beside
-    from reefknot.cli.exporting import export_to
+    from reefknot.cli.audit_source import head_beside
 
     beside = head_beside(file)
     there = [str(one) for one in (file, beside) if one.exists()]
@@ -212,8 +478,6 @@ def analyse(
     json: Json = False,
 ) -> int:
     """Retries a minute, success rate and average attempts of every category, and alerts past a threshold."""
-    from reefknot.cli.analysing import analysed, put_analysis
-    from reefknot.cli.tailing import moment_of
 
     result, unreadable = run(analysed(file, engine, config, threshold=threshold, since=moment_of(since)))
     put_analysis(result, unreadable, json=json)

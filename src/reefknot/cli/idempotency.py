@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from reefknot.cli.asking import Config, Json
-from reefknot.cli.engine import Actor, DryRun, Engine, opened, operator_event, place, run, who
-from reefknot.cli.exits import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.options import Actor, Config, DryRun, Engine, Json
 from reefknot.cli.output import printable, put, put_json, put_table
+from reefknot.cli.stores import opened, operator_event, place, run, who
 
 if TYPE_CHECKING:
-    from reefknot.cli.engine import Place
+    from reefknot.cli.stores import Place
     from reefknot.core.idempotency import Done, Failed, KeyRecord, Released
 
 app = App(
@@ -196,7 +196,7 @@ def _fields(record: KeyRecord, where: Place) -> dict[str, Any]:
 def _lease(record: KeyRecord) -> dict[str, Any]:
     """When whoever holds the key loses it; leases are measured by the machine's steady clock, as here."""
     from reefknot.core.idempotency import KeyState
-    from reefknot.engines.system import SystemClock
+    from reefknot.engines.clocks import SystemClock
 
     if record.state is not KeyState.IN_PROGRESS:
         return {"lease_ends_at": None, "lease_seconds_left": None}

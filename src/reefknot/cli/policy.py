@@ -1,34 +1,153 @@
-"""`reefknot policy`: the policy book, asked before anything has failed. Nothing here runs or changes anything."""
+"""
+What a command is asked about: the settings in force, a target, a failure, a request.
+
+Names that mean nothing are refused here, with what is accepted and what was perhaps meant, before anything is resolved.
+
+`reefknot policy`: the policy book, asked before anything has failed. Nothing here runs or changes anything.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import os
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import App, Parameter
 
-from reefknot.cli.asking import (
-    Asked,
-    Config,
-    Happened,
-    InForce,
-    Json,
-    Seed,
-    Source,
-    Target,
-    in_force,
-    known_target,
-    unknown,
-)
-from reefknot.cli.exits import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.options import Config, Json, Seed, Source, Target, one_of, settings, unknown
 from reefknot.cli.output import put, put_json, put_table, say, where
+from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.retry.book import Book, Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reefknot.cli.explaining import Answer
+    from reefknot.cli.policy_view import Answer
+    from reefknot.config.layers import Gate
     from reefknot.core.failure import Failure
-    from reefknot.core.retry.layers import Settled
+    from reefknot.core.retry.book import Settled
     from reefknot.core.retry.policy import RetryPolicy
+
+CONTROL_FLOW = frozenset(
+    {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "asyncio.CancelledError"}
+)
+"""What is never retried and never classified, whatever a policy says."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What is known of a failure."""
+
+    error: Annotated[str | None, Parameter(help="Its error code, such as http_error or 3003.")] = None
+    status: Annotated[int | None, Parameter(help="Its HTTP status.")] = None
+    failure_type: Annotated[str | None, Parameter(help="Its type: transient, rate_limited, permanent or unknown.")] = (
+        None
+    )
+    exception: Annotated[str | None, Parameter(help="Its exception, by name: TimeoutError, httpx.ReadTimeout.")] = None
+    message: Annotated[str | None, Parameter(help="Its message.")] = None
+    retry_after: Annotated[float | None, Parameter(help="Seconds that the server asked to wait.")] = None
+
+    @property
+    def is_control_flow(self) -> bool:
+        return (self.exception or "").removeprefix("builtins.") in CONTROL_FLOW
+
+    def failure(self) -> Failure | None:
+        """The failure, None when nothing was said of it."""
+        if self == Happened():
+            return None
+        from reefknot.config.book import failure_of
+        from reefknot.core.redaction import redact
+
+        code = None if self.error is None else _code(self.error)
+        kind = None if self.failure_type is None else one_of("--failure-type", self.failure_type, dict(_TYPES))
+        if self.status is not None and not 300 <= self.status <= 599:
+            raise CommandError(f"--status: {self.status} is not a failure; accepted: a status from 300 to 599")
+        if self.retry_after is not None and not (isfinite(self.retry_after) and self.retry_after >= 0):
+            raise CommandError(f"--retry-after: {self.retry_after:g} is not accepted: seconds, 0 or more")
+        return failure_of(
+            code=code,
+            http_status=self.status,
+            failure_type=kind,
+            exception=self.exception,
+            message=redact(self.message or ""),
+            retry_after=self.retry_after,
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one request says of its own retries."""
+
+    retry_count: Annotated[int | None, Parameter(help="The request's retries, over every policy.")] = None
+    timeout_ms: Annotated[int | None, Parameter(help="The request's time for all attempts and waits.")] = None
+
+    def request(self) -> Request:
+        from reefknot.config.book import request_of
+
+        return request_of(retry_count=self.retry_count, timeout_ms=self.timeout_ms)
+
+
+_TYPES = {kind.value: kind for kind in FailureType}
+
+
+def _code(given: str) -> ErrorCode:
+    names = {code.name: code for code in ErrorCode if code is not ErrorCode.none}
+    numbers = {str(code.value): code for code in names.values()}
+    return numbers.get(given) or one_of("--error", given, names)
+
+
+class InForce(NamedTuple):
+    """What policy commands ask: the book, and whether a worker obeys it."""
+
+    book: Book
+    gate: Gate
+
+
+def in_force(config: str | None) -> InForce:
+    """The book and the gate. Where nothing is configured, what reads configuration is not loaded: it takes a while."""
+    from reefknot.config.layers import PREFIX, QUEUE, RETRIES, find, gate
+
+    silent = config is None and not any(name.startswith(PREFIX) for name in os.environ)
+    if silent and find(None, environ=os.environ, cwd=Path.cwd()) is None:
+        from reefknot.core.retry.defaults import builtin_book
+
+        gate(QUEUE, os.environ, None)  # only to hear of a word that it does not know
+        return InForce(builtin_book(), gate(RETRIES, os.environ, None))
+    found = settings(config)
+    return InForce(found.book, found.retries_gate)
+
+
+def known_target(book: Book, target: str | None, source: str | None = None) -> str:
+    """The target as the book spells it. A block may have any name; connectors and operations are known, or refused."""
+    from reefknot.core.retry.defaults import operation_target
+
+    if source is not None and source not in book.sources:
+        raise unknown("--source", source, sorted(book.sources))
+    if target is None:
+        if source is None:
+            raise CommandError("--target is missing; accepted: block:TYPE, connector:TYPE or operation:NAME")
+        return f"connector:{book.sources[source][0]}"
+    kind, colon, name = target.partition(":")
+    if kind not in ("block", "connector", "operation") or not colon or not name or not name.isprintable():
+        also = "" if target in book.targets else "; a target is block:TYPE, connector:TYPE or operation:NAME"
+        raise unknown("--target", target, sorted(book.targets), also=also)
+    if kind == "operation":
+        target = operation_target(name)
+    known = all_targets(book)
+    if kind != "block" and target not in known:
+        raise unknown("--target", target, sorted(one for one in known if one.startswith(f"{kind}:")), prefix=f"{kind}:")
+    return target
+
+
+def all_targets(book: Book) -> set[str]:
+    """Every target that is built in, configured, or read by a configured source."""
+    return {*book.targets, *(f"connector:{connector}" for connector, _ in book.sources.values())}
+
 
 app = App(
     name="policy",
@@ -45,7 +164,7 @@ EXPLAIN = "reefknot policy explain --target"
 @app.command(name="list", help_epilogue="Example:\n\n    reefknot policy list --kind connector")
 def list_policies(*, kind: Kind = None, config: Config = None, json: Json = False) -> int:
     """Every target and source with its policy, and where that comes from."""
-    from reefknot.cli.listing import listed, put_list
+    from reefknot.cli.policy_view import listed, put_list
 
     found = in_force(config)
     rows = listed(found.book, kind)
@@ -60,8 +179,9 @@ def list_policies(*, kind: Kind = None, config: Config = None, json: Json = Fals
 @app.command(help_epilogue="Example:\n\n    reefknot policy show connector:imap_mailbox")
 def show(target: Target = None, *, source: Source = None, config: Config = None, json: Json = False) -> int:
     """One target's policy, field by field: what it is, which layer said so, and instead of what."""
-    from reefknot.cli import explaining, wording
-    from reefknot.cli.listing import condition_name, overrides_of
+    from reefknot.cli import output as wording
+    from reefknot.cli import policy_view as explaining
+    from reefknot.cli.policy_view import condition_name, overrides_of
 
     found = in_force(config)
     name = known_target(found.book, target, source)
@@ -118,7 +238,7 @@ def explain(
 
     The answer "stop" is an answer: the exit code is 0.
     """
-    from reefknot.cli.explaining import answer_json, put_answer
+    from reefknot.cli.policy_view import answer_json, put_answer
 
     found = in_force(config)
     happened, asked = happened or Happened(), asked or Asked()
@@ -156,7 +276,7 @@ def _answer(
     provenance: Mapping[str, Settled],
     seed: int | None,
 ) -> Answer:
-    from reefknot.cli.explaining import CONTROL_FLOW, RETRYABLE, Answer
+    from reefknot.cli.policy_view import CONTROL_FLOW, RETRYABLE, Answer
     from reefknot.core.retry.explain import explain as decided
 
     explanation = decided(name, policy, failure, seed=seed)
@@ -171,9 +291,9 @@ def _answer(
 def _baseline_answer(
     found: InForce, name: str, happened: Happened, asked: Asked, failure: Failure, seed: int | None
 ) -> Answer:
-    from reefknot.cli.explaining import baseline_provenance
+    from reefknot.cli.policy_view import baseline_provenance
     from reefknot.core.failure import ErrorCategory
-    from reefknot.core.retry.builtin import BASELINE_RETRIES, DEFAULT_TIMEOUT, as_the_baseline_sees, baseline
+    from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT, as_the_baseline_sees, baseline
 
     if not name.startswith("block:"):
         raise CommandError(f"--baseline: {name} has none; the gate worker.retries.v2 governs blocks alone")
@@ -200,8 +320,9 @@ def schedule(
     json: Json = False,
 ) -> int:
     """Draw the waits of a target: where chance may put each, and how much time has gone by then."""
-    from reefknot.cli import explaining, wording
-    from reefknot.cli.drawing import put_waits
+    from reefknot.cli import output as wording
+    from reefknot.cli import policy_view as explaining
+    from reefknot.cli.policy_view import put_waits
     from reefknot.core.retry.explain import explain as decided
     from reefknot.core.retry.explain import schedule as planned
 
@@ -228,7 +349,7 @@ def schedule(
 @app.command(help_epilogue="Example:\n\n    reefknot policy check reefknot.yaml staging.yaml")
 def check(*files: str, config: Config = None, json: Json = False) -> int:
     """Check the policies of files: every mistake with its line. Exits with 78 when there is one."""
-    from reefknot.cli.checking import check_files
+    from reefknot.cli.config import check_files
 
     named = [*files, *(() if config is None else (config,))]
     return check_files(named or [None], json=json, policies_only=True)
@@ -242,7 +363,7 @@ def templates(
     json: Json = False,
 ) -> int:
     """Ready-made policies for common situations: list them, or print one."""
-    from reefknot.config.templates import TEMPLATES, template
+    from reefknot.cli.config import TEMPLATES, template_text
 
     if name is None:
         if json:
@@ -253,7 +374,7 @@ def templates(
     known = name.lower().replace("_", "-")
     if known not in TEMPLATES:
         raise unknown("NAME", name, TEMPLATES)
-    text = template(known)
+    text = template_text(known)
     if json:
         put_json({"name": known, "about": TEMPLATES[known], "text": text})
     else:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from reefknot.cli.asking import Config, Json
-from reefknot.cli.engine import Actor, DryRun, Engine, Place, opened, operator_event, place, run, who
-from reefknot.cli.exits import CommandError, Exit
-from reefknot.cli.observing import time_text
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.options import Actor, Config, DryRun, Engine, Json
 from reefknot.cli.output import printable, put, put_json, put_table, say
+from reefknot.cli.stores import Place, opened, operator_event, place, run, time_text, who
 
 if TYPE_CHECKING:
     from reefknot.core.work import WorkItem
@@ -46,7 +45,7 @@ class Which:
     )
 
     def filter(self, ids: tuple[str, ...] = ()) -> QuarantineFilter:
-        from reefknot.cli.tailing import moment_of
+        from reefknot.cli.audit import moment_of
         from reefknot.ports.quarantine import QuarantineFilter
 
         return QuarantineFilter(ids, self.type, self.source, self.reason, moment_of(self.before, flag="--before"))
@@ -103,7 +102,7 @@ def show(
     json: Json = False,
 ) -> int:
     """One of them: payload, reason, failure, history. Secrets are hidden."""
-    from reefknot.cli.jobs import Job
+    from reefknot.cli.job import Job
 
     where = place(engine, config)
 
@@ -271,7 +270,7 @@ class _Deed:
     async def _work(self, store: Store, act: Act, wanted: QuarantineFilter, *, dry_run: bool) -> list[str]:
         from collections import Counter
 
-        from reefknot.cli.progress import progress
+        from reefknot.cli.output import progress
 
         items = await self._found(store, wanted)
         kinds = Counter(item.kind for item in items)
@@ -291,7 +290,7 @@ class _Deed:
 
     async def _say_missing(self, store: Store, names: list[str]) -> None:
         """What became of those that are not there."""
-        from reefknot.cli.jobs import get_job
+        from reefknot.cli.job import get_job
 
         for name in names[:MOST_SHOWN]:
             job = await get_job(store, name)
@@ -308,8 +307,8 @@ class _Deed:
 
     def _events(self, items: list[WorkItem]) -> list[AuditEntry]:
         """Who did it, and for work that comes back, that it does."""
+        from reefknot.audit.journal import Journal, event_id, now_text
         from reefknot.core.audit.event import Requeued
-        from reefknot.execution.journal import Journal, event_id, now_text
 
         subject = items[0].id if len(items) == 1 else None
         details: dict[str, Any] = {"count": len(items), "ids": [item.id for item in items]}

@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from reefknot.cli.asking import Config, Json
-from reefknot.cli.engine import Engine, opened, place, run
-from reefknot.cli.exits import Exit
-from reefknot.cli.observing import age, running, time_text
+from reefknot.cli.app import Exit
+from reefknot.cli.options import Config, Engine, Json
 from reefknot.cli.output import put, put_json, put_table
-from reefknot.cli.serving import For, Part, Seed
-from reefknot.cli.serving import start as serve
+from reefknot.cli.serve import For, Part, Seed
+from reefknot.cli.serve import start as serve
+from reefknot.cli.stores import age, opened, place, run, running, time_text
 
 app = App(
     name="router",

@@ -1,4 +1,11 @@
-"""`reefknot run FILE`: a file of assignments through router, queue, worker and back."""
+"""
+How assignments ended, counted.
+
+Every assignment has exactly one of six ends. `recovered` are among those that succeeded, `quarantined` among those that
+failed. What no worker ever took in was rejected; what one gave up to make room was dropped.
+
+`reefknot run FILE`: a file of assignments through router, queue, worker and back.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +17,92 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
+from msgspec import UNSET
 
-from reefknot.cli.asking import Config, Json
-from reefknot.cli.exits import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.options import Config, EngineOrMemory, Json, Modules, Workers
 from reefknot.cli.output import printable, put, say
-from reefknot.cli.running import Modules, Ready, Store, Workers, ready, signals
+from reefknot.cli.serve import Ready, ready, signals
+from reefknot.core.messages import ExecResult, ResultStatus
+from reefknot.core.overload.admission import RejectReason
+from reefknot.core.work import WorkState
 
 if TYPE_CHECKING:
-    from reefknot.assembly.system import System
+    from reefknot.app.system import System
     from reefknot.cli.assignments import Mistake, Numbered
-    from reefknot.cli.running import Ending
-    from reefknot.cli.tally import Tally
+    from reefknot.cli.serve import Ending
     from reefknot.core.messages import ExecResult
+    from reefknot.ports.store import Store
+
+ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")
+_BY_STATUS = {
+    ResultStatus.SUCCESS: "succeeded",
+    ResultStatus.TIMEOUT: "timed_out",
+    ResultStatus.CANCELLED: "cancelled",
+}
+
+
+class Tally:
+    """Counts ends."""
+
+    def __init__(self) -> None:
+        self.ends = dict.fromkeys(ENDS, 0)
+        self.recovered = 0
+        self.quarantined = 0
+        self.retries = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.ends.values())
+
+    @property
+    def all_succeeded(self) -> bool:
+        return self.total == self.ends["succeeded"]
+
+    def rejected(self) -> None:
+        """A line that is no assignment: it ends here."""
+        self.ends["rejected"] += 1
+
+    async def count(self, result: ExecResult, store: Store) -> str:
+        """Count one result; answers which end it was."""
+        end = _BY_STATUS.get(result.status) or await self._failure(result, store)
+        self.ends[end] += 1
+        retries = 0 if result.retries_used is UNSET else result.retries_used
+        self.retries += retries
+        self.recovered += end == "succeeded" and retries > 0
+        return end
+
+    async def _failure(self, result: ExecResult, store: Store) -> str:
+        """The worker's own record says whether it was ever taken in, and what became of it."""
+        item = await store.work.get(result.assignment_id)
+        if item is None:
+            return "rejected"
+        if item.state is WorkState.CANCELLED and item.reason == RejectReason.DROPPED_OLDEST.value:
+            return "dropped"
+        self.quarantined += item.state is WorkState.QUARANTINED
+        return "failed"
+
+    def summary(self, elapsed: float) -> dict[str, Any]:
+        return {
+            "total": self.total,
+            **self.ends,
+            "recovered": self.recovered,
+            "quarantined": self.quarantined,
+            "retries": self.retries,
+            "elapsed_s": round(elapsed, 3),
+        }
+
+    def sentence(self, elapsed: float) -> str:
+        """The same for people, without what did not happen."""
+        asides = {
+            "succeeded": f" ({self.recovered} after retries)" if self.recovered else "",
+            "failed": f" ({self.quarantined} in quarantine)" if self.quarantined else "",
+        }
+        told = [f"{n} {end.replace('_', ' ')}{asides.get(end, '')}" for end, n in self.ends.items() if n]
+        noun = "assignment" if self.total == 1 else "assignments"
+        retries = f"; {self.retries} {'retry' if self.retries == 1 else 'retries'}"
+        return f"{self.total} {noun} in {elapsed:.1f} s: {', '.join(told) or 'nothing to do'}{retries}"
+
 
 AT_ONCE = 200
 MOST_SHOWN = 20
@@ -41,7 +122,7 @@ def run(
     file: Annotated[str, Parameter(help="One assignment a line, as JSON; - is stdin.", allow_leading_hyphen=True)],
     /,
     *,
-    engine: Store = None,
+    engine: EngineOrMemory = None,
     workers: Workers = 1,
     module: Modules = None,
     results: Annotated[str | None, Parameter(help="Write one ExecResult a line to this file.")] = None,
@@ -65,7 +146,7 @@ def run(
 
 
 async def _run(batch: Batch, start: Ready, workers: int, modules: tuple[str, ...], seed: int | None, json: bool) -> int:
-    from reefknot.assembly.system import running_system
+    from reefknot.app.system import running_system
 
     began = monotonic()
     with signals() as ending:
@@ -97,7 +178,6 @@ class Batch:
     """One file on its way."""
 
     def __init__(self, file: str, write: Write, in_flight: int, *, secrets: tuple[str, ...] = ()) -> None:
-        from reefknot.cli.tally import Tally
         from reefknot.core.redaction import Redactor
 
         self.tally: Tally = Tally()
@@ -118,7 +198,7 @@ class Batch:
     async def through(self, system: System, ending: Ending) -> None:
         """All of it, several at a time, until it is done or somebody asks for the end."""
         from reefknot.cli.assignments import assignments, count_lines
-        from reefknot.cli.progress import progress
+        from reefknot.cli.output import progress
 
         self._began_ms = system.snapshot()["at"]
         self._lines = assignments(self._file)

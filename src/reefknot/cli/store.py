@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from reefknot.cli.asking import Config, Json
-from reefknot.cli.engine import Actor, DryRun, Engine, Place, existing, opened, operator_event, place, run, who
-from reefknot.cli.exits import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.options import Actor, Config, DryRun, Engine, Json
 from reefknot.cli.output import put, put_json, say
+from reefknot.cli.stores import Place, existing, opened, operator_event, place, run, who
 
 if TYPE_CHECKING:
     from reefknot.engines.sqlite import SqliteStore
-    from reefknot.engines.sqlite.maintenance import CheckReport
+    from reefknot.engines.sqlite.upkeep import CheckReport
     from reefknot.ports.store import Store
 
 app = App(
@@ -61,7 +61,7 @@ def backup(
     json: Json = False,
 ) -> int:
     """Copy the store as it stands, while others go on writing it. The copy is a store of its own."""
-    from reefknot.cli.progress import progress
+    from reefknot.cli.output import progress
 
     where = place(engine, config)
     if target.exists():
@@ -97,7 +97,7 @@ def migrate(
     *, dry_run: DryRun = False, as_: Actor = None, engine: Engine = None, config: Config = None, json: Json = False
 ) -> int:
     """Bring the file to the version of this program. A newer file is refused (exit code 78)."""
-    from reefknot.engines.sqlite.schema import VERSION
+    from reefknot.engines.sqlite.connection import VERSION
 
     where = place(engine, config)
     existing(where)
@@ -159,8 +159,7 @@ def _looked_at(where: Place) -> dict[str, Any]:
     """The file's version and unused bytes, without changing anything."""
     import apsw
 
-    from reefknot.engines.sqlite.connection import translated
-    from reefknot.engines.sqlite.schema import check_version
+    from reefknot.engines.sqlite.connection import check_version, translated
 
     path = str(where.path)
     try:

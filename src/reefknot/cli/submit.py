@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from reefknot.cli.asking import Config, Json, load
-from reefknot.cli.engine import Engine, Place, place
-from reefknot.cli.exits import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.options import Config, Engine, Json, load
 from reefknot.cli.output import printable, put, put_table, say
+from reefknot.cli.stores import Place, place
 
 if TYPE_CHECKING:
     from reefknot.core.messages import ExecAssignment, ExecResult
@@ -104,7 +104,7 @@ class Handed:
         self._results: dict[str, ExecResult | None] = {}
 
     async def file(self, name: str) -> None:
-        from reefknot.assembly.system import connect
+        from reefknot.app.system import connect
         from reefknot.cli.assignments import Mistake, assignments
         from reefknot.errors import KeyConflictError
 
@@ -123,7 +123,7 @@ class Handed:
             await self._results_of(handles)
 
     async def one(self, assignment: ExecAssignment) -> None:
-        from reefknot.assembly.system import connect
+        from reefknot.app.system import connect
 
         async with connect(self._where.url, size=self._size) as client:
             await self._results_of([await self._hand_in(client, assignment)])

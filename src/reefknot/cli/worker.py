@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import App, Parameter
 
-from reefknot.cli.asking import Config, Json, unknown
-from reefknot.cli.engine import Actor, DryRun, Engine, opened, operator_event, place, run, who
-from reefknot.cli.exits import CommandError, Exit
-from reefknot.cli.observing import age, places, running
+from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.options import Actor, Config, DryRun, Engine, Json, Modules, unknown
 from reefknot.cli.output import put, put_json, put_table, say
-from reefknot.cli.running import Modules
-from reefknot.cli.serving import For, Part, Seed
-from reefknot.cli.serving import start as serve
+from reefknot.cli.serve import For, Part, Seed
+from reefknot.cli.serve import start as serve
+from reefknot.cli.stores import age, opened, operator_event, place, places, run, running, who
 
 if TYPE_CHECKING:
-    from reefknot.cli.engine import Place
+    from reefknot.cli.stores import Place
     from reefknot.ports.store import Store
 
 HEARD_S = 5.0
@@ -196,7 +194,7 @@ class Order(NamedTuple):
 
     async def _heard(self, store: Store, names: set[str]) -> bool:
         """Until they say so of themselves. One that is gone meanwhile need not."""
-        from reefknot.assembly.presence import living_systems
+        from reefknot.app.presence import living_systems
 
         for _ in range(int(HEARD_S / _LOOK_S)):
             living = await living_systems(store)

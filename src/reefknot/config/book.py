@@ -11,16 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self, Unpack
 
-from reefknot.config.document import Tree, environment, merge, read_file, read_text
+from reefknot.config.layers import environment, read_file, read_text
+from reefknot.config.reading.session import Tree, merge
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, Request, ResolvedPolicy
-from reefknot.core.retry.builtin import builtin_book
 from reefknot.core.retry.classify import classify, status_in
+from reefknot.core.retry.defaults import builtin_book, operation_target
 from reefknot.core.retry.explain import Explanation, explain
-from reefknot.core.retry.operations import operation_target
 from reefknot.errors import ParameterError
-from reefknot.execution.options import Options
-from reefknot.execution.retrier import Retrier
+from reefknot.retrying.retrier import Retrier
+from reefknot.retrying.types import Options
 
 MOST_REMEMBERED = 4096
 

@@ -15,20 +15,20 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from reefknot.config import strategies
+from reefknot.config import dialects as strategies
 from reefknot.config.dialects import Reading
-from reefknot.config.document import Path, Problem, Tree, dotted, suggest
-from reefknot.config.positions import shortened
+from reefknot.config.layers import suggest
+from reefknot.config.reading.session import KeyPath, Problem, Tree, dotted, shortened
 from reefknot.config.schema import Configuration
 from reefknot.config.secrets import is_reference
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
 from reefknot.core.retry.book import Book, content_hash, families
-from reefknot.core.retry.builtin import TARGETS
+from reefknot.core.retry.defaults import TARGETS
 from reefknot.core.retry.explain import horizon
 from reefknot.errors import ConfigurationError, ParameterError
 
-_QUEUE: Path = ("worker", "queue", "v2")
+_QUEUE: KeyPath = ("worker", "queue", "v2")
 _NO_REFERENCE = "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
 
 
@@ -50,7 +50,7 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
 
 def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]]:
     """The configuration without what the schema refuses, so that the other mistakes are found in the same go."""
-    told: dict[Path, Problem] = {}  # what is cut out for its kind is not missing as well
+    told: dict[KeyPath, Problem] = {}  # what is cut out for its kind is not missing as well
     value = tree.value
     while True:
         try:
@@ -64,7 +64,7 @@ def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]
                 value = {}
 
 
-def _cut_out(value: dict[str, Any], path: Path) -> bool:
+def _cut_out(value: dict[str, Any], path: KeyPath) -> bool:
     """Remove what stands at `path`, a list as a whole; what is left is smaller, so checking it comes to an end."""
     names = list(takewhile(lambda part: isinstance(part, str), path))
     holder: Any = value
@@ -103,7 +103,7 @@ def _by_place(problem: Problem) -> tuple[str, int, int]:
 # ---- what the schema finds -------------------------------------------------------------------------------------------
 
 
-def _path(location: Path, value: Any) -> Path:
+def _path(location: KeyPath, value: Any) -> KeyPath:
     """Where in the file. A refused key is marked by one more part, which is no key of the file."""
     if location[-1:] != ("[key]",):
         return location
@@ -112,7 +112,7 @@ def _path(location: Path, value: Any) -> Path:
     return location if isinstance(value, dict) and "[key]" in value else location[:-1]
 
 
-def _message(path: Path, found: Any) -> str:
+def _message(path: KeyPath, found: Any) -> str:
     context = found.get("ctx", {})
     given = found.get("input")
     if path[:1] == ("secrets",) and len(path) > 1:
@@ -169,16 +169,16 @@ def _near(given: object, expected: str) -> str:
     return suggest(given, words) if isinstance(given, str) else ""
 
 
-def _fields_at(path: Path) -> Iterable[str]:
+def _fields_at(path: KeyPath) -> Iterable[str]:
     """The keys that are accepted at a place in the file."""
     return [name for model in _models_at(path) for name in model.model_fields]
 
 
-def _models_at(path: Path) -> list[type[BaseModel]]:
+def _models_at(path: KeyPath) -> list[type[BaseModel]]:
     return [one for one in _alternatives(_kind_at(path)) if isinstance(one, type) and issubclass(one, BaseModel)]
 
 
-def _bounds(path: Path) -> str:
+def _bounds(path: KeyPath) -> str:
     """From where to where a number may go, read off the schema."""
     lowest, highest = "", ""
     for bound in _metadata_at(path):
@@ -191,7 +191,7 @@ def _bounds(path: Path) -> str:
     return f"{lowest} {highest}".strip()
 
 
-def _metadata_at(path: Path) -> Iterator[Any]:
+def _metadata_at(path: KeyPath) -> Iterator[Any]:
     for model in _models_at(path[:-1]):
         if path[-1] in model.model_fields:
             field = model.model_fields[str(path[-1])]
@@ -212,7 +212,7 @@ def _flattened(metadata: Iterable[Any]) -> Iterator[Any]:
         yield from getattr(one, "metadata", ())
 
 
-def _kind_at(path: Path) -> Any:
+def _kind_at(path: KeyPath) -> Any:
     kind: Any = Configuration
     for part in path:
         kind = _inside(kind, str(part))
@@ -266,7 +266,7 @@ def _addresses(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
         yield Problem(tree.mark(("engine",)), "engine", message)
     for name, written in configuration.secrets.items():
         if not is_reference(written):
-            path: Path = ("secrets", name)
+            path: KeyPath = ("secrets", name)
             yield Problem(tree.mark(path), dotted(path), _NO_REFERENCE)
 
 
@@ -337,7 +337,7 @@ def _forgetful(tree: Tree, configuration: Configuration, book: Book) -> Iterator
     targets = [target for target in (*book.targets, "block:*") if not target.startswith("connector:")]
     longest, target = max((horizon(book.resolve(target)), target) for target in targets)
     if kept < longest:
-        path: Path = ("idempotency", "retention_seconds")
+        path: KeyPath = ("idempotency", "retention_seconds")
         message = (
             f"{kept:g} s is shorter than {target} may be retried for ({longest:g} s), so a key could be forgotten while"
             f" its work goes on; accepted: at least {ceil(longest)}"

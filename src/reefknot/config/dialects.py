@@ -1,41 +1,142 @@
 """
+Strategies by name: those that are built in, and those of installed packages.
+
+A package offers one as an entry point of the group `reefknot.strategies`. Only what a configuration names is loaded.
+
+The words of each dialect: the field that a word speaks of, and what its value means there.
+
+Only words whose meaning is the same wherever they stand; what depends on another word is for `dialects`.
+
 Three dialects, one book.
 
 The worker, the connectors and the operations each configure retries in their own words. Here those words become layers
 of one book: retries become executions, milliseconds become seconds, and every value keeps the place it was written at.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reefknot.config.document import Path, Problem, Tree, dotted, suggest
-from reefknot.config.positions import shortened
+from reefknot.config.layers import suggest
+from reefknot.config.reading.session import KeyPath, Problem, Tree, dotted, shortened
 from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
-from reefknot.config.strategies import problem_with
-from reefknot.config.words import BACKOFF_WORDS, CONNECTOR_WORDS, OPERATION_WORDS
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
-from reefknot.core.retry import builtin
-from reefknot.core.retry.book import Book, CategoryEntry, Condition, StatusRules, TargetEntry
-from reefknot.core.retry.connectors import CONNECTORS, OTHER_CONNECTORS
-from reefknot.core.retry.layers import Layer, Patch, Said
-from reefknot.core.retry.operations import RetryCategory, operation_target
+from reefknot.core.retry import defaults as builtin
+from reefknot.core.retry.backoff import register
+from reefknot.core.retry.book import Book, CategoryEntry, Condition, Layer, Patch, Said, StatusRules, TargetEntry
+from reefknot.core.retry.defaults import CONNECTORS, OTHER_CONNECTORS, RetryCategory, operation_target
+from reefknot.core.retry.policy import OWN_STRATEGIES, Jitter, RetryStrategy
+from reefknot.errors import ParameterError
 
-V2: Path = ("worker", "retries", "v2")
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "reefknot.strategies"
+
+
+def strategy_named(name: str) -> RetryStrategy | str:
+    """The strategy of a name that `problem_with` has nothing against."""
+    return name if name in OWN_STRATEGIES else RetryStrategy(name)
+
+
+def problem_with(name: str) -> str:
+    """What is wrong with a strategy's name, "" when it can be used; then it is loaded."""
+    if name in OWN_STRATEGIES or name in set(RetryStrategy):
+        return ""
+    offered = {point.name: point for point in _offered()}
+    if name not in offered:
+        hint = suggest(name, [*RetryStrategy, *offered])
+        return f"{shortened(name)!r} is not accepted; accepted: {accepted()}{hint}"
+    try:
+        register(name, offered[name].load())
+    except ParameterError as error:
+        return f"the strategy cannot be used: {error}"
+    except Exception as error:  # another package's code: whatever it raises
+        return f"the strategy cannot be loaded ({type(error).__name__}: {shortened(str(error), 200)})"
+    return ""
+
+
+def accepted() -> str:
+    """The names that a configuration may use, in words."""
+    known = ", ".join(repr(str(one)) for one in [*RetryStrategy, *sorted(point.name for point in _offered())])
+    return f"{known}, or what an installed package offers as an entry point of {GROUP}"
+
+
+def load_all() -> list[str]:
+    """Everything that is offered, for who decides what others have recorded. Gives what could not be loaded."""
+    return [problem for point in _offered() if (problem := problem_with(point.name))]
+
+
+def _offered() -> Iterator[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    yield from entry_points(group=GROUP)
+
+
+def _seconds(milliseconds: float) -> float:
+    return milliseconds / 1000
+
+
+def _executions(retries: int) -> int:
+    return retries + 1
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _jitter_switch(enabled: bool) -> Jitter:
+    return Jitter.PROPORTIONAL if enabled else Jitter.NONE
+
+
+BACKOFF_WORDS: dict[str, tuple[str, Any]] = {
+    "max_attempts": ("max_attempts", _executions),
+    "base_delay_ms": ("base_delay", _seconds),
+    "max_delay_ms": ("max_delay", _seconds),
+    "jitter_type": ("jitter", Jitter),
+    "jitter_factor": ("jitter_factor", float),
+    "exponential_base": ("multiplier", float),
+    "strategy": ("strategy", strategy_named),
+    "max_retry_after_ms": ("max_retry_after", _seconds),
+}
+CONNECTOR_WORDS: dict[str, tuple[str, Any]] = {
+    "strategy": ("strategy", strategy_named),
+    "max_attempts": ("max_attempts", _executions),
+    "base_delay_seconds": ("base_delay", float),
+    "max_delay_seconds": ("max_delay", float),
+    "jitter_factor": ("jitter_factor", float),
+    "backoff_multiplier": ("multiplier", float),
+}
+OPERATION_WORDS: dict[str, tuple[str, Any]] = {
+    "max_attempts": ("max_attempts", _same),
+    "base_delay": ("base_delay", float),
+    "max_delay": ("max_delay", float),
+    "backoff_multiplier": ("multiplier", float),
+    "jitter_enabled": ("jitter", _jitter_switch),
+    "jitter_factor": ("jitter_factor", float),
+    "retryable_exceptions": ("retryable_exceptions", tuple),
+    "non_retryable_exceptions": ("non_retryable_exceptions", tuple),
+    "timeout": ("attempt_timeout", _same),
+}
+
+
+V2: KeyPath = ("worker", "retries", "v2")
 
 
 class Place(NamedTuple):
     """Where in the tree, and for which layer, words are being read."""
 
     tree: Tree
-    path: Path
+    path: KeyPath
     layer: Layer
 
-    def at(self, *more: str) -> "Place":
+    def at(self, *more: str) -> Place:
         return Place(self.tree, (*self.path, *more), self.layer)
 
-    def on(self, layer: Layer) -> "Place":
+    def on(self, layer: Layer) -> Place:
         return Place(self.tree, self.path, layer)
 
     def said(self, value: Any, *more: str) -> Said:

@@ -17,15 +17,14 @@ from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from reefknot.config.check import checked
-from reefknot.config.document import read_file
+from reefknot.config.dialects import problem_with, strategy_named
+from reefknot.config.layers import read_file
 from reefknot.config.schema import ConnectorEntry
-from reefknot.config.strategies import problem_with, strategy_named
 from reefknot.core.failure import FailureType
-from reefknot.core.retry.backoff import delay_before
-from reefknot.core.retry.connectors import CONNECTORS, OTHER_CONNECTORS, JobType
-from reefknot.core.retry.draw import draw
+from reefknot.core.retry.backoff import delay_before, draw
+from reefknot.core.retry.defaults import CONNECTORS, OTHER_CONNECTORS, JobType
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
-from reefknot.execution import chance
+from reefknot.runtime import seeds as chance
 
 
 class ConnectorPolicy(BaseModel):

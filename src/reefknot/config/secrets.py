@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from reefknot.config.files import UnreadableError, read_small
-from reefknot.config.positions import Mark, Problem, dotted, shortened
-from reefknot.config.tree import Tree
+from reefknot.config.reading.session import Mark, Problem, Tree, UnreadableError, dotted, read_small, shortened
 
 MOST_SECRET_BYTES = 64 * 1024
 ACCEPTED = "a reference: env:NAME or file:PATH"

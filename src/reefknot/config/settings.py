@@ -12,12 +12,10 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.config.check import checked
-from reefknot.config.document import environment, flags, merge
-from reefknot.config.gates import QUEUE, RETRIES, Gate, gate, said_by_environment
-from reefknot.config.load import load_tree
-from reefknot.config.positions import Path as Written
+from reefknot.config.layers import QUEUE, RETRIES, Gate, environment, flags, gate, load_tree, said_by_environment
+from reefknot.config.reading.session import KeyPath as Written
+from reefknot.config.reading.session import Tree, merge
 from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
-from reefknot.config.tree import Tree
 from reefknot.core.retry.book import Book
 
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 from msgspec import Struct, structs
 
 from reefknot.core.canonical import fingerprint
-from reefknot.core.moment import Moment
+from reefknot.core.time import Moment
 from reefknot.errors import KeyTooLongError, ParameterError, ParameterTypeError, ResultTooLargeError
 
 LONGEST_KEY = 512

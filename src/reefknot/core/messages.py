@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from reefknot.core.failure import ErrorCode
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import OverloadStatus
 from reefknot.errors import shown
 
 VERSION = "1"

@@ -14,7 +14,7 @@ from math import inf
 
 from msgspec import Struct
 
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import OverloadStatus
 
 HEARTBEAT_S = 1.0
 MISSED_UNTIL_GONE = 3

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
-from reefknot.core.moment import Moment
+from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
 
 CRASH_LIMIT = 3

@@ -18,15 +18,14 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from reefknot.cli.exits import told
-from reefknot.cli.running import ready
-from reefknot.cli.up import Up
+from reefknot.cli.app import told
+from reefknot.cli.serve import Up, ready
 from reefknot.demo.stage import QUEUE_SIZE, Flaky, set_up
 from reefknot.demo.tour import LOOPBACK
 from reefknot.errors import QueueFullError, ResultPendingError
 
 if TYPE_CHECKING:
-    from reefknot.assembly.system import System
+    from reefknot.app.system import System
     from reefknot.core.messages import ExecResult
     from reefknot.router.client import Client, Handle
 
@@ -81,7 +80,7 @@ class Show:
 
     async def play(self, system: System) -> None:
         """From the first to the last scene; then the system ends too."""
-        from reefknot.assembly.system import connect
+        from reefknot.app.system import connect
 
         self._began = monotonic()
         async with connect(self._url, size=QUEUE_SIZE) as client:
@@ -163,8 +162,8 @@ class Show:
         self._conclude(await waiting)
 
     async def person(self, client: Client) -> None:
+        from reefknot.audit.journal import Journal, event_id, now_text
         from reefknot.core.audit.event import OperatorAction
-        from reefknot.execution.journal import Journal, event_id, now_text
         from reefknot.ports.quarantine import QuarantineFilter
 
         self._title(

@@ -14,7 +14,7 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from reefknot.config.templates import recommended
+from reefknot.cli.config import recommended
 from reefknot.demo.tour import DOWN, LOOPBACK, OK, Answer, Service
 
 QUEUE_SIZE = 12

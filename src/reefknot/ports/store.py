@@ -9,10 +9,9 @@ from typing import Protocol
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
-from reefknot.ports.leases import Leases
 from reefknot.ports.quarantine import Quarantine
 from reefknot.ports.transport import Transport
-from reefknot.ports.work_queue import WorkQueue
+from reefknot.ports.work_queue import Leases, WorkQueue
 
 
 class Store(Protocol):

@@ -1,11 +1,16 @@
 """
+Who holds work, and what becomes of it when a holder is known to be gone.
+
+A lease runs out by itself. Whoever can tell that its holder will never come back need not wait for that. Saying so of
+one that lives costs a second run, never a second result: its fence is still its own until somebody else claims.
+
 Where work waits, and who runs it.
 
 Accepted means kept. A claim is one atomic step with a lease and a fence; a lease that runs out comes back by itself at
 the next claim, counted as a crash. Events go with the change they tell of, or not at all.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -13,6 +18,17 @@ from msgspec import Struct
 
 from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState
 from reefknot.ports.audit_log import AuditEntry
+
+
+class Leases(Protocol):
+    """The leases of all work in a store."""
+
+    async def owners(self) -> list[str]:
+        """Whoever holds work now, each once."""
+
+    async def end(self, owners: Collection[str]) -> int:
+        """These are gone for good: their leases are over, and the next claim counts a crash. Answers how many."""
+
 
 FIRST_FENCE = 1
 """The fence of an item's first owner."""

@@ -8,26 +8,16 @@ in the store until somebody asks for it.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from reefknot.audit.journal import Journal, event_id
 from reefknot.core.audit.event import Admission, OperatorAction, timestamp
-from reefknot.core.messages import (
-    AckStatus,
-    Cancel,
-    Correlation,
-    ExecAssignment,
-    ExecResult,
-    Job,
-    Options,
-    encode,
-)
+from reefknot.core.messages import AckStatus, Cancel, Correlation, ExecAssignment, ExecResult, Job, Options, encode
 from reefknot.core.overload.admission import RejectReason
 from reefknot.errors import ParameterError, ParameterTypeError, QueueFullError, ResultPendingError
-from reefknot.execution.journal import Journal, event_id
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
-from reefknot.router.desk import CLASS, Desk
-from reefknot.router.forecast import Forecast, Told
-from reefknot.router.handing_in import ARGUMENTS, as_it_travels
+from reefknot.router.admission import Forecast, Told
+from reefknot.router.submissions import ARGUMENTS, CLASS, Desk, as_it_travels
 
 DEFAULT_WAIT = 60.0
 

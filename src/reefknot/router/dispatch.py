@@ -28,19 +28,19 @@ from reefknot.core.messages import (
     encode,
 )
 from reefknot.core.overload.admission import RejectReason
-from reefknot.core.retry.draw import draw, key_number
+from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Lineup, Nobody, Why, WorkerHealth, choose_worker
 from reefknot.core.work import WorkState
-from reefknot.execution import chance
 from reefknot.ports.clock import Clock
 from reefknot.ports.transport import Transport
 from reefknot.ports.work_queue import WorkQueue
-from reefknot.router.desk import ended_here
-from reefknot.router.ends import Ends
-from reefknot.router.health import HealthTable
+from reefknot.router.admission import HealthTable
+from reefknot.router.completion import Ends
 from reefknot.router.pending import Line, Pending, PendingTable
 from reefknot.router.records import Records
 from reefknot.router.settings import ACK_WITHIN_S, ASK_AGAIN_S, LATE_S, RouterSettings
+from reefknot.router.submissions import ended_here
+from reefknot.runtime import seeds as chance
 
 PUBLISH_S = 10.0
 FLEET_EVERY_S = 5.0

@@ -13,27 +13,19 @@ from math import inf
 import msgspec
 
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import (
-    ACK,
-    HEARTBEAT,
-    AckStatus,
-    ExecAssignmentAck,
-    ExecResult,
-    Heartbeat,
-    ResultStatus,
-)
+from reefknot.core.messages import ACK, HEARTBEAT, AckStatus, ExecAssignmentAck, ExecResult, Heartbeat, ResultStatus
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.routing import too_late_everywhere
-from reefknot.execution import report
-from reefknot.execution.crew import Crew
 from reefknot.ports.clock import Clock
 from reefknot.ports.transport import Delivery
-from reefknot.router.desk import ended_here
+from reefknot.router.admission import HealthTable
+from reefknot.router.completion import DONE_S, Done, Ends
 from reefknot.router.dispatch import REFUSED_FOR_S, SHARED, Dispatcher
-from reefknot.router.ends import DONE_S, Done, Ends
-from reefknot.router.health import HealthTable
 from reefknot.router.pending import Pending, PendingTable
 from reefknot.router.records import Records
+from reefknot.router.submissions import ended_here
+from reefknot.runtime.log import logger, printable
+from reefknot.runtime.tasks import Crew
 
 _acks = msgspec.json.Decoder(ExecAssignmentAck)
 _results = msgspec.json.Decoder(ExecResult)
@@ -72,8 +64,8 @@ class Inbox:
             try:
                 is_done = self._hear(delivery)
             except Exception as error:
-                said = report.printable(f"{type(error).__name__}: {error}", most=300)
-                report.logger().error("a message could not be read: %s (%s)", delivery.subject, said)
+                said = printable(f"{type(error).__name__}: {error}", most=300)
+                logger().error("a message could not be read: %s (%s)", delivery.subject, said)
                 continue
             if is_done and delivery.done is not None:
                 await self._crew.run("a message could not be acknowledged", self._acknowledge, delivery)

@@ -11,9 +11,23 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 
+from msgspec import Struct
+
 from reefknot.core.messages import ExecAssignment
 from reefknot.ports.work_queue import Held
-from reefknot.router.desk import TakenOn
+
+
+class TakenOn(Struct, frozen=True):
+    """A submission that this router has claimed. `deadline_at` is milliseconds UTC."""
+
+    assignment: ExecAssignment
+    held: Held
+    deadline_at: int | None = None
+    sent_before: bool = False
+    """Another router had it, or an earlier life of this one: a worker may have its result."""
+    body: bytes = b""
+    """The assignment as it was handed in, for those who pass it on as it is."""
+
 
 _GARBAGE = 1000
 """Entries of a heap that may stand for nobody any more."""

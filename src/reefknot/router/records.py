@@ -6,12 +6,12 @@ Events go to the log in groups, a moment after what they tell of. They are built
 
 from typing import Any
 
+from reefknot.audit.journal import Journal, event_id
 from reefknot.core.audit.event import Event, OperatorAction, Requeued, Routing, TimeoutOccurred, timestamp
 from reefknot.core.messages import ExecAssignment
-from reefknot.execution.journal import Journal, event_id
 from reefknot.ports.clock import Clock
-from reefknot.router.gather import Gather
 from reefknot.router.pending import Pending
+from reefknot.runtime.batches import Gather
 
 AT_ONCE = 500
 

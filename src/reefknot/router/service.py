@@ -15,38 +15,25 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.messages import (
-    ACK,
-    HEARTBEAT,
-    RESULT,
-    Cancel,
-    ExecAssignment,
-    ExecResult,
-    Job,
-    resource_class,
-)
-from reefknot.core.overload.admission import QueueView, RejectionPolicy
-from reefknot.core.overload.level import OverloadStatus, level
+from reefknot.audit.journal import Journal, event_id
+from reefknot.clock import SteadyClock
+from reefknot.core.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, Job, resource_class
+from reefknot.core.overload.admission import OverloadStatus, QueueView, RejectionPolicy, level
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import WorkState
-from reefknot.execution.crew import Crew
-from reefknot.execution.journal import Journal, event_id
-from reefknot.execution.steady import SteadyClock
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Transport
-from reefknot.router.desk import Desk
+from reefknot.router.admission import Door, HealthTable
+from reefknot.router.completion import Ends
 from reefknot.router.dispatch import Dispatcher
-from reefknot.router.ends import Ends
-from reefknot.router.entry import Entry
-from reefknot.router.handing_in import as_it_travels
-from reefknot.router.health import HealthTable
 from reefknot.router.inbox import Inbox
-from reefknot.router.pace import Door
 from reefknot.router.pending import PendingTable
 from reefknot.router.records import Records
 from reefknot.router.settings import RouterSettings
+from reefknot.router.submissions import Desk, Entry, as_it_travels
+from reefknot.runtime.tasks import Crew
 
 TICK_S = 0.05
 LOOK_S = 0.25

@@ -9,9 +9,9 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from reefknot.engines.virtual import LoopClock, SkippingClock, VirtualClock, VirtualLoop, run_in_virtual_loop
+from reefknot.clock import using_clock
+from reefknot.engines.clocks import LoopClock, SkippingClock, VirtualClock, VirtualLoop, run_in_virtual_loop
 from reefknot.errors import VirtualDeadlockError
-from reefknot.execution.timing import using_clock
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from reefknot.engines.virtual import SkippingClock, VirtualClock
+    from reefknot.engines.clocks import SkippingClock, VirtualClock
 
 
 @pytest.fixture(name="virtual_time")

@@ -1,24 +1,36 @@
 """
+What is said at a worker's door: the ack, and the event that goes on record. The baseline's acks say less.
+
 An assignment at the door.
 
     read it → do we know the step → do we have it already → is there room → keep it → say so
 
 Accepted means kept: the ack goes out after the store has it. Admission and the place it gives are one step, between two
 awaits. Every refusal names its reason, is on record, and never stops the worker.
+
+Deliveries on their way in.
+
+What has arrived by the time the store is free goes in together: one reading, one admission each, one step of the store
+for all. Whatever needs more than that (a refusal, a victim, something known already) goes beside the group, several at
+once and never more. Nothing is acked before it is kept, and a message that fails harms no other.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
-from reefknot.core.audit.event import Event
+from reefknot.audit.journal import Journal, event_id
+from reefknot.core.audit.event import Admission as AdmissionEvent
+from reefknot.core.audit.event import Event, timestamp
 from reefknot.core.messages import (
     AckStatus,
     ExecAssignment,
     ExecAssignmentAck,
     InvalidMessage,
     encode,
+    read_assignment,
     resource_class,
 )
 from reefknot.core.overload.admission import (
@@ -37,16 +49,78 @@ from reefknot.core.overload.admission import (
 )
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import StoreError, StoreUnavailableError
-from reefknot.execution import background
-from reefknot.execution.journal import Journal
-from reefknot.execution.limits import STORE_S, Limits
 from reefknot.ports.clock import Clock
+from reefknot.ports.transport import Delivery
 from reefknot.ports.work_queue import Enqueued, WorkQueue
-from reefknot.worker.answers import Answers
+from reefknot.runtime import tasks as background
+from reefknot.runtime.tasks import Crew
+from reefknot.runtime.timeouts import STORE_S, Limits
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.results import DROPPED_MESSAGE, Envelope, is_same_work
+from reefknot.worker.records import DROPPED_MESSAGE, Envelope, is_same_work
 from reefknot.worker.settings import WorkerSettings
+
+
+class Answers:
+    """Words for what admission decided."""
+
+    def __init__(self, worker_id: str, *, pools: Mapping[str, Pool], v2: bool, clock: Clock) -> None:
+        self._worker_id = worker_id
+        self._pools = pools
+        self._v2 = v2
+        self._clock = clock
+
+    def ack(
+        self,
+        assignment_id: str,
+        status: AckStatus,
+        message: str,
+        *,
+        pool: Pool | None = None,
+        reason: RejectReason | None = None,
+        wait: int | None = None,
+    ) -> ExecAssignmentAck:
+        if not self._v2:
+            return ExecAssignmentAck(assignment_id, status, message)
+        if pool is None:  # it belongs to no class: then the fullest one speaks for the worker
+            pool = max(self._pools.values(), key=lambda one: (one.status().severity, one.depth()))
+        return ExecAssignmentAck(
+            assignment_id,
+            status,
+            message,
+            overload_status=pool.status(),
+            queue_depth=pool.depth(),
+            worker_id=self._worker_id,
+            reason=None if reason is None else reason.value,
+            retry_after_ms=UNSET if wait is None else wait,
+        )
+
+    def event(
+        self,
+        assignment: ExecAssignment | None,
+        status: AckStatus,
+        reason: RejectReason | None,
+        pool: Pool | None,
+        *,
+        assignment_id: str = "",
+        message: str = "",
+        inputs: dict[str, Any] | None = None,
+    ) -> Event:
+        return AdmissionEvent(
+            timestamp=timestamp(self._clock.wall()),
+            event_id=event_id(),
+            tenant_id=None if assignment is None else assignment.tenant_id,
+            trace_id=None if assignment is None else assignment.trace_id,
+            correlation_id=None if assignment is None else assignment.request_id,
+            work_id=assignment_id if assignment is None else assignment.assignment_id,
+            status=status.value,
+            reason=None if reason is None else reason.value,
+            resource_class=None if pool is None else pool.name,
+            queue_depth=None if pool is None else pool.depth(),
+            overload_status=None if pool is None else pool.status().value,
+            inputs={**(inputs or {}), "message": message[:300]},
+        )
+
 
 _OTHER_WORK = "assignment_id: it was used with another job; the same id is the same work: give the new job its own"
 _FAILED = "Failed to queue assignment"
@@ -358,3 +432,79 @@ def _envelope(assignment: ExecAssignment, answer: Admission, pool: Pool) -> Enve
     skips = assignment.options.skip_circuit_breaker or change.skip_circuit_breaker
     depth, status = pool.depth(), pool.status()
     return Envelope(assignment, change.skip_retries, change.timeout_factor, skips, depth, status)
+
+
+MOST_WAITING = 256
+"""Deliveries that were read and are not being taken in yet; beyond that the transport waits."""
+_NOT_TAKEN_IN = "an assignment could not be taken in"
+
+Tell = Callable[[Taken, Delivery], Coroutine[Any, Any, None]]
+
+
+class Door:
+    """Brings a worker's deliveries to its intake."""
+
+    def __init__(self, intake: Intake, crew: Crew, tell: Tell) -> None:
+        self._intake = intake
+        self._crew = crew
+        self._tell = tell
+        self._arrived: list[Delivery] = []
+        self._come = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def listen(self, deliveries: AsyncIterator[Delivery]) -> None:
+        """Read what is sent, as far as there is room for it."""
+        async for delivery in deliveries:
+            while len(self._arrived) >= MOST_WAITING:
+                self._room.clear()
+                await self._room.wait()
+            self._arrived.append(delivery)
+            self._come.set()
+
+    async def serve(self) -> None:
+        """Take in what has arrived, group by group."""
+        while True:
+            await self._come.wait()
+            self._come.clear()
+            group, self._arrived = self._arrived, []
+            self._room.set()
+            await self._crew.survive(_NOT_TAKEN_IN, self._take_group, group)
+
+    async def _take_group(self, group: list[Delivery]) -> None:
+        plain: list[tuple[Admitted, Delivery]] = []
+        again: list[tuple[ExecAssignment, Delivery]] = []
+        seen: set[str] = set()
+        for delivery in group:
+            read = read_assignment(delivery.body, delivery.headers)
+            if isinstance(read, ExecAssignment) and read.assignment_id in seen:
+                again.append((read, delivery))
+                continue
+            admitted = self._intake.at_once(read)
+            if admitted is None:
+                await self._crew.run(_NOT_TAKEN_IN, self._take_alone, read, delivery)
+            else:
+                seen.add(admitted.item.id)
+                plain.append((admitted, delivery))
+        if plain:
+            await self._keep(plain)
+        for known, delivery in again:  # now that the first of the same name is kept
+            await self._crew.run(_NOT_TAKEN_IN, self._take_alone, known, delivery)
+
+    async def _keep(self, plain: list[tuple[Admitted, Delivery]]) -> None:
+        try:
+            taken = await self._intake.keep([admitted for admitted, _ in plain])
+        except Exception:
+            if len(plain) == 1:
+                raise
+            for admitted, delivery in plain:  # one by one: perhaps only one of them is bad
+                await self._crew.run(_NOT_TAKEN_IN, self._take_alone, admitted.assignment, delivery)
+            return
+        told = [(one, delivery) for one, (_, delivery) in zip(taken, plain, strict=True)]
+        await self._crew.run("acks could not be sent", self._tell_all, told)
+
+    async def _tell_all(self, told: list[tuple[Taken, Delivery]]) -> None:
+        for taken, delivery in told:
+            await self._crew.survive(_NOT_TAKEN_IN, self._tell, taken, delivery)
+
+    async def _take_alone(self, read: ExecAssignment | InvalidMessage, delivery: Delivery) -> None:
+        await self._tell(await self._intake.take(read), delivery)

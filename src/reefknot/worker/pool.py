@@ -15,13 +15,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from reefknot.core.overload.admission import KNOWN_AFTER, QueueView, Rules
-from reefknot.core.overload.level import OverloadStatus, level, reported
+from reefknot.core.overload.admission import KNOWN_AFTER, OverloadStatus, QueueView, Rules, level, reported
 from reefknot.core.work import HandBack, WorkItem, WorkState
-from reefknot.execution import report
-from reefknot.execution.limits import STORE_S, Limits
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement, WorkQueue
+from reefknot.runtime.log import logger, printable
+from reefknot.runtime.timeouts import STORE_S, Limits
 from reefknot.worker.queue import BoundedQueue, Queued
 
 IDLE_S = 1.0
@@ -191,8 +190,8 @@ class Pool:
             await self._give_back(await claim)
             raise
         except Exception as error:
-            text = report.printable(f"{type(error).__name__}: {error}", most=300)
-            report.logger().error("%s: the store cannot be read (%s)", self.name, text)
+            text = printable(f"{type(error).__name__}: {error}", most=300)
+            logger().error("%s: the store cannot be read (%s)", self.name, text)
             self._asks_since = None
             await asyncio.sleep(IDLE_S)
             return 1

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from reefknot.audit.journal import Journal, event_id
+from reefknot.clock import SteadyClock
 from reefknot.core.messages import (
     ASSIGN,
     CANCEL,
@@ -27,29 +29,24 @@ from reefknot.core.messages import (
     assign_subject,
     can_name_a_part,
 )
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError
-from reefknot.execution.crew import Crew
-from reefknot.execution.journal import Journal, event_id
-from reefknot.execution.limits import STORE_S, Limits
-from reefknot.execution.steady import SteadyClock
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
-from reefknot.worker.counters import RetryCounts
-from reefknot.worker.door import Door
-from reefknot.worker.endings import Endings
-from reefknot.worker.handover import Handover
-from reefknot.worker.intake import Intake, Taken
-from reefknot.worker.outbox import Outbox
+from reefknot.runtime.tasks import Crew
+from reefknot.runtime.timeouts import STORE_S, Limits
+from reefknot.worker.attempt import Steps
+from reefknot.worker.closing import Endings, Outbox, Runner
+from reefknot.worker.drain import Handover
+from reefknot.worker.intake import Door, Intake, Taken
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.runner import Runner
+from reefknot.worker.records import RetryCounts
 from reefknot.worker.settings import WorkerSettings
-from reefknot.worker.step import Steps
 
 PAGE = 500
 AT_ONCE = 64

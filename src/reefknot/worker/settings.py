@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from reefknot.core.overload.admission import Degradation, RejectionPolicy, Rules
-from reefknot.core.overload.level import OverloadStatus, Thresholds
+from reefknot.core.overload.admission import Degradation, OverloadStatus, RejectionPolicy, Rules, Thresholds
 from reefknot.core.retry.book import Book
-from reefknot.core.retry.builtin import builtin_book
+from reefknot.core.retry.defaults import builtin_book
 
 POOLS: Mapping[str, int] = {"cpu": 4, "gpu": 1, "io": 8}
 OTHER_POOL = 4

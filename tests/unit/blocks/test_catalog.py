@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from reefknot.blocks.catalog import ALIASES, by_name, standard_blocks
-from reefknot.blocks.python import PythonBlock
+from reefknot.blocks.python import ALIASES, PythonBlock, by_name, standard_blocks
 from reefknot.core.failure import ErrorCode
 from reefknot.errors import ConfigurationError
 from reefknot.ports.block import BlockContext

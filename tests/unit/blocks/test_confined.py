@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.blocks import confined
-from reefknot.blocks.confined import LINKS, folder_beneath, open_beneath
+from reefknot.blocks import fs as confined
+from reefknot.blocks.fs import LINKS, folder_beneath, open_beneath
 
 Open = Callable[[tuple[str, ...]], bytes]
 

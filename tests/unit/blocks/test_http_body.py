@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from reefknot.blocks.http_body import BodyRefused, as_output, read_body
+from reefknot.blocks.http import BodyRefused, as_output, read_body
 
 TEXT = b"a line of text, and another one\n" * 500
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.blocks.addresses import Forbidden
-from reefknot.blocks.urls import LONGEST, BadUrl, read_url
+from reefknot.blocks.addresses import LONGEST, BadUrl, Forbidden, read_url
 
 
 @pytest.mark.parametrize(

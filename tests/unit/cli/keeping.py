@@ -6,16 +6,16 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from reefknot.assembly import open_store
-from reefknot.assembly.system import System
+from reefknot.app import open_store
+from reefknot.app.system import System
 from reefknot.core.audit.event import AnyEvent, OperatorAction, Requeued, decode
 from reefknot.core.messages import ExecAssignment, Job, encode
 from reefknot.core.work import Quarantine, Settled, WorkItem
-from reefknot.engines.system import SystemClock
+from reefknot.engines.clocks import SystemClock
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.client import Client
-from reefknot.worker.results import Envelope
+from reefknot.worker.records import Envelope
 from reefknot.worker.settings import default_settings
 from tests.unit.cli.recorded import in_store
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.audit.event import (
     AnyEvent,
     DecisionRecord,

@@ -8,9 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reefknot.assembly.system import System
-from reefknot.cli.running import ready
-from reefknot.cli.up import Up
+from reefknot.app.system import System
+from reefknot.cli.serve import Up, ready
 from reefknot.core.work import WorkState, submission_id
 from tests.unit.cli.running import Commands, Ended
 

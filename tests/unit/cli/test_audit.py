@@ -13,9 +13,9 @@ import apsw
 import msgspec
 import pytest
 
-from reefknot.assembly import open_store
-from reefknot.cli.exits import CommandError
-from reefknot.cli.tailing import Wanted, follow_log, moment_of
+from reefknot.app import open_store
+from reefknot.cli.app import CommandError
+from reefknot.cli.audit import Wanted, follow_log, moment_of
 from reefknot.core.audit.event import AnyEvent, BookStored, decode
 from reefknot.core.retry.book import content_hash
 from reefknot.ports.store import Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.cli.drawing import WIDTH, bar, put_waits
+from reefknot.cli.policy_view import WIDTH, bar, put_waits
 from reefknot.core.retry.explain import PlannedWait
 
 

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from reefknot.cli import app
-from reefknot.cli.exits import CommandError, Exit, told
+from reefknot.cli.app import CommandError, Exit, told
 from reefknot.errors import ConfigurationError, ParameterError
 from tests.unit.cli.running import Commands
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from reefknot.config.templates import TEMPLATES, recommended, template
+from reefknot.cli.config import TEMPLATES, recommended, template_text
 from tests.unit.cli.running import Commands
 
 
@@ -104,14 +104,14 @@ def test_a_folder_that_may_not_be_written_is_77(rk: Commands, monkeypatch: pytes
 def test_every_template_is_a_whole_configuration(rk: Commands, name: str) -> None:
     assert rk("init", "--template", name).code == 0
 
-    assert (rk.folder / "reefknot.yaml").read_text() == template(name)
+    assert (rk.folder / "reefknot.yaml").read_text() == template_text(name)
     ended = rk("config", "check")
     assert (ended.code, ended.err) == (0, "")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_says_when_to_use_it(name: str) -> None:
-    lines = template(name).splitlines()
+    lines = template_text(name).splitlines()
 
     assert lines[0] == f"# {name}: {TEMPLATES[name]}."
     assert any(line.startswith("# Use it ") for line in lines)

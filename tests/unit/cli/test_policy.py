@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from reefknot.cli.explaining import FIELDS
+from reefknot.cli.policy_view import FIELDS
 from reefknot.config.book import PolicyBook
 from reefknot.core.failure import ErrorCode, FailureType
-from reefknot.core.retry.operations import RetryCategory
+from reefknot.core.retry.defaults import RetryCategory
 from tests.unit.cli.running import Commands
 
 SOURCES = """

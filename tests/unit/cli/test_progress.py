@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from reefknot.cli.progress import progress
+from reefknot.cli.output import progress
 
 
 class Terminal(io.StringIO):

@@ -8,10 +8,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.audit.event import OperatorAction, decode
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.sqlite.schema import VERSION
+from reefknot.engines.sqlite.connection import VERSION
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.store import Store
 from tests.unit.cli.recorded import STORY, attempt, in_store, recorded

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from reefknot.assembly import open_store
-from reefknot.cli.tally import Tally
+from reefknot.app import open_store
+from reefknot.cli.run import Tally
 from reefknot.core.messages import ExecResult, ResultJob, ResultStatus
 from reefknot.core.work import Quarantine, WorkFailed, WorkItem
 from reefknot.ports.store import Store

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from reefknot.assembly import open_store
-from reefknot.cli import watching
-from reefknot.cli.observing import places
-from reefknot.cli.watching import Levels, Watcher, in_words
+from reefknot.app import open_store
+from reefknot.cli import live_feed as watching
+from reefknot.cli.live_feed import Levels, Watcher, in_words
+from reefknot.cli.stores import places
 from reefknot.core.audit.event import (
     Admission,
     AnyEvent,

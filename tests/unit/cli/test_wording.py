@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from reefknot.cli import wording
+from reefknot.cli import output as wording
 from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import RetryPolicy
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli import observing
+from reefknot.cli import stores as observing
 from reefknot.cli import worker as worker_commands
 from tests.unit.cli import keeping
 from tests.unit.cli.running import Commands

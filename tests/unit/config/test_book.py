@@ -8,12 +8,11 @@ import pytest
 
 import reefknot as rk
 from reefknot.config.book import PolicyBook, failure_of, request_of
-from reefknot.config.document import Problem
+from reefknot.config.reading.session import Problem
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.book import ResolvedPolicy
-from reefknot.core.retry.builtin import baseline
-from reefknot.core.retry.layers import Layer
-from reefknot.engines.virtual import VirtualClock
+from reefknot.core.retry.book import Layer, ResolvedPolicy
+from reefknot.core.retry.defaults import baseline
+from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ConfigurationError, ConfigurationMissingError, ParameterError
 
 OPERATIONS = "operations: {KV_GET: {max_attempts: %d}}\n"

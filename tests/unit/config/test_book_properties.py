@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from reefknot.config.book import PolicyBook
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.book import ResolvedPolicy
+from reefknot.core.retry.book import Layer, ResolvedPolicy
 from reefknot.core.retry.classify import retryable_code, retryable_status
-from reefknot.core.retry.layers import Layer
 
 # ---- loaded, dumped, loaded ------------------------------------------------------------------------------------------
 

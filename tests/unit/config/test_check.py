@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from reefknot.config import check
 from reefknot.config.check import book_hash, checked
-from reefknot.config.document import Mark, Problem, Tree, read_text
+from reefknot.config.layers import read_text
+from reefknot.config.reading.session import Mark, Problem, Tree
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.builtin import OTHERS, TARGETS, builtin_book
+from reefknot.core.retry.defaults import OTHERS, TARGETS, builtin_book
 from reefknot.errors import ConfigurationError, ParameterError
 
 V2 = "worker.retries.v2"

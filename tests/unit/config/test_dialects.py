@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from reefknot.config.book import PolicyBook
-from reefknot.config.document import Problem
+from reefknot.config.reading.session import Problem
 from reefknot.core.failure import ErrorCode
-from reefknot.core.retry.layers import Layer
+from reefknot.core.retry.book import Layer
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ConfigurationError
 
@@ -66,8 +66,8 @@ def test_a_word_of_the_worker_means_the_same_at_every_level(
 
 
 def test_every_word_of_the_worker_is_known_here() -> None:
+    from reefknot.config.dialects import BACKOFF_WORDS
     from reefknot.config.schema import Backoff
-    from reefknot.config.words import BACKOFF_WORDS
 
     assert set(BACKOFF_WORDS) == set(Backoff.model_fields) == {word for word, *_ in WORKER_WORDS}
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.config.document import Format, Mark, Problem, Tree, dotted, read_file, read_text, suggest
+from reefknot.config.layers import Format, read_file, read_text, suggest
+from reefknot.config.reading.session import Mark, Problem, Tree, dotted
 from reefknot.errors import ConfigurationError, ConfigurationMissingError, ReefknotError
 
 
@@ -173,7 +174,7 @@ def test_reading_loads_no_parser_before_there_is_text_for_it() -> None:
     import sys
 
     parsers = ("yaml", "tomllib", "json", "pydantic")
-    code = f"import sys, reefknot.config.load; print([name for name in {parsers} if name in sys.modules])"
+    code = f"import sys, reefknot.config.layers; print([name for name in {parsers} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
 

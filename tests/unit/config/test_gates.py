@@ -2,7 +2,7 @@
 
 import pytest
 
-from reefknot.config.gates import QUEUE, RETRIES, Gate, gate, said_by_environment
+from reefknot.config.layers import QUEUE, RETRIES, Gate, gate, said_by_environment
 from reefknot.errors import ConfigurationError
 
 BOTH = pytest.mark.parametrize("variable", [RETRIES, QUEUE])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.config.document import Format, read_file, read_text
-from reefknot.config.limits import MOST_BYTES, MOST_LEVELS, MOST_NODES, LineIndex, place
+from reefknot.config.layers import Format, read_file, read_text
+from reefknot.config.reading.session import MOST_BYTES, MOST_LEVELS, MOST_NODES, LineIndex, place
 from reefknot.errors import ConfigurationError
 from tests.pace import slowness
 from tests.unit.config.hostile import HOSTILE, Hostile

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.config.load import find, load_tree
+from reefknot.config.layers import find, load_tree
 from reefknot.errors import ConfigurationError, ConfigurationMissingError
 
 

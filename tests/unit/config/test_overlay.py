@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.config.document import environment, flags
+from reefknot.config.layers import environment, flags
 from reefknot.errors import ConfigurationError
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from reefknot.config.book import PolicyBook
 from reefknot.config.registry import ConnectorPolicy, RetryBudget, RetryPolicyRegistry
 from reefknot.core.failure import FailureType
-from reefknot.core.retry.connectors import JobType
+from reefknot.core.retry.defaults import JobType
 from reefknot.core.retry.policy import RetryStrategy
 from reefknot.errors import ConfigurationError
 

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot.config.document import Mark, Problem, read_text
+from reefknot.config.layers import read_text
+from reefknot.config.reading.session import Mark, Problem
 from reefknot.config.secrets import MOST_SECRET_BYTES, SecretText, is_reference, resolve, resolve_section
 
 CANARY = "s3cret-canary-value"

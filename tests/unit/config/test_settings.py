@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from reefknot.config.document import Problem
-from reefknot.config.gates import QUEUE, RETRIES
+from reefknot.config.layers import QUEUE, RETRIES
+from reefknot.config.reading.session import Problem
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.errors import ConfigurationError, ConfigurationMissingError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.config import strategies
+from reefknot.config import dialects as strategies
 from reefknot.config.book import failure_of
 from reefknot.config.registry import ConnectorPolicy, RetryPolicyRegistry
 from reefknot.core.retry.policy import OWN_STRATEGIES, RetryPolicy

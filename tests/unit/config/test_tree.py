@@ -3,7 +3,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.config.document import Tree, merge, read_text
+from reefknot.config.layers import read_text
+from reefknot.config.reading.session import Tree, merge
 
 PLAIN = st.recursive(
     st.none() | st.integers(0, 3) | st.sampled_from(["x", "y"]),

@@ -31,7 +31,7 @@ from reefknot.core.idempotency import (
     renew,
     resolve,
 )
-from reefknot.core.moment import Moment
+from reefknot.core.time import Moment
 from reefknot.errors import KeyTooLongError, ParameterError, ParameterTypeError, ResultTooLargeError
 
 NOW = Moment(1_000, 50_000)

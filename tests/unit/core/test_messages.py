@@ -37,7 +37,7 @@ from reefknot.core.messages import (
     read_assignment,
     resource_class,
 )
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import OverloadStatus
 
 LEAST: dict[str, Any] = {"assignment_id": "a", "request_id": "r", "job": {"type": "http.request"}}
 

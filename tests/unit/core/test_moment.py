@@ -2,7 +2,7 @@
 
 import pytest
 
-from reefknot.core.moment import Moment, Timeline, milliseconds
+from reefknot.core.time import Moment, Timeline, milliseconds
 
 
 def test_wall_time_goes_on_with_the_steady_clock_from_where_it_stood() -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.outcome import AttemptRecord, Outcome
-from reefknot.core.retry.decide import Reason
+from reefknot.core.retry.decide import AttemptRecord, Outcome, Reason
 
 FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "cut")
 RECORD = AttemptRecord(number=1, failure=FAILURE, elapsed=0.5, delay=None, draw=0.25)

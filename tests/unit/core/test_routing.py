@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.routing import (
     HEARTBEAT_S,
     MISSED_UNTIL_GONE,

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from msgspec import structs
 
-from reefknot.core.moment import Moment
+from reefknot.core.time import Moment
 from reefknot.core.work import (
     CRASH_LIMIT,
     LONGEST_HISTORY,

@@ -18,20 +18,14 @@ from typing import Any, ParamSpec
 import msgspec
 import pytest
 
-from reefknot.assembly import RetryManager, open_audit_log, open_store
+from reefknot.app import RetryManager, open_audit_log, open_store
+from reefknot.audit.journal import FanOut
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import Anchor, LogRepaired, OperatorAction, decode, encode
 from reefknot.engines.jsonlines import JsonLinesLog
-from reefknot.engines.jsonlines.folder import files_of
+from reefknot.engines.jsonlines.writer import files_of
 from reefknot.engines.log_sink import LogSink
-from reefknot.errors import (
-    NotJsonError,
-    ParameterError,
-    StoreCorruptError,
-    StoreFullError,
-    StoreUnavailableError,
-)
-from reefknot.execution.fan_out import FanOut
+from reefknot.errors import NotJsonError, ParameterError, StoreCorruptError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
 
 P = ParamSpec("P")

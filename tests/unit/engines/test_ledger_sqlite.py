@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from reefknot.engines.ledger import ledger
-from reefknot.engines.ledger.claim import LARGEST_RESULT
+from reefknot.engines.ledger.claims import LARGEST_RESULT
 from reefknot.errors import (
     IdempotencyError,
     KeyConflictError,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from reefknot.engines.memory.transport import REMEMBERED_IDS, MemoryTransport
+from reefknot.engines.memory.store import REMEMBERED_IDS, MemoryTransport
 from reefknot.ports.transport import Delivery
 from reefknot.testing import run_virtual
 

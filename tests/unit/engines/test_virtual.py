@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from reefknot.engines import virtual
-from reefknot.engines.virtual import EPOCH, LoopClock, SkippingClock, VirtualClock, VirtualLoop
+from reefknot.engines import clocks as virtual
+from reefknot.engines.clocks import EPOCH, LoopClock, SkippingClock, VirtualClock, VirtualLoop
 from reefknot.errors import VirtualDeadlockError
 from reefknot.testing import run_virtual
 

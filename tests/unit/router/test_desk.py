@@ -12,7 +12,7 @@ from reefknot.core.messages import ExecResult, ResultStatus, encode
 from reefknot.core.overload.admission import Rules
 from reefknot.core.work import SUBMISSION_ONCE, WorkState, submission_id, submitted
 from reefknot.router.client import Client
-from reefknot.router.desk import CLASS
+from reefknot.router.submissions import CLASS
 from tests.workshop import Shop, Step, with_shop, work
 
 SHADOW = SUBMISSION_ONCE + "victim"

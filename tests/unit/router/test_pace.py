@@ -14,15 +14,12 @@ from reefknot.core.messages import (
     ResultJob,
     ResultStatus,
 )
-from reefknot.core.overload.admission import Accept, Reject, RejectReason, Rules
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import Accept, OverloadStatus, Reject, RejectReason, Rules
 from reefknot.core.work import submission_id
 from reefknot.errors import QueueFullError
 from reefknot.ports.work_queue import Held
-from reefknot.router.desk import TakenOn
-from reefknot.router.health import HealthTable
-from reefknot.router.pace import Door
-from reefknot.router.pending import Pending, PendingTable
+from reefknot.router.admission import Door, HealthTable
+from reefknot.router.pending import Pending, PendingTable, TakenOn
 from reefknot.router.service import Router
 from tests.workshop import Shop, Step, with_shop, work
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from reefknot.core.messages import ExecAssignment, Job, Options
 from reefknot.ports.work_queue import Held
-from reefknot.router.desk import TakenOn
-from reefknot.router.pending import Pending, PendingTable
+from reefknot.router.pending import Pending, PendingTable, TakenOn
 
 
 def taken(name: str, priority: int = 0, deadline_at: int | None = None) -> TakenOn:

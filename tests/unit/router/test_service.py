@@ -25,12 +25,11 @@ from reefknot.core.messages import (
     ResultStatus,
     encode,
 )
-from reefknot.core.overload.admission import Rules
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import OverloadStatus, Rules
 from reefknot.errors import ParameterError, QueueFullError
 from reefknot.router import service
+from reefknot.router.admission import HealthTable
 from reefknot.router.client import Client, Handle
-from reefknot.router.health import HealthTable
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}

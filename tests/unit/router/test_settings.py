@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.assembly.system import worker_settings
+from reefknot.app.system import worker_settings
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.overload.admission import Rules
 from reefknot.errors import ConfigurationError, ParameterError

@@ -8,9 +8,9 @@ import time
 import pytest
 
 import reefknot as rk
-from reefknot.engines.virtual import SkippingClock, VirtualClock
-from reefknot.execution import timing
-from tests.unit.execution.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
+from reefknot import clock as timing
+from reefknot.engines.clocks import SkippingClock, VirtualClock
+from tests.unit.retrying.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
 
 pytest_plugins = ["pytester"]
 
@@ -89,7 +89,7 @@ def test_the_fixtures_end_with_their_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import time
-        from reefknot.execution import timing
+        from reefknot import clock as timing
 
         def test_inside(virtual_time):
             assert timing.now() == 1000.0

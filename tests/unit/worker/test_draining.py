@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from reefknot.assembly.orphans import adopt
-from reefknot.assembly.presence import OBSERVERS, STATUS
+from reefknot.app.presence import OBSERVERS, STATUS, adopt
 from reefknot.core.audit.event import Requeued
 from reefknot.core.messages import AckStatus, ExecResult, ResultStatus, encode
 from reefknot.core.overload.admission import Rules
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.worker.handover import Handover
-from reefknot.worker.results import Envelope
+from reefknot.worker.drain import Handover
+from reefknot.worker.records import Envelope
 from reefknot.worker.service import Worker
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
 

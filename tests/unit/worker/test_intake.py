@@ -11,11 +11,10 @@ from msgspec import structs
 
 from reefknot.core.audit.event import Admission
 from reefknot.core.messages import ACK, RESULT, AckStatus, ResultStatus, encode
-from reefknot.core.overload.admission import RejectionPolicy, Rules
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, Rules
 from reefknot.core.work import WorkItem
 from reefknot.errors import StoreUnavailableError
-from reefknot.worker.results import is_same_work
+from reefknot.worker.records import is_same_work
 from tests.workshop import Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}

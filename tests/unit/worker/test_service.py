@@ -10,12 +10,11 @@ import pytest
 
 from reefknot.core.audit.event import Dropped, OperatorAction, Quarantined, Requeued, RetryAttempt, TimeoutOccurred
 from reefknot.core.messages import CANCEL, FLEET, Cancel, Fleet, ResultStatus, encode
-from reefknot.core.overload.admission import RejectionPolicy, Rules
-from reefknot.core.overload.level import OverloadStatus
+from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, Rules
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError
-from reefknot.worker import endings
-from reefknot.worker.results import Envelope
+from reefknot.worker import closing as endings
+from reefknot.worker.records import Envelope
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}

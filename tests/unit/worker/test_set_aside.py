@@ -13,7 +13,7 @@ from reefknot.core.audit.event import Quarantined
 from reefknot.core.messages import ResultStatus
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.memory import MemoryStore
-from reefknot.router.desk import Desk
+from reefknot.router.submissions import Desk
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
 from tests.workshop import Shop, Step, with_shop, work

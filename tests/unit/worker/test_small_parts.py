@@ -8,12 +8,11 @@ from reefknot.config.settings import load_settings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.overload.admission import Rules
-from reefknot.core.retry.builtin import builtin_book
+from reefknot.core.retry.defaults import builtin_book
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.worker import destinations
-from reefknot.worker.counters import Counters
 from reefknot.worker.destinations import Destinations
-from reefknot.worker.results import DROPPED, EXPIRED, ended_without_result, sendable
+from reefknot.worker.records import DROPPED, EXPIRED, Counters, ended_without_result, sendable
 from reefknot.worker.settings import POOLS, ThrottleSettings, default_settings, settings_from
 
 

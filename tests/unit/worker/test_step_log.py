@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from reefknot.core.redaction import Redactor
+from reefknot.worker.records import StepLog
 from reefknot.worker.settings import default_settings
-from reefknot.worker.step_log import StepLog
 from tests.workshop import DENIED, REFUSED, Shop, Step, http, with_shop, work
 
 

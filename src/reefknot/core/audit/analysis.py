@@ -20,7 +20,7 @@ from reefknot.core.audit.event import (
     TimeoutOccurred,
     timestamp,
 )
-from reefknot.core.retry.operations import RetryCategory
+from reefknot.core.retry.defaults import RetryCategory
 from reefknot.errors import ParameterError
 
 WINDOW = 60

@@ -1,13 +1,49 @@
 """
+Chance without state.
+
+A draw is a function of (seed, key of the work, retry index). Nothing is remembered, so a forked child, a thousand tasks
+and a replay years later each get the number that belongs to them, and a fleet with different seeds never draws alike.
+
 How long to wait before retry *k* (k = 0, 1, …).
 
 The cap is applied to the range that chance draws from, not to what it drew: waits do not pile up at the cap. Any index
 up to 10^9 gives a finite wait in constant time, because growth stops in the exponent.
+
+Strategies that other packages bring.
+
+A strategy says how the undisturbed delay grows: a pure function of the retry's index (0, 1, …) and the policy, in
+seconds. What it answers is bounded by the policy's cap, jitter is laid over it, and the server's hint and the budgets
+hold as ever. It is tried out when it is registered. If it fails later on, or answers what is no wait, the wait is the
+cap: a strategy can make work slower, but neither faster than it says nor endless.
 """
 
-from math import log
+import re
+from collections.abc import Callable
+from math import isfinite, log
 
-from reefknot.core.retry.policy import OWN_STRATEGIES, Jitter, RetryPolicy, RetryStrategy
+from reefknot.core.retry.policy import OWN_STRATEGIES, SHORT_STRATEGIES, Jitter, RetryPolicy, RetryStrategy
+from reefknot.errors import ParameterError, ParameterTypeError
+
+_MASK = (1 << 64) - 1
+_BY_KEY = 0x9E3779B97F4A7C15
+_BY_INDEX = 0xD1B54A32D192ED03
+
+
+def draw(seed: int, key: int, index: int) -> float:
+    """A number in [0, 1) that belongs to this retry of this work under this seed."""
+    z = (seed + key * _BY_KEY + (index + 1) * _BY_INDEX) & _MASK
+    # The finaliser of splitmix64: every input bit reaches every output bit.
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / 9007199254740992.0
+
+
+def key_number(key: str) -> int:
+    """A text key as the number `draw` takes; the same in every process."""
+    from hashlib import blake2b
+
+    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
 
 _SAFE_INDEX = 64
 """Below it `base * multiplier**k` cannot overflow a float: 1e8 * 1000**64 is 1e200."""
@@ -88,3 +124,29 @@ def whole(delay: float, policy: RetryPolicy) -> float:
     if policy.strategy in (RetryStrategy.IMMEDIATE, RetryStrategy.NO_RETRY):
         return delay
     return float(max(1, int(delay)))
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}\Z")
+_TRIED = (0, 1, 2, 10, 63, 64, 1000, 1_000_000_000)
+_ANSWER = "a function of (retry, policy) that gives seconds: a finite number, 0 or more, the same for the same input"
+
+
+def register(name: str, function: Callable[[int, RetryPolicy], float]) -> None:
+    """From now on policies may name it. The same name again replaces it."""
+    if not _NAME.match(name) or name in SHORT_STRATEGIES or name in set(RetryStrategy):
+        raise ParameterError("strategy", name, "a lower-case name of its own, at most 64 of a-z, 0-9, _ . -")
+    if not callable(function):
+        raise ParameterTypeError(name, function, _ANSWER)
+    policy = RetryPolicy()
+    for k in _TRIED:
+        try:
+            answers = [function(k, policy), function(k, policy)]
+        except Exception as error:
+            raise ParameterError(name, f"{type(error).__name__} for retry {k}", _ANSWER) from error
+        if answers[0] != answers[1] or not all(_is_wait(answer) for answer in answers):
+            raise ParameterError(name, f"{answers[0]!r}, then {answers[1]!r} for retry {k}", _ANSWER)
+    OWN_STRATEGIES[name] = function
+
+
+def _is_wait(answer: object) -> bool:
+    return isinstance(answer, int | float) and not isinstance(answer, bool) and 0 <= answer < 1e300 and isfinite(answer)

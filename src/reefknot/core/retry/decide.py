@@ -3,9 +3,14 @@ Again, or stop.
 
 `decide` is the only place that answers this. It neither sleeps nor schedules: a worker waits in process, ingestion
 writes a due time, and both obey the same answer. Every input is an argument, so an answer can be had again.
+
+How a piece of work ended, as data.
+
+The history holds failures, never live exceptions: nothing that an attempt had in its hands is kept alive by it.
 """
 
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
@@ -125,3 +130,35 @@ def listed(exceptions: tuple[str, ...], policy: RetryPolicy) -> bool:
         if name in policy.non_retryable_exceptions or bare in policy.non_retryable_exceptions:
             return False
     return not policy.retryable_exceptions
+
+
+T = TypeVar("T")
+
+
+class AttemptRecord(Struct, frozen=True):
+    """One failed execution and what came of it: the wait that followed, or None when it was the last."""
+
+    number: int
+    failure: Failure
+    elapsed: float
+    delay: float | None
+    draw: float
+
+
+class Outcome(Struct, Generic[T], frozen=True):
+    """What `Retrier.run` gives back."""
+
+    ok: bool
+    value: T | None
+    error: Exception | None
+    attempts: int
+    history: tuple[AttemptRecord, ...]
+    elapsed: float
+    reason: Reason | None
+    """Why there was no further attempt; None after a success."""
+
+    def unwrap(self) -> T:
+        """The value, or the error raised."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]  # ok: the value is whatever the work gave, None included

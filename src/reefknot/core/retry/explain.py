@@ -11,9 +11,8 @@ from math import inf
 from msgspec import Struct
 
 from reefknot.core.failure import Failure
-from reefknot.core.retry.backoff import delay_before, wait_range, whole
+from reefknot.core.retry.backoff import delay_before, draw, key_number, wait_range, whole
 from reefknot.core.retry.decide import Again, History, Reason, decide
-from reefknot.core.retry.draw import draw, key_number
 from reefknot.core.retry.policy import RetryPolicy
 
 MOST_SHOWN = 100

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.audit.lines import Line, filed_in, read_line, verify_lines
-from reefknot.engines.jsonlines.folder import Opened, files_of, lines_of, opening_in, translated
-from reefknot.engines.jsonlines.writer import Fsync, LineWriter
+from reefknot.engines.jsonlines.writer import Fsync, LineWriter, Opened, files_of, lines_of, opening_in, translated
 from reefknot.errors import ParameterError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 from reefknot.ports.clock import Clock

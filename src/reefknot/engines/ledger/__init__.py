@@ -18,11 +18,9 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from reefknot.engines.ledger.claim import LedgerClaim
-from reefknot.engines.ledger.once import Ledger, LedgerBlock, Transaction
-from reefknot.engines.ledger.table import TABLE, Table
+from reefknot.engines.ledger.claims import TABLE, Ledger, LedgerBlock, LedgerClaim, Table, Transaction
 from reefknot.errors import ParameterError, ParameterTypeError, StoreUnavailableError
-from reefknot.execution import open_files
+from reefknot.runtime import open_files
 
 __all__ = ["Ledger", "LedgerBlock", "LedgerClaim", "ledger"]
 
@@ -49,18 +47,16 @@ def ledger(conn: Any, *, table: str = TABLE, wait: float = 30.0) -> Ledger:
 def _transaction(conn: Any, table: Table, wait: float) -> Transaction:
     match _driver(conn):
         case "sqlite3":
-            from reefknot.engines.ledger.sqlite3_handle import Sqlite3Handle
-            from reefknot.engines.ledger.sqlite_transaction import SqliteTransaction
+            from reefknot.engines.ledger.sqlite import Sqlite3Handle, SqliteTransaction
 
             _refuse_a_stores_file(conn)
             return SqliteTransaction(Sqlite3Handle(conn), table, wait)
         case "apsw":
-            from reefknot.engines.ledger.apsw_handle import ApswHandle
-            from reefknot.engines.ledger.sqlite_transaction import SqliteTransaction
+            from reefknot.engines.ledger.sqlite import ApswHandle, SqliteTransaction
 
             return SqliteTransaction(ApswHandle(conn), table, wait)
         case "psycopg":
-            from reefknot.engines.ledger.postgres_transaction import PostgresTransaction
+            from reefknot.engines.ledger.postgres import PostgresTransaction
 
             return PostgresTransaction(conn, table, wait)
         case _:

@@ -5,14 +5,9 @@ The same contracts as the durable engines, for tests, simulation and small tools
 step happens between two awaits, which is what makes it atomic.
 """
 
-from reefknot.engines.memory.audit import MemoryAuditLog
-from reefknot.engines.memory.control import MemoryControl
-from reefknot.engines.memory.idempotency import MemoryIdempotencyStore
-from reefknot.engines.memory.leases import MemoryLeases
-from reefknot.engines.memory.quarantine import MemoryQuarantine
-from reefknot.engines.memory.state import Shared
-from reefknot.engines.memory.transport import Hub, MemoryTransport
-from reefknot.engines.memory.work import MemoryWorkQueue
+from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryIdempotencyStore, Shared
+from reefknot.engines.memory.store import Hub, MemoryControl, MemoryQuarantine, MemoryTransport
+from reefknot.engines.memory.work import MemoryLeases, MemoryWorkQueue
 from reefknot.ports.clock import Clock
 
 __all__ = ["MemoryStore"]

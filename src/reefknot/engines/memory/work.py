@@ -1,28 +1,49 @@
-"""Work in a dictionary, and in one heap for each class that says what is next."""
+"""
+The leases of a memory store.
+
+Work in a dictionary, and in one heap for each class that says what is next.
+"""
+
+from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from math import inf
 
 from msgspec import structs
 
 from reefknot.core import work as core
-from reefknot.core.moment import Moment, milliseconds
+from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import ENDED, WorkItem, WorkState
-from reefknot.engines.memory.audit import MemoryAuditLog
-from reefknot.engines.memory.state import Shared
+from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, Shared
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import (
-    FIRST_FENCE,
-    CrashEvents,
-    Enqueued,
-    Held,
-    Settlement,
-    WorkSnapshot,
-    events_to_keep,
-)
+from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+
+
+class MemoryLeases:
+    """Over the work of one store."""
+
+    def __init__(self, work: MemoryWorkQueue) -> None:
+        self._work = work
+
+    async def owners(self) -> list[str]:
+        self._work.shared.now()
+        return sorted({item.owner for item in self._running()})
+
+    async def end(self, owners: Collection[str]) -> int:
+        now = self._work.shared.now()
+        held = [item for item in self._running() if item.owner in owners]
+        for item in held:
+            self._work.put(structs.replace(item, lease_until=0), now)
+        if held:
+            self._work.shared.changed()
+        return len(held)
+
+    def _running(self) -> list[WorkItem]:
+        return [item for item in self._work.items.values() if item.state is WorkState.RUNNING]
+
 
 _Place = tuple[int, int, int, str]
 

@@ -14,9 +14,8 @@ import apsw
 
 from reefknot.core.audit import chain
 from reefknot.core.audit.chain import ANCHOR, Head, Mismatch
-from reefknot.engines.sqlite.link import Link
+from reefknot.engines.sqlite.reads import Link, until
 from reefknot.engines.sqlite.transaction import Transaction
-from reefknot.engines.sqlite.wake import until
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 
 LINKS_AT_ONCE = 1000

@@ -5,10 +5,9 @@ from typing import Any
 
 import apsw
 
-from reefknot.core.moment import milliseconds
-from reefknot.engines.sqlite.link import Link
+from reefknot.core.time import milliseconds
+from reefknot.engines.sqlite.reads import Link, until
 from reefknot.engines.sqlite.transaction import Transaction
-from reefknot.engines.sqlite.wake import until
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, Command
 

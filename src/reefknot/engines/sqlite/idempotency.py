@@ -13,13 +13,11 @@ from msgspec import Struct, json, structs
 
 from reefknot.core import idempotency as core
 from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
-from reefknot.core.moment import milliseconds
-from reefknot.engines.sqlite import retention as retention_of
+from reefknot.core.time import milliseconds
+from reefknot.engines.sqlite import upkeep as retention_of
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.grouped import Grouped
-from reefknot.engines.sqlite.link import Link
-from reefknot.engines.sqlite.transaction import Transaction
-from reefknot.engines.sqlite.wake import until
+from reefknot.engines.sqlite.reads import Link, until
+from reefknot.engines.sqlite.transaction import Grouped, Transaction
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from reefknot.core import work as core
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.engines.sqlite import items as rows
-from reefknot.engines.sqlite.link import Link
+from reefknot.engines.sqlite import work_rows as rows
+from reefknot.engines.sqlite.reads import Link
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats

@@ -13,26 +13,21 @@ from pathlib import Path
 import apsw
 from msgspec import structs
 
-from reefknot.core.moment import Moment, Timeline
-from reefknot.engines.sqlite import maintenance
+from reefknot.core.time import Moment, Timeline
+from reefknot.engines.sqlite import upkeep as maintenance
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.claimer import ClaimerLock
-from reefknot.engines.sqlite.connection import Opener, open_connection, plain_opener
+from reefknot.engines.sqlite.connection import Opener, migrate, open_connection, plain_opener
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
-from reefknot.engines.sqlite.leases import SqliteLeases
-from reefknot.engines.sqlite.link import Link
-from reefknot.engines.sqlite.maintenance import CheckReport
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
-from reefknot.engines.sqlite.reader import Reader
-from reefknot.engines.sqlite.schema import migrate
+from reefknot.engines.sqlite.reads import Link, Reader, Wake
 from reefknot.engines.sqlite.transport import SqliteTransport
-from reefknot.engines.sqlite.wake import Wake
-from reefknot.engines.sqlite.work import SqliteWorkQueue
+from reefknot.engines.sqlite.upkeep import CheckReport, TidierLock
+from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
 from reefknot.engines.sqlite.writer import Writer
 from reefknot.errors import StoreUnavailableError
-from reefknot.execution import open_files
 from reefknot.ports.clock import Clock
+from reefknot.runtime import open_files
 
 LONG = 3600.0
 """Seconds for what walks through the whole file."""
@@ -81,8 +76,7 @@ class SqliteStore:
             connect_first, now, path=self.path, patience=patience, committed=self._wake.fire, inline=inline
         )
         self._reader = Reader(connect, path=self.path, patience=patience, inline=inline)
-        self._claimer = ClaimerLock(self.path)
-        self._tidier = ClaimerLock(self.path, "tidier")
+        self._tidier = TidierLock(self.path)
         self._is_open = False
         link = Link(self._writer, self._reader, self._wake, now)
         self._link = link
@@ -117,7 +111,6 @@ class SqliteStore:
         self._wake.close()
         await self._writer.close()
         await self._reader.close()
-        self._claimer.release()
         self._tidier.release()
         if self._is_open:
             self._is_open = False
@@ -127,14 +120,6 @@ class SqliteStore:
     def batches(self) -> int:
         """How many transactions were written so far."""
         return self._writer.batches
-
-    def become_claimer(self) -> bool:
-        """
-        Be the one process of this host that claims work, until closing. False when another one is.
-
-        Claiming without it works too, and slower: claimers wait for each other's locks, not always fairly.
-        """
-        return self._claimer.acquire()
 
     def become_tidier(self) -> bool:
         """Be the one process of this host that removes what is past its retention. False when another one is."""

@@ -1,4 +1,6 @@
 """
+The leases of a SQLite store.
+
 Work as rows.
 
 A claim is one `UPDATE … RETURNING`. What is due later is kept out of the index that claims read, and enters it when its
@@ -6,30 +8,60 @@ time comes: a long line of waiting retries costs a claim nothing. One claimer fo
 while several wait for each other's locks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import apsw
+from msgspec import json
 
 from reefknot.core import work as core
-from reefknot.core.moment import Moment, milliseconds
+from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.engines.sqlite import items as rows
-from reefknot.engines.sqlite import retention
-from reefknot.engines.sqlite.link import Link
+from reefknot.engines.sqlite import upkeep as retention
+from reefknot.engines.sqlite import work_rows as rows
+from reefknot.engines.sqlite.reads import Link, until
 from reefknot.engines.sqlite.transaction import Transaction
-from reefknot.engines.sqlite.wake import until
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import (
-    FIRST_FENCE,
-    CrashEvents,
-    Enqueued,
-    Held,
-    Settlement,
-    WorkSnapshot,
-    events_to_keep,
+from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+
+_OWNERS = "SELECT DISTINCT owner FROM work INDEXED BY work_leased WHERE state = 'running' ORDER BY owner"
+_END = (
+    "UPDATE work INDEXED BY work_leased SET lease_until = 0 "
+    "WHERE state = 'running' AND owner IN (SELECT value FROM json_each(?))"
 )
+
+
+class SqliteLeases:
+    """Over the work of one file."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def owners(self) -> list[str]:
+        return await self._link.read(_owners)
+
+    async def end(self, owners: Collection[str]) -> int:
+        if not owners:
+            return 0
+        ended: int = await self._link.write(_ends, json.encode(sorted(owners)).decode())
+        return ended
+
+
+def _owners(connection: apsw.Connection) -> list[str]:
+    found: Any = connection.execute(_OWNERS)
+    return [owner for (owner,) in found]
+
+
+def _ends(transaction: Transaction, wanted: list[str]) -> list[int]:
+    answers = []
+    for owners in wanted:
+        transaction.connection.execute(_END, (owners,))
+        answers.append(transaction.connection.changes())
+    transaction.memory.clear()  # what is remembered of these items has the old lease in it
+    transaction.touched.add("work")
+    return answers
+
 
 _READY_CLASSES = """
 WITH RECURSIVE ready(name) AS (

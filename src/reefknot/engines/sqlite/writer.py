@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from reefknot.core.moment import Moment
+from reefknot.core.time import Moment
 from reefknot.engines.sqlite.connection import LIFE, is_fatal, translated
 from reefknot.engines.sqlite.transaction import Memory, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError

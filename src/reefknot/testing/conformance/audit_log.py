@@ -5,7 +5,7 @@ import asyncio
 from msgspec import structs
 
 from reefknot.core.audit.chain import Head, Link, verify
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.store import Store
 from reefknot.testing.conformance.harness import Harness, event, told

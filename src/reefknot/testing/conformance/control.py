@@ -2,7 +2,7 @@
 
 import asyncio
 
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.store import Store
 from reefknot.testing.conformance.harness import Harness, event, told
 

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from reefknot.core.canonical import canonical
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
 

@@ -5,19 +5,8 @@ from itertools import count
 
 import pytest
 
-from reefknot.core.idempotency import (
-    Busy,
-    Claimed,
-    Conflict,
-    Done,
-    Failed,
-    Hit,
-    KeyState,
-    Released,
-    Uncertain,
-    Unknown,
-)
-from reefknot.engines.virtual import VirtualClock
+from reefknot.core.idempotency import Busy, Claimed, Conflict, Done, Failed, Hit, KeyState, Released, Uncertain, Unknown
+from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import (
     KeyInProgressError,
     KeyQuotaError,

@@ -1,7 +1,7 @@
 """What every quarantine does."""
 
 from reefknot.core.work import Budget, Quarantine, Settled, WorkDone, WorkFailed, WorkItem, WorkState, submission_id
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Enqueued, Settlement

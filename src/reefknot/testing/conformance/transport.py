@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.transport import Delivery, Transport
 from reefknot.testing.conformance.harness import LONGEST_STORY
 

@@ -15,7 +15,7 @@ from reefknot.core.work import (
     WorkItem,
     WorkState,
 )
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement

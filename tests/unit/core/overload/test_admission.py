@@ -16,18 +16,19 @@ from reefknot.core.overload.admission import (
     Degrade,
     Newcomer,
     Oldest,
+    OverloadStatus,
     QueueView,
     Reject,
     RejectionPolicy,
     RejectReason,
     Rules,
+    Thresholds,
     admit,
     defer_time_ms,
     expected_wait_ms,
     retry_after_ms,
     would_miss_deadline,
 )
-from reefknot.core.overload.level import OverloadStatus, Thresholds
 
 NEW = Newcomer()
 REJECT, DROP, DEFER, DEGRADE = RejectionPolicy

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.core.overload.level import HYSTERESIS, OverloadStatus, Thresholds, level, reported
+from reefknot.core.overload.admission import HYSTERESIS, OverloadStatus, Thresholds, level, reported
 
 H, D, O, C = OverloadStatus  # noqa: E741 - the four levels, in their order
 

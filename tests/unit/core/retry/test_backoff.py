@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reefknot.core.retry.backoff import delay_before, undisturbed, wait_range, whole
-from reefknot.core.retry.draw import draw as drawn
+from reefknot.core.retry.backoff import draw as drawn
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
 
 ALMOST_ONE = 1 - 2**-53

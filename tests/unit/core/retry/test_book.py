@@ -13,18 +13,23 @@ from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry import book as book_module
 from reefknot.core.retry.book import (
     NO_REQUEST,
+    NOTHING_SAID,
     SHOWN_FIELDS,
     Book,
     CategoryEntry,
+    Layer,
+    Patch,
     Request,
     ResolvedPolicy,
+    Said,
+    Settled,
     StatusRules,
     TargetEntry,
     families,
     kind_of,
+    patch,
 )
-from reefknot.core.retry.builtin import BASE, CATEGORIES, OTHERS, STATUSES
-from reefknot.core.retry.layers import NOTHING_SAID, Layer, Patch, Said, Settled, patch
+from reefknot.core.retry.defaults import BASE, CATEGORIES, OTHERS, STATUSES
 from reefknot.core.retry.policy import FIELDS, Jitter, RetryPolicy, RetryStrategy
 from reefknot.errors import ParameterError
 

@@ -3,26 +3,27 @@
 import pytest
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
-from reefknot.core.retry import builtin
+from reefknot.core.retry import defaults as builtin
 from reefknot.core.retry.backoff import delay_before
-from reefknot.core.retry.book import SHOWN_FIELDS, ResolvedPolicy
-from reefknot.core.retry.builtin import (
+from reefknot.core.retry.book import SHOWN_FIELDS, Layer, ResolvedPolicy, Said
+from reefknot.core.retry.classify import retryable_code, retryable_status
+from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
+from reefknot.core.retry.defaults import (
     BASE,
     CATEGORIES,
+    CONNECTORS,
+    OPERATIONS,
     OTHERS,
     STATUSES,
     TARGETS,
+    JobType,
+    RetryCategory,
     as_the_baseline_sees,
     baseline,
     builtin_book,
     connector_entry,
     operation_entry,
 )
-from reefknot.core.retry.classify import retryable_code, retryable_status
-from reefknot.core.retry.connectors import CONNECTORS, JobType
-from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
-from reefknot.core.retry.layers import Layer, Said
-from reefknot.core.retry.operations import OPERATIONS, RetryCategory
 from reefknot.core.retry.policy import LONGEST_WAIT, RetryPolicy
 
 INF = float("inf")

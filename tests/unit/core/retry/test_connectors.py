@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.retry.connectors import CONNECTORS, OTHER_CONNECTORS, JobType
+from reefknot.core.retry.defaults import CONNECTORS, OTHER_CONNECTORS, JobType
 
 ROWS = [
     ("local_files", 3, 30, 300, 0.2, None, None),

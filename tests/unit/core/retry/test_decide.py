@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.backoff import delay_before
+from reefknot.core.retry.backoff import draw as drawn
 from reefknot.core.retry.decide import (
     DECIDER_VERSION,
     Again,
@@ -20,7 +21,6 @@ from reefknot.core.retry.decide import (
     decide,
     listed,
 )
-from reefknot.core.retry.draw import draw as drawn
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy, class_name
 
 CUT = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "cut", exceptions=("builtins.ConnectionError",))

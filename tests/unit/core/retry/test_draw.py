@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.core.retry.draw import draw, key_number
+from reefknot.core.retry.backoff import draw, key_number
 
 whole = st.integers(min_value=0, max_value=2**64 - 1)
 CHI_SQUARE_99_DF_LIMIT = 148.2

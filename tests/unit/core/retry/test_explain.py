@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.backoff import delay_before
+from reefknot.core.retry.backoff import delay_before, draw, key_number
 from reefknot.core.retry.decide import Again, History, Reason, decide
-from reefknot.core.retry.draw import draw, key_number
 from reefknot.core.retry.explain import MOST_SHOWN, PlannedWait, explain, horizon, schedule
 from reefknot.core.retry.policy import Jitter, RetryPolicy
 

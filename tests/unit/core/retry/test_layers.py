@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.core.retry.layers import NOTHING_SAID, Layer, Patch, Said, merge, patch, settle
+from reefknot.core.retry.book import NOTHING_SAID, Layer, Patch, Said, merge, patch, settle
 
 FIELDS = st.sampled_from(["max_attempts", "base_delay", "jitter"])
 PATCHES: st.SearchStrategy[Patch] = st.builds(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.retry.operations import OPERATIONS, UNLISTED, RetryCategory, operation_target
+from reefknot.core.retry.defaults import OPERATIONS, UNLISTED, RetryCategory, operation_target
 
 
 def test_every_category_has_a_row() -> None:

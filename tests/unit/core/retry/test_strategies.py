@@ -8,9 +8,8 @@ from math import inf, nan
 import pytest
 
 from reefknot.core.audit.event import PolicyRecord
-from reefknot.core.retry.backoff import delay_before, undisturbed, wait_range
+from reefknot.core.retry.backoff import delay_before, register, undisturbed, wait_range
 from reefknot.core.retry.policy import OWN_STRATEGIES, RetryPolicy
-from reefknot.core.retry.strategies import register
 from reefknot.errors import ParameterError, ParameterTypeError
 
 

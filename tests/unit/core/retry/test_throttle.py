@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.retry.backoff import draw
 from reefknot.core.retry.decide import Again, History, ThrottleView, decide
-from reefknot.core.retry.draw import draw
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.retry.throttle import RetryThrottle
 from reefknot.errors import ParameterError, ParameterTypeError, shown

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import apsw
 import pytest
 
-from reefknot.engines.sqlite.grouped import SIZES, Grouped
+from reefknot.engines.sqlite.transaction import SIZES, Grouped
 
 INSERT = Grouped("INSERT OR ROLLBACK INTO t (name, value) VALUES {}", width=2)
 UPDATE = Grouped("UPDATE t SET value = new.column2 FROM (VALUES {}) AS new WHERE name = new.column1", width=2)

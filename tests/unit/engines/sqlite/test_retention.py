@@ -11,8 +11,9 @@ import pytest
 
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem
-from reefknot.engines.sqlite import SqliteStore, retention
-from reefknot.engines.virtual import VirtualClock
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite import upkeep as retention
 from reefknot.errors import KeyQuotaError
 from reefknot.ports.work_queue import Settlement
 from tests.unit.engines.sqlite.test_store import opened, run

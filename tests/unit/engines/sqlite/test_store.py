@@ -10,15 +10,15 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.assembly import open_store
+from reefknot.app import open_store
 from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
-from reefknot.engines.sqlite import SqliteStore, idempotency, items, work
-from reefknot.engines.sqlite.connection import LIFE, translated
-from reefknot.engines.sqlite.schema import VERSION
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.sqlite import SqliteStore, idempotency, work
+from reefknot.engines.sqlite import work_rows as items
+from reefknot.engines.sqlite.connection import LIFE, VERSION, translated
 from reefknot.engines.sqlite.transaction import Memory
-from reefknot.engines.virtual import VirtualClock
 from reefknot.errors import (
     LeaseLostError,
     ParameterError,
@@ -397,15 +397,15 @@ def test_what_a_failed_transaction_would_have_written_is_not_remembered(tmp_path
     run(story)
 
 
-def test_one_process_of_a_host_is_the_claimer(tmp_path: Path) -> None:
+def test_one_process_of_a_host_is_the_tidier(tmp_path: Path) -> None:
     async def story() -> None:
         path = tmp_path / "state.db"
         async with opened(path) as one, opened(path) as two:
-            assert one.become_claimer()
-            assert one.become_claimer()
-            assert not two.become_claimer()
+            assert one.become_tidier()
+            assert one.become_tidier()
+            assert not two.become_tidier()
             await one.close()
-            assert two.become_claimer()
+            assert two.become_tidier()
 
     run(story)
 

@@ -11,10 +11,11 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.engines.sqlite import SqliteStore, messages, transport
-from reefknot.engines.sqlite.schema import STEPS, VERSION
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.sqlite import SqliteStore, transport
+from reefknot.engines.sqlite import message_rows as messages
+from reefknot.engines.sqlite.connection import STEPS, VERSION
 from reefknot.engines.sqlite.transport import SqliteTransport
-from reefknot.engines.virtual import VirtualClock
 from reefknot.ports.transport import Delivery
 
 LONGEST_S = 20.0

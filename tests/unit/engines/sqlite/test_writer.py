@@ -13,8 +13,8 @@ import apsw
 import pytest
 
 from reefknot.core.idempotency import Asking, Claimed, Done
+from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.sqlite import SqliteStore, writer
-from reefknot.engines.virtual import VirtualClock
 from tests.pace import slowness
 
 TURNS = 200

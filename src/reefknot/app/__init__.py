@@ -1,0 +1,11 @@
+"""
+Where the parts are put together.
+
+The only package that knows every class. Plain constructor calls; no part finds another by itself. The system of router
+and workers is in `assembly.system`, which is loaded only by who runs one.
+"""
+
+from reefknot.app.managers import IdempotencyManager, RetryManager, get_retry_manager, open_manager
+from reefknot.app.stores import open_audit_log, open_store
+
+__all__ = ["IdempotencyManager", "RetryManager", "get_retry_manager", "open_audit_log", "open_manager", "open_store"]

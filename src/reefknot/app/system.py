@@ -1,0 +1,332 @@
+"""
+Router and workers over one store: the whole system in one process, or its parts in several.
+
+All parts over one store hear each other, whichever process they are in. Commands from other processes come by the
+store's control part; what a system is doing is written there too, so that `worker list` and `router status` can be
+asked from anywhere. Workers over one store have different names, and what a system that is gone left is taken over.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from reefknot.app import presence
+from reefknot.app.audit_copies import kept_events
+from reefknot.app.presence import OBSERVERS, STATUS, look_for_orphans
+from reefknot.app.stores import clock_of_this_loop, open_store, options_of
+from reefknot.audit.journal import event_id
+from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
+from reefknot.blocks.settings import read_settings
+from reefknot.clock import SteadyClock
+from reefknot.config.settings import Settings
+from reefknot.core import checks as arguments
+from reefknot.core.messages import ExecAssignment, ExecResult
+from reefknot.errors import NameTakenError
+from reefknot.ports.block import Block
+from reefknot.ports.clock import Clock
+from reefknot.ports.control import Command
+from reefknot.ports.store import Store
+from reefknot.router.client import Client
+from reefknot.router.service import Router
+from reefknot.router.settings import RouterSettings
+from reefknot.router.settings import settings_from as router_settings
+from reefknot.runtime.log import logger, printable
+from reefknot.worker.service import Worker
+from reefknot.worker.settings import WorkerSettings, settings_from
+
+ROUTER = "router"
+STATUS_EVERY_S = 1.0
+STATUS_KEPT_S = 5.0
+LISTEN_S = 0.25
+FREE_NAMES_TRIED = 10
+
+
+class System:
+    """A router, workers, or both, over one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        settings: WorkerSettings,
+        blocks: Mapping[str, Block],
+        workers: Sequence[str] = ("worker-1",),
+        router: str | None = ROUTER,
+        routing: RouterSettings | None = None,
+        hears_shared: bool = False,
+        seed: int | None = None,
+        secrets: tuple[str, ...] = (),
+    ) -> None:
+        """
+        `workers` are their names; `router` is its name, None for none.
+
+        `routing` are the router's settings; without them its queue has the workers' bounds. With `hears_shared` the
+        workers also take what comes over the shared subject.
+        """
+        clock = SteadyClock(clock)
+        self.store = store
+        self.settings = settings
+        self.system_id = event_id()
+        self._clock = clock
+        self._blocks = blocks
+        self._started_at = int(clock.wall() * 1000)
+        self._process = presence.mark()
+        self._transport = store.transport()
+        shared: dict[str, Any] = {
+            "store": store,
+            "transport": self._transport,
+            "clock": clock,
+            "seed": seed,
+            "process": self._process,
+            "secrets": secrets,
+        }
+        self.routing = routing or RouterSettings(rules=settings.rules)
+        self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared)
+        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
+        self.workers = [Worker(name, **shared) for name in workers]
+        self.client = Client(
+            store,
+            clock,
+            size=self.routing.rules.size,
+            routed=presence.has_router,
+            told=presence.told_by_routers,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._draining: dict[str, asyncio.Task[int]] = {}
+
+    @property
+    def router(self) -> Router:
+        """The router of a system that has one."""
+        if self._router is None:
+            raise LookupError("this system has no router")
+        return self._router
+
+    async def start(self) -> None:
+        """Take part. A name that another living system has is refused, before anything else is done."""
+        heard = await self.store.control.latest()
+        await self._claim_names()
+        await presence.end_leases_of_the_gone(self.store)
+        if self._router is not None:
+            await self._router.start()
+        for worker in self.workers:
+            await worker.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._obey(heard), name="system control"),
+            loop.create_task(self._show(), name="system status"),
+            loop.create_task(look_for_orphans(self.store, self.workers, self._blocks), name="system orphans"),
+        ]
+
+    async def _claim_names(self) -> None:
+        await self._say_status()
+        try:
+            await presence.refuse_taken_names(self.store, self.system_id)
+        except NameTakenError:
+            await self._say_status(ended=True)
+            await self._transport.close()
+            raise
+
+    async def stop(self, drain: float = 0.0) -> int:
+        """End. With `drain`, running steps get so many seconds; answers how many went back to the queue."""
+        tasks = (*self._tasks, *self._draining.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        back = sum(await asyncio.gather(*(worker.drain(drain) for worker in self.workers)))
+        for worker in self.workers:
+            await worker.stop()
+        if self._router is not None:
+            await self._router.stop()
+        await self._transport.close()
+        for block in {id(block): block for block in self._blocks.values()}.values():
+            await block.close()
+        await self._say_status(ended=True)
+        return back
+
+    async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
+        """Take it on; the future is its result."""
+        return await self.router.submit(assignment)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is going on, as JSON can carry it."""
+        return {
+            "system_id": self.system_id,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "process": self._process,
+            "started_at": self._started_at,
+            "at": int(self._clock.wall() * 1000),
+            "router": self._router and {"router_id": self._router.router_id, **_routing(self._router)},
+            "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
+            "blocks": sorted(self._blocks),
+            "retries_v2": self.settings.retries_v2,
+            "queue_v2": self.settings.queue_v2,
+        }
+
+    # ---- for others -------------------------------------------------------------------------------------------------
+
+    async def _show(self) -> None:
+        while True:
+            await self._say_status()
+            await asyncio.sleep(STATUS_EVERY_S)
+
+    async def _say_status(self, *, ended: bool = False) -> None:
+        body = json.dumps({**self.snapshot(), "ended": ended}, default=str)
+        try:
+            async with asyncio.timeout(10.0):
+                await self.store.control.post(STATUS, target=OBSERVERS, body=body, keep=STATUS_KEPT_S)
+        except Exception as error:
+            logger().error("the system's status was not written (%s)", printable(str(error), most=300))
+
+    async def _obey(self, heard: int) -> None:
+        """Commands of operators and other processes. Those to cancel the router hears by itself."""
+        while True:
+            for command in await self._heard(ROUTER, heard):
+                heard = command.sequence
+                try:
+                    self._do(command)
+                except Exception as error:
+                    text = printable(f"{command.name}: {error}", most=300)
+                    logger().error("a command could not be obeyed (%s)", text)
+            await asyncio.sleep(LISTEN_S)
+
+    async def _heard(self, target: str, after: int) -> list[Command]:
+        try:
+            async with asyncio.timeout(10.0):
+                return await self.store.control.poll(target, after=after)
+        except Exception as error:
+            logger().error("commands cannot be read (%s)", printable(str(error), most=300))
+            return []
+
+    def _do(self, command: Command) -> None:
+        body: dict[str, Any] = json.loads(command.body)
+        match command.name:
+            case "cancel":
+                return
+            case "drain" | "pause" | "resume":
+                for worker in self.workers:
+                    if body.get("worker_id") in (None, worker.worker_id):
+                        self._tell_worker(worker, command.name, float(body.get("seconds", self.settings.drain)))
+            case _:
+                logger().warning("unknown command %s", printable(command.name, most=80))
+
+    def _tell_worker(self, worker: Worker, what: str, seconds: float) -> None:
+        """A drain goes on beside everything else: it takes as long as the longest running step."""
+        name = worker.worker_id
+        earlier = self._draining.pop(name, None)
+        if earlier is not None:
+            earlier.cancel()
+        if what == "drain":
+            task = asyncio.get_running_loop().create_task(worker.drain(seconds), name=f"drain {name}")
+            self._draining[name] = task
+        else:
+            (worker.pause if what == "pause" else worker.resume)()
+
+
+def _routing(router: Router) -> dict[str, Any]:
+    shown: dict[str, Any] = _finite(msgspec.to_builtins(router.snapshot()))
+    return shown
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: never probed is null."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def worker_settings(settings: Settings) -> WorkerSettings:
+    """The checked configuration in the worker's words."""
+    return settings_from(
+        settings.configuration, settings.book, retries_gate=settings.retries_gate, queue_gate=settings.queue_gate
+    )
+
+
+def blocks_for(settings: Settings, modules: Sequence[str] = ()) -> dict[str, Block]:
+    """The steps this process can run: the standard ones, those of other packages, and one's own."""
+    folder = None if settings.path is None else settings.path.parent
+    standard = standard_blocks(read_settings(settings.configuration.blocks, folder=folder, place=settings.place))
+    own: dict[str, Block] = {}
+    for module in modules:
+        own |= load_module(module, path=str(Path.cwd()))
+    return by_name(standard, load_entry_points(), own)
+
+
+@asynccontextmanager
+async def running_system(
+    url: str,
+    settings: Settings,
+    *,
+    workers: Sequence[str] | int = ("worker-1",),
+    router: str | None = ROUTER,
+    modules: Sequence[str] = (),
+    drain: float = 5.0,
+    seed: int | None = None,
+    secrets: tuple[str, ...] = (),
+) -> AsyncIterator[System]:
+    """
+    A system that runs for as long as the block lasts.
+
+    `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
+    """
+    blocks = blocks_for(settings, modules)
+    options = options_of(settings.configuration)
+    clock, working = SteadyClock(clock_of_this_loop()), worker_settings(settings)
+    async with open_store(url, clock=clock, **options) as store, kept_events(store, settings, secrets=secrets):
+        for left in reversed(range(FREE_NAMES_TRIED)):
+            living = await presence.living_systems(store)
+            system = System(
+                store,
+                clock,
+                settings=working,
+                routing=router_settings(settings.configuration, working.rules),
+                hears_shared=settings.configuration.router.shared_subject == "ours",
+                blocks=blocks,
+                workers=_free("worker", workers, presence.names_of(living)) if isinstance(workers, int) else workers,
+                router=_free("router", 1, presence.routers_of(living))[0] if router == "" else router,
+                seed=seed,
+                secrets=secrets,
+            )
+            try:
+                await system.start()
+                break
+            except NameTakenError:  # somebody who started in the same moment was faster
+                if not left or not (router == "" or isinstance(workers, int)):
+                    raise
+        try:
+            yield system
+        finally:
+            await system.stop(drain)
+
+
+def _free(kind: str, count: int, taken: set[str]) -> list[str]:
+    """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
+    names = (f"{kind}-{number}" for number in range(1, count + len(taken) + 1))
+    return [name for name in names if name not in taken][:count]
+
+
+@asynccontextmanager
+async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
+    """
+    A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`.
+
+    `size` bounds what may wait there for a router.
+    """
+    arguments.whole("size", size)
+    async with open_store(url) as store:
+        yield Client(
+            store,
+            clock_of_this_loop(),
+            size=size,
+            routed=presence.has_router,
+            told=presence.told_by_routers,
+        )

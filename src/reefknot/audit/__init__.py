@@ -1,0 +1,1 @@
+"""Audit events on their way to a log."""

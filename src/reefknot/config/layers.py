@@ -1,0 +1,383 @@
+"""
+Text into a checked tree that knows where everything was written.
+
+Files, environment variables and flags become the same `Tree`. Nothing here knows what a setting means: names, kinds and
+bounds are the schema's business.
+
+Settings that are said one by one: environment variables and flags.
+
+`REEFKNOT__WORKER__QUEUE__V2__ENABLED=true` says `worker.queue.v2.enabled`. A value is a word, as in YAML; one that
+begins with a quote, a bracket or a brace is read as YAML in one piece. An empty variable says nothing.
+
+Which file counts, and what is laid over it.
+
+In this order: the file that was named, the variable `REEFKNOT_CONFIG`, the nearest `reefknot.yaml` (or `.yml`, `.json`,
+`.toml`) upwards, the user's folder for configuration, none. Two files that could both be meant are a mistake, not a
+choice. Nothing is remembered: the caller says when to read again.
+
+The two gates between the baseline and v2 are here too: the environment wins both ways when it says yes or no; unset or
+empty it is silent, and the file speaks; else the gate is off.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from msgspec import Struct
+
+from reefknot.config.reading.session import (
+    MOST_BYTES,
+    MOST_LEVELS,
+    MOST_NODES,
+    KeyPath,
+    Mark,
+    MarkOf,
+    Problem,
+    Reading,
+    Tree,
+    UnreadableError,
+    dotted,
+    lay,
+    merge,
+    read_small,
+    shortened,
+)
+from reefknot.config.reading.yaml import WordError, plain_word
+from reefknot.errors import ConfigurationError, ConfigurationMissingError
+
+Format = Literal["yaml", "json", "toml"]
+
+SUFFIXES: Mapping[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
+
+LONGEST_SUGGESTED = 64
+"""Longer names are not compared: likeness costs the product of two lengths."""
+
+
+def _reader(written_in: Format) -> Callable[[str, Reading], Any]:
+    match written_in:
+        case "yaml":
+            from reefknot.config.reading.yaml import read_yaml
+
+            return read_yaml
+        case "json":
+            from reefknot.config.reading.json_toml import read_json
+
+            return read_json
+        case "toml":
+            from reefknot.config.reading.json_toml import read_toml
+
+            return read_toml
+
+
+def read_text(text: str, *, name: str = "<text>", format: Format = "yaml") -> Tree:  # noqa: A002 - what it is called everywhere
+    """The tree of a document. An empty one is an empty mapping; whatever is wrong with it is raised together."""
+    reading = Reading(name)
+    text = text.removeprefix("\ufeff")
+    reading.check_text(text)
+    value = _reader(format)(text, reading)
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else "a single value"
+        reading.wrong(reading.marks[()], (), f"a configuration is a mapping of names to settings, not {kind}")
+    reading.settle()
+    return Tree(value, reading.marks)
+
+
+def _decoded(data: bytes, reading: Reading) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        _refuse_bytes(data, error.start, reading)
+
+
+def _refuse_bytes(data: bytes, start: int, reading: Reading) -> NoReturn:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        reading.refuse(reading.at(1, 1), (), "is not UTF-8; it looks like UTF-16: save it as UTF-8")
+    line = data.count(b"\n", 0, start) + 1
+    column = len(data[data.rfind(b"\n", 0, start) + 1 : start].decode("utf-8")) + 1
+    reading.refuse(reading.at(line, column), (), f"is not UTF-8: byte 0x{data[start]:02x} at offset {start}")
+
+
+def read_file(path: str | os.PathLike[str]) -> Tree:
+    """The tree of a file, read by its suffix."""
+    name = os.fspath(path)
+    reading = Reading(name)
+    try:
+        data = read_small(name, MOST_BYTES)
+    except UnreadableError as error:
+        problem = Problem(Mark(name), "", str(error))
+        raise (ConfigurationMissingError if error.is_missing else ConfigurationError)([problem]) from None
+    written_in = SUFFIXES.get(os.path.splitext(name)[1].lower())
+    if written_in is None:
+        accepted = ", ".join(SUFFIXES)
+        reading.refuse(Mark(name), (), f"the file's name does not say its format; accepted: {accepted}")
+    return read_text(_decoded(data, reading), name=name, format=written_in)
+
+
+def suggest(name: str, accepted: Iterable[str]) -> str:
+    """`; did you mean 'x'?` when one of the accepted names looks like it, else nothing."""
+    from difflib import get_close_matches
+
+    if not 0 < len(name) <= LONGEST_SUGGESTED:
+        return ""
+    spelled = {word.lower().replace("-", "_"): word for word in accepted}
+    found = get_close_matches(name.lower().replace("-", "_"), spelled, n=1, cutoff=0.6)
+    return f"; did you mean {spelled[found[0]]!r}?" if found else ""
+
+
+PREFIX = "REEFKNOT__"
+
+_SEGMENT = re.compile(r'"([^"]+)"|([^."\[\]]+)')
+_QUOTED_OR_FLOW = ('"', "'", "[", "{")
+
+
+def _everywhere(mark: Mark) -> MarkOf:
+    return lambda path: mark
+
+
+class _Sayings:
+    """Settings as they come, each with its path; a tree when all are there."""
+
+    __slots__ = ("problems", "said", "source")
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.said: dict[KeyPath, tuple[Mark, Any]] = {}
+        self.problems: list[Problem] = []
+
+    def wrong(self, mark: Mark, path: KeyPath, message: str) -> None:
+        self.problems.append(Problem(mark, dotted(path), message))
+
+    def say(self, path: KeyPath, value: Any, mark: Mark) -> None:
+        if len(path) > MOST_LEVELS:
+            self.wrong(mark, (), f"is nested deeper than the limit of {MOST_LEVELS} levels")
+        elif path in self.said:
+            self.wrong(mark, path, f"is also given by {self.said[path][0]}")
+        else:
+            self.said[path] = mark, value
+
+    def tree(self) -> Tree:
+        """All of it, short paths first, so that the more exact setting wins."""
+        value: dict[str, Any] = {}
+        marks: dict[KeyPath, Mark] = {(): Mark(self.source)}
+        for path in sorted(self.said, key=lambda path: (len(path), path)):
+            mark, whole = self.said[path]
+            if self.is_blocked(path, mark):
+                continue
+            for name in reversed(path):
+                whole = {name: whole}
+            lay(whole, value, marks=marks, mark_of=_everywhere(mark))
+        if self.problems:
+            raise ConfigurationError(self.problems)
+        return Tree(value, marks)
+
+    def is_blocked(self, path: KeyPath, mark: Mark) -> bool:
+        """Whether a shorter path was given a value that nothing can stand under."""
+        for length in range(1, len(path)):
+            above = self.said.get(path[:length])
+            if above is not None and not isinstance(above[1], dict):
+                self.wrong(
+                    mark, path, f"{above[0]} gives {dotted(path[:length])} a value that holds no further settings"
+                )
+                return True
+        return False
+
+
+def _word_or_flow(text: str, reading: Reading) -> Any:
+    text = text.strip()
+    if text.startswith(_QUOTED_OR_FLOW):
+        from reefknot.config.reading.yaml import read_yaml
+
+        return read_yaml(text, reading)
+    mark = reading.marks[()]
+    reading.count_node(mark)
+    value: Any = None
+    try:
+        value = plain_word(text)
+    except WordError as error:
+        reading.wrong(mark, (), str(error))
+    reading.check_scalar(value, mark, ())
+    return value
+
+
+def environment(environ: Mapping[str, str]) -> Tree:
+    """What the variables `REEFKNOT__A__B` say about `a.b`. Their names are read in lower case."""
+    sayings = _Sayings("environment")
+    nodes = size = 0
+    for name in sorted(name for name in environ if name.startswith(PREFIX)):
+        if not environ[name].strip():
+            continue
+        mark = Mark(f"environment {shortened(name, 200)}")
+        path = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        if not all(path):
+            sayings.wrong(mark, (), f"a name is missing between the underscores; written as {PREFIX}A__B")
+            continue
+        reading = Reading(mark.source)
+        reading.nodes = nodes
+        size += len(environ[name])
+        try:
+            reading.check_text(environ[name])
+            if size > MOST_BYTES:
+                reading.refuse(
+                    mark, path, f"the variables together are larger than the limit of {MOST_BYTES // 1024} kB"
+                )
+            value = _word_or_flow(environ[name], reading)
+            reading.settle()
+        except ConfigurationError as error:
+            sayings.problems.extend(problem for problem in error.problems if isinstance(problem, Problem))
+            if size > MOST_BYTES or reading.nodes > MOST_NODES:
+                break
+            continue
+        nodes = reading.nodes
+        sayings.say(path, value, mark)
+    return sayings.tree()
+
+
+def _flag_path(name: str) -> KeyPath | None:
+    """The path of a dotted name, quotes around what has dots in it; None when it is none."""
+    path: list[str | int] = []
+    at = 0
+    while found := _SEGMENT.match(name, at):
+        path.append(found[1] or found[2])
+        at = found.end()
+        if at == len(name):
+            return tuple(path)
+        if name[at] != ".":
+            return None
+        at += 1
+    return None
+
+
+def flags(settings: Mapping[str, Any]) -> Tree:
+    """What flags say: a dotted path, as `dotted` shows it, and a plain value each."""
+    sayings = _Sayings("flags")
+    for name, value in settings.items():
+        mark = Mark(f"flag --{shortened(name, 200)}")
+        path = _flag_path(name)
+        if path is None:
+            sayings.wrong(mark, (), "is not a path of names with dots between them")
+            continue
+        sayings.say(path, value, mark)
+    return sayings.tree()
+
+
+VARIABLE = "REEFKNOT_CONFIG"
+NAMES = tuple(f"reefknot{suffix}" for suffix in SUFFIXES)
+
+
+def _named(name: str, source: str, cwd: Path) -> Path:
+    path = cwd / name
+    try:
+        is_there = os.path.lexists(path)
+    except ValueError:  # a name with a NUL in it
+        is_there = False
+    if not is_there:
+        raise ConfigurationMissingError([Problem(Mark(name), "", f"there is no such file, named by {source}")])
+    return path
+
+
+def _in_folder(folder: Path) -> Path | None:
+    """The folder's one configuration. A link that leads nowhere counts: reading it says what is wrong."""
+    found = [path for name in NAMES if os.path.lexists(path := folder / name) and not os.path.isdir(path)]
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise ConfigurationError(
+            [Problem(Mark(str(folder)), "", f"holds {names}: keep one, or name one with --config")]
+        )
+    return found[0] if found else None
+
+
+def _home_config(environ: Mapping[str, str]) -> Path | None:
+    """The user's folder for configuration, None when nothing says where it is."""
+    for variable, below in (("XDG_CONFIG_HOME", ""), ("APPDATA", ""), ("HOME", ".config")):
+        folder = environ.get(variable, "")
+        if os.path.isabs(folder):
+            return Path(folder, below, "reefknot")
+    return None
+
+
+def find(
+    explicit: str | None,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    home_config: Path | None = None,
+) -> Path | None:
+    """The file that counts, None when there is none. A file that was named has to be there."""
+    if explicit is not None:
+        return _named(explicit, "--config", cwd)
+    if environ.get(VARIABLE):
+        return _named(environ[VARIABLE], f"environment {VARIABLE}", cwd)
+    start = Path(os.path.abspath(cwd))
+    for folder in (start, *start.parents):
+        if found := _in_folder(folder):
+            return found
+    home_config = home_config or _home_config(environ)
+    return _in_folder(home_config) if home_config is not None else None
+
+
+def load_tree(
+    explicit: str | None = None,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    overrides: Mapping[str, Any] = {},
+) -> tuple[Tree, Path | None]:
+    """The file with the environment and then the flags over it, and the file's path. Mistakes are raised together."""
+    path = find(explicit, environ=environ, cwd=cwd)
+    trees: list[Tree] = []
+    errors: list[ConfigurationError] = []
+    readers: list[Callable[[], Tree]] = [lambda: environment(environ), lambda: flags(overrides)]
+    if path is not None:
+        readers.insert(0, lambda: read_file(path))
+    for read in readers:
+        try:
+            trees.append(read())
+        except ConfigurationError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ConfigurationError([problem for error in errors for problem in error.problems])
+    return merge(*trees), path
+
+
+RETRIES = "WORKER_RETRIES_V2_ENABLED"
+QUEUE = "WORKER_QUEUE_V2_ENABLED"
+
+_YES = frozenset({"true", "1", "yes", "on"})
+_NO = frozenset({"false", "0", "no", "off"})
+
+
+class Gate(Struct, frozen=True):
+    """Whether v2 is in force, and who said so."""
+
+    on: bool
+    said_by: str
+
+    def __bool__(self) -> bool:
+        return self.on
+
+
+def gate(variable: str, environ: Mapping[str, str], configured: bool | None, *, where: str = "the file") -> Gate:
+    """The state of one gate."""
+    said = said_by_environment(variable, environ)
+    if said is not None:
+        return Gate(said, f"environment {variable}")
+    if configured is not None:
+        return Gate(configured, where)
+    return Gate(False, "default")
+
+
+def said_by_environment(variable: str, environ: Mapping[str, str]) -> bool | None:
+    """What the environment says; None when it is silent."""
+    written = environ.get(variable, "").strip().lower()
+    if not written:
+        return None
+    if written in _YES:
+        return True
+    if written in _NO:
+        return False
+    message = f"{environ[variable]!r} is not accepted; accepted: true, 1, yes, on, false, 0, no, off, or nothing"
+    raise ConfigurationError((Problem(Mark(f"environment {variable}"), "", message),))

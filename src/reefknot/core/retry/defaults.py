@@ -1,0 +1,282 @@
+"""
+The connectors that are built in, and what each does when nothing is configured. Numbers are retries and seconds.
+
+The operations of a coordination layer, and what is built in for each.
+
+A category travels as its value. `nats.publish` is how a target spells it: `operation:nats.publish`.
+
+What the book says when no file does.
+
+Blocks have built in only the global default and the table of codes and statuses; connectors and operations have an
+entry each. The baseline is a preset of the same engine, not a second loop.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
+from reefknot.core.retry.book import Book, CategoryEntry, Layer, Patch, Said, StatusRules, TargetEntry, patch
+from reefknot.core.retry.classify import retryable_code
+from reefknot.core.retry.policy import LONGEST_WAIT, Jitter, RetryPolicy, RetryStrategy
+
+
+class JobType(StrEnum):
+    """What a source is read with."""
+
+    LOCAL_FILES = "local_files"
+    OBSIDIAN_VAULT = "obsidian_vault"
+    IMAP_MAILBOX = "imap_mailbox"
+    GITHUB_REPOSITORY = "github_repository"
+
+
+class ConnectorDefaults(NamedTuple):
+    max_attempts: int = 3
+    base_delay_seconds: int = 60
+    max_delay_seconds: int = 1800
+    jitter_factor: float = 0.2
+    transient_max_attempts: int | None = None
+    rate_limit_delay_seconds: int | None = None
+
+
+OTHER_CONNECTORS = ConnectorDefaults()
+CONNECTORS: dict[JobType, ConnectorDefaults] = {
+    JobType.LOCAL_FILES: ConnectorDefaults(3, 30, 300),
+    JobType.OBSIDIAN_VAULT: ConnectorDefaults(3, 30, 300),
+    JobType.IMAP_MAILBOX: ConnectorDefaults(5, 120, 1800, 0.3, transient_max_attempts=7, rate_limit_delay_seconds=600),
+    JobType.GITHUB_REPOSITORY: ConnectorDefaults(5, 300, 3600, 0.25, rate_limit_delay_seconds=900),
+}
+
+
+class RetryCategory(StrEnum):
+    """What kind of operation is being retried. Two values say REPLAY twice; they are kept as they were given."""
+
+    NATS_CONNECT = "RETRY_NATS_CONNECT"
+    NATS_PUBLISH = "RETRY_NATS_PUBLISH"
+    NATS_SUBSCRIBE = "RETRY_NATS_SUBSCRIBE"
+    NATS_STREAM_CREATE = "RETRY_NATS_STREAM_CREATE"
+    KV_CREATE = "RETRY_KV_CREATE"
+    KV_GET = "RETRY_KV_GET"
+    KV_PUT = "RETRY_KV_PUT"
+    KV_DELETE = "RETRY_KV_DELETE"
+    EXECUTION_INTENT = "RETRY_EXECUTION_INTENT"
+    EXECUTION_CONTAINMENT = "RETRY_EXECUTION_CONTAINMENT"
+    EXECUTION_EXPIRATION = "RETRY_EXECUTION_EXPIRATION"
+    APPROVAL_CHECK = "RETRY_APPROVAL_CHECK"
+    APPROVAL_GRANT = "RETRY_APPROVAL_GRANT"
+    REPLAY_PROCESSING = "REPLAY_REPLAY_PROCESSING"
+    REPLAY_VALIDATION = "REPLAY_REPLAY_VALIDATION"
+    API_REQUEST = "RETRY_API_REQUEST"
+    API_VALIDATION = "RETRY_API_VALIDATION"
+
+    @property
+    def spelled(self) -> str:
+        """As a target spells it: `nats.stream_create`."""
+        group, _, rest = self.name.lower().partition("_")
+        return f"{group}.{rest}"
+
+    @property
+    def target(self) -> str:
+        return f"operation:{self.spelled}"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "RetryCategory | None":
+        return _SPELLINGS.get(value.lower()) if isinstance(value, str) else None
+
+
+class OperationDefaults(NamedTuple):
+    """A row of the matrix, and the time that one attempt may take."""
+
+    max_attempts: int
+    base_delay: float
+    max_delay: float
+    timeout: float
+
+
+UNLISTED = OperationDefaults(3, 1.0, 30.0, 30.0)
+OPERATIONS: dict[RetryCategory, OperationDefaults] = {
+    RetryCategory.NATS_CONNECT: OperationDefaults(5, 1.0, 30.0, 10.0),
+    RetryCategory.NATS_PUBLISH: OperationDefaults(3, 0.5, 10.0, 5.0),
+    RetryCategory.NATS_SUBSCRIBE: OperationDefaults(3, 0.5, 10.0, 5.0),
+    RetryCategory.NATS_STREAM_CREATE: OperationDefaults(2, 2.0, 60.0, 15.0),
+    RetryCategory.KV_CREATE: OperationDefaults(2, 1.0, 30.0, 10.0),
+    RetryCategory.KV_GET: OperationDefaults(3, 0.5, 10.0, 5.0),
+    RetryCategory.KV_PUT: OperationDefaults(3, 0.5, 10.0, 5.0),
+    RetryCategory.KV_DELETE: OperationDefaults(2, 1.0, 30.0, 5.0),
+    RetryCategory.EXECUTION_INTENT: OperationDefaults(2, 2.0, 60.0, 30.0),
+    RetryCategory.EXECUTION_CONTAINMENT: OperationDefaults(2, 2.0, 60.0, 60.0),
+    RetryCategory.EXECUTION_EXPIRATION: OperationDefaults(1, 1.0, 30.0, 120.0),
+    RetryCategory.APPROVAL_CHECK: OperationDefaults(3, 1.0, 30.0, 5.0),
+    RetryCategory.APPROVAL_GRANT: OperationDefaults(2, 2.0, 60.0, 10.0),
+    RetryCategory.REPLAY_PROCESSING: OperationDefaults(1, 1.0, 30.0, 300.0),
+    RetryCategory.REPLAY_VALIDATION: OperationDefaults(2, 1.0, 30.0, 60.0),
+    RetryCategory.API_REQUEST: OperationDefaults(3, 1.0, 30.0, 30.0),
+    RetryCategory.API_VALIDATION: OperationDefaults(2, 0.5, 10.0, 10.0),
+}
+
+_SPELLINGS: dict[str, RetryCategory] = {
+    spelling.lower(): category
+    for category in RetryCategory
+    for spelling in (category.value, category.name, category.spelled, f"RETRY_{category.name}")
+}
+
+
+def operation_target(name: str) -> str:
+    """The target of an operation given by any of its spellings; a name that is not built in stays as it is."""
+    category = _SPELLINGS.get(name.lower())
+    return category.target if category is not None else f"operation:{name.lower()}"
+
+
+DEFAULT_TIMEOUT = 30.0
+"""Seconds that a step has when its request does not say."""
+BASELINE_RETRIES = 3
+
+_EVERYWHERE: dict[str, Any] = {
+    "strategy": RetryStrategy.EXPONENTIAL_BACKOFF,
+    "multiplier": 2.0,
+    "jitter_factor": 0.1,
+    "time_budget": None,
+    "attempt_timeout": None,
+    "max_retry_after": 300.0,
+    "retryable": True,
+}
+
+
+def _said(source: str, fields: Mapping[str, Any]) -> Patch:
+    return patch(Layer.BUILTIN, f"built-in: {source}", fields)
+
+
+BASE: dict[str, tuple[Patch, ...]] = {
+    "block": (
+        _said(
+            "worker default",
+            _EVERYWHERE
+            | {
+                "max_attempts": 4,
+                "base_delay": 0.1,
+                "max_delay": 30.0,
+                "jitter": Jitter.FULL,
+                "time_budget": DEFAULT_TIMEOUT,
+            },
+        ),
+    ),
+    "connector": (_said("connector default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL, "whole_seconds": True}),),
+    "operation": (_said("operation default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL}),),
+}
+
+
+def _connector(name: str, defaults: ConnectorDefaults) -> TargetEntry:
+    source = f"connector {name}"
+    overrides = {FailureType.PERMANENT: _said(source, {"retryable": False})}
+    if defaults.transient_max_attempts is not None:
+        overrides[FailureType.TRANSIENT] = _said(source, {"max_attempts": defaults.transient_max_attempts + 1})
+    if defaults.rate_limit_delay_seconds is not None:
+        overrides[FailureType.RATE_LIMITED] = _said(source, {"base_delay": float(defaults.rate_limit_delay_seconds)})
+    policy = _said(
+        source,
+        {
+            "max_attempts": defaults.max_attempts + 1,
+            "base_delay": float(defaults.base_delay_seconds),
+            "max_delay": float(defaults.max_delay_seconds),
+            "jitter_factor": defaults.jitter_factor,
+        },
+    )
+    return TargetEntry(policy, overrides)  # type: ignore[arg-type]  # a failure type is a condition
+
+
+def _operation(name: str, defaults: OperationDefaults) -> TargetEntry:
+    fields = {
+        "max_attempts": defaults.max_attempts,
+        "base_delay": defaults.base_delay,
+        "max_delay": defaults.max_delay,
+        "attempt_timeout": defaults.timeout,
+    }
+    return TargetEntry(_said(f"operation {name}", fields))
+
+
+def connector_entry(name: str) -> TargetEntry:
+    """What is built in for a connector, known or not."""
+    known: dict[str, ConnectorDefaults] = {job_type.value: defaults for job_type, defaults in CONNECTORS.items()}
+    return _connector(name, known.get(name, OTHER_CONNECTORS))
+
+
+def operation_entry(target: str) -> TargetEntry:
+    """What is built in for an operation's target, listed or not."""
+    known = {category.target: defaults for category, defaults in OPERATIONS.items()}
+    return _operation(target.partition(":")[2], known.get(target, UNLISTED))
+
+
+TARGETS: dict[str, tuple[TargetEntry, ...]] = {
+    **{f"connector:{job_type.value}": (connector_entry(job_type.value),) for job_type in CONNECTORS},
+    **{category.target: (operation_entry(category.target),) for category in OPERATIONS},
+}
+OTHERS: dict[str, TargetEntry] = {
+    "connector": _connector("default", OTHER_CONNECTORS),
+    "operation": _operation("default", UNLISTED),
+}
+"""For connectors and operations that nobody spoke of."""
+
+
+def _flag(code: ErrorCode) -> bool | str:
+    return "conditional" if code is ErrorCode.http_error else retryable_code(code)
+
+
+CATEGORIES: dict[ErrorCategory, CategoryEntry] = {
+    category: CategoryEntry(
+        codes={
+            code: Said(_flag(code), Layer.BUILTIN, "built-in: error codes")
+            for code in ErrorCode
+            if code.category is category
+        }
+    )
+    for category in ErrorCategory
+}
+
+_STATUS_SOURCE = "built-in: HTTP statuses"
+STATUSES = StatusRules(
+    # 1xx to 3xx are not failures; who reports one as such will not get another answer by asking again.
+    hundreds={hundred: Said(hundred == 5, Layer.BUILTIN, _STATUS_SOURCE) for hundred in range(1, 6)},
+    statuses={
+        408: Said(True, Layer.BUILTIN, _STATUS_SOURCE),
+        429: Said(True, Layer.BUILTIN, _STATUS_SOURCE),
+    },
+)
+
+
+def builtin_book(hash: str = "builtin") -> Book:  # noqa: A002 - as in Book
+    """The book without any file."""
+    return Book(
+        base=BASE,
+        categories={category: (entry,) for category, entry in CATEGORIES.items()},
+        statuses=(STATUSES,),
+        targets=TARGETS,
+        others=OTHERS,
+        sources={},
+        hash=hash,
+    )
+
+
+def as_the_baseline_sees(failure: Failure) -> Failure:
+    """The baseline retries every failure after its own wait: it does not hear how long a server asks it to wait."""
+    return failure if failure.retry_after is None else replace(failure, retry_after=None)
+
+
+def baseline(
+    retry_count: int = BASELINE_RETRIES, *, timeout: float = DEFAULT_TIMEOUT, retryable: bool = True
+) -> RetryPolicy:
+    """
+    The behaviour with the gate off: 100, 200, 300 ms, no jitter, every failure retried, no time budget.
+
+    `timeout` bounds each attempt. Cancellation is not retried here either: the caller says so with `retryable`.
+    """
+    return RetryPolicy(
+        retry_count + 1,
+        0.1,
+        max_delay=LONGEST_WAIT,
+        strategy=RetryStrategy.LINEAR_BACKOFF,
+        jitter=Jitter.NONE,
+        attempt_timeout=timeout,
+        retryable=retryable,
+    )

@@ -1,0 +1,187 @@
+"""
+The time of this machine.
+
+`now` is the steady clock that all processes of the machine share and that nobody can set; where there is one that also
+counts the time the machine slept, it is that one.
+
+Time that passes when nobody waits for it.
+
+`VirtualClock` is for one caller: a sleep moves the clock and returns. `VirtualLoop` is a whole event loop whose time
+jumps to the next timer when nothing else can run, so any number of tasks wait side by side and a day takes
+milliseconds. Neither touches the wall clock of the machine. Sockets and threads live in real time: while a timer is
+pending, virtual time does not wait for them.
+
+A loop in which nothing can ever happen again says so (`VirtualDeadlockError`) instead of waiting for ever.
+"""
+
+import asyncio
+import selectors
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from math import inf, nextafter, ulp
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+from reefknot.errors import VirtualDeadlockError
+
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) if hasattr(time, "CLOCK_MONOTONIC") else None
+
+
+class SystemClock:
+    """Real time."""
+
+    def now(self) -> float:
+        return time.monotonic() if _STEADY is None else time.clock_gettime(_STEADY)
+
+    def wall(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        if seconds > 0.0:
+            time.sleep(seconds)
+
+    async def asleep(self, seconds: float) -> None:
+        if seconds > 0.0:
+            await asyncio.sleep(seconds)
+
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+PATIENCE = 10.0
+"""Real seconds that a loop without a timer waits for a thread to wake it. Without other threads it does not wait."""
+
+_LOOPS_GRAIN = 1e-9
+"""A loop's clock has a grain; where floats are coarser than it, "now" alone never reaches a timer."""
+
+EPOCH = 1_700_000_000.0
+"""Where virtual wall time begins: a fixed moment, so that runs can be compared."""
+
+
+class VirtualClock:
+    """A clock that one caller moves by waiting. `waits` lists what was slept."""
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+        self._start = start
+        self.waits: list[float] = []
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return EPOCH + self._now - self._start
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass without anybody sleeping: a slow attempt, say."""
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"time only moves forward by finite steps, not by {seconds!r}")
+        self._now += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.advance(seconds)
+
+    async def asleep(self, seconds: float) -> None:
+        self.sleep(seconds)
+        await asyncio.sleep(0)
+
+    @property
+    def waited(self) -> float:
+        """Seconds slept in all."""
+        return sum(self.waits)
+
+
+class SkippingClock(VirtualClock):
+    """Waits take no time at all, not even virtual time: deadlines are as far away as before."""
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+class LoopClock:
+    """The time of the running `VirtualLoop`."""
+
+    def __init__(self, loop: "VirtualLoop") -> None:
+        self._loop = loop
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def wall(self) -> float:
+        return EPOCH + self._loop.time()
+
+    def sleep(self, seconds: float) -> None:
+        self._loop.advance(seconds)
+
+    async def asleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Looks for real I/O without waiting; when there is none, the loop's time jumps instead."""
+
+    def __init__(self, stuck: Callable[[], Exception]) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.listening = False
+        self._stuck = stuck
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready:
+            return ready
+        if timeout is None:
+            return self._wait()
+        self.now += timeout
+        if ulp(self.now) >= _LOOPS_GRAIN:
+            self.now = nextafter(self.now, inf)  # past the timer: the loop fires what lies before now plus its grain
+        return ready
+
+    def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """No timer is pending: only a socket, a signal or another thread can go on from here."""
+        if len(self.get_map()) > 1 or self.listening:  # beside the pipe by which threads wake the loop
+            return super().select(0.05)
+        until = time.monotonic() + PATIENCE
+        while threading.active_count() > 1 and time.monotonic() < until:
+            ready = super().select(0.05)
+            if ready:
+                return ready
+        ready = super().select(0)  # the last thread may have written just before it ended
+        if ready:
+            return ready
+        raise self._stuck()
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector(self._deadlock)
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+    def advance(self, seconds: float) -> None:
+        self._jumping.now += max(0.0, seconds)
+
+    def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: *Ts) -> None:
+        super().add_signal_handler(sig, callback, *args)
+        self._jumping.listening = True
+
+    def _deadlock(self) -> VirtualDeadlockError:
+        tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
+        return VirtualDeadlockError(", ".join(sorted(_place(task) for task in tasks[:20])) or "no task at all")
+
+
+def _place(task: "asyncio.Task[Any]") -> str:
+    frames = task.get_stack(limit=1)
+    where = f" at {frames[-1].f_code.co_qualname}, line {frames[-1].f_lineno}" if frames else ""
+    return f"{task.get_name()}{where}"
+
+
+def run_in_virtual_loop(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
+    """`asyncio.run`, on a loop of virtual time."""
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(main)

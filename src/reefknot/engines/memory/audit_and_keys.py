@@ -1,0 +1,295 @@
+"""
+Events in a list, chained like everywhere else.
+
+What the parts of a memory store share: the time, a counter of fences, and waking up whoever waits.
+
+Idempotency keys in a dictionary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+
+from reefknot.core import idempotency as core
+from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, anchor_body, link, verify
+from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
+from reefknot.core.time import Moment, Timeline, milliseconds
+from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreUnavailableError
+from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
+from reefknot.ports.clock import Clock
+
+
+class MemoryAuditLog:
+    """The log of a memory store."""
+
+    def __init__(self, shared: Shared, chain: str) -> None:
+        self._shared = shared
+        self._kept: list[KeptEntry] = []
+        self._head = Head(chain)
+        self._anchor = Head(chain)
+
+    def add(self, entries: Sequence[AuditEntry]) -> None:
+        """Keep these in the step that is under way."""
+        for entry in entries:
+            self._head, hashed = link(self._head, entry.body)
+            self._kept.append(KeptEntry(self._head.sequence, hashed, entry))
+
+    async def append(self, entries: Sequence[AuditEntry]) -> Head:
+        self._shared.now()
+        self.add(entries)
+        self._shared.changed()
+        return self._head
+
+    async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
+        self._shared.now()
+        start = bisect_right(self._kept, query.after, key=lambda kept: kept.sequence)
+        found: list[KeptEntry] = []
+        for kept in self._kept[start:]:
+            if len(found) >= query.limit:
+                break
+            if matches(query, kept.entry):
+                found.append(kept)
+        return found
+
+    async def head(self) -> Head:
+        self._shared.now()
+        return self._head
+
+    async def verify(
+        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+    ) -> list[Mismatch]:
+        self._shared.now()
+        links = (Link(kept.sequence, kept.hash, kept.entry.body) for kept in self._kept)
+        if progress is not None:
+            progress(len(self._kept))
+        return verify(links, head or self._head, start=self._anchor)
+
+    async def trim(self, before: int) -> int:
+        now = self._shared.now()
+        gone = 0
+        while gone < len(self._kept) and self._kept[gone].entry.at < before:
+            gone += 1
+        if gone:
+            last = self._kept[gone - 1]
+            self._anchor = Head(self._head.chain, last.sequence, last.hash)
+            del self._kept[:gone]
+            self.add([AuditEntry(anchor_body(self._anchor, now.wall), ANCHOR, now.wall)])
+            self._shared.changed()
+        return gone
+
+    async def wait(self, after: int, timeout: float) -> bool:
+        deadline = self._shared.deadline(timeout)
+        while self._head.sequence <= after:
+            left = self._shared.left(deadline)
+            if not left:
+                return False
+            await self._shared.change(left)
+        return True
+
+
+def matches(query: AuditQuery, entry: AuditEntry) -> bool:
+    """Does everything that was asked for hold?"""
+    return (
+        (query.event_type is None or entry.event_type == query.event_type)
+        and (query.correlation_id is None or entry.correlation_id == query.correlation_id)
+        and (query.trace_id is None or entry.trace_id == query.trace_id)
+        and (query.work_id is None or entry.work_id == query.work_id)
+        and (query.since is None or entry.at >= query.since)
+        and (query.until is None or entry.at < query.until)
+    )
+
+
+class Shared:
+    """The state beneath all parts."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._closed = False
+        self.next_fence = count(1).__next__
+
+    def now(self) -> Moment:
+        """The moment, as long as the store is open."""
+        if self._closed:
+            raise StoreUnavailableError("memory:", "it is closed", "open a new one")
+        return self._timeline.at(self._clock.now())
+
+    def changed(self) -> None:
+        """Something was written: whoever waits looks again."""
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def change(self, timeout: float) -> bool:
+        """Until something is written, at most `timeout` seconds."""
+        self.now()
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            async with asyncio.timeout(max(0.0, timeout)):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(future)
+        return True
+
+    def deadline(self, timeout: float) -> float:
+        """When a wait that begins now ends, in the time of the loop that waits."""
+        self.now()
+        return asyncio.get_running_loop().time() + max(0.0, timeout)
+
+    def left(self, deadline: float) -> float:
+        """Seconds until then, 0 when it has passed."""
+        return max(0.0, deadline - asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        self._closed = True
+        self.changed()
+
+
+FULL_FOR_MS = 1000
+"""How long nothing is looked for after nothing was found: a flood must not walk through all keys for every one."""
+
+
+class MemoryIdempotencyStore:
+    """The keys of a memory store."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        audit: MemoryAuditLog,
+        *,
+        retention: float,
+        largest_result: int,
+        most_keys: int | None,
+    ) -> None:
+        self._shared = shared
+        self.audit = audit
+        self._retention_ms = milliseconds(retention)
+        self._largest_result = largest_result
+        self._most_keys = most_keys
+        self._records: dict[str, KeyRecord] = {}
+        self._full_until = 0
+
+    async def claim(
+        self,
+        key: str,
+        *,
+        owner: str,
+        fingerprint: str = "",
+        lease: float = 60.0,
+        guard: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> Answer:
+        now = self._shared.now()
+        asking = Asking(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        old = self._records.get(key)
+        if old is None:
+            self._make_room(now)
+        answer = core.claim(old, asking, fence=self._shared.next_fence(), now=now, retention_ms=self._retention_ms)
+        self._keep(old, answer.record, events if isinstance(answer, Claimed) else ())
+        return answer
+
+    async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
+        now = self._shared.now()
+        old = self._records.get(claim.key)
+        new = core.renew(old, claim, now=now, lease_ms=milliseconds(lease), retention_ms=self._retention_ms)
+        return self._kept(claim, old, new, ())
+
+    async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
+        now = self._shared.now()
+        core.checked_ending(ending, self._largest_result)
+        old = self._records.get(claim.key)
+        new = core.finish(old, claim, ending, now=now, retention_ms=self._retention_ms)
+        return self._kept(claim, old, new, events)
+
+    async def resolve(self, key: str, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> bool:
+        now = self._shared.now()
+        core.checked_ending(ending, self._largest_result)
+        old = self._records.get(checked_key(key))
+        new = core.resolve(old, ending, now=now, retention_ms=self._retention_ms)
+        if isinstance(new, Lost):
+            return False
+        self._keep(old, new, events)
+        return True
+
+    async def get(self, key: str) -> KeyRecord | None:
+        now = self._shared.now()
+        record = self._records.get(checked_key(key))
+        return None if record is None or core.is_spent(record, now) else record
+
+    async def wait(self, key: str, timeout: float) -> KeyRecord | None:
+        deadline = self._shared.deadline(timeout)
+        while True:
+            record = await self.get(key)
+            left = self._shared.left(deadline)
+            if record is None or record.state is not KeyState.IN_PROGRESS or not left:
+                return record
+            lease_ms = record.lease_until - self._shared.now().steady
+            if lease_ms <= 0:
+                return record
+            await self._shared.change(min(left, lease_ms / 1000))
+
+    async def find(self, *, state: KeyState | None = None, after: str = "", limit: int = 100) -> list[KeyRecord]:
+        now = self._shared.now()
+        live = (self._records[key] for key in sorted(self._records) if key > after)
+        wanted = (record for record in live if state in (None, record.state) and not core.is_spent(record, now))
+        return [record for record, _ in zip(wanted, range(limit), strict=False)]
+
+    async def counts(self) -> Mapping[KeyState, int]:
+        now = self._shared.now()
+        return Counter(record.state for record in self._records.values() if not core.is_spent(record, now))
+
+    async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
+        now = self._shared.now()
+        record = self._records.get(checked_key(key))
+        if record is None:
+            return False
+        if record.state is KeyState.IN_PROGRESS and now.steady < record.lease_until:
+            left = (record.lease_until - now.steady) / 1000
+            raise KeyInProgressError(key, owner=record.owner, retry_after=left)
+        del self._records[key]
+        self.audit.add(events)
+        self._shared.changed()
+        return True
+
+    async def purge(self) -> int:
+        return self._purge(self._shared.now())
+
+    def _purge(self, now: Moment) -> int:
+        spent = [key for key, record in self._records.items() if core.is_spent(record, now)]
+        for key in spent:
+            del self._records[key]
+        return len(spent)
+
+    def _make_room(self, now: Moment) -> None:
+        limit = self._most_keys
+        if limit is None or len(self._records) < limit:
+            return
+        if now.steady >= self._full_until:
+            if self._purge(now):
+                return
+            self._full_until = now.steady + FULL_FOR_MS
+        raise KeyQuotaError(keys=len(self._records), limit=limit)
+
+    def _kept(
+        self, claim: Claim, old: KeyRecord | None, new: KeyRecord | Lost, events: Sequence[AuditEntry]
+    ) -> KeyRecord:
+        if isinstance(new, Lost):
+            raise LeaseLostError(claim.key, owner=claim.owner, fence=claim.fence)
+        self._keep(old, new, events)
+        return new
+
+    def _keep(self, old: KeyRecord | None, new: KeyRecord, events: Sequence[AuditEntry]) -> None:
+        if new is old:
+            return  # said before: nothing is written, and nothing is told twice
+        self._records[new.key] = new
+        self.audit.add(events)
+        self._shared.changed()

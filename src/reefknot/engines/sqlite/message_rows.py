@@ -1,0 +1,179 @@
+"""
+Rows of messages and of those who listen: written, read, counted, cleared away.
+
+Transactions come one after the other, so a higher number was always committed later: a reader that has seen a number
+misses nothing before it. Times are those of the steady clock, which all processes of the machine share.
+"""
+
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import apsw
+from msgspec import Struct, json
+
+from reefknot.core.time import Moment
+from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.ports.transport import Delivery
+
+GONE_AFTER_MS = 4_000
+"""A listener that was not seen for so long holds up nobody."""
+WINDOW_MS = 10_000
+"""How long a message is kept after it came, read or not, and its id with it."""
+LONGEST_MS = 60_000
+"""How long a message is kept for a listener that does not read."""
+
+_LAST = "SELECT seq FROM sqlite_sequence WHERE name = 'message'"
+# The number is the only way in: an index on anything else would be read for all that came before, too.
+_NEWS = (
+    "SELECT seq, origin, subject, headers, body FROM message NOT INDEXED WHERE seq > ? AND seq <= ? AND origin <> ? "
+    "AND subject IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?"
+)
+_UNREAD = (
+    "SELECT count(*) FROM message NOT INDEXED WHERE seq > ? AND origin <> ? "
+    "AND subject IN (SELECT value FROM json_each(?))"
+)
+_INSERT = (
+    "INSERT INTO message (at, origin, subject, message_id, headers, body) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT DO NOTHING"
+)
+_LISTENERS = "SELECT name, origin, subjects, places, read_to FROM listener WHERE seen_at > ? AND seen_at <= ?"
+_REFRESH = "INSERT OR REPLACE INTO listener VALUES (?, ?, ?, ?, ?, ?)"
+_YOUNG = "SELECT seq FROM message WHERE at > ? ORDER BY seq LIMIT 1"
+_headers = json.Decoder(dict[str, str])
+_subjects = json.Decoder(frozenset[str])
+
+Message = tuple[str, str, str | None, str, bytes]
+"""Origin, subject, id, headers as JSON, body."""
+
+
+class Row(Struct, frozen=True):
+    """A message as it was found."""
+
+    seq: int
+    origin: str
+    subject: str
+    delivery: Delivery
+
+
+class Listener(Struct, frozen=True):
+    """One subscription somewhere: what it hears, how much it may leave unread, and how far it has read."""
+
+    name: str
+    origin: str
+    subjects: frozenset[str]
+    places: int
+    read_to: int
+
+
+def last(connection: apsw.Connection) -> int:
+    """The number that was given out last, whether its message is still there or not."""
+    found: Any = connection.execute(_LAST).get
+    return found or 0
+
+
+def news(
+    connection: apsw.Connection, *, origin: str, after: int, subjects: AbstractSet[str], limit: int
+) -> tuple[int, list[Row]]:
+    """What others sent since, and how far that reaches when it is all there is."""
+    end = last(connection)
+    if end <= after:
+        return after, []
+    found: Any = connection.execute(_NEWS, (after, end, origin, _listed(subjects), limit))
+    return end, [
+        Row(seq, sender, subject, Delivery(subject, body, _headers.decode(headers) if headers != "{}" else {}))
+        for seq, sender, subject, headers, body in found
+    ]
+
+
+def listeners(connection: apsw.Connection, now: Moment) -> list[Listener]:
+    """Who is there."""
+    found: Any = connection.execute(_LISTENERS, (now.steady - GONE_AFTER_MS, now.steady))
+    return [
+        Listener(name, origin, _subjects.decode(heard), places, read_to)
+        for name, origin, heard, places, read_to in found
+    ]
+
+
+def publishes(transaction: Transaction, wanted: list[Message]) -> list[bool]:
+    """Write them. False: somebody who should hear that one has too much unread already."""
+    connection = transaction.connection
+    room = _Room(connection, transaction.now)
+    answers = []
+    for origin, subject, name, headers, body in wanted:
+        may = room.is_there(subject, origin)
+        if may:
+            connection.execute(_INSERT, (transaction.now.steady, origin, subject, name, headers, body))
+            if connection.changes():
+                room.take(subject, origin)
+        answers.append(may)
+    return answers
+
+
+class _Room:
+    """How much each listener may still be sent in this transaction."""
+
+    def __init__(self, connection: apsw.Connection, now: Moment) -> None:
+        self._connection = connection
+        self._last = last(connection)
+        self._listeners = listeners(connection, now)
+        self._left = {one.name: self._left_for(one) for one in self._listeners}
+
+    def _left_for(self, one: Listener) -> int:
+        since = max(0, self._last - one.read_to)
+        if since >= one.places:  # not all of it need be for this one
+            values = (one.read_to, one.origin, _listed(one.subjects))
+            found: Any = self._connection.execute(_UNREAD, values).get
+            since = int(found)
+        return one.places - since
+
+    def is_there(self, subject: str, origin: str) -> bool:
+        return all(self._left[one.name] > 0 for one in self._hearing(subject, origin))
+
+    def take(self, subject: str, origin: str) -> None:
+        for one in self._hearing(subject, origin):
+            self._left[one.name] -= 1
+
+    def _hearing(self, subject: str, origin: str) -> list[Listener]:
+        return [one for one in self._listeners if subject in one.subjects and one.origin != origin]
+
+
+def refreshes(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]) -> list[list[Listener]]:
+    """These are there and have read so far; what is not needed any more goes. Answers who is there in all."""
+    connection, now = transaction.connection, transaction.now
+    for origin, told in wanted:
+        names = _listed({one.name for one in told})
+        connection.execute(
+            "DELETE FROM listener WHERE origin = ? AND name NOT IN (SELECT value FROM json_each(?))", (origin, names)
+        )
+        for one in told:
+            row = (one.name, one.origin, _listed(one.subjects), one.places, one.read_to, now.steady)
+            connection.execute(_REFRESH, row)
+    connection.execute("DELETE FROM listener WHERE seen_at <= ? OR seen_at > ?", (now.steady - LONGEST_MS, now.steady))
+    there = listeners(connection, now)
+    _trim(connection, now, there)
+    return [there] * len(wanted)
+
+
+def leaves(transaction: Transaction, wanted: list[str]) -> list[None]:
+    """These ends listen no more."""
+    transaction.connection.executemany("DELETE FROM listener WHERE origin = ?", [(origin,) for origin in wanted])
+    return [None] * len(wanted)
+
+
+def _trim(connection: apsw.Connection, now: Moment, there: list[Listener]) -> None:
+    """What everybody has read goes after the window, everything after its longest time; so does an earlier boot's."""
+    oldest: Any = connection.execute("SELECT at FROM message ORDER BY seq LIMIT 1").get
+    if oldest is None:
+        return
+    if oldest > now.steady:
+        connection.execute("DELETE FROM message WHERE at > ?", (now.steady,))
+    end = last(connection) + 1
+    young: Any = connection.execute(_YOUNG, (now.steady - WINDOW_MS,)).get
+    kept: Any = connection.execute(_YOUNG, (now.steady - LONGEST_MS,)).get
+    unread = min((one.read_to + 1 for one in there), default=end)
+    first = max(min(end if young is None else young, unread), end if kept is None else kept)
+    connection.execute("DELETE FROM message WHERE seq < ?", (first,))
+
+
+def _listed(names: AbstractSet[str]) -> str:
+    return json.encode(sorted(names)).decode()

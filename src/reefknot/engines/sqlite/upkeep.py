@@ -1,0 +1,196 @@
+"""
+Looking after the file: is it whole, a copy of it, and giving space back.
+
+Removing what is past its retention, a few rows at a time.
+
+Reads find what may go, in pages; a short transaction removes a page of it, and looks again whether it still may: a key
+that was claimed anew meanwhile stays. So neither writers nor the write-ahead log wait for a table of any size. It never
+touches what lives: a key that is held, work that has not ended, the quarantine.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+from msgspec import Struct, json
+
+from reefknot.core.audit.chain import Head, Mismatch
+from reefknot.core.time import Moment
+from reefknot.engines.sqlite.audit import heads
+from reefknot.engines.sqlite.connection import VERSION
+from reefknot.engines.sqlite.reads import Link
+from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.errors import StoreUnavailableError
+
+_PAGES_AT_ONCE = 256
+
+
+class CheckReport(Struct, frozen=True):
+    """What `store check` found. It is fine when both lists are empty."""
+
+    problems: list[str]
+    mismatches: list[Mismatch]
+    head: Head
+    version: int
+    sqlite: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and not self.mismatches
+
+
+def check_file(connection: apsw.Connection) -> CheckReport:
+    """SQLite's own check. The chain is walked by the log, in many short reads."""
+    found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+    problems = [line for line in found if line != "ok"]
+    return CheckReport(problems, [], heads(connection)[0], VERSION, apsw.sqlite_lib_version())
+
+
+def backup(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
+    """Copy the store as it stands. Writers may go on meanwhile."""
+    if Path(target).exists():
+        raise StoreUnavailableError(f"sqlite:{target}", "it exists already", "name a file that does not exist")
+    try:
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        problem = f"it cannot be written ({(error.strerror or str(error)).lower()})"
+        way_out = "name a file in a folder that is there and that this user may write to"
+        raise StoreUnavailableError(f"sqlite:{target}", problem, way_out) from error
+    copy = apsw.Connection(target)
+    try:
+        with copy.backup("main", connection, "main") as running:
+            while not running.done:
+                running.step(_PAGES_AT_ONCE)
+                if progress is not None:
+                    progress(running.page_count - running.remaining, running.page_count)
+        copy.execute("PRAGMA journal_mode = WAL")
+    finally:
+        copy.close()
+
+
+def compact(path: str, connect: Callable[[], apsw.Connection]) -> int:
+    """Rewrite the file without its holes. Answers the bytes that gave back, its write-ahead log's among them."""
+    before = _size(path)
+    connection = connect()
+    try:
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        connection.close()
+    return before - _size(path)
+
+
+def _size(path: str) -> int:
+    log = Path(f"{path}-wal")
+    return Path(path).stat().st_size + (log.stat().st_size if log.exists() else 0)
+
+
+LOOKED_AT_ONCE = 5000
+REMOVED_AT_ONCE = 500
+
+SPENT = (
+    "state IN ('done', 'failed', 'released', 'in_progress') AND expires_at <= ?1 "
+    "AND (state <> 'in_progress' OR (guard = 0 AND lease_until <= ?2))"
+)
+"""Of a key, by wall time and steady time: nobody can miss it."""
+ENDED = "state IN ('succeeded', 'failed', 'cancelled', 'discarded') AND updated_at < ?1"
+"""Of a piece of work, by wall time."""
+
+_PAGE = (
+    "SELECT max(seq), json_group_array(seq) FILTER (WHERE {1}) FROM "
+    "(SELECT * FROM {0} WHERE seq > ?3 ORDER BY seq LIMIT ?4)"
+)
+_REMOVE = "DELETE FROM {0} WHERE seq IN (SELECT value FROM json_each(?3)) AND {1} RETURNING {2}"
+
+
+async def purge_keys(link: Link) -> int:
+    """Keys past their retention."""
+    return await _purge(link, "idempotency", SPENT, link.now())
+
+
+async def purge_work(link: Link, before: int) -> int:
+    """Work that ended before this time."""
+    return await _purge(link, "work", ENDED, Moment(steady=0, wall=before))
+
+
+async def _purge(link: Link, table: str, which: str, moment: Moment) -> int:
+    gone, after = 0, 0
+    while True:
+        last, found = await link.read(partial(_page, table=table, which=which, moment=moment, after=after))
+        for first in range(0, len(found), REMOVED_AT_ONCE):
+            gone += await link.write(_removes, (table, which, moment, found[first : first + REMOVED_AT_ONCE]))
+        if last is None:
+            return gone
+        after = last
+
+
+def _page(
+    connection: apsw.Connection, table: str, which: str, moment: Moment, after: int
+) -> tuple[int | None, list[int]]:
+    values = (moment.wall, moment.steady, after, LOOKED_AT_ONCE)
+    row: Any = connection.execute(_PAGE.format(table, which), values).fetchone()
+    return row[0], json.decode(row[1], type=list[int])
+
+
+def _removes(transaction: Transaction, wanted: list[Any]) -> list[int]:
+    answers = []
+    for table, which, moment, rows in wanted:
+        name = "key" if table == "idempotency" else "id"
+        values = (moment.wall, moment.steady, json.encode(rows).decode())
+        found: Any = transaction.connection.execute(_REMOVE.format(table, which, name), values).fetchall()
+        recall: Any = transaction.memory.keys if table == "idempotency" else transaction.memory.items
+        for (gone,) in found:
+            recall.drop(gone)
+        if table == "idempotency":
+            transaction.counters.keys -= len(found)
+        answers.append(len(found))
+    return answers
+
+
+def make_room(transaction: Transaction, *, keep: list[str]) -> int:
+    """Some keys past their retention, in the transaction that needs their place; none of `keep`."""
+    now = transaction.now
+    query = (
+        f"DELETE FROM idempotency WHERE seq IN (SELECT seq FROM idempotency WHERE {SPENT} "  # noqa: S608 - our own words
+        "AND key NOT IN (SELECT value FROM json_each(?3)) LIMIT ?4) RETURNING key"
+    )
+    values = (now.wall, now.steady, json.encode(keep).decode(), REMOVED_AT_ONCE)
+    found: Any = transaction.connection.execute(query, values).fetchall()
+    for (gone,) in found:
+        transaction.memory.keys.drop(gone)
+    transaction.counters.keys -= len(found)
+    return len(found)
+
+
+class TidierLock:
+    """
+    A lock on a file beside the database, held by the one process of this host that applies retention.
+
+    The operating system releases it when its process ends, however that happens.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = f"{path}-tidier"
+        self._file: int | None = None
+
+    def acquire(self) -> bool:
+        """Take the lock without waiting. True as well when this store has it already."""
+        if self._file is not None:
+            return True
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

@@ -1,0 +1,1 @@
+"""One effect per key: claim, renew, record, answer."""

@@ -1,0 +1,1 @@
+"""The retry library: decorator, retrier, attempt loop, circuit breaker."""

@@ -1,0 +1,299 @@
+"""
+What the router knows about its workers: one entry for each worker and resource class.
+
+Acks, results and heartbeats update it; silence and time make it expire. It decides nothing: `choose_worker` does.
+
+How fast work leaves, class by class, and who may still come in.
+
+While every slot of a class is taken, the time between two ends tells what the workers can do; at other times it tells
+how little there is to do, and is not counted. From it a caller is told when to come back, or not to wait at all.
+
+How long the lines are, as routers told a moment ago, for callers in other processes.
+
+A caller with a deadline hears at once that its work would miss it, by the rule that a router itself goes by. Where no
+router has told anything, or one that could still make it, nobody is refused: then the count alone bounds.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+import msgspec
+
+from reefknot.core.messages import (
+    ExecAssignment,
+    ExecAssignmentAck,
+    ExecResult,
+    Heartbeat,
+    ResultStatus,
+    resource_class,
+)
+from reefknot.core.overload.admission import (
+    KNOWN_AFTER,
+    Admission,
+    Newcomer,
+    OverloadStatus,
+    QueueView,
+    Reject,
+    RejectReason,
+    Rules,
+    admit,
+    retry_after_ms,
+    would_miss_deadline,
+)
+from reefknot.core.routing import WorkerHealth
+from reefknot.ports.clock import Clock
+from reefknot.ports.store import Store
+from reefknot.router.pending import Pending, PendingTable
+
+MOST_WORKERS = 10_000
+MOST_CLASSES = 64
+FORGET_AFTER_S = 300.0
+
+
+class HealthTable:
+    """Workers by id and class."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, dict[str, WorkerHealth]] = {}
+        self._lives: dict[str, str] = {}
+        self._slots: dict[str, tuple[int, float]] = {}
+        """By class: all slots, and until when that holds if nobody is heard of."""
+        self.draining: set[str] = set()
+
+    def heard_heartbeat(self, beat: Heartbeat, now: float) -> bool:
+        """A worker told how it is. True when it began anew: what it had in its hands may be in its store only."""
+        worker_id = beat.worker_id
+        self._slots.clear()
+        anew = worker_id in self._lives and self._lives[worker_id] != beat.incarnation
+        for name, said in list(beat.classes.items())[:MOST_CLASSES]:
+            before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
+            changed = msgspec.structs.replace(
+                before,
+                status=said.status,
+                queue_depth=said.queue_depth,
+                active=said.active,
+                capacity=said.capacity,
+                heard_at=now,
+                heartbeat_at=now,
+            )
+            if self._put(name, changed):
+                self._lives[worker_id] = beat.incarnation
+                (self.draining.add if beat.draining else self.draining.discard)(worker_id)
+        return anew
+
+    def heard_ack(self, worker_id: str, name: str, ack: ExecAssignmentAck, now: float) -> None:
+        """An answer to an assignment: its status and depth are news."""
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is None:
+            return
+        depth = ack.queue_depth if isinstance(ack.queue_depth, int) else before.queue_depth
+        status = ack.overload_status or before.status
+        self._put(name, msgspec.structs.replace(before, status=status, queue_depth=depth, heard_at=now))
+
+    def heard_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is not None and result.overload_status is not None:
+            self._put(name, msgspec.structs.replace(before, status=result.overload_status, heard_at=now))
+
+    def probed(self, worker_id: str, name: str, now: float) -> None:
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is not None:
+            self._put(name, msgspec.structs.replace(before, probed_at=now))
+
+    def of_class(self, name: str, unspoken: Mapping[tuple[str, str], int]) -> list[WorkerHealth]:
+        """Everybody who may be asked for this class, with what is on its way to each."""
+        return [
+            msgspec.structs.replace(one, unspoken=unspoken.get((one.worker_id, name), 0))
+            for one in self._entries.get(name, {}).values()
+            if one.worker_id not in self.draining
+        ]
+
+    def gone(self, now: float) -> set[str]:
+        """Workers whose heartbeats stopped."""
+        return {one.worker_id for by_id in self._entries.values() for one in by_id.values() if one.gone(now)}
+
+    def forget(self, now: float) -> None:
+        """Workers that have been gone for long are not kept for ever."""
+        self._slots.clear()
+        for name, by_id in list(self._entries.items()):
+            for worker_id, one in list(by_id.items()):
+                if one.gone(now) and now - one.heard_at > FORGET_AFTER_S:
+                    del by_id[worker_id]
+            if not by_id:
+                del self._entries[name]
+        here = {worker_id for by_id in self._entries.values() for worker_id in by_id}
+        for worker_id in self._lives.keys() - here:
+            del self._lives[worker_id]
+        self.draining &= here
+
+    def live(self, now: float) -> int:
+        """How many workers share the fleet's throttle."""
+        return len({one.worker_id for by_id in self._entries.values() for one in by_id.values() if not one.gone(now)})
+
+    def capacity(self, name: str, now: float) -> int:
+        """Slots of a class, of all workers that are there."""
+        slots, until = self._slots.get(name, (0, -inf))
+        if now <= until:
+            return slots
+        here = [one for one in self._entries.get(name, {}).values() if not one.gone(now)]
+        slots = sum(one.capacity for one in here)
+        until = min((one.gone_after for one in here), default=inf)
+        self._slots[name] = slots, until
+        return slots
+
+    def knows(self, name: str) -> bool:
+        """Whether a worker of this class was heard of and is not forgotten yet."""
+        return name in self._entries
+
+    def classes(self, now: float) -> list[str]:
+        """The classes of all workers that are there."""
+        return sorted(name for name, by_id in self._entries.items() if any(not one.gone(now) for one in by_id.values()))
+
+    def status(self, worker_id: str, name: str) -> OverloadStatus | None:
+        one = self._entries.get(name, {}).get(worker_id)
+        return None if one is None else one.status
+
+    def everybody(self) -> dict[str, dict[str, WorkerHealth]]:
+        return {name: dict(by_id) for name, by_id in self._entries.items()}
+
+    def best(self, name: str, now: float) -> OverloadStatus:
+        """The best that is left of a class: what a caller is told when nobody can take its work."""
+        statuses = [one.status for one in self._entries.get(name, {}).values() if not one.gone(now)]
+        return min(statuses, key=lambda status: status.severity, default=OverloadStatus.CRITICAL)
+
+    def _put(self, name: str, health: WorkerHealth) -> bool:
+        if name not in self._entries and len(self._entries) >= MOST_CLASSES:
+            return False
+        by_id = self._entries.setdefault(name, {})
+        if health.worker_id not in by_id and len(by_id) >= MOST_WORKERS:
+            return False
+        by_id[health.worker_id] = health
+        return True
+
+
+MISSES = "Assignment would miss its deadline in the queue, rejecting assignment"
+MARGIN = 0.7
+"""Of the wait that the rules allow. The worker judges again, by its own times; who passes here should pass there."""
+_SMOOTHING = 0.1
+
+
+class _Pace:
+    """One class."""
+
+    __slots__ = ("busy", "intervals", "last_end", "mean_interval_ms", "mean_step_ms", "steps")
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.last_end = 0.0
+        self.intervals = 0
+        self.mean_interval_ms = 0.0
+        self.steps = 0
+        self.mean_step_ms = 0.0
+
+    def ended(self, now: float, *, busy: bool, step_ms: object) -> None:
+        if busy and self.busy:
+            self.intervals += 1
+            share = max(_SMOOTHING, 1 / self.intervals)
+            self.mean_interval_ms += ((now - self.last_end) * 1000 - self.mean_interval_ms) * share
+        if isinstance(step_ms, int | float):
+            self.steps += 1
+            self.mean_step_ms += (step_ms - self.mean_step_ms) * max(_SMOOTHING, 1 / self.steps)
+        self.busy, self.last_end = busy, now
+
+    def view(self, depth: int, slots: int) -> QueueView:
+        """A line of this depth. Until intervals are known the steps' own times stand in: work leaves no faster."""
+        if self.intervals >= KNOWN_AFTER:
+            return QueueView(depth, 1, self.intervals, self.mean_interval_ms)
+        return QueueView(depth, max(1, slots), self.steps, self.mean_step_ms)
+
+
+class Door:
+    """The router's admission: by count and, for who has a deadline, by time."""
+
+    def __init__(self, rules: Rules, *, table: PendingTable, health: HealthTable, clock: Clock) -> None:
+        self._rules = rules
+        self._table = table
+        self._health = health
+        self._clock = clock
+        self._paces: dict[str, _Pace] = {}
+        self.unclaimed: set[str] = set()
+        """Handed in here, and not yet in the table."""
+
+    def waiting(self) -> int:
+        """What waits at the router."""
+        return self._table.waiting + len(self.unclaimed)
+
+    def admission(self, assignment: ExecAssignment) -> Admission:
+        """By count, as many as may wait here; by time, with all that is ahead of it at the workers too."""
+        name = resource_class(assignment)
+        pace, slots = self._paces.get(name) or _Pace(), self._slots(name)
+        line = self._line(name, pace, slots)
+        deadline = assignment.options.deadline_ms
+        newcomer = Newcomer(assignment.priority, None if deadline is None else MARGIN * deadline)
+        if would_miss_deadline(line, newcomer, self._rules):
+            return Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES, retry_after_ms(line))
+        return admit(pace.view(self.waiting(), slots), Newcomer(newcomer.priority), self._rules)
+
+    def lines(self) -> dict[str, QueueView]:
+        """All that is ahead of a newcomer, by class, for whoever asks from elsewhere."""
+        return {name: self._line(name, pace, self._slots(name)) for name, pace in self._paces.items()}
+
+    def _line(self, name: str, pace: _Pace, slots: int) -> QueueView:
+        return pace.view(max(0, self._ahead(name) - slots), slots)
+
+    def ended(self, pending: Pending, result: ExecResult) -> None:
+        """A worker ended this one, which is still in the table."""
+        name = pending.resource_class
+        if name not in self._paces and len(self._paces) >= MOST_CLASSES:
+            return
+        busy = self._ahead(name) >= self._slots(name) > 0
+        step_ms = result.latency_ms if result.status is ResultStatus.SUCCESS else None
+        self._paces.setdefault(name, _Pace()).ended(self._clock.now(), busy=busy, step_ms=step_ms)
+
+    def _ahead(self, name: str) -> int:
+        """Taken on and not ended, wherever it is."""
+        return self._table.of_class[name] + len(self.unclaimed)
+
+    def _slots(self, name: str) -> int:
+        return self._health.capacity(name, self._clock.now())
+
+
+FRESH_S = 1.0
+"""As often as routers tell."""
+
+Told = Callable[[Store], Awaitable[Sequence[Mapping[str, Any]]]]
+"""What each router over a store last told of itself: its snapshot, as JSON carries it."""
+
+
+class Forecast:
+    """Asks what routers told, at most once a second."""
+
+    def __init__(self, store: Store, clock: Clock, told: Told | None) -> None:
+        self._store = store
+        self._clock = clock
+        self._told = told
+        self._said: Sequence[Mapping[str, Any]] = ()
+        self._fresh_until = float("-inf")
+
+    async def refusal(self, assignment: ExecAssignment) -> float | None:
+        """Seconds after which it may come back, if it would miss its deadline at every router. None: come in."""
+        if self._told is None or assignment.options.deadline_ms is None:
+            return None
+        if self._clock.now() >= self._fresh_until:
+            self._said = await self._told(self._store)
+            self._fresh_until = self._clock.now() + FRESH_S
+        waits = [_wait(said, assignment) for said in self._said]
+        misses = [wait for wait in waits if wait is not None]
+        return min(misses) / 1000 if misses and len(misses) == len(waits) else None
+
+
+def _wait(said: Mapping[str, Any], assignment: ExecAssignment) -> int | None:
+    """Milliseconds until it may be worth asking this router again; None when it is worth it now."""
+    line = said.get("lines", {}).get(resource_class(assignment))
+    if line is None:
+        return None
+    view = msgspec.convert(line, QueueView)
+    rules = Rules(max_wait_fraction=said.get("max_wait_fraction"))
+    newcomer = Newcomer(assignment.priority, MARGIN * (assignment.options.deadline_ms or 0))
+    return retry_after_ms(view) if would_miss_deadline(view, newcomer, rules) else None

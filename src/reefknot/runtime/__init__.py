@@ -1,0 +1,1 @@
+"""Shared by every service: bounded tasks, batches, log lines, time-outs."""

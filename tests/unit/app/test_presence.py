@@ -1,0 +1,135 @@
+"""Who is there over a store, who is gone for good, and what that means for the work they held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from reefknot.app import open_store, presence
+from reefknot.app.presence import OBSERVERS, STATUS, end_leases_of_the_gone, is_gone, living_systems, mark
+from reefknot.app.system import System
+from reefknot.core.work import WorkDone, WorkItem
+from reefknot.engines.clocks import SystemClock
+from reefknot.ports.work_queue import Settlement
+from reefknot.worker.settings import default_settings
+
+ELSEWHERE = "0123456789ab.1.1"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives until somebody ends it."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def gone_process() -> str:
+    """The mark of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    marked = mark(process.pid)
+    process.communicate(b"")
+    return marked
+
+
+def test_this_process_is_there() -> None:
+    assert not is_gone(mark())
+
+
+def test_a_process_that_ended_is_gone_and_one_that_is_frozen_is_not(sleeper: subprocess.Popen[bytes]) -> None:
+    marked = mark(sleeper.pid)
+    sleeper.send_signal(signal.SIGSTOP)
+    assert not is_gone(marked)
+    sleeper.kill()
+    sleeper.wait()
+    assert is_gone(marked)
+
+
+def test_a_process_of_which_only_the_exit_code_is_left_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
+    """Its parent has not asked for it yet, so its number is still taken."""
+    marked = mark(sleeper.pid)
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(marked)
+
+
+def test_a_number_that_somebody_else_has_by_now_is_gone() -> None:
+    machine, number, began = mark().split(".")
+    assert is_gone(f"{machine}.{number}.{int(began) + 1}")
+    assert not is_gone(f"{machine}.{number}.{began}")
+
+
+@pytest.mark.parametrize("marked", [ELSEWHERE, "", "x", "a.b.c", "@", "999999999999999999999999.1"])
+def test_of_another_machine_or_without_a_mark_nothing_is_known(marked: str) -> None:
+    assert not is_gone(marked)
+    assert not presence.owner_is_gone(f"worker-1#5@{marked}")
+
+
+def test_an_owner_without_a_mark_is_not_gone() -> None:
+    assert not presence.owner_is_gone("worker-1#5")
+    assert presence.owner_is_gone(f"worker-1#5@{gone_process()}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "lives"),
+    [
+        ({}, True),
+        ({"ended": True}, False),
+        ({"process": "gone"}, False),
+        ({"process": ELSEWHERE}, True),
+    ],
+)
+def test_a_system_lives_until_it_says_goodbye_or_its_process_is_gone(changes: dict[str, Any], lives: bool) -> None:
+    changes = {name: gone_process() if value == "gone" else value for name, value in changes.items()}
+
+    async def main() -> int:
+        async with open_store("memory:") as store:
+            system = System(store, SystemClock(), settings=default_settings(), blocks={})
+            await store.control.post(STATUS, target=OBSERVERS, body=json.dumps({**system.snapshot(), **changes}))
+            return len(await living_systems(store))
+
+    assert asyncio.run(main()) == lives
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite:"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_a_gone_process_held_can_be_claimed_at_once_and_what_a_living_one_holds_cannot(
+    tmp_path: Any, url: str, gone: bool
+) -> None:
+    owner = f"worker-1#5@{gone_process() if gone else mark()}"
+
+    async def main() -> tuple[int, list[int]]:
+        async with open_store(url if url == "memory:" else f"sqlite:{tmp_path / 'state.db'}") as store:
+            await store.work.enqueue([WorkItem("a", "x", "c")])
+            await store.work.claim(1, owner=owner, classes=("c",), lease=600)
+            ended = await end_leases_of_the_gone(store)
+            again = await store.work.claim(1, owner="other", classes=("c",))
+            return ended, [item.crashes for item in again]
+
+    assert asyncio.run(main()) == ((1, [1]) if gone else (0, []))
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite:"])
+def test_who_was_taken_for_gone_may_still_report_until_somebody_else_has_claimed(tmp_path: Any, url: str) -> None:
+    """The fence decides, not the lease: a mistake costs a second run at most, never a second result."""
+
+    async def main() -> list[bool]:
+        async with open_store(url if url == "memory:" else f"sqlite:{tmp_path / 'state.db'}") as store:
+            await store.work.enqueue([WorkItem(name, "x", "c") for name in "ab"])
+            held = await store.work.claim(2, owner="me", classes=("c",), lease=600)
+            assert await store.leases.end(["me"]) == 2
+            reports = [Settlement(one.id, one.owner, one.fence, WorkDone("1")) for one in held]
+            first = await store.work.settle(reports[:1])
+            await store.work.claim(1, owner="other", classes=("c",))
+            return first + await store.work.settle(reports[1:])
+
+    assert asyncio.run(main()) == [True, False]

@@ -1,0 +1,275 @@
+"""Retention that happens by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reefknot as rk
+from reefknot.app import retention as tidying
+from reefknot.app.retention import EVERY_S, KEEP_EVENTS_S, KEEP_WORK_S, Note, Retention, Tidied, Tidier
+from reefknot.app.stores import clock_of_this_loop
+from reefknot.core.idempotency import Claimed, Done
+from reefknot.core.work import Quarantine, WorkDone, WorkItem
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.memory import MemoryStore
+from reefknot.engines.sqlite import SqliteStore
+from reefknot.errors import ParameterError
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Settlement
+from reefknot.testing import run_virtual
+from reefknot.testing.conformance.harness import event
+
+DAY = 86_400.0
+
+
+async def filled(store: Store, at: float) -> None:
+    """A key, an ended and a running and a quarantined piece of work, and two events, all of this moment."""
+    answer = await store.idempotency.claim("ended", owner="a")
+    assert isinstance(answer, Claimed)
+    await store.idempotency.finish(answer.claim, Done("1"))
+    await store.idempotency.claim("guarded", owner="b", lease=1, guard=True)
+    await store.work.enqueue([WorkItem(name, "t") for name in ("done", "running", "stuck", "waiting")])
+    by_id = {one.id: one for one in await store.work.claim(3, owner="me", lease=1e6)}
+    for name, how in (("done", WorkDone("1")), ("stuck", Quarantine("no"))):
+        await store.work.settle([Settlement(name, "me", by_id[name].fence, how)])
+    await store.audit.append([event("a", at=int(at * 1000)), event("b", at=int(at * 1000))])
+
+
+def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        store = MemoryStore(clock, retention=DAY)
+        tidier = Tidier(store, clock, said=Retention(events=10 * DAY, work=5 * DAY))
+        await filled(store, clock.wall())
+        assert await tidier.once() == Tidied()
+        clock.advance(2 * DAY)
+        assert await tidier.once() == Tidied(keys=1)
+        clock.advance(4 * DAY)
+        assert await tidier.once() == Tidied(work=1)
+        clock.advance(5 * DAY)
+        assert await tidier.once() == Tidied(events=2)
+        assert not await tidier.once()
+        assert [one.id for one in await store.work.find()] == ["running", "stuck", "waiting"]
+        assert await store.idempotency.get("guarded") is not None
+        assert await store.audit.verify() == []
+
+    with caplog.at_level(logging.INFO, "reefknot"):
+        run_virtual(main())
+    told = [record.message for record in caplog.records if "retention" in record.message]
+    assert told[0] == "past their retention, and removed: 1 keys, 0 ended pieces of work, 0 events"
+    assert len(told) == 3
+
+
+def test_for_ever_is_for_ever() -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        store = MemoryStore(clock, retention=DAY)
+        await filled(store, clock.wall())
+        clock.advance(10_000 * DAY)
+        assert await Tidier(store, clock, said=Retention(None, None)).once() == Tidied(keys=1)
+        assert await Tidier(store, clock).once() == Tidied(work=1, events=2)
+
+    run_virtual(main())
+
+
+class JumpingClock(VirtualClock):
+    """A wall clock that somebody sets."""
+
+    jump = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.jump
+
+
+def test_a_wall_clock_that_jumps_makes_nothing_older() -> None:
+    clock = JumpingClock()
+
+    async def main() -> None:
+        store = MemoryStore(clock, retention=DAY)
+        tidier = Tidier(store, clock)
+        await filled(store, clock.wall())
+        clock.jump = 1000 * DAY
+        assert await tidier.once() == Tidied()
+        assert await Tidier(store, clock).once() == Tidied(work=1, events=2)  # who opens it now believes the clock
+
+    run_virtual(main())
+
+
+class Counting:
+    """A store's parts that only count how often they were asked to tidy."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.rounds = 0
+        self.broken = broken
+        self.idempotency = self.work = self.audit = self
+
+    async def purge(self, before: int = 0) -> int:
+        self.rounds += not before
+        if self.broken:
+            raise OSError("the disk is gone")
+        return 0
+
+    async def trim(self, before: int) -> int:
+        return 0
+
+
+def test_it_happens_every_ten_minutes_or_so_and_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store: Any = Counting()
+        tidier = Tidier(store, clock_of_this_loop())
+        tidier.start()
+        await asyncio.sleep(EVERY_S - 1)
+        assert store.rounds == 0
+        await asyncio.sleep(EVERY_S)
+        assert store.rounds == 1
+        store.broken = True
+        await asyncio.sleep(3 * EVERY_S)
+        store.broken = False
+        before = store.rounds
+        await asyncio.sleep(10 * EVERY_S)
+        assert 7 <= store.rounds - before <= 10
+        await tidier.close()
+        ended = store.rounds
+        await asyncio.sleep(10 * EVERY_S)
+        assert store.rounds == ended
+
+    run_virtual(main())
+    assert "retention could not be kept (the disk is gone)" in caplog.text
+
+
+def test_who_may_not_leaves_it_to_the_one_who_does() -> None:
+    async def main() -> None:
+        store: Any = Counting()
+        tidier = Tidier(store, clock_of_this_loop(), may=lambda: False)
+        tidier.start()
+        await asyncio.sleep(5 * EVERY_S)
+        await tidier.close()
+        assert store.rounds == 0
+
+    run_virtual(main())
+
+
+def test_one_process_of_a_host_tidies(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        one, other = (SqliteStore(tmp_path / "state.db", clock) for _ in range(2))
+        await one.start()
+        await other.start()
+        assert one.become_tidier()
+        assert one.become_tidier()
+        assert not other.become_tidier()
+        await one.close()
+        assert other.become_tidier()
+        await other.close()
+
+    asyncio.run(main())
+
+
+# ---- through open_store ----------------------------------------------------------------------------------------------
+
+
+def opened(path: Path, clock: VirtualClock, work: Callable[[Store], Any] | None = None, **options: Any) -> None:
+    async def main() -> None:
+        async with rk.open_store(f"sqlite:{path}", clock=clock, retention=DAY, **options) as store:
+            if work is not None:
+                await work(store)
+
+    asyncio.run(main())
+
+
+def types_in(path: Path, clock: VirtualClock) -> list[str]:
+    found: list[str] = []
+
+    async def read(store: Store) -> None:
+        found.extend(one.entry.event_type for one in await store.audit.read())
+
+    opened(path, clock, read, tidy=False)
+    return found
+
+
+def test_a_script_that_never_lives_long_tidies_when_it_is_due(tmp_path: Path) -> None:
+    path, clock = tmp_path / "state.db", VirtualClock()
+
+    async def fill(store: Store) -> None:
+        await filled(store, clock.wall())
+
+    opened(path, clock, fill)
+    clock.advance(KEEP_EVENTS_S + 1)
+    opened(path, clock, tidy=False)
+    assert types_in(path, clock) == ["a", "b"]  # nobody was asked to tidy
+    opened(path, clock)
+    assert types_in(path, clock) == ["anchor"]
+    clock.advance(EVERY_S / 2)
+    noted = json.loads((tmp_path / "state.db-retention").read_bytes())
+    opened(path, clock)
+    assert json.loads((tmp_path / "state.db-retention").read_bytes()) == noted  # not due
+
+
+def test_what_somebody_was_told_to_keep_is_not_removed_by_who_was_told_nothing(tmp_path: Path) -> None:
+    path, clock = tmp_path / "state.db", VirtualClock()
+
+    async def fill(store: Store) -> None:
+        await filled(store, clock.wall())
+
+    opened(path, clock, fill, audit_retention=None, work_retention=1000 * DAY)
+    clock.advance(KEEP_EVENTS_S + KEEP_WORK_S)
+    opened(path, clock)
+    assert types_in(path, clock) == ["a", "b"]
+    opened(path, clock, audit_retention=DAY)  # now somebody says otherwise
+    clock.advance(EVERY_S)
+    opened(path, clock)
+    assert types_in(path, clock) == ["anchor"]
+
+
+def test_control_without_the_note_it_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidying, "Note", lambda path: Note(None))
+    monkeypatch.setattr("reefknot.app.stores.Note", lambda path: Note(None))
+    path, clock = tmp_path / "state.db", VirtualClock()
+
+    async def fill(store: Store) -> None:
+        await filled(store, clock.wall())
+
+    async def wait_long(store: Store) -> None:
+        clock.advance(KEEP_EVENTS_S + EVERY_S)
+
+    opened(path, clock, fill, audit_retention=None)
+    opened(path, clock, wait_long)
+    assert types_in(path, clock) == ["anchor"]
+
+
+def test_a_note_that_cannot_be_read_or_written_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "state.db-retention").write_bytes(b"nonsense")
+    note = Note(str(tmp_path / "state.db"))
+    assert note.read().retention is None
+    note.write(retention=Retention(1.0, None))
+    assert Note(str(tmp_path / "state.db")).read().retention == Retention(1.0, None)
+    nowhere = Note(str(tmp_path / "no" / "state.db"))
+    nowhere.write(tidied_at=3.0)
+    assert nowhere.read().tidied_at == 3.0
+
+
+@pytest.mark.parametrize("name", ["audit_retention", "work_retention"])
+@pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "7d"])
+def test_a_retention_that_is_none_is_refused_before_anything_is_opened(tmp_path: Path, name: str, given: Any) -> None:
+    with pytest.raises(ParameterError, match=f"{name}=.*seconds above 0, or None for ever"):
+        opened(tmp_path / "state.db", VirtualClock(), **{name: given})
+    assert not (tmp_path / "state.db").exists()
+
+
+def test_in_a_virtual_loop_nothing_happens_by_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rk.open_store("memory:") as store:
+            await store.audit.append([event("a", at=0)])
+            await asyncio.sleep(KEEP_EVENTS_S + EVERY_S)
+            assert len(await store.audit.read()) == 1
+
+    run_virtual(main())

@@ -1,0 +1,132 @@
+"""The policy book on record, once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import reefknot as rk
+from reefknot import clock as timing
+from reefknot.audit.books import LOOK_AGAIN_S, Shelf
+from reefknot.audit.journal import Journal
+from reefknot.core.audit.event import BookStored, decode
+from reefknot.core.audit.replay import replay
+from reefknot.core.redaction import Redactor
+from reefknot.core.retry.book import content_hash
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.log_sink import LogSink
+from reefknot.engines.memory import MemoryStore
+from reefknot.ports.audit_log import AuditLog
+from reefknot.testing import run_virtual
+from reefknot.testing.conformance.harness import event
+
+BOOK = rk.PolicyBook.loads(
+    """
+operations: {KV_PUT: {max_attempts: 2, base_delay: 0.01, retryable_exceptions: [hunter2hunter2]}}
+secrets: {db: env:DB_PASSWORD}
+engine: sqlite://a
+sources: {mail: {connector: imap_mailbox, password: "env:SECRET", retry: {max_attempts: 2}}}
+"""
+)
+
+
+async def books_in(log: AuditLog) -> list[BookStored]:
+    found = [decode(kept.entry.body) for kept in await log.read()]
+    return [one for one in found if isinstance(one, BookStored)]
+
+
+def test_a_manager_puts_its_book_on_record_before_the_first_decision_that_refers_to_it() -> None:
+    async def fails() -> None:
+        raise ConnectionError("no")
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        book = rk.PolicyBook.loads("operations: {KV_PUT: {max_attempts: 2, base_delay: 0.01}}")
+        for _ in range(2):  # another process finds it there
+            manager = rk.RetryManager(book=book, idempotency=store.idempotency, audit=store.audit)
+            for _ in range(2):
+                with pytest.raises(rk.RetryError):
+                    await manager.execute_with_retry("KV_PUT", "put", fails)
+        types = [kept.entry.event_type for kept in await store.audit.read()]
+        assert types == ["book_stored", *["retry_attempt", "retry_exhausted"] * 4]
+        (stored,) = await books_in(store.audit)
+        assert stored.book_hash == book.hash == content_hash(stored.content)
+        assert stored.content["operations"] == {"KV_PUT": {"max_attempts": 2, "base_delay": 0.01}}
+        again = replay(kept.entry.body for kept in await store.audit.read())
+        assert (again.decisions, again.books, again.books_missing, again.differences) == (8, 1, (), ())
+
+    run_virtual(main())
+
+
+def test_it_holds_the_policies_and_nothing_else_and_no_secret() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        shelf = Shelf(store.audit, Journal(store.audit, redactor=Redactor(["hunter2hunter2"])))
+        assert await shelf.put(BOOK.snapshot)
+        (kept,) = await store.audit.read()
+        for secret in (b"hunter2", b"DB_PASSWORD", b"env:SECRET", b"sqlite:"):
+            assert secret not in kept.entry.body
+        assert set((await books_in(store.audit))[0].content) == {"worker", "retry_policies", "operations", "sources"}
+
+    run_virtual(main())
+
+
+def test_a_book_in_which_nothing_was_written_is_not_on_record() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        for book in (rk.PolicyBook(), rk.PolicyBook.loads("engine: 'memory:'")):
+            assert not await Shelf(store.audit, Journal(store.audit)).put(book.snapshot)
+        assert await store.audit.read() == []
+
+    run_virtual(main())
+
+
+def test_what_retention_let_go_of_is_written_again() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        shelf = Shelf(store.audit, Journal(store.audit))
+        await store.audit.append([event("a")])
+        assert await shelf.put(BOOK.snapshot)
+        await timing.asleep(LOOK_AGAIN_S)
+        assert not await shelf.put(BOOK.snapshot)  # looked for, and found
+        await timing.asleep(LOOK_AGAIN_S)
+        assert not await shelf.put(BOOK.snapshot)  # still at its place
+        await store.audit.trim(10**15)
+        assert not await shelf.put(BOOK.snapshot)  # was looked at a moment ago
+        await timing.asleep(LOOK_AGAIN_S)
+        assert await shelf.put(BOOK.snapshot)
+        assert len(await books_in(store.audit)) == 1
+
+    run_virtual(main())
+
+
+def test_where_nothing_can_be_read_back_it_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        sink = LogSink()
+        shelf = Shelf(sink, Journal(sink))
+        assert await shelf.put(BOOK.snapshot)
+        await timing.asleep(2 * LOOK_AGAIN_S)
+        assert not await shelf.put(BOOK.snapshot)
+
+    with caplog.at_level(logging.INFO, "reefknot.audit"):
+        run_virtual(main())
+    assert caplog.text.count("book_stored") == 1
+
+
+def test_a_log_that_cannot_be_read_is_told_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        shelf = Shelf(store.audit, Journal(store.audit))
+        real = store.audit.read
+
+        async def down(*query: object) -> list[object]:
+            raise OSError("no disk")
+
+        store.audit.read = down  # type: ignore[assignment,method-assign]
+        assert not await shelf.put(BOOK.snapshot)
+        store.audit.read = real  # type: ignore[method-assign]
+        assert await shelf.put(BOOK.snapshot)
+
+    run_virtual(main())
+    assert "the policy book could not be looked for (no disk)" in caplog.text

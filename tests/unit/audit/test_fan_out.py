@@ -1,0 +1,101 @@
+"""One journal, several sinks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from reefknot.audit.journal import FanOut
+from reefknot.core.audit.chain import Head
+from reefknot.errors import ParameterError
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.testing import run_virtual
+
+
+class Sink:
+    """Keeps bodies; fails while told to, or never answers."""
+
+    def __init__(self, name: str = "sink", *, failing: int = 0, silent: bool = False) -> None:
+        self.name = name
+        self.failing = failing
+        self.silent = silent
+        self.kept: list[bytes] = []
+
+    async def append(self, entries: Sequence[AuditEntry]) -> Head:
+        if self.silent:
+            await asyncio.get_running_loop().create_future()
+        if self.failing:
+            self.failing -= 1
+            raise OSError(f"{self.name} is down")
+        self.kept += [entry.body for entry in entries]
+        return Head(self.name, len(self.kept))
+
+
+def entries(*numbers: int) -> list[AuditEntry]:
+    return [AuditEntry(b"%d" % number, "x", number) for number in numbers]
+
+
+def test_every_sink_gets_every_event_and_the_first_head_is_the_answer() -> None:
+    first, second = Sink("first"), Sink("second")
+
+    assert run_virtual(FanOut(first, second).append(entries(1, 2))) == Head("first", 2)
+    assert first.kept == second.kept == [b"1", b"2"]
+
+
+def test_one_that_fails_does_not_lose_the_others_and_catches_up_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    failing, fine = Sink("bad", failing=2), Sink("good")
+    fan = FanOut(failing, fine)
+
+    async def main() -> list[Head]:
+        return [await fan.append(entries(number)) for number in (1, 2, 3)]
+
+    heads = run_virtual(main())
+    assert [head.chain for head in heads] == ["good", "good", "bad"]
+    assert fine.kept == failing.kept == [b"1", b"2", b"3"]
+    assert (fan.lost, fan.buffered) == (0, 0)
+    assert "bad is down" in caplog.text
+
+
+def test_one_that_never_answers_holds_up_the_others_for_a_bounded_time() -> None:
+    silent, fine = Sink(silent=True), Sink()
+
+    async def main() -> float:
+        began = asyncio.get_running_loop().time()
+        await FanOut(silent, fine).append(entries(1))
+        return asyncio.get_running_loop().time() - began
+
+    assert run_virtual(main()) == 5.0
+    assert fine.kept == [b"1"]
+
+
+def test_what_waits_is_bounded_and_the_rest_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    failing = Sink("bad", failing=4)
+    fan = FanOut(failing, Sink(), most_buffered=2)
+
+    async def main() -> None:
+        for number in (1, 2, 3, 4):
+            await fan.append(entries(number))
+
+    run_virtual(main())
+    assert (fan.buffered, fan.lost) == (2, 2)
+    assert "2 events wait for it, 2 are lost in all" in caplog.text
+
+
+def test_when_nobody_keeps_them_the_caller_is_told_and_keeps_them() -> None:
+    first, second = Sink("first", failing=1), Sink("second", failing=1)
+    fan = FanOut(first, second)
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="first is down"):
+            await fan.append(entries(1))
+        await fan.append(entries(1))
+
+    run_virtual(main())
+    assert (first.kept, second.kept, fan.buffered) == ([b"1"], [b"1"], 0)
+
+
+def test_a_fan_without_sinks_is_refused() -> None:
+    with pytest.raises(ParameterError, match="one sink or more"):
+        FanOut()

@@ -1,0 +1,328 @@
+"""Events on their way to the log: buffered with a bound, loud when lost, clean of secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import weakref
+from collections.abc import Sequence
+
+import pytest
+
+from reefknot.audit.journal import Journal, OnFailure, event_id, now_text
+from reefknot.core.audit.chain import Head
+from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, OperatorAction, decode
+from reefknot.core.redaction import Redactor
+from reefknot.errors import AuditUnavailableError
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.testing import run_virtual
+
+
+class Log:
+    """A log that is down for as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.kept: list[AuditEntry] = []
+        self.down = False
+        self.fails = 0
+        self.hangs = False
+        self.tries = 0
+        self.seconds = 0.0
+
+    async def append(self, entries: Sequence[AuditEntry]) -> Head:
+        self.tries += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
+        if self.down or self.fails > 0:
+            self.fails -= 1
+            raise OSError("no space, password=hunter2")
+        self.kept.extend(entries)
+        return Head("test", len(self.kept))
+
+    @property
+    def said(self) -> list[str]:
+        return [_key(decode(entry.body)) for entry in self.kept]
+
+
+def _key(event: AnyEvent) -> str:
+    assert isinstance(event, IdempotencyEvent)
+    return event.idempotency_key
+
+
+def event(key: str) -> IdempotencyEvent:
+    return IdempotencyEvent(timestamp=now_text(), event_id=event_id(), idempotency_key=key, action="hit")
+
+
+def test_an_event_is_kept_with_what_it_is_found_by() -> None:
+    async def main() -> None:
+        log = Log()
+        given = IdempotencyEvent(
+            timestamp=now_text(), correlation_id="c", trace_id="t", work_id="w", idempotency_key="k", action="hit"
+        )
+        await Journal(log).write(given)
+        (entry,) = log.kept
+        assert (entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id) == ("idempotency", "c", "t", "w")
+        assert decode(entry.body) == given
+        assert entry.at == 1_700_000_000_000
+
+    run_virtual(main())
+
+
+def test_ids_of_events_are_never_the_same() -> None:
+    assert len({event_id() for _ in range(1000)}) == 1000
+
+
+def test_a_log_that_fails_for_a_moment_costs_nothing() -> None:
+    async def main() -> None:
+        log = Log()
+        log.fails = 2
+        journal = Journal(log)
+        await journal.write(event("a"))
+        assert log.said == ["a"]
+        assert (log.tries, journal.buffered, journal.lost) == (3, 0, 0)
+
+    run_virtual(main())
+
+
+def test_while_the_log_is_down_events_wait_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        log = Log()
+        journal = Journal(log)
+        log.down = True
+        await journal.write(event("a"))
+        await journal.write(event("b"))
+        assert (journal.buffered, journal.lost) == (2, 0)
+        log.down = False
+        await asyncio.sleep(2)
+        await journal.write(event("c"))
+        assert log.said == ["a", "b", "c"]
+        assert journal.buffered == 0
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(main())
+    assert "the audit log cannot be written (OSError: no space" in caplog.text
+    assert "1 events wait, 0 are lost" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_an_outage_of_the_log_does_not_slow_every_write() -> None:
+    """A log that hangs is waited for once, not for each of a hundred events; and log lines are bounded."""
+
+    async def main() -> None:
+        log = Log()
+        log.hangs = True
+        journal = Journal(log)
+        for number in range(100):
+            await journal.write(event(str(number)))
+        assert asyncio.get_running_loop().time() == pytest.approx(10)
+        assert log.tries == 1
+        assert journal.buffered == 100
+
+    run_virtual(main())
+
+
+def test_log_lines_of_an_outage_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        log = Log()
+        log.down = True
+        journal = Journal(log)
+        for number in range(100):
+            await journal.write(event(str(number)))
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(main())
+    assert len(caplog.records) == 1
+
+
+def test_the_buffer_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        log = Log()
+        log.down = True
+        journal = Journal(log, most_buffered=3)
+        for number in range(5):
+            await journal.write(event(str(number)))
+            await asyncio.sleep(2)
+        assert (journal.buffered, journal.lost) == (3, 2)
+        log.down = False
+        await journal.write()
+        assert log.said == ["2", "3", "4"]
+        assert journal.lost == 2
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(main())
+    assert "3 events wait, 2 are lost in all" in caplog.text
+
+
+def test_two_writers_at_once_hand_in_what_waited_only_once() -> None:
+    async def main() -> None:
+        log = Log()
+        journal = Journal(log)
+        log.down = True
+        await journal.write(event("waited"))
+        log.down = False
+        log.seconds = 1.0
+        await asyncio.sleep(2)
+        await asyncio.gather(*(journal.write(event(f"new {number}")) for number in range(5)))
+        assert sorted(log.said) == ["new 0", "new 1", "new 2", "new 3", "new 4", "waited"]
+        assert journal.buffered == 0
+
+    run_virtual(main())
+
+
+def test_what_was_kept_back_by_one_writer_is_not_wiped_by_anothers_success() -> None:
+    class FailsForSome(Log):
+        async def append(self, entries: Sequence[AuditEntry]) -> Head:
+            await asyncio.sleep(0.01)
+            if b"unlucky" in entries[-1].body and self.down:
+                raise OSError("no")
+            return await Log.append(_up(self), entries)
+
+    def _up(log: Log) -> Log:
+        lucky = Log()
+        lucky.kept = log.kept
+        return lucky
+
+    async def main() -> None:
+        log = FailsForSome()
+        log.down = True
+        journal = Journal(log)
+        await asyncio.gather(journal.write(event("unlucky")), journal.write(event("lucky")))
+        assert log.said == ["lucky"]
+        assert journal.buffered == 1
+
+    run_virtual(main())
+
+
+def test_journals_of_one_log_share_what_waits() -> None:
+    async def main() -> None:
+        log = Log()
+        log.down = True
+        await Journal(log).write(event("a"))
+        log.down = False
+        await asyncio.sleep(2)
+        await Journal(log).write(event("b"))
+        assert log.said == ["a", "b"]
+
+    run_virtual(main())
+
+
+def test_a_cancelled_write_keeps_its_events_for_the_next() -> None:
+    async def main() -> None:
+        log = Log()
+        log.seconds = 5
+        journal = Journal(log)
+        writing = asyncio.create_task(journal.write(event("a")))
+        await asyncio.sleep(1)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert journal.buffered == 1
+        await journal.write(event("b"))
+        assert log.said == ["a", "b"]
+
+    run_virtual(main())
+
+
+def test_fail_closed_stops_work_until_its_events_are_on_record() -> None:
+    async def main() -> None:
+        log = Log()
+        journal = Journal(log, on_failure="fail_closed")
+        log.down = True
+        with pytest.raises(AuditUnavailableError) as stopped:
+            await journal.write(event("a"))
+        assert stopped.value.events == 1
+        assert isinstance(stopped.value.__cause__, OSError)
+        with pytest.raises(AuditUnavailableError):
+            await journal.ready()
+        log.down = False
+        await asyncio.sleep(2)
+        await journal.ready()
+        assert log.said == ["a"]
+
+    run_virtual(main())
+
+
+def test_fail_open_is_always_ready() -> None:
+    async def main() -> None:
+        log = Log()
+        log.down = True
+        journal = Journal(log)
+        await journal.write(event("a"))
+        tries = log.tries
+        await asyncio.sleep(2)
+        await journal.ready()
+        assert log.tries == tries
+
+    run_virtual(main())
+
+
+def test_a_setting_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="fail_sometimes"):
+        Journal(Log(), on_failure="fail_sometimes")
+    assert set(OnFailure) == {"fail_open", "fail_closed"}
+
+
+def test_without_a_log_nothing_is_written_and_nothing_waits() -> None:
+    async def main() -> None:
+        journal = Journal(None)
+        await journal.write(event("a"))
+        assert journal.buffered == 0
+
+    run_virtual(main())
+
+
+SECRETS = ("s3cr3t-value", 'with "quotes" and \\', "1700000000", "zeile\num")
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_configured_secrets_are_in_no_field_and_no_index(secret: str) -> None:
+    async def main() -> None:
+        log = Log()
+        given = OperatorAction(
+            timestamp=now_text(),
+            correlation_id=f"c {secret}",
+            trace_id=f"t {secret}",
+            work_id=f"w {secret}",
+            actor=f"a {secret}",
+            action="x",
+            details={"list": [f"l {secret}"], f"key {secret}": 1700000000, "n": 1.17},
+        )
+        await Journal(log, redactor=Redactor([secret])).write(given)
+        (entry,) = log.kept
+        read = decode(entry.body)
+        assert isinstance(read, OperatorAction)
+        assert read.details is not None
+        assert 1700000000 in read.details.values(), "a number stays a number"
+        for text in (entry.body.decode(), entry.correlation_id, entry.trace_id, entry.work_id):
+            assert text is not None
+            assert secret not in text.replace("1700000000,", "").replace("1700000000}", "")
+            assert json.dumps(secret)[1:-1] not in text.replace("1700000000,", "").replace("1700000000}", "")
+
+    run_virtual(main())
+
+
+def test_a_body_is_canonical_with_secrets_and_without() -> None:
+    async def main() -> None:
+        log = Log()
+        given = event("k")
+        await Journal(log).write(given)
+        await Journal(log, redactor=Redactor(["nowhere to be found"])).write(given)
+        assert log.kept[0].body == log.kept[1].body
+
+    run_virtual(main())
+
+
+def test_a_journal_does_not_keep_its_log_alive() -> None:
+    async def main() -> weakref.ref[Log]:
+        log = Log()
+        log.down = True
+        await Journal(log).write(event("a"))
+        return weakref.ref(log)
+
+    gone = run_virtual(main())
+    gc.collect()
+    assert gone() is None

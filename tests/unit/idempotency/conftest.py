@@ -1,0 +1,12 @@
+"""The stores that effects are guarded by: every such test runs on each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'state.db'}"

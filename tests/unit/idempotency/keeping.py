@@ -1,0 +1,93 @@
+"""A store whose calls fail when they are told to, and what a test needs to look at its events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
+from typing import Any
+
+from reefknot.audit.journal import Journal, event_id, now_text
+from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, decode
+from reefknot.core.idempotency import Answer, Claim, Ending, KeyRecord
+from reefknot.errors import StoreUnavailableError
+from reefknot.idempotency.events import Telling
+from reefknot.idempotency.once import How, Once
+from reefknot.ports.audit_log import AuditEntry, AuditLog, AuditQuery
+from reefknot.ports.idempotency_store import IdempotencyStore
+
+DOWN = StoreUnavailableError("test", "the disk is on fire", "wait")
+
+
+class Failing:
+    """An idempotency store in front of another: `fails[name]` calls of a method fail, `hangs` never answer."""
+
+    def __init__(self, inner: IdempotencyStore) -> None:
+        self._inner = inner
+        self.fails: Counter[str] = Counter()
+        self.hangs: set[str] = set()
+        self.done_but_lost: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.error: Exception = DOWN
+
+    @property
+    def audit(self) -> AuditLog:
+        return self._inner.audit
+
+    async def _through(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        self.calls[name] += 1
+        if name in self.hangs:
+            await asyncio.Event().wait()
+        if self.fails[name] > 0:
+            self.fails[name] -= 1
+            raise copy(self.error)  # a fresh one: a traceback would hold on to what it passed
+        answer = await call()
+        if self.done_but_lost[name] > 0:
+            self.done_but_lost[name] -= 1
+            raise copy(self.error)  # a fresh one: a traceback would hold on to what it passed
+        return answer
+
+    async def claim(self, key: str, **more: Any) -> Answer:
+        answer: Answer = await self._through("claim", lambda: self._inner.claim(key, **more))
+        return answer
+
+    async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
+        record: KeyRecord = await self._through("renew", lambda: self._inner.renew(claim, lease=lease))
+        return record
+
+    async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
+        record: KeyRecord = await self._through("finish", lambda: self._inner.finish(claim, ending, events=events))
+        return record
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def told(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> Telling:
+    """Events of a call, in the store's own log."""
+
+    def event(action: str) -> IdempotencyEvent:
+        return IdempotencyEvent(timestamp=now_text(), event_id=event_id(), idempotency_key=key, action=action)
+
+    return Telling(Journal(store.audit), event, one_chain=one_chain)
+
+
+async def once(
+    store: IdempotencyStore, key: str, work: Callable[[], Awaitable[Any]], how: How | None = None, *, chain: bool = True
+) -> Any:
+    """Run work under a key, its events told whatever happens."""
+    telling = told(store, key, one_chain=chain)
+    try:
+        return await Once(store).run(key, work, how or How(), telling)
+    finally:
+        await telling.tell()
+
+
+async def events_in(log: AuditLog) -> list[AnyEvent]:
+    return [decode(kept.entry.body) for kept in await log.read(AuditQuery(limit=100_000))]
+
+
+async def actions_in(log: AuditLog) -> list[str]:
+    """What happened to keys, in order."""
+    return [event.action for event in await events_in(log) if isinstance(event, IdempotencyEvent)]

@@ -1,0 +1,81 @@
+"""The store in scope."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reefknot.app import open_store
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.memory import MemoryStore
+from reefknot.errors import NoStoreError
+from reefknot.idempotency.manager import in_scope, store_in_scope
+from reefknot.testing import run_virtual
+
+
+def test_without_an_open_store_there_is_none_and_the_error_says_how_to_get_one() -> None:
+    with pytest.raises(NoStoreError, match="open_store"):
+        store_in_scope()
+
+
+def test_the_innermost_open_store_is_in_scope_also_for_tasks_started_inside() -> None:
+    async def seen() -> object:
+        return store_in_scope()
+
+    async def main() -> None:
+        async with open_store("memory:") as outer:
+            assert store_in_scope() is outer
+            async with open_store("memory:") as inner:
+                assert store_in_scope() is inner
+                assert await asyncio.create_task(seen()) is inner
+            assert store_in_scope() is outer
+        with pytest.raises(NoStoreError):
+            store_in_scope()
+
+    run_virtual(main())
+
+
+def test_a_store_opened_in_one_task_is_not_in_the_scope_of_another() -> None:
+    async def main() -> None:
+        opened, looked = asyncio.Event(), asyncio.Event()
+
+        async def opening() -> None:
+            async with open_store("memory:"):
+                opened.set()
+                await looked.wait()
+
+        task = asyncio.create_task(opening())
+        await opened.wait()
+        with pytest.raises(NoStoreError):
+            store_in_scope()
+        looked.set()
+        await task
+
+    run_virtual(main())
+
+
+def test_a_scope_may_be_left_in_another_task_than_it_was_entered_in() -> None:
+    async def main() -> None:
+        scope = in_scope(MemoryStore(VirtualClock()))
+
+        async def enter() -> None:
+            scope.__enter__()
+
+        await asyncio.create_task(enter())
+        scope.__exit__(None, None, None)
+        with pytest.raises(NoStoreError):
+            store_in_scope()
+
+    run_virtual(main())
+
+
+def test_an_error_inside_leaves_the_scope() -> None:
+    async def main() -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with open_store("memory:"):
+                raise ZeroDivisionError
+        with pytest.raises(NoStoreError):
+            store_in_scope()
+
+    run_virtual(main())

@@ -1,0 +1,449 @@
+"""`@idempotent`: a function whose effect is guarded by a key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import reefknot as rk
+from reefknot.core.audit.event import IdempotencyEvent
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.memory import MemoryStore
+from reefknot.errors import AuditUnavailableError
+from reefknot.idempotency import decorator as module
+from reefknot.idempotency.manager import in_scope
+from reefknot.testing import run_virtual
+from tests.unit.idempotency.keeping import actions_in, events_in
+
+
+@dataclass
+class Order:
+    id: str
+    cents: int = 100
+
+
+class Receipt(rk.RetryPolicy):
+    """Not something that JSON can be read as."""
+
+
+def test_the_effect_happens_once_for_each_key(url: str) -> None:
+    charged: list[str] = []
+
+    @rk.idempotent(key=lambda order: order.id)
+    async def charge(order: Order) -> dict[str, int]:
+        """Takes the money."""
+        charged.append(order.id)
+        return {"cents": order.cents}
+
+    async def main() -> None:
+        async with rk.open_store(url) as store:
+            assert await charge(Order("a")) == {"cents": 100}
+            assert await charge(Order("a")) == {"cents": 100}
+            assert await charge(Order("b", 7)) == {"cents": 7}
+            events = await events_in(store.audit)
+        assert charged == ["a", "b"]
+        assert [event.action for event in events if isinstance(event, IdempotencyEvent)] == ["record", "hit", "record"]
+        assert {getattr(event, "operation", "") for event in events} == {charge.__qualname__}
+
+    run_virtual(main())
+    assert charge.__name__ == "charge"
+    assert charge.__doc__ == "Takes the money."
+
+
+def test_five_calls_at_once_one_effect(url: str) -> None:
+    calls = 0
+
+    @rk.idempotent(key=lambda: "k")
+    async def slow() -> int:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(5)
+        return calls
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            assert await asyncio.gather(*(slow() for _ in range(5))) == [1] * 5
+
+    run_virtual(main())
+
+
+def test_without_a_store_the_error_says_what_to_do() -> None:
+    @rk.idempotent(key=lambda: "k")
+    async def work() -> None: ...
+
+    with pytest.raises(rk.NoStoreError, match="open_store"):
+        run_virtual(work())
+
+
+def test_a_store_given_is_used_whatever_is_in_scope() -> None:
+    async def main() -> None:
+        own = MemoryStore(VirtualClock())
+
+        @rk.idempotent(key=lambda: "k", store=own)
+        async def work() -> int:
+            return 1
+
+        async with rk.open_store("memory:") as other:
+            await work()
+            assert await actions_in(own.audit) == ["record"]
+            assert await actions_in(other.audit) == []
+
+    run_virtual(main())
+
+
+def test_a_type_gives_every_caller_an_object_of_it(url: str) -> None:
+    @rk.idempotent(key=lambda order: order.id, result_type=Order)
+    async def priced(order: Order) -> Order:
+        return Order(order.id, order.cents * 2)
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            assert await priced(Order("a")) == Order("a", 200)
+            assert await priced(Order("a")) == Order("a", 200)
+
+    run_virtual(main())
+
+
+def test_another_payload_under_the_same_key_is_refused(url: str) -> None:
+    @rk.idempotent(key=lambda order: order.id)
+    async def charge(order: Order) -> int:
+        return order.cents
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            await charge(Order("a", 1))
+            with pytest.raises(rk.KeyConflictError) as refused:
+                await charge(Order("a", 2))
+            assert len({refused.value.recorded, refused.value.given, ""}) == 3
+
+    run_virtual(main())
+
+
+def test_how_an_argument_is_passed_does_not_make_it_another_payload(url: str) -> None:
+    @rk.idempotent(key=lambda order, **_: order.id)
+    async def charge(order: Order, tags: set[int] | None = None, *, express: bool = False) -> int:
+        return order.cents
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            await charge(Order("a"))
+            await charge(order=Order("a"))
+            await charge(Order("a"), express=False)
+            await charge(order=Order("b"), tags={0, 8})  # these two sets are equal and iterate differently
+            await charge(order=Order("b"), tags={8, 0})
+            with pytest.raises(rk.KeyConflictError):
+                await charge(Order("a"), express=True)
+
+    run_virtual(main())
+
+
+def test_a_method_is_guarded_and_its_payload_is_compared_without_self(url: str) -> None:
+    class Till:
+        @rk.idempotent(key=lambda self, order: order.id)
+        async def charge(self, order: Order) -> int:
+            return order.cents
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            assert await Till().charge(Order("a", 1)) == 1
+            assert await Till().charge(Order("a", 1)) == 1
+            with pytest.raises(rk.KeyConflictError):
+                await Till().charge(Order("a", 2))
+
+    run_virtual(main())
+
+
+def test_an_argument_that_json_cannot_say_does_not_stop_the_call(url: str) -> None:
+    @rk.idempotent(key=lambda number, thing: "k")
+    async def work(number: float, thing: object) -> int:
+        return 1
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            assert await work(float("nan"), object()) == 1
+            assert await work(float("nan"), object()) == 1
+            with pytest.raises(rk.KeyConflictError):
+                await work(float("nan"), "a text")
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "refused"), [(False, False), (lambda order: order.id, False), (lambda order: order.cents, True)]
+)
+def test_what_counts_as_the_payload_can_be_said(url: str, fingerprint: Any, refused: bool) -> None:
+    @rk.idempotent(key=lambda order: order.id, fingerprint=fingerprint)
+    async def charge(order: Order) -> int:
+        return order.cents
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            assert await charge(Order("a", 1)) == 1
+            if refused:
+                with pytest.raises(rk.KeyConflictError):
+                    await charge(Order("a", 2))
+            else:
+                assert await charge(Order("a", 2)) == 1
+
+    run_virtual(main())
+
+
+def test_dedup_hands_the_key_to_the_function(url: str) -> None:
+    sent: list[str] = []
+
+    @rk.idempotent(key=lambda order: order.id, mode="dedup", name="pay")
+    async def pay(order: Order, *, idempotency_key: str = "") -> None:
+        sent.append(idempotency_key)
+        if len(sent) == 1:
+            raise ConnectionError
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            with pytest.raises(ConnectionError):
+                await pay(Order("a"))
+            await pay(Order("a"))
+            await pay(Order("a"))
+
+    run_virtual(main())
+    assert sent == ["pay:a", "pay:a"], "the same key each time, and none after the record"
+
+
+def test_dedup_needs_a_function_that_takes_the_key() -> None:
+    def decorated(fn: Callable[..., Any]) -> object:
+        return rk.idempotent(key=lambda **_: "k", mode="dedup")(fn)
+
+    async def takes_it(idempotency_key: str) -> None: ...
+    async def takes_anything(**more: object) -> None: ...
+    async def does_not() -> None: ...
+
+    assert decorated(takes_it)
+    assert decorated(takes_anything)
+    with pytest.raises(rk.ParameterError, match="takes idempotency_key"):
+        decorated(does_not)
+
+
+def test_guard_does_it_once_and_leaves_a_failure_to_a_person(url: str) -> None:
+    calls = 0
+
+    @rk.idempotent(key=lambda: "k", mode="guard")
+    async def send() -> None:
+        nonlocal calls
+        calls += 1
+        raise TimeoutError("sent or not?")
+
+    async def main() -> None:
+        async with rk.open_store(url) as store:
+            with pytest.raises(TimeoutError):
+                await send()
+            for _ in range(2):
+                with pytest.raises(rk.OutcomeUnknownError):
+                    await send()
+            assert await actions_in(store.audit) == ["unknown", "unknown", "unknown"]
+        assert calls == 1
+
+    run_virtual(main())
+
+
+def test_a_caller_that_does_not_wait_is_told(url: str) -> None:
+    @rk.idempotent(key=lambda: "k", wait=0)
+    async def slow() -> None:
+        await asyncio.sleep(5)
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            first = asyncio.create_task(slow())
+            await asyncio.sleep(1)
+            with pytest.raises(rk.KeyInProgressError):
+                await slow()
+            await first
+
+    run_virtual(main())
+
+
+def test_it_stands_under_and_over_a_retry(url: str) -> None:
+    calls = 0
+
+    async def flaky() -> int:
+        nonlocal calls
+        calls += 1
+        if calls % 2:
+            raise ConnectionError
+        return calls
+
+    over = rk.idempotent(key=lambda: "over", name="over")(rk.retry(attempts=2)(flaky))
+    under = rk.retry(attempts=2)(rk.idempotent(key=lambda: "under", name="under")(flaky))
+
+    async def main() -> None:
+        async with rk.open_store(url):
+            assert [await over(), await over(), await under(), await under()] == [2, 2, 4, 4]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("made", "text"), [("a", "a"), (7, "7"), (UUID(int=1), str(UUID(int=1)))])
+def test_a_key_is_a_text_a_number_or_a_uuid(made: object, text: str) -> None:
+    @rk.idempotent(key=lambda: made, name="f")
+    async def work() -> None: ...
+
+    async def main() -> None:
+        async with rk.open_store("memory:") as store:
+            await work()
+            assert await store.idempotency.get(f"f:{text}") is not None
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("made", ["", None, True, 1.5, ("a",), b"a"])
+def test_other_keys_are_refused_before_anything_happens(made: object) -> None:
+    calls = 0
+
+    @rk.idempotent(key=lambda: made)
+    async def work() -> None:
+        nonlocal calls
+        calls += 1
+
+    async def main() -> None:
+        async with rk.open_store("memory:"):
+            with pytest.raises(rk.ParameterTypeError, match="key"):
+                await work()
+        assert calls == 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "parameter"),
+    [
+        ({"key": "order.id"}, "key"),
+        ({"mode": "txn"}, "mode"),
+        ({"mode": "exactly-once"}, "mode"),
+        ({"lease": 0}, "lease"),
+        ({"lease": float("nan")}, "lease"),
+        ({"lease": True}, "lease"),
+        ({"wait": -1}, "wait"),
+        ({"wait": float("inf")}, "wait"),
+        ({"wait": "60"}, "wait"),
+        ({"result_type": Receipt}, "result_type"),
+        ({"result_type": 5}, "result_type"),
+    ],
+)
+def test_mistakes_are_named_when_the_function_is_decorated(options: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(rk.ParameterError) as refused:
+        rk.idempotent(**({"key": lambda: "k"} | options))
+    assert refused.value.parameter == parameter
+
+
+def test_a_plain_function_is_refused() -> None:
+    def plain() -> None: ...
+
+    with pytest.raises(rk.ParameterTypeError, match="an async function"):
+        rk.idempotent(key=lambda: "k")(plain)  # type: ignore[arg-type]
+
+
+def test_two_functions_in_two_files_do_not_share_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_homes", {})
+
+    async def charge() -> None: ...
+
+    async def elsewhere() -> None: ...
+
+    elsewhere.__code__ = elsewhere.__code__.replace(co_filename="another/module.py")
+    decorate = rk.idempotent(key=lambda: "k", name="charge")
+    decorate(charge)
+    decorate(charge)
+    with pytest.raises(rk.ParameterError, match="keeps its records under this one"):
+        decorate(elsewhere)
+
+
+def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    @rk.idempotent(key=lambda: "k")
+    async def work() -> int:
+        return 1
+
+    async def main() -> None:
+        async with rk.open_store("memory:") as store:
+            await work()
+            append = store.audit.append
+
+            async def down(entries: object) -> Any:
+                raise OSError("down")
+
+            monkeypatch.setattr(store.audit, "append", down)
+            await work()
+            monkeypatch.setattr(store.audit, "append", append)
+            await asyncio.sleep(2)
+            await work()
+            assert await actions_in(store.audit) == ["record", "hit", "hit"]
+
+    run_virtual(main())
+
+
+# ---- how it is told, and how it is written ---------------------------------------------------------------------------
+
+
+def test_without_parentheses_it_says_how_to_write_it() -> None:
+    async def charge(order: Order) -> None: ...
+
+    with pytest.raises(TypeError, match=r"write @idempotent\(key=lambda order: order.id\)"):
+        rk.idempotent(charge)
+    with pytest.raises(TypeError, match="a function that makes the key"):
+        rk.idempotent()
+
+
+def test_configured_secrets_are_taken_out_of_what_is_told_and_only_of_that(url: str) -> None:
+    @rk.idempotent(key=lambda token: f"card {token}", secrets=("hunter2hunter2",), name="pay.with_secrets")
+    async def pay(token: str) -> str:
+        return token
+
+    async def main() -> None:
+        async with rk.open_store(url) as store:
+            assert await pay("hunter2hunter2") == "hunter2hunter2"
+            (event,) = await events_in(store.audit)
+            assert isinstance(event, IdempotencyEvent)
+            assert event.idempotency_key == "pay.with_secrets:card [redacted]"
+            assert await store.idempotency.get("pay.with_secrets:card hunter2hunter2") is not None
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("setting", ["fail_open", "fail_closed", None])
+def test_what_a_failing_log_means_is_said_by_the_function(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[str] = []
+
+    @rk.idempotent(key=lambda key: key, on_audit_failure=setting, name=f"charge.{setting}")
+    async def charge(key: str) -> str:
+        charged.append(key)
+        return key
+
+    async def down(*entries: object) -> None:
+        raise OSError("no disk")
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        other = MemoryStore(VirtualClock())
+        store.audit = other.audit  # a log of its own: its events are written when the change has happened
+        with in_scope(store):
+            monkeypatch.setattr(other.audit, "append", down)
+            if setting != "fail_closed":
+                assert [await charge("a"), await charge("b")] == ["a", "b"]
+                return
+            with pytest.raises(AuditUnavailableError):
+                await charge("a")
+            with pytest.raises(AuditUnavailableError):
+                await charge("b")  # nothing begins while events of earlier work are on no record
+            assert charged == ["a"]
+            monkeypatch.undo()
+            await asyncio.sleep(2)
+            assert await charge("a") == "a"  # what has happened stays recorded
+
+    run_virtual(main())
+
+
+def test_a_setting_that_is_none_is_refused_where_it_is_written() -> None:
+    with pytest.raises(rk.ParameterError, match="on_audit_failure='maybe' is not accepted: one of fail_open, fail_cl"):
+        rk.idempotent(key=lambda: "k", on_audit_failure="maybe")

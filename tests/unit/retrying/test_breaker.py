@@ -1,0 +1,276 @@
+"""The circuit breaker: on its own, and as `breaker=`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import reefknot as rk
+from reefknot.engines.clocks import VirtualClock
+from tests.unit.retrying.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
+
+CLOSED, OPEN, HALF_OPEN = rk.BreakerState.CLOSED, rk.BreakerState.OPEN, rk.BreakerState.HALF_OPEN
+
+
+def opened(failures: int = 2, cooldown: float = 30) -> rk.CircuitBreaker:
+    breaker = rk.CircuitBreaker("billing", failures=failures, cooldown=cooldown)
+    for _ in range(failures):
+        with pytest.raises(ConnectionError):
+            breaker.call(Always())
+    assert breaker.state is OPEN
+    return breaker
+
+
+# ---- on its own ------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_breaker_refuses_without_calling_and_says_when(virtual_time: VirtualClock) -> None:
+    breaker, fn = opened(), Flaky()
+    virtual_time.advance(10)
+    with pytest.raises(rk.BreakerOpenError, match="'billing' is open") as raised:
+        breaker.call(fn)
+    assert (raised.value.name, raised.value.retry_after, fn.calls) == ("billing", 20, 0)
+
+
+def test_call_decorator_and_guard_all_count(virtual_time: VirtualClock) -> None:
+    breaker = rk.CircuitBreaker("billing", failures=3)
+
+    def in_guard() -> None:
+        with breaker.guard():
+            raise ConnectionError
+
+    ways: tuple[Callable[[], object], ...] = (lambda: breaker.call(Always()), breaker(Always()), in_guard)
+    for way in ways:
+        with pytest.raises(ConnectionError):
+            way()
+    assert breaker.state is OPEN
+    for way in ways:
+        with pytest.raises(rk.BreakerOpenError):
+            way()
+
+
+def test_acall_and_an_async_decorated_function_count() -> None:
+    breaker = rk.CircuitBreaker("billing", failures=2)
+
+    async def main() -> None:
+        with pytest.raises(ConnectionError):
+            await breaker.acall(AsyncAlways())
+        with pytest.raises(ConnectionError):
+            await breaker(AsyncAlways())()
+        with pytest.raises(rk.BreakerOpenError):
+            await breaker.acall(AsyncFlaky())
+        with pytest.raises(rk.BreakerOpenError):
+            await breaker(AsyncFlaky())()
+        await asyncio.sleep(30)
+        assert await breaker.acall(AsyncFlaky()) == "ok"
+
+    rk.testing.run_virtual(main())
+
+
+def test_a_success_closes_it_again_after_the_cool_down(virtual_time: VirtualClock) -> None:
+    breaker = opened()
+    virtual_time.advance(30)
+    assert breaker.state is HALF_OPEN
+    assert breaker.call(Flaky()) == "ok"
+    assert breaker.state is CLOSED
+
+
+def test_half_open_lets_one_probe_through(virtual_time: VirtualClock) -> None:
+    breaker = opened()
+    virtual_time.advance(30)
+    refused: list[bool] = []
+
+    def probe() -> str:
+        with pytest.raises(rk.BreakerOpenError):
+            breaker.call(Flaky())
+        refused.append(True)
+        return "probed"
+
+    assert breaker.call(probe) == "probed"
+    assert refused == [True]
+
+
+def test_a_bug_of_ones_own_opens_nothing(virtual_time: VirtualClock) -> None:
+    breaker = rk.CircuitBreaker("billing", failures=2)
+    for _ in range(10):
+        with pytest.raises(ValueError, match="call"):
+            breaker.call(Always(ValueError))
+    assert breaker.state is CLOSED
+
+
+def test_what_counts_can_be_said(virtual_time: VirtualClock) -> None:
+    breaker = rk.CircuitBreaker("billing", failures=1, on=KeyError)
+    with pytest.raises(ConnectionError):
+        breaker.call(Always(ConnectionError))
+    assert breaker.state is CLOSED
+    with pytest.raises(KeyError):
+        breaker.call(Always(KeyError))
+    assert breaker.state is OPEN
+
+
+def test_a_cancelled_probe_is_released_and_the_next_one_may_go() -> None:
+    breaker = rk.CircuitBreaker("billing", failures=1, cooldown=30)
+
+    async def main() -> None:
+        with pytest.raises(ConnectionError):
+            await breaker.acall(AsyncAlways())
+        await asyncio.sleep(30)
+        probe = asyncio.ensure_future(breaker.acall(asyncio.sleep, 3600))
+        await asyncio.sleep(0)
+        with pytest.raises(rk.BreakerOpenError):
+            await breaker.acall(AsyncFlaky())
+        probe.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await probe
+        assert breaker.state is HALF_OPEN
+        assert await breaker.acall(AsyncFlaky()) == "ok"
+
+    rk.testing.run_virtual(main())
+
+
+def test_the_snapshot_and_repr_tell_the_state(virtual_time: VirtualClock) -> None:
+    breaker = opened()
+    seen = breaker.snapshot()
+    assert (seen.name, seen.state, seen.opened, seen.retry_after) == ("billing", OPEN, 1, 30)
+    assert repr(breaker) == "<CircuitBreaker 'billing' open>"
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(rk.ParameterTypeError, match="a function"):
+        rk.CircuitBreaker("x")(5)  # type: ignore[arg-type]  # that is the test
+
+
+def test_threads_share_one_breaker_and_exactly_one_probes(virtual_time: VirtualClock) -> None:
+    """Eight threads ask at once when the cool-down is over."""
+    breaker = opened(failures=1)
+    virtual_time.advance(30)
+    at_once = threading.Barrier(8)
+    answers: list[str] = []
+
+    def ask() -> None:
+        with rk.testing.virtual_time(start=virtual_time.now()):
+            at_once.wait(5)
+            try:
+                breaker.admit()
+                answers.append("probe")
+            except rk.BreakerOpenError:
+                answers.append("refused")
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(answers) == ["probe"] + ["refused"] * 7
+
+
+# ---- as breaker= -----------------------------------------------------------------------------------------------------
+
+
+def test_a_retry_stops_when_its_breaker_opens(virtual_time: VirtualClock) -> None:
+    breaker = rk.CircuitBreaker("billing", failures=2)
+    fn = Always()
+    with pytest.raises(ConnectionError, match="call 2") as raised:
+        rk.retry(attempts=9, breaker=breaker)(fn)()
+    assert fn.calls == 2
+    assert "the circuit breaker is open" in raised.value.__notes__[0]
+
+
+def test_a_retry_whose_breaker_is_open_does_not_call_and_says_why(virtual_time: VirtualClock) -> None:
+    fn = Flaky()
+    outcome = rk.Retrier(breaker=opened(), on=ConnectionError).run(fn)
+    assert isinstance(outcome.error, rk.BreakerOpenError)
+    assert (outcome.reason, outcome.attempts, fn.calls) == (rk.Reason.BREAKER_OPEN, 1, 0)
+    assert virtual_time.waits == []
+
+
+@pytest.mark.parametrize("way", ["decorator", "arun", "acall", "loop"])
+def test_an_async_attempt_that_runs_out_of_time_counts_against_the_breaker(way: str) -> None:
+    """Whatever on= names: nobody answered. A guard inside the time limit would only see a cancellation."""
+    breaker = rk.CircuitBreaker("slow", failures=2)
+    retrier = rk.Retrier(on=ConnectionError, attempts=9, attempt_timeout=5, breaker=breaker)
+
+    async def hangs() -> None:
+        await asyncio.sleep(3600)
+
+    async def loop() -> None:
+        async for attempt in retrier.attempts():
+            with attempt:
+                await hangs()
+
+    async def main() -> None:
+        match way:
+            case "decorator":
+                await rk.retry(policy=retrier)(hangs)()
+            case "acall":
+                await retrier.acall(hangs)
+            case "arun":
+                (await retrier.arun(hangs)).unwrap()
+            case _:
+                await loop()
+
+    async def watched() -> rk.BreakerState:
+        with pytest.raises(rk.AttemptTimeoutError):
+            await main()
+        return breaker.state
+
+    assert rk.testing.run_virtual(watched()) is OPEN
+
+
+def test_an_outer_cancellation_counts_neither_way() -> None:
+    breaker = rk.CircuitBreaker("slow", failures=1)
+
+    async def main() -> rk.BreakerState:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(rk.retry(breaker=breaker)(asyncio.sleep)(3600), 1)
+        return breaker.state
+
+    assert rk.testing.run_virtual(main()) is CLOSED
+
+
+def test_async_retries_feed_and_obey_the_breaker() -> None:
+    breaker = rk.CircuitBreaker("billing", failures=2)
+    fn = AsyncAlways()
+
+    async def main() -> None:
+        with pytest.raises(ConnectionError):
+            await rk.retry(attempts=9, breaker=breaker)(fn)()
+        with pytest.raises(rk.BreakerOpenError):
+            await rk.retry(attempts=9, breaker=breaker)(fn)()
+        await asyncio.sleep(30)
+        assert await rk.retry(breaker=breaker)(AsyncFlaky())() == "ok"
+
+    rk.testing.run_virtual(main())
+    assert fn.calls == 2
+
+
+def test_the_retriers_on_says_what_counts_unless_the_breaker_does(virtual_time: VirtualClock) -> None:
+    def state_after(error: type[Exception], on: type[Exception] | None) -> rk.BreakerState:
+        breaker = rk.CircuitBreaker("x", failures=1, on=on)
+        rk.Retrier(on=KeyError, breaker=breaker, attempts=1).run(Always(error))
+        return breaker.state
+
+    assert state_after(KeyError, None) is OPEN
+    assert state_after(ConnectionError, None) is CLOSED
+    assert state_after(KeyError, ConnectionError) is CLOSED
+    assert state_after(ConnectionError, ConnectionError) is OPEN
+
+
+def test_a_bug_does_not_open_a_retriers_breaker(virtual_time: VirtualClock) -> None:
+    breaker = rk.CircuitBreaker("billing", failures=1)
+    for _ in range(5):
+        rk.Retrier(breaker=breaker).run(Always(ValueError))
+    assert breaker.state is CLOSED
+
+
+def test_a_generators_first_item_is_behind_the_breaker(virtual_time: VirtualClock) -> None:
+    breaker = opened()
+    with pytest.raises(rk.BreakerOpenError):
+        list(rk.retry(breaker=breaker)(_one)())
+
+
+def _one() -> Iterator[int]:
+    yield 1

@@ -1,0 +1,261 @@
+"""`@retry` on everything that can be called, and one request's override."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import socket
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+
+import reefknot as rk
+from reefknot.engines.clocks import VirtualClock
+from reefknot.retrying.plan import is_async
+from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
+
+
+class Client:
+    """Fails twice, whichever way it is called."""
+
+    calls = 0
+
+    def __init__(self, word: str = "self") -> None:
+        self.word = word
+
+    @classmethod
+    def fail(cls, times: int = 2) -> None:
+        cls.calls += 1
+        if cls.calls <= times:
+            raise ConnectionError(f"call {cls.calls}")
+
+    @rk.retry
+    def method(self, x: int) -> str:
+        """Doc of the method."""
+        self.fail()
+        return f"{self.word} {x}"
+
+    @rk.retry(attempts=4)
+    async def amethod(self, x: int) -> str:
+        self.fail()
+        return f"{self.word} {x}"
+
+    @rk.retry
+    @staticmethod
+    def static_inside(x: int) -> int:
+        Client.fail()
+        return x
+
+    @staticmethod
+    @rk.retry(attempts=4)
+    def static_outside(x: int) -> int:
+        Client.fail()
+        return x
+
+    @rk.retry
+    @classmethod
+    def class_inside(cls, x: int) -> str:
+        cls.fail()
+        return f"{cls.__name__} {x}"
+
+    @classmethod
+    @rk.retry(attempts=4)
+    def class_outside(cls, x: int) -> str:
+        cls.fail()
+        return f"{cls.__name__} {x}"
+
+    @property
+    @rk.retry
+    def prop(self) -> str:
+        self.fail()
+        return self.word
+
+
+class Sub(Client):
+    """Inherits."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    Client.calls = Sub.calls = 0
+
+
+def test_methods_of_every_kind_are_retried(no_wait: VirtualClock) -> None:
+    client = Sub("me")
+
+    def twice_failed(value: object) -> object:
+        assert max(Client.calls, Sub.calls) == 3
+        Client.calls = Sub.calls = 0
+        return value
+
+    assert twice_failed(client.method(1)) == "me 1"
+    assert twice_failed(Sub.method(client, 2)) == "me 2"
+    assert twice_failed(asyncio.run(client.amethod(3))) == "me 3"
+    assert twice_failed(client.static_inside(4)) == 4
+    assert twice_failed(Sub.static_outside(5)) == 5
+    assert twice_failed(client.class_inside(6)) == "Sub 6"
+    assert twice_failed(Sub.class_outside(7)) == "Sub 7"
+    assert twice_failed(client.prop) == "me"
+
+
+def test_one_requests_override_works_on_methods_of_every_kind(no_wait: VirtualClock) -> None:
+    client = Sub("me")
+    for call in (
+        lambda: rk.using(client.method, attempts=2)(1),
+        lambda: asyncio.run(rk.using(client.amethod, attempts=2)(1)),
+        lambda: rk.using(client.static_inside, attempts=2)(1),
+        lambda: rk.using(Client.static_outside, attempts=2)(1),
+        lambda: rk.using(client.class_inside, attempts=2)(1),
+        lambda: rk.using(Sub.class_outside, attempts=2)(1),
+        lambda: Client.method.using(attempts=2)(client, 1),
+    ):
+        with pytest.raises(ConnectionError, match="call 2"):
+            call()
+        Client.calls = Sub.calls = 0
+    Client.calls = Sub.calls = 9
+    assert rk.using(client.method, attempts=2)(5) == "me 5"
+    assert rk.using(Sub.class_outside, attempts=2)(6) == "Sub 6"
+
+
+def test_an_override_leaves_the_function_as_it_was(no_wait: VirtualClock) -> None:
+    fn = Always()
+    call = rk.retry(attempts=5)(fn)
+    for attempts, changed in ((2, call.using(attempts=2)), (3, call.using(attempts=2).using(attempts=3)), (5, call)):
+        fn.calls = 0
+        with pytest.raises(ConnectionError):
+            changed()
+        assert fn.calls == attempts
+
+
+def test_an_override_keeps_what_it_does_not_name(virtual_time: VirtualClock) -> None:
+    call = rk.retry(on=KeyError, attempts=3, base_delay=1, jitter="none")(Flaky(KeyError, KeyError))
+    assert call.using(deadline=100)() == "ok"
+    assert virtual_time.waits == [1, 2]
+
+
+def test_an_override_of_a_partial_reaches_the_decorated_function_in_it(no_wait: VirtualClock) -> None:
+    fn = Always()
+    call = rk.using(functools.partial(rk.retry(fn), 1, key=2), attempts=2)
+    with pytest.raises(ConnectionError, match="call 2"):
+        call()
+
+
+def test_an_override_of_what_is_not_decorated_is_refused() -> None:
+    with pytest.raises(rk.ParameterTypeError, match="decorated with retry"):
+        rk.using(len, attempts=2)
+
+
+def test_name_doc_signature_and_origin_are_kept() -> None:
+    def fetch(url: str, *, timeout: float = 1.0) -> bytes:
+        """Doc."""
+        return b""
+
+    call = rk.retry(fetch)
+    assert (call.__name__, call.__doc__, call.__module__) == ("fetch", "Doc.", __name__)
+    assert call.__qualname__ == fetch.__qualname__
+    assert call.__wrapped__ is fetch
+    assert inspect.signature(call) == inspect.signature(fetch)
+    assert call.using(attempts=2).__wrapped__ is fetch
+    assert Client.method.__doc__ == "Doc of the method."
+    assert Client().method.__name__ == "method"
+
+
+def test_the_kind_of_function_is_kept() -> None:
+    async def coroutine() -> None: ...
+    def generator() -> Any:
+        yield
+
+    async def async_generator() -> Any:
+        yield
+
+    assert inspect.iscoroutinefunction(rk.retry(coroutine))
+    assert inspect.iscoroutinefunction(rk.retry(deadline=1)(coroutine))
+    assert inspect.isgeneratorfunction(rk.retry(generator))
+    assert inspect.isasyncgenfunction(rk.retry(async_generator))
+    assert inspect.isfunction(rk.retry(len))
+
+
+def test_partials_callable_objects_builtins_and_lambdas_are_retried(no_wait: VirtualClock) -> None:
+    fn = Flaky(ConnectionError, ConnectionError)
+    assert rk.retry(functools.partial(fn, 1))() == "ok"
+    assert rk.retry(Flaky(ConnectionError))() == "ok"
+    assert rk.retry(lambda: Flaky()())() == "ok"
+    assert rk.retry(len)([1]) == 1
+    assert asyncio.run(rk.retry(functools.partial(AsyncFlaky(ConnectionError), 1))()) == "ok"
+    assert asyncio.run(rk.retry(AsyncFlaky(ConnectionError))()) == "ok"
+
+
+def test_mocks_are_what_they_stand_for(no_wait: VirtualClock) -> None:
+    mock = MagicMock(side_effect=[ConnectionError, "ok"])
+    amock = AsyncMock(side_effect=[ConnectionError, "ok"])
+    assert not is_async(mock)
+    assert is_async(amock)
+    assert rk.retry(mock)() == "ok"
+    assert asyncio.run(rk.retry(amock)()) == "ok"
+
+
+def test_a_policy_or_a_retrier_can_be_given(no_wait: VirtualClock) -> None:
+    for policy in (rk.RetryPolicy(2), rk.Retrier(rk.RetryPolicy(2)), rk.Retrier(attempts=2)):
+        fn = Always()
+        with pytest.raises(ConnectionError):
+            rk.retry(policy=policy)(fn)()
+        assert fn.calls == 2
+        with pytest.raises(ConnectionError):
+            rk.retry(policy=policy, attempts=3)(fn)()
+        assert fn.calls == 5
+
+
+@pytest.mark.parametrize("policy", [5, "fast", {"attempts": 3}, rk.RetryPolicy])
+def test_what_is_no_policy_is_refused(policy: Any) -> None:
+    with pytest.raises(rk.ParameterTypeError, match="a RetryPolicy or a Retrier"):
+        rk.retry(policy=policy)
+    with pytest.raises(rk.ParameterTypeError, match="a RetryPolicy"):
+        rk.Retrier(policy)
+
+
+@pytest.mark.parametrize("fn", [5, "f", int, Client, object()])
+def test_what_cannot_be_retried_is_refused(fn: Any) -> None:
+    with pytest.raises(rk.ParameterTypeError, match="a function to call for every attempt"):
+        rk.retry(fn)
+    with pytest.raises(rk.ParameterTypeError, match="a function to call for every attempt"):
+        rk.retry()(fn)
+
+
+def test_a_coroutine_object_is_refused_with_what_to_pass_and_without_complaints() -> None:
+    async def fetch() -> None: ...
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        anything: Any = rk.Retrier()
+        retry: Any = rk.retry
+        ways: tuple[Callable[[], object], ...] = (
+            lambda: retry(fetch()),
+            lambda: retry()(fetch()),
+            lambda: anything.call(fetch()),
+            lambda: anything.run(fetch()),
+            lambda: asyncio.run(anything.acall(fetch())),
+            lambda: asyncio.run(anything.arun(fetch())),
+        )
+        for give in ways:
+            with pytest.raises(rk.ParameterTypeError, match="pass the function itself"):
+                give()
+            gc.collect()
+
+
+def test_only_a_coroutine_is_closed_when_it_is_refused() -> None:
+    with socket.socket() as open_one:
+        with pytest.raises(rk.ParameterTypeError):
+            rk.retry(open_one)  # type: ignore[call-overload]  # that is the test
+        assert open_one.fileno() != -1
+
+
+def test_decorating_twice_is_two_retries_that_do_not_multiply(no_wait: VirtualClock) -> None:
+    fn = Always()
+    with pytest.raises(ConnectionError):
+        rk.retry(rk.retry(attempts=3)(fn))()
+    assert fn.calls == 3

@@ -1,0 +1,124 @@
+"""What a retrier may be asked to do. Mistakes are told at decoration, with the caller's own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import reefknot as rk
+from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan
+from tests.unit.retrying.flaky import Flaky
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("attempts", 0),
+        ("attempts", -1),
+        ("attempts", 1.5),
+        ("attempts", True),
+        ("attempts", "3"),
+        ("deadline", 0),
+        ("deadline", -1),
+        ("deadline", NAN),
+        ("deadline", "10"),
+        ("base_delay", -0.1),
+        ("base_delay", NAN),
+        ("base_delay", INF),
+        ("base_delay", 31),
+        ("max_delay", -1),
+        ("max_delay", NAN),
+        ("max_delay", INF),
+        ("multiplier", 0.5),
+        ("multiplier", NAN),
+        ("jitter", "wild"),
+        ("jitter_factor", 1.5),
+        ("jitter_factor", NAN),
+        ("strategy", "quadratic"),
+        ("attempt_timeout", 0),
+        ("attempt_timeout", NAN),
+        ("max_retry_after", -1),
+        ("max_retry_after", NAN),
+        ("throttle", 5),
+        ("throttle", ""),
+        ("breaker", "billing"),
+        ("on_retry", 5),
+        ("on_give_up", "x"),
+        ("on_recover", []),
+        ("in_thread", 1),
+        ("name", 5),
+        ("seed", "x"),
+        ("seed", True),
+        ("seed", 1.5),
+        ("atempts", 5),
+    ],
+)
+def test_a_bad_option_is_an_error_at_decoration_that_names_it(option: str, value: object) -> None:
+    options: Any = {option: value}
+    for use in (rk.retry, rk.Retrier, rk.Retrier().using, rk.retry(Flaky()).using):
+        with pytest.raises(rk.ParameterError, match=f"^{option}=") as raised:
+            use(**options)
+        assert raised.value.parameter == option
+        assert raised.value.accepted
+
+
+def test_a_mistake_is_also_what_python_calls_it() -> None:
+    with pytest.raises(ValueError, match="attempts=0"):
+        rk.retry(attempts=0)
+    with pytest.raises(TypeError, match=r"no such option; accepted are .*attempts"):
+        rk.retry(atempts=5)  # type: ignore[call-overload]  # that is the test
+
+
+def test_hooks_that_would_have_to_be_awaited_are_refused() -> None:
+    async def hook(event: rk.RetryEvent) -> None: ...
+
+    class Hook:
+        async def __call__(self, event: rk.RetryEvent) -> None: ...
+
+    for each in (hook, Hook()):
+        with pytest.raises(rk.ParameterTypeError, match="not awaited"):
+            rk.retry(on_retry=each)
+
+
+def test_a_throttle_is_made_shared_by_name_or_given() -> None:
+    def throttle_of(value: Any) -> rk.RetryThrottle | None:
+        return rk.Retrier(throttle=value).plan.throttle
+
+    own = rk.RetryThrottle()
+    assert throttle_of(False) is None
+    assert throttle_of(True) is not throttle_of(True)
+    assert throttle_of("billing") is throttle_of("billing") is not throttle_of("search")
+    assert throttle_of(own) is own
+    assert rk.Retrier(throttle=own).using(attempts=2).plan.throttle is own
+    assert rk.Retrier(throttle=own).using(throttle=False).plan.throttle is None
+
+
+def test_names_of_shared_throttles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.retrying.plan._throttles", {})
+    monkeypatch.setattr("reefknot.retrying.plan._MOST_SHARED", 2)
+    rk.Retrier(throttle="a").using(throttle="b").using(throttle="a")
+    with pytest.raises(rk.ParameterError, match="at most 2 destinations"):
+        rk.Retrier(throttle="c")
+
+
+def test_an_override_wins_over_what_a_book_resolves() -> None:
+    resolved = rk.RetryPolicy(9)
+    retrier = rk.Retrier.following(lambda failure: resolved, rk.RetryPolicy(7)).using(attempts=2, base_delay=0)
+    assert retrier.run(Flaky(KeyError, KeyError)).attempts == 2
+    assert retrier.policy.max_attempts == 2
+
+
+def test_a_policy_with_exception_lists_of_its_own_is_not_second_guessed() -> None:
+    policy = rk.RetryPolicy(2, 0, retryable_exceptions=[KeyError])
+    assert rk.Retrier(policy).run(Flaky(KeyError())).ok
+    assert not rk.Retrier(policy).run(Flaky(ConnectionError())).ok
+    assert rk.Retrier(policy, on=ConnectionError).run(Flaky(ConnectionError())).ok
+
+
+def test_the_default_policy_is_the_documented_one() -> None:
+    policy = Plan(LIBRARY_DEFAULT).policy
+    assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.multiplier) == (4, 0.1, 30.0, 2.0)
+    assert policy.jitter is rk.Jitter.FULL

@@ -1,0 +1,374 @@
+"""Time limits and cancellation: whose was it?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import reefknot as rk
+from reefknot import clock as timing
+from reefknot.retrying.wrappers import TimeScope, within
+from tests.unit.retrying.flaky import AsyncFlaky
+
+CONTROL_FLOW = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+def always(error: Exception) -> bool:
+    return True
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def slow() -> str:
+    await asyncio.sleep(3600)
+    return "late"
+
+
+def test_an_attempt_that_runs_too_long_is_ended_and_tried_again() -> None:
+    seen: list[float] = []
+
+    @rk.retry(on=ConnectionError, attempts=3, attempt_timeout=5, base_delay=0, max_delay=0)
+    async def fetch() -> str:
+        seen.append(timing.now())
+        if len(seen) < 3:
+            await asyncio.sleep(60)
+        return "ok"
+
+    assert rk.testing.run_virtual(fetch()) == "ok"
+    assert seen == [0.0, 5.0, 10.0]
+
+
+def test_the_last_attempts_time_out_reaches_the_caller() -> None:
+    with pytest.raises(rk.AttemptTimeoutError, match="within 5 s") as raised:
+        rk.testing.run_virtual(_slow_twice())
+    assert raised.value.seconds == 5
+    assert not raised.value.abandoned
+
+
+async def _slow_twice() -> str:
+    return await rk.retry(attempts=2, attempt_timeout=5)(slow)()
+
+
+def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_before_it() -> None:
+    calls = 0
+
+    @rk.retry(deadline=10, base_delay=1, jitter="none")
+    async def fetch() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ConnectionError("refused by 10.0.0.1")
+        await asyncio.sleep(60)
+
+    async def main() -> float:
+        with pytest.raises(rk.DeadlineExceededError) as raised:
+            await fetch()
+        assert any("ConnectionError: refused by 10.0.0.1" in note for note in raised.value.__notes__)
+        return timing.now()
+
+    assert rk.testing.run_virtual(main()) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("on", [None, TimeoutError, always])
+def test_a_deadline_that_passed_gets_no_further_attempt_whatever_is_worth_it(on: Callable[[Exception], bool]) -> None:
+    calls = 0
+
+    @rk.retry(on=on, deadline=2, base_delay=0, max_delay=0, attempts=10)
+    async def fetch() -> None:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(60)
+
+    with pytest.raises(rk.DeadlineExceededError) as raised:
+        rk.testing.run_virtual(fetch())
+    assert calls == 1
+    assert "would not fit into the deadline" in raised.value.__notes__[-1]
+
+
+def test_the_first_stretch_before_an_await_counts_too() -> None:
+    """An attempt that computes for 4 of its 5 seconds has 1 left to wait in."""
+
+    async def main() -> float:
+        @rk.retry(attempts=1, deadline=5)
+        async def fetch() -> None:
+            timing.sleep(4)
+            await asyncio.sleep(60)
+
+        with pytest.raises(rk.DeadlineExceededError):
+            await fetch()
+        return timing.now()
+
+    assert rk.testing.run_virtual(main()) == pytest.approx(5)
+
+
+def test_an_await_that_never_suspends_arms_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    armed: list[float] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        real = loop.call_later
+
+        def call_later(delay: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+            armed.append(delay)
+            return real(delay, callback, *args)
+
+        monkeypatch.setattr(loop, "call_later", call_later)
+
+        async def at_once() -> int:
+            return 1
+
+        async def suspends() -> int:
+            await asyncio.sleep(0)
+            return 2
+
+        limited = rk.retry(deadline=7)
+        assert await limited(at_once)() == 1
+        assert armed == []
+        assert await limited(suspends)() == 2
+        assert len(armed) == 1
+
+    rk.testing.run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", CONTROL_FLOW)
+@pytest.mark.parametrize("limited", [False, True])
+def test_control_flow_is_never_retried_in_async_code(kind: type[BaseException], limited: bool) -> None:
+    fn = AsyncFlaky(kind("stop"))
+    asked: list[Exception] = []
+
+    def on(error: Exception) -> bool:
+        asked.append(error)
+        return True
+
+    call = rk.retry(on=on, deadline=5 if limited else None)(fn)
+
+    async def main() -> type[BaseException] | None:
+        try:
+            await call()
+        except BaseException as error:
+            return type(error)
+        return None
+
+    assert rk.testing.run_virtual(main()) is kind
+    assert (fn.calls, asked) == (1, [])
+
+
+def test_wait_for_ends_a_retry_that_is_waiting() -> None:
+    fn = AsyncFlaky(*[ConnectionError] * 9)
+    call = rk.retry(on=always, attempts=9, base_delay=100, max_delay=100, jitter="none")(fn)
+
+    async def main() -> float:
+        with pytest.raises(TimeoutError) as raised:
+            await asyncio.wait_for(call(), 3)
+        assert not isinstance(raised.value, rk.ReefknotError)
+        return timing.now()
+
+    assert rk.testing.run_virtual(main()) == 3
+    assert fn.calls == 1
+
+
+def test_wait_for_ends_an_attempt_that_is_running() -> None:
+    calls = 0
+
+    @rk.retry(on=always, deadline=1000)
+    async def fetch() -> None:
+        nonlocal calls
+        calls += 1
+        await hang()
+
+    async def main() -> float:
+        with pytest.raises(TimeoutError) as raised:
+            await asyncio.wait_for(fetch(), 3)
+        assert not isinstance(raised.value, rk.ReefknotError)
+        return timing.now()
+
+    assert (rk.testing.run_virtual(main()), calls) == (3, 1)
+
+
+def test_a_task_group_ends_a_retry_that_is_waiting() -> None:
+    fn = AsyncFlaky(*[ConnectionError] * 9)
+    call = rk.retry(on=always, attempts=9, base_delay=100, max_delay=100, jitter="none")(fn)
+
+    async def breaks() -> None:
+        await asyncio.sleep(2)
+        raise ValueError("the sibling")
+
+    async def main() -> float:
+        async def together() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(call())
+                group.create_task(breaks())
+
+        with pytest.raises(ExceptionGroup) as raised:
+            await together()
+        assert [type(leaf) for leaf in raised.value.exceptions] == [ValueError]
+        return timing.now()
+
+    assert (rk.testing.run_virtual(main()), fn.calls) == (2, 1)
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_when_our_limit_and_an_outer_cancellation_meet_the_outer_one_wins(outer_first: bool) -> None:
+    fn_calls = 0
+
+    @rk.retry(on=always, attempt_timeout=5, attempts=4)
+    async def fetch() -> None:
+        nonlocal fn_calls
+        fn_calls += 1
+        await hang()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(fetch())
+        if outer_first:
+            loop.call_at(5.0, task.cancel)
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            loop.call_at(5.0, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    rk.testing.run_virtual(main())
+    assert fn_calls == 1
+
+
+def test_an_outer_time_limit_at_the_same_moment_is_the_outer_ones() -> None:
+    """asyncio.timeout and ours both fire at 5 s: asyncio's own bookkeeping still comes out right."""
+
+    async def main() -> int:
+        with pytest.raises(TimeoutError) as raised:
+            async with asyncio.timeout(5):
+                await rk.retry(on=always, attempt_timeout=5)(hang)()
+        assert not isinstance(raised.value, rk.ReefknotError)
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    assert rk.testing.run_virtual(main()) == 0
+
+
+def test_our_own_time_out_leaves_no_cancellation_behind() -> None:
+    async def main() -> int:
+        with pytest.raises(rk.AttemptTimeoutError):
+            await rk.retry(attempts=1, attempt_timeout=5)(hang)()
+        task = asyncio.current_task()
+        assert task is not None
+        await asyncio.sleep(1)
+        return task.cancelling()
+
+    assert rk.testing.run_virtual(main()) == 0
+
+
+def test_work_that_raises_cancelled_error_by_itself_is_not_taken_for_our_time_out() -> None:
+    """The type is the same; only the scope knows that it did not fire."""
+
+    async def cancels_itself() -> None:
+        await asyncio.sleep(1)
+        raise asyncio.CancelledError("its own")
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError, match="its own"):
+            await rk.retry(on=always, attempt_timeout=5)(cancels_itself)()
+
+    rk.testing.run_virtual(main())
+
+
+def test_work_that_finishes_although_it_was_told_to_stop_keeps_its_value() -> None:
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "finished anyway"
+        return "never"
+
+    async def main() -> str:
+        value = await rk.retry(attempts=1, attempt_timeout=5)(stubborn)()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        return value
+
+    assert rk.testing.run_virtual(main()) == "finished anyway"
+
+
+def test_an_error_raised_while_being_told_to_stop_is_that_error() -> None:
+    async def fails_on_the_way_out() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("on the way out")
+
+    async def main() -> None:
+        with pytest.raises(ValueError, match="on the way out"):
+            await rk.retry(attempts=1, attempt_timeout=5)(fails_on_the_way_out)()
+
+    rk.testing.run_virtual(main())
+
+
+def test_closing_a_suspended_limited_coroutine_closes_the_work() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("work")
+
+    async def main() -> None:
+        coroutine = rk.retry(deadline=100)(work)()
+        task = asyncio.ensure_future(coroutine)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    rk.testing.run_virtual(main())
+    assert ended == ["work"]
+
+
+def test_a_time_limit_outside_a_task_is_refused() -> None:
+    async def main() -> Exception | None:
+        raised: list[Exception] = []
+
+        def outside() -> None:
+            try:
+                with TimeScope(1.0, RuntimeError):
+                    pass
+            except RuntimeError as error:
+                raised.append(error)
+
+        asyncio.get_running_loop().call_soon(outside)
+        await asyncio.sleep(1)
+        return raised[0]
+
+    assert "running asyncio task" in str(rk.testing.run_virtual(main()))
+
+
+def test_within_passes_values_and_errors_of_many_awaits_through() -> None:
+    async def work() -> list[int]:
+        got = []
+        for n in range(3):
+            got.append(await asyncio.sleep(1, n))
+            try:
+                await _raises(n)
+            except KeyError as error:
+                got.append(error.args[0])
+        return got
+
+    async def main() -> list[int]:
+        limited: Awaitable[list[int]] = within(work(), 100, RuntimeError, timing.now())
+        return await limited
+
+    assert rk.testing.run_virtual(main()) == [0, 0, 1, 1, 2, 2]
+
+
+async def _raises(n: int) -> None:
+    await asyncio.sleep(0)
+    raise KeyError(n)

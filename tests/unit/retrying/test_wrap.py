@@ -1,0 +1,506 @@
+"""The wrapped function: what is tried again, what is kept alive, and what passes through."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import reefknot as rk
+from reefknot import clock as timing
+from reefknot.engines.clocks import VirtualClock
+from reefknot.retrying.types import Options
+from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
+
+CONTROL_FLOW = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+class Thing:
+    """Something an attempt holds in its hands."""
+
+
+class Refused(ConnectionError):
+    """An error that a weak reference can watch; the built-in ones cannot be."""
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Only reference counts free memory while the test runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# ---- what is tried again ---------------------------------------------------------------------------------------------
+
+
+def test_a_failure_worth_it_is_tried_again_until_it_works(virtual_time: VirtualClock) -> None:
+    fn = Flaky(ConnectionError, TimeoutError, value=7)
+
+    assert rk.retry(fn)() == 7
+    assert (fn.calls, len(virtual_time.waits)) == (3, 2)
+
+
+def test_the_documented_default_is_four_executions_with_full_jitter_from_a_tenth(virtual_time: VirtualClock) -> None:
+    fn = Always()
+
+    with pytest.raises(ConnectionError, match="call 4"):
+        rk.retry(fn)()
+    assert fn.calls == 4
+    assert [wait <= cap for wait, cap in zip(virtual_time.waits, (0.1, 0.2, 0.4), strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"deadline": 9}, {"throttle": True}, {"in_thread": True}])
+@pytest.mark.parametrize("kind", CONTROL_FLOW)
+def test_control_flow_is_never_retried(kind: type[BaseException], options: Options) -> None:
+    fn = Flaky(kind("stop"))
+    asked: list[Exception] = []
+
+    def on(error: Exception) -> bool:
+        asked.append(error)
+        return True
+
+    caught: BaseException | None = None
+    try:
+        rk.retry(policy=rk.Retrier(**options), on=on)(fn)()
+    except BaseException as error:
+        caught = error
+    assert type(caught) is kind
+    assert (fn.calls, asked) == (1, [])
+
+
+def test_a_zero_wait_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleeps(seconds: float) -> None:
+        raise AssertionError(f"slept {seconds} s")
+
+    monkeypatch.setattr(timing, "sleep", sleeps)
+    assert rk.retry(base_delay=0, max_delay=0)(Flaky(ConnectionError))() == "ok"
+
+
+def test_a_wait_that_would_outlive_the_deadline_is_refused_before_sleeping(virtual_time: VirtualClock) -> None:
+    """Waits of 1, 2, 4 s under a deadline of 5 s: 1 + 2 fit, 4 more do not."""
+    fn = Always()
+
+    with pytest.raises(ConnectionError) as raised:
+        rk.retry(attempts=10, deadline=5, base_delay=1, jitter="none")(fn)()
+    assert (fn.calls, virtual_time.waits) == (3, [1, 2])
+    assert "would not fit into the deadline" in raised.value.__notes__[0]
+
+
+def test_a_wait_that_ends_exactly_at_the_deadline_is_refused(virtual_time: VirtualClock) -> None:
+    fn = Always()
+
+    with pytest.raises(ConnectionError):
+        rk.retry(attempts=10, deadline=3, base_delay=1, jitter="none")(fn)()
+    assert virtual_time.waits == [1]
+
+
+def test_a_plain_function_is_never_interrupted(virtual_time: VirtualClock) -> None:
+    """It runs past its deadline, and its value counts."""
+
+    @rk.retry(deadline=5)
+    def slow() -> str:
+        virtual_time.advance(60)
+        return "late, but here"
+
+    assert slow() == "late, but here"
+
+
+def test_a_plain_function_that_fails_past_its_deadline_is_not_tried_again(virtual_time: VirtualClock) -> None:
+    calls = 0
+
+    @rk.retry(deadline=5, base_delay=0, max_delay=0)
+    def slow() -> None:
+        nonlocal calls
+        calls += 1
+        virtual_time.advance(60)
+        raise ConnectionError("late")
+
+    with pytest.raises(ConnectionError, match="late"):
+        slow()
+    assert calls == 1
+
+
+def test_an_attempt_timeout_on_a_plain_function_is_refused_at_decoration() -> None:
+    with pytest.raises(rk.ParameterError, match="in_thread=True") as raised:
+        rk.retry(attempt_timeout=1)(Flaky())
+    assert raised.value.parameter == "attempt_timeout"
+    with pytest.raises(rk.ParameterError, match="in_thread=True"):
+        rk.Retrier(attempt_timeout=1).run(Flaky())
+
+
+def test_arguments_reach_every_attempt(no_wait: VirtualClock) -> None:
+    seen: list[tuple[int, str]] = []
+
+    @rk.retry
+    def fetch(number: int, *, word: str) -> str:
+        seen.append((number, word))
+        if len(seen) < 3:
+            raise ConnectionError
+        return word
+
+    assert fetch(7, word="x") == "x"
+    assert seen == [(7, "x")] * 3
+
+
+def test_a_seconds_answer_is_the_least_wait(virtual_time: VirtualClock) -> None:
+    rk.retry(on=lambda error: 5.0, base_delay=0, max_delay=0)(Flaky(KeyError))()
+    assert 5.0 <= virtual_time.waits[0] <= 5.5
+
+
+def test_a_throttle_that_is_empty_ends_retries(virtual_time: VirtualClock) -> None:
+    """Busy and down: after its ten tokens, one call is one attempt."""
+    throttle = rk.RetryThrottle()
+    fn = Always()
+    call = rk.retry(throttle=throttle, base_delay=0, max_delay=0, attempts=2)(fn)
+    reasons: list[rk.Reason | None] = []
+    call = call.using(on_give_up=lambda event: reasons.append(event.reason))
+
+    for _ in range(200):
+        with pytest.raises(ConnectionError):
+            call()
+    assert rk.Reason.THROTTLED in reasons
+    assert fn.calls < 300  # 400 without a throttle
+
+
+def test_successes_feed_the_throttle(virtual_time: VirtualClock) -> None:
+    throttle = rk.RetryThrottle(min_executions=0, per_second=0)
+    flaky, well = Flaky(ConnectionError), Flaky()
+    rk.retry(throttle=throttle)(flaky)()
+    spent = throttle.tokens
+    for _ in range(5):
+        rk.retry(throttle=throttle)(well)()
+    assert spent < throttle.tokens == pytest.approx(min(10, spent + 0.5))
+
+
+def test_a_throttle_also_counts_async_calls() -> None:
+    throttle = rk.RetryThrottle(min_executions=0, per_second=0)
+    call = rk.retry(throttle=throttle)(AsyncFlaky(ConnectionError))
+    rk.testing.run_virtual(call())
+    assert throttle.executions == 2
+    assert throttle.tokens == pytest.approx(9.1)
+
+
+# ---- shared by many --------------------------------------------------------------------------------------------------
+
+
+def test_one_retrier_serves_a_thousand_tasks_at_once() -> None:
+    retrier = rk.Retrier(on=ConnectionError, attempts=4, deadline=3600)
+    attempts = [0] * 1000
+
+    async def work(n: int) -> int:
+        attempts[n] += 1
+        await asyncio.sleep(n % 7)
+        if attempts[n] <= n % 4:
+            raise ConnectionError(str(n))
+        return n
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(retrier.acall(work, n) for n in range(1000)))
+
+    assert rk.testing.run_virtual(main()) == list(range(1000))
+    assert attempts == [n % 4 + 1 for n in range(1000)]
+
+
+def test_one_decorated_function_serves_threads_at_once() -> None:
+    attempts = [0] * 200
+
+    @rk.retry(base_delay=0, max_delay=0)
+    def work(n: int) -> int:
+        attempts[n] += 1
+        if attempts[n] <= n % 4:
+            raise ConnectionError(str(n))
+        return n
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(200))) == list(range(200))
+    assert attempts == [n % 4 + 1 for n in range(200)]
+
+
+# ---- what is kept alive ----------------------------------------------------------------------------------------------
+
+
+def watched(fail: int) -> tuple[Callable[[], str], list[weakref.ref[Thing]]]:
+    """Work that holds a thing in a local while it fails."""
+    held: list[weakref.ref[Thing]] = []
+
+    def work() -> str:
+        thing = Thing()
+        held.append(weakref.ref(thing))
+        if len(held) <= fail:
+            raise Refused("with a thing in hand")
+        return "ok"
+
+    return work, held
+
+
+def alive(held: list[weakref.ref[Thing]]) -> int:
+    return sum(ref() is not None for ref in held)
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("options", [{}, {"deadline": 3600}, {"throttle": True}, {"in_thread": True}])
+def test_no_attempts_locals_are_alive_during_the_wait(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, held = watched(2)
+    during: list[int] = []
+    monkeypatch.setattr(timing, "sleep", lambda seconds: during.append(alive(held)))
+
+    assert rk.retry(policy=rk.Retrier(**options), jitter="none")(work)() == "ok"
+    assert during == [0, 0]
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_control_a_loop_that_waits_inside_its_except_block_keeps_them_alive() -> None:
+    work, held = watched(1)
+    during: list[int] = []
+    try:
+        work()
+    except ConnectionError:
+        during.append(alive(held))
+    assert during == [1]
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("options", [{}, {"deadline": 3600}])
+def test_no_async_attempts_locals_are_alive_during_the_wait(options: Options) -> None:
+    work, held = watched(2)
+    during: list[int] = []
+
+    async def awork() -> str:
+        await asyncio.sleep(0)
+        return work()
+
+    async def main() -> None:
+        task = asyncio.ensure_future(rk.retry(policy=rk.Retrier(**options), base_delay=10, jitter="none")(awork)())
+        await asyncio.sleep(5)
+        during.append(alive(held))
+        await task
+
+    rk.testing.run_virtual(main())
+    assert during == [0]
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("fail", [0, 2, 9])
+def test_neither_success_nor_giving_up_leaves_a_reference_cycle(fail: int, no_wait: VirtualClock) -> None:
+    """Nothing but reference counts frees the things, and the error that was handed out."""
+    work, held = watched(fail)
+    call = rk.retry(work)
+    gone: list[weakref.ref[BaseException]] = []
+    try:
+        call()
+    except ConnectionError as error:
+        gone.append(weakref.ref(error))
+    assert alive(held) == 0
+    assert [ref() for ref in gone] == [None] * (fail == 9)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_an_async_deadline_leaves_no_reference_cycle() -> None:
+    gone: list[weakref.ref[BaseException]] = []
+
+    async def hangs() -> None:
+        await asyncio.sleep(3600)
+
+    async def main() -> None:
+        try:
+            await rk.retry(deadline=1)(hangs)()
+        except rk.DeadlineExceededError as error:
+            gone.append(weakref.ref(error))
+
+    rk.testing.run_virtual(main())
+    assert [ref() for ref in gone] == [None]
+
+
+def test_no_attempts_error_becomes_the_context_of_the_next(no_wait: VirtualClock) -> None:
+    contexts: list[BaseException | None] = []
+
+    def on(error: Exception) -> bool:
+        contexts.append(error.__context__)
+        return True
+
+    with pytest.raises(ConnectionError) as raised:
+        rk.retry(on=on)(Always())()
+    assert contexts == [None] * 4
+    assert raised.value.__context__ is None
+    assert raised.value.__cause__ is None
+
+
+def test_the_original_exception_comes_back_with_its_traceback(no_wait: VirtualClock) -> None:
+    original = ConnectionError("this very one")
+
+    def deep() -> None:
+        raise original
+
+    with pytest.raises(ConnectionError) as raised:
+        rk.retry(lambda: deep())()
+    assert raised.value is original
+    assert raised.traceback[-1].name == "deep"
+
+
+# ---- generators ------------------------------------------------------------------------------------------------------
+
+
+def test_a_generator_is_retried_before_its_first_item(no_wait: VirtualClock) -> None:
+    begun = 0
+
+    @rk.retry
+    def items() -> Generator[int, None, None]:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            raise ConnectionError
+        yield from (1, 2)
+
+    assert list(items()) == [1, 2]
+    assert begun == 3
+
+
+def test_a_generator_is_not_retried_after_its_first_item(no_wait: VirtualClock) -> None:
+    begun = 0
+
+    @rk.retry
+    def items() -> Generator[int, None, None]:
+        nonlocal begun
+        begun += 1
+        yield 1
+        raise ConnectionError("midway")
+
+    got: list[int] = []
+    with pytest.raises(ConnectionError, match="midway"):
+        got.extend(items())
+    assert begun == 1
+
+
+@rk.retry
+def echo(log: list[object]) -> Generator[object, object, str]:
+    """Tells what comes in."""
+    said: object = "ready"
+    try:
+        while said != "end":
+            try:
+                said = yield said
+            except KeyError as error:
+                said = f"threw {error.args[0]}"
+        return "the value"
+    finally:
+        log.append("closed")
+
+
+def test_a_generator_hears_send_and_throw_and_gives_its_return_value() -> None:
+    log: list[object] = []
+    items = echo(log)
+    assert next(items) == "ready"
+    assert items.send("a") == "a"
+    assert items.throw(KeyError("k")) == "threw k"
+    with pytest.raises(StopIteration) as ended:
+        items.send("end")
+    assert ended.value.value == "the value"
+    assert log == ["closed"]
+
+
+def test_closing_a_generator_closes_the_wrapped_one() -> None:
+    log: list[object] = []
+    items = echo(log)
+    next(items)
+    items.close()
+    assert log == ["closed"]
+
+
+def test_an_empty_generator_ends_with_its_value() -> None:
+    @rk.retry
+    def nothing() -> Generator[int, None, str]:
+        yield from ()
+        return "none at all"
+
+    with pytest.raises(StopIteration) as ended:
+        next(nothing())
+    assert ended.value.value == "none at all"
+
+
+def test_nothing_runs_before_the_generator_is_asked() -> None:
+    begun: list[int] = []
+
+    @rk.retry
+    def items() -> Iterator[int]:
+        begun.append(1)
+        yield 1
+
+    items()
+    assert begun == []
+
+
+def test_an_async_generator_is_retried_before_its_first_item_and_not_after() -> None:
+    begun = 0
+
+    @rk.retry(deadline=100)
+    async def items() -> AsyncGenerator[int, None]:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(1)
+        if begun < 3:
+            raise ConnectionError
+        yield 1
+        raise ConnectionError("midway")
+
+    async def main() -> list[int]:
+        kept = items()
+        got = [await anext(kept)]
+        with pytest.raises(ConnectionError, match="midway"):
+            await anext(kept)
+        return got
+
+    assert (rk.testing.run_virtual(main()), begun) == ([1], 3)
+
+
+def test_an_async_generator_hears_asend_athrow_and_aclose() -> None:
+    log: list[object] = []
+
+    @rk.retry
+    async def talk() -> AsyncGenerator[object, object]:
+        said: object = "ready"
+        try:
+            while said != "end":
+                try:
+                    said = yield said
+                except (KeyError, asyncio.CancelledError) as error:
+                    said = f"threw {type(error).__name__}"
+        finally:
+            log.append("closed")
+
+    async def main() -> None:
+        items = talk()
+        assert await anext(items) == "ready"
+        assert await items.asend("a") == "a"
+        assert await items.athrow(KeyError("k")) == "threw KeyError"
+        assert await items.athrow(asyncio.CancelledError()) == "threw CancelledError"
+        with pytest.raises(StopAsyncIteration):
+            await items.asend("end")
+        assert log == ["closed"]
+        other = talk()
+        await anext(other)
+        await other.aclose()
+        assert log == ["closed", "closed"]
+
+    rk.testing.run_virtual(main())
+
+
+def test_an_empty_async_generator_gives_nothing() -> None:
+    begun: list[int] = []
+
+    @rk.retry
+    async def nothing() -> AsyncGenerator[int, None]:
+        if begun:
+            yield 1
+
+    async def main() -> list[int]:
+        return [item async for item in nothing()]
+
+    assert rk.testing.run_virtual(main()) == []

@@ -1,0 +1,119 @@
+"""Time limits that share one timer."""
+
+import asyncio
+from collections.abc import Coroutine
+from math import inf
+from typing import Any
+
+import pytest
+
+from reefknot.runtime.timeouts import Limits
+from reefknot.testing import run_virtual
+
+
+async def after(limits: Limits, limit: float, takes: float) -> tuple[str, float]:
+    """What came of a sleep under a limit, and when."""
+    loop = asyncio.get_running_loop()
+    try:
+        with limits.within(limit) as held:
+            await asyncio.sleep(takes)
+    except TimeoutError:
+        assert held.expired
+        return "cut off", round(loop.time(), 6)
+    assert not held.expired
+    return "done", round(loop.time(), 6)
+
+
+def timed(*works: tuple[float, float]) -> list[tuple[str, float]]:
+    async def main() -> list[tuple[str, float]]:
+        limits, began = Limits(), asyncio.get_running_loop().time()
+        found = await asyncio.gather(*(after(limits, limit, takes) for limit, takes in works))
+        return [(what, round(at - began, 6)) for what, at in found]
+
+    return run_virtual(main())
+
+
+def test_each_is_cut_off_at_its_own_time_whatever_the_order_they_came_in() -> None:
+    works = (30.0, 1.0), (2.0, 9.0), (1.0, 9.0), (5.0, 4.0), (inf, 6.0), (3.0, 9.0)
+
+    assert timed(*works) == [
+        ("done", 1.0),
+        ("cut off", 2.0),
+        ("cut off", 1.0),
+        ("done", 4.0),
+        ("done", 6.0),
+        ("cut off", 3.0),
+    ]
+
+
+def test_a_limit_that_comes_after_others_have_ended_still_holds() -> None:
+    async def main() -> list[tuple[str, float]]:
+        limits = Limits()
+        return [await after(limits, limit, takes) for limit, takes in ((10.0, 1.0), (0.5, 5.0), (20.0, 30.0))]
+
+    assert [what for what, _ in run_virtual(main())] == ["done", "cut off", "cut off"]
+
+
+def test_many_limits_that_end_in_time_set_one_timer() -> None:
+    async def main() -> int:
+        loop: Any = asyncio.get_running_loop()
+        limits, before = Limits(), len(loop._scheduled)
+        for _ in range(1000):
+            with limits.within(30.0):
+                pass
+        return len(loop._scheduled) - before
+
+    assert run_virtual(main()) == 1
+
+
+async def _cancelled_inside(limits: Limits) -> None:
+    with limits.within(5.0):
+        await asyncio.sleep(60)
+
+
+async def _cut_off_inside_an_outer_one(limits: Limits) -> None:
+    with pytest.raises(TimeoutError), limits.within(9.0), limits.within(1.0):
+        await asyncio.sleep(60)
+    await asyncio.sleep(1)  # the outer one's time is not over, and nothing is left of the inner one's
+
+
+def test_who_is_called_off_from_outside_is_cancelled_and_not_timed_out() -> None:
+    async def main() -> None:
+        task = asyncio.create_task(_cancelled_inside(Limits()))
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtual(main())
+
+
+def test_called_off_in_the_moment_the_time_is_over_it_is_cancelled() -> None:
+    async def main() -> None:
+        task = asyncio.create_task(_cancelled_inside(Limits()))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(5.0, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("story", [_cut_off_inside_an_outer_one])
+def test_limits_nest(story: Any) -> None:
+    async def main() -> None:
+        work: Coroutine[Any, Any, None] = story(Limits())
+        task = asyncio.create_task(work)
+        await task
+        assert task.cancelling() == 0
+
+    run_virtual(main())
+
+
+def test_an_error_of_the_work_is_the_works_own() -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError, match="mine"), Limits().within(5.0) as limit:
+            raise TimeoutError("mine")
+        assert not limit.expired
+
+    run_virtual(main())
