@@ -45,7 +45,7 @@ async def flood(store: SqliteStore, keys: int) -> int:
     taken = 0
     for first in range(0, keys, AT_ONCE):
         taken += sum(await asyncio.gather(*(claimed(store, number) for number in range(first, first + AT_ONCE))))
-        assert len(store._writer._memory.keys._kept) <= LARGEST + AT_ONCE
+        assert len(store._writer._cache.keys._kept) <= LARGEST + AT_ONCE
     return taken
 
 

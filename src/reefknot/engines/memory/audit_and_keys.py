@@ -237,12 +237,6 @@ class MemoryIdempotencyStore:
                 return record
             await self._shared.change(min(left, lease_ms / 1000))
 
-    async def find(self, *, state: KeyState | None = None, after: str = "", limit: int = 100) -> list[KeyRecord]:
-        now = self._shared.now()
-        live = (self._records[key] for key in sorted(self._records) if key > after)
-        wanted = (record for record in live if state in (None, record.state) and not core.is_spent(record, now))
-        return [record for record, _ in zip(wanted, range(limit), strict=False)]
-
     async def counts(self) -> Mapping[KeyState, int]:
         now = self._shared.now()
         return Counter(record.state for record in self._records.values() if not core.is_spent(record, now))

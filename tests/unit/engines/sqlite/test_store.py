@@ -17,8 +17,8 @@ from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.sqlite import SqliteStore, idempotency, work
 from reefknot.engines.sqlite import work_rows as items
-from reefknot.engines.sqlite.connection import LIFE, VERSION, translated
-from reefknot.engines.sqlite.transaction import Memory
+from reefknot.engines.sqlite.connection import FORK_GUARD, VERSION, translated
+from reefknot.engines.sqlite.transaction import RecordCaches
 from reefknot.errors import (
     LeaseLostError,
     ParameterError,
@@ -59,7 +59,7 @@ def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Pa
             def settings(connection: apsw.Connection) -> tuple[object, object]:
                 return connection.pragma("journal_mode"), connection.pragma("synchronous")
 
-            assert await store._link.read(settings) == ("wal", 2)
+            assert await store._context.read(settings) == ("wal", 2)
 
     run(story)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -256,7 +256,7 @@ def test_a_closed_store_and_one_from_before_a_fork_are_refused(tmp_path: Path, m
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
             with monkeypatch.context() as patch:
-                patch.setattr(LIFE, "number", LIFE.number + 1)
+                patch.setattr(FORK_GUARD, "generation", FORK_GUARD.generation + 1)
                 with pytest.raises(StoreUnavailableError, match="fork"):
                     await store.idempotency.claim("k", owner="me")
                 with pytest.raises(StoreUnavailableError, match="fork"):
@@ -373,7 +373,7 @@ def test_without_asking_for_the_version_the_zombie_would_have_written(
     async def story() -> None:
         assert await zombie_writes(tmp_path / "state.db") == (False, False)
 
-    monkeypatch.setattr(Memory, "check", lambda memory, connection: None)
+    monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
     run(story)
 
 
@@ -397,15 +397,15 @@ def test_what_a_failed_transaction_would_have_written_is_not_remembered(tmp_path
     run(story)
 
 
-def test_one_process_of_a_host_is_the_tidier(tmp_path: Path) -> None:
+def test_one_process_of_a_host_applies_retention(tmp_path: Path) -> None:
     async def story() -> None:
         path = tmp_path / "state.db"
         async with opened(path) as one, opened(path) as two:
-            assert one.become_tidier()
-            assert one.become_tidier()
-            assert not two.become_tidier()
+            assert one.acquire_retention_lock()
+            assert one.acquire_retention_lock()
+            assert not two.acquire_retention_lock()
             await one.close()
-            assert two.become_tidier()
+            assert two.acquire_retention_lock()
 
     run(story)
 
@@ -466,7 +466,7 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
         items._LOAD,
         items._PENDING,
         idempotency._LOAD,
-        *(text for _, text in idempotency._CARRY_ON.texts),
+        *(text for _, text in idempotency._UPDATE.texts),
         *(text for _, text in idempotency._REPLACE.texts),
         work._SOONEST.format(""),
         work._SOONEST.format(work._IN_CLASSES),
@@ -483,7 +483,7 @@ def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path,
                 rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * _places(statement))
                 return [str(row[3]) for row in rows]
 
-            steps = await store._link.read(plan)
+            steps = await store._context.read(plan)
             assert not [step for step in steps if step.startswith("SCAN") and step.endswith((" work", " idempotency"))]
 
     run(story)
