@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from reefknot.core.audit.chain import Head
 from reefknot.ports.audit_log import AuditEntry
+from reefknot.runtime.log import printable
 
 LONGEST_LINE = 2000
 WARNINGS = frozenset({"retry_exhausted", "quarantined", "dropped", "log_repaired"})
@@ -34,7 +35,5 @@ class LogSink:
 
 def one_line(body: bytes, longest: int) -> str:
     """The body as one line: control characters are escaped, and a line that is too long ends in `…`."""
-    text = body[: longest * 4].decode("utf-8", "replace")
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:longest])
-    return text if len(text) <= longest and len(body) <= longest * 4 else text[: longest - 1] + "…"
+    text = body[: 4 * longest + 4].decode("utf-8", "replace")  # enough for one character more than fits
+    return printable(printable(text, most=longest), most=longest)  # escapes are longer than what they replace

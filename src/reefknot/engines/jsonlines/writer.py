@@ -31,7 +31,7 @@ LONGEST_LINE = 16 << 20
 
 
 class Fsync(StrEnum):
-    """When files are flushed to the disk: after every batch, when a file is full, or by the system alone."""
+    """Policy of flushing files to the disk: after every batch, when a file is full, or by the system alone."""
 
     ALWAYS = "always"
     ROTATE = "rotate"
@@ -202,7 +202,7 @@ class LineWriter:
         return gone
 
     def _old(self, before: int) -> tuple[int, Head, Path]:
-        """How many events are too old, the last of them, and the file with the first event that stays."""
+        """Number of events that are too old, the last of them, and the file with the first event that stays."""
         gone, anchor = 0, self.start
         files = files_of(self.path)
         for file in files:

@@ -77,7 +77,7 @@ class Ledger:
 
 
 class LedgerBlock:
-    """One use of one key, to be entered once."""
+    """A block for one use of one key; it can be entered once."""
 
     def __init__(self, conn: Any, transaction: LedgerTransaction, key: str, fingerprint: str) -> None:
         self._conn = conn
@@ -174,7 +174,7 @@ def _current_caller() -> Caller:
 
 class LedgerClaim:
     """
-    One key, inside its block. `done`: the effect has happened, `result` is its recorded result.
+    The key of a block, inside that block. `done`: the effect has happened, `result` is its recorded result.
 
     A result is JSON. It is encoded the moment it is set, so that the first caller reads what every later one will: a
     tuple comes back as a list, a record as a dictionary, or as the type given to `result_as`.
@@ -242,7 +242,7 @@ class StoredKey(NamedTuple):
 
 
 class LedgerTransaction(Protocol):
-    """One block's transaction on one driver. Every method is a generator of steps."""
+    """The transaction of one block on one driver. Every method is a generator of steps."""
 
     needs_await: bool
 

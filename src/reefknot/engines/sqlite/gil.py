@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 
 MAX_BLOCK_S = 0.001
-"""How long a loop blocks for one transaction."""
+"""Longest time a loop blocks for one transaction."""
 PAUSE_AFTER_TIMEOUT_S = 0.02
-"""How long no loop blocks after that was in vain, because other processes hold the file's lock."""
+"""Time without blocking after it was in vain, because other processes hold the file's lock."""
 NUDGE_S = 0.00015
-"""How long a loop sleeps so that the thread gets the GIL."""
+"""Sleep of a loop that lets the thread have the GIL."""
 MIN_GAP_S = 0.0003
 MAX_GAP_S = 0.004
 """Time between two such sleeps; doubled as long as the thread makes no progress."""

@@ -1,9 +1,9 @@
 """
-One write transaction, shared by all requests of a batch, and the three means that make a batch cheap.
+Write transactions: `Transaction` is shared by all requests of a batch; `BulkStatement` and `WriteCache` make it cheap.
 
-`Transaction` reads counters once and writes them once; events gather in it and are chained at the end, in order.
-`BulkStatement` writes many rows with few statements: every statement gives up the interpreter's lock and has to get it
-back, which takes long beside a busy loop. `WriteCache` keeps what this process wrote last, so that it need not be read
+A transaction reads counters once and writes them once; events gather in it and are chained at the end, in order.
+A bulk statement writes many rows with few statements: every statement gives up the interpreter's lock and has to get it
+back, which takes long beside a busy loop. A write cache keeps what this process wrote last, so that it need not be read
 back: a key that was just claimed is about to be finished, an item that was just claimed about to be settled. As long as
 `PRAGMA data_version` says that no other connection has written, a cached record is the record in the file.
 """
