@@ -11,7 +11,7 @@ seconds: a busy loop frees the lock at every turn and takes it back before the t
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from queue import SimpleQueue
 
 MAX_BLOCK_S = 0.001
 """Longest time a loop blocks for one transaction."""
@@ -40,11 +40,11 @@ class GilYield:
         self._paused_until = 0.0
         self._nudging: asyncio.AbstractEventLoop | None = None
 
-    def wake(self, loop: asyncio.AbstractEventLoop, wake_thread: Callable[[], None]) -> None:
-        """Wake the thread, block a busy loop until `release`, and begin to nudge."""
+    def wake(self, loop: asyncio.AbstractEventLoop, wakeups: SimpleQueue[None]) -> None:
+        """Wake the thread that waits on `wakeups`, block a busy loop until `release`, and begin to nudge."""
         self.idle = False
         self._blocking = _has_more_to_do(loop) and time.monotonic() >= self._paused_until
-        wake_thread()
+        wakeups.put(None)
         if self._blocking and not self._released.acquire(timeout=MAX_BLOCK_S):
             self._blocking = False
             if not self.working:

@@ -134,7 +134,7 @@ class Writer:
         """Wake the thread. Runs after every task of this turn of the loop has submitted: they share a transaction."""
         self._waking = None
         if self._gil.idle and self._submitted:
-            self._gil.wake(asyncio.get_running_loop(), lambda: self._wakeups.put(None))
+            self._gil.wake(asyncio.get_running_loop(), self._wakeups)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail the requests of this loop when the disk does not answer: no caller waits for ever."""

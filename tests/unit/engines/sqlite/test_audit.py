@@ -1,4 +1,4 @@
-"""What is special about events as rows: walks in short reads, and rows that go after the anchor has moved."""
+"""The audit log as rows: verified in short reads, and rows that go after the anchor has moved."""
 
 from __future__ import annotations
 

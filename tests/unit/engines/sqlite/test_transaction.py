@@ -1,4 +1,4 @@
-"""One statement takes several rows, and all of them arrive."""
+"""Bulk statements: several rows in one statement, and all of them arrive."""
 
 from collections.abc import Iterator
 

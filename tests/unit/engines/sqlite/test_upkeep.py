@@ -1,4 +1,4 @@
-"""What is past its retention goes a few rows at a time, and never what lives."""
+"""Retention removes spent rows, a few at a time, and never a live one."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,10 @@ import apsw
 import pytest
 
 from reefknot.core.idempotency import Asking, Claimed, Done
-from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.sqlite import SqliteStore, gil
-from tests.pace import slowness
+from tests.unit.engines.sqlite.test_store import opened, run
 
 TURNS = 200
-
-
-@asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore(path, VirtualClock()).start()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 @contextmanager
@@ -39,14 +29,6 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         other.execute("ROLLBACK")
         other.close()
-
-
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20 * slowness()):
-            await story()
-
-    asyncio.run(bounded())
 
 
 def test_all_callers_of_one_turn_share_a_transaction(tmp_path: Path) -> None:
@@ -75,7 +57,7 @@ def test_a_loop_goes_on_while_the_file_is_locked_by_others(tmp_path: Path) -> No
 
 
 async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For which of three requests, one after the other, the loop blocks, when the thread never releases it in time."""
+    """For which of three requests, one after the other, the loop blocks while other processes have the file's lock."""
     asked: list[bool] = []
 
     class NeverReleased:
@@ -93,7 +75,11 @@ async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]
         given = []
         for key in ("a", "b", "c"):
             asked.clear()
-            await store.idempotency.claim(key, owner="me")
+            with locked(path):
+                waiting = asyncio.create_task(store.idempotency.claim(key, owner="me"))
+                for _ in range(3):  # it submits, and the thread is woken
+                    await asyncio.sleep(0)
+            await waiting
             given.append(bool(asked))
         return given
 
