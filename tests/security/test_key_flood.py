@@ -104,7 +104,7 @@ def evict(transaction: Any, *, keep: list[str]) -> int:
     transaction.connection.execute("DELETE FROM idempotency WHERE seq IN (SELECT seq FROM idempotency LIMIT 100)")
     gone = transaction.connection.changes()
     transaction.counters.keys -= gone
-    transaction.memory.keys.clear()
+    transaction.cache.keys.clear()
     return int(gone)
 
 
