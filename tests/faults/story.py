@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import apsw
+
 from reefknot.core.canonical import canonical
-from reefknot.core.idempotency import Done
+from reefknot.core.idempotency import Done, KeyRecord
 from reefknot.core.work import Quarantine, Settled, WorkDone, WorkItem
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite.idempotency import load
 from reefknot.errors import OutcomeUnknownError
 from reefknot.idempotency.decorator import idempotent
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
@@ -188,15 +191,25 @@ def _sink(folder: Path, way: Way, hook: Hook) -> Sink:
 
 async def _state(store: SqliteStore) -> dict[str, Any]:
     items = await store.work.find()
-    keys = await store.idempotency.find()
+    keys = await stored_keys(store)
     recorded = await store.audit.read(AuditQuery(event_type="idempotency"))
     events = await store.audit.read()
     return {
         "items": {item.id: [item.state, item.fence, item.crashes, item.result] for item in items},
-        "keys": {record.key: [record.state, record.result] for record in keys},
+        "keys": {key: [record.state, record.result] for key, record in keys.items()},
         "records": [one["idempotency_key"] for one in map(_body, recorded) if one["action"] == "record"],
         "events": [[kept.entry.event_type, kept.entry.work_id] for kept in events],
     }
+
+
+async def stored_keys(store: SqliteStore) -> dict[str, KeyRecord]:
+    """Every key in the file."""
+
+    def read(connection: apsw.Connection) -> dict[str, KeyRecord]:
+        keys: Any = connection.execute("SELECT key FROM idempotency ORDER BY key").fetchall()
+        return load(connection, [key for (key,) in keys])
+
+    return await store._context.read(read)
 
 
 def _body(kept: Any) -> Any:

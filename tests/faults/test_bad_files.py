@@ -17,7 +17,7 @@ from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import StoreCorruptError, StoreError, StoreUnavailableError, StoreVersionError
 from reefknot.ports.work_queue import Settlement
 from tests.faults.points import spread
-from tests.faults.story import told
+from tests.faults.story import stored_keys, told
 
 PAGE = 4096
 NUMBER = 60
@@ -49,7 +49,7 @@ async def use_everything(path: Path) -> list[str]:
     try:
         found = await store.check()
         await store.work.find(limit=1000)
-        await store.idempotency.find(limit=1000)
+        await stored_keys(store)
         await store.audit.read()
         await store.work.claim(5, owner="you")
         await store.idempotency.claim("new", owner="you")

@@ -19,7 +19,7 @@ from reefknot.errors import StoreError
 from reefknot.ports.work_queue import Enqueued, Settlement
 from tests.faults.cutting import Disk, Image
 from tests.faults.points import either, spread
-from tests.faults.story import told
+from tests.faults.story import stored_keys, told
 from tests.faults.vfs import Call, FaultyDisk, Hook, Recorder
 
 ROUNDS = 12
@@ -97,7 +97,7 @@ def missing(folder: Path, image: Image, promises: list[Promise]) -> list[str]:
         try:
             check = await store.check()
             items = {item.id: item for item in await store.work.find(limit=1000)}
-            keys = {record.key: record for record in await store.idempotency.find(limit=1000)}
+            keys = await stored_keys(store)
             events = {(kept.entry.event_type, kept.entry.work_id) for kept in await store.audit.read()}
         finally:
             await store.close()

@@ -45,7 +45,7 @@ async def flood(store: SqliteStore, keys: int) -> int:
     taken = 0
     for first in range(0, keys, AT_ONCE):
         taken += sum(await asyncio.gather(*(claimed(store, number) for number in range(first, first + AT_ONCE))))
-        assert len(store._writer._memory.keys._kept) <= LARGEST + AT_ONCE
+        assert len(store._writer._cache.keys._kept) <= LARGEST + AT_ONCE
     return taken
 
 
@@ -104,7 +104,7 @@ def evict(transaction: Any, *, keep: list[str]) -> int:
     transaction.connection.execute("DELETE FROM idempotency WHERE seq IN (SELECT seq FROM idempotency LIMIT 100)")
     gone = transaction.connection.changes()
     transaction.counters.keys -= gone
-    transaction.memory.keys.clear()
+    transaction.cache.keys.clear()
     return int(gone)
 
 

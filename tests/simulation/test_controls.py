@@ -46,7 +46,7 @@ class FencelessQueue(MemoryWorkQueue):
 class FencelessStore(MemoryStore):
     def __init__(self, clock: Any) -> None:
         super().__init__(clock)
-        self.work = FencelessQueue(self._shared, self.audit)
+        self.work = FencelessQueue(self._context, self.audit)
 
 
 class HastyIntake(Intake):

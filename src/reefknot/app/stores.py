@@ -68,7 +68,7 @@ def _tidier(store: Store, clock: Clock, said: Retention | None) -> Tidier:
         from reefknot.engines.sqlite import SqliteStore
 
         assert isinstance(store, SqliteStore), store
-        return Tidier(store, clock, said=said, note=Note(store.path), may=store.become_tidier)
+        return Tidier(store, clock, said=said, note=Note(store.path), may=store.acquire_retention_lock)
     return Tidier(store, clock, said=said)
 
 

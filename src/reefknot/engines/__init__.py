@@ -1,1 +1,1 @@
-"""What keeps: clocks, stores, queues, transports. Each implements ports; none knows another."""
+"""Engines implement the ports: stores, logs, ledgers, clocks. None knows another."""

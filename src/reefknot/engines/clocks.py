@@ -1,17 +1,13 @@
 """
-The time of this machine.
+Clocks: the time of this machine, and virtual time for tests and simulation.
 
-`now` is the steady clock that all processes of the machine share and that nobody can set; where there is one that also
-counts the time the machine slept, it is that one.
+`SystemClock` reads the steady clock that all processes of the machine share and that nobody can set; where there is one
+that also counts the time the machine slept, it is that one. `VirtualClock` is for one caller: a sleep moves the clock
+and returns. `VirtualLoop` is an event loop whose time jumps to the next timer when nothing else can run, so any number
+of tasks wait side by side and a day takes milliseconds.
 
-Time that passes when nobody waits for it.
-
-`VirtualClock` is for one caller: a sleep moves the clock and returns. `VirtualLoop` is a whole event loop whose time
-jumps to the next timer when nothing else can run, so any number of tasks wait side by side and a day takes
-milliseconds. Neither touches the wall clock of the machine. Sockets and threads live in real time: while a timer is
-pending, virtual time does not wait for them.
-
-A loop in which nothing can ever happen again says so (`VirtualDeadlockError`) instead of waiting for ever.
+Sockets and threads live in real time: while a timer is pending, virtual time does not wait for them. A loop in which
+nothing can ever happen again raises `VirtualDeadlockError` instead of waiting for ever.
 """
 
 import asyncio
@@ -24,11 +20,22 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from reefknot.errors import VirtualDeadlockError
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+PATIENCE = 10.0
+"""Real seconds that a loop without a timer waits for a thread to wake it. Without other threads it does not wait."""
+
+EPOCH = 1_700_000_000.0
+"""Start of virtual wall time: a fixed moment, so that runs can be compared."""
+
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) if hasattr(time, "CLOCK_MONOTONIC") else None
+_LOOP_RESOLUTION = 1e-9
+"""Resolution of a loop's clock; where floats are coarser, "now" alone never reaches a timer."""
 
 
 class SystemClock:
-    """Real time."""
+    """The time of this machine."""
 
     def now(self) -> float:
         return time.monotonic() if _STEADY is None else time.clock_gettime(_STEADY)
@@ -45,21 +52,8 @@ class SystemClock:
             await asyncio.sleep(seconds)
 
 
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-PATIENCE = 10.0
-"""Real seconds that a loop without a timer waits for a thread to wake it. Without other threads it does not wait."""
-
-_LOOPS_GRAIN = 1e-9
-"""A loop's clock has a grain; where floats are coarser than it, "now" alone never reaches a timer."""
-
-EPOCH = 1_700_000_000.0
-"""Where virtual wall time begins: a fixed moment, so that runs can be compared."""
-
-
 class VirtualClock:
-    """A clock that one caller moves by waiting. `waits` lists what was slept."""
+    """A clock that moves when its one caller sleeps. `waits` lists the sleeps."""
 
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start
@@ -73,7 +67,7 @@ class VirtualClock:
         return EPOCH + self._now - self._start
 
     def advance(self, seconds: float) -> None:
-        """Let time pass without anybody sleeping: a slow attempt, say."""
+        """Let time pass without a sleep, as a slow attempt does."""
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"time only moves forward by finite steps, not by {seconds!r}")
         self._now += seconds
@@ -93,14 +87,14 @@ class VirtualClock:
 
 
 class SkippingClock(VirtualClock):
-    """Waits take no time at all, not even virtual time: deadlines are as far away as before."""
+    """A virtual clock whose sleeps take no time at all: deadlines are as far away as before."""
 
     def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
 
 
 class LoopClock:
-    """The time of the running `VirtualLoop`."""
+    """The clock of a `VirtualLoop`."""
 
     def __init__(self, loop: "VirtualLoop") -> None:
         self._loop = loop
@@ -119,7 +113,7 @@ class LoopClock:
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Looks for real I/O without waiting; when there is none, the loop's time jumps instead."""
+    """A selector that does not wait: when there is no real I/O, the loop's time jumps instead."""
 
     def __init__(self, stuck: Callable[[], Exception]) -> None:
         super().__init__()
@@ -134,13 +128,13 @@ class _JumpingSelector(selectors.DefaultSelector):
         if timeout is None:
             return self._wait()
         self.now += timeout
-        if ulp(self.now) >= _LOOPS_GRAIN:
-            self.now = nextafter(self.now, inf)  # past the timer: the loop fires what lies before now plus its grain
+        if ulp(self.now) >= _LOOP_RESOLUTION:
+            self.now = nextafter(self.now, inf)  # past the timer: the loop fires timers before now plus its resolution
         return ready
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """No timer is pending: only a socket, a signal or another thread can go on from here."""
-        if len(self.get_map()) > 1 or self.listening:  # beside the pipe by which threads wake the loop
+        """Wait in real time, as no timer is pending: only a socket, a signal or another thread can wake the loop."""
+        if len(self.get_map()) > 1 or self.listening:  # more than the pipe by which threads wake the loop
             return super().select(0.05)
         until = time.monotonic() + PATIENCE
         while threading.active_count() > 1 and time.monotonic() < until:
@@ -172,16 +166,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _deadlock(self) -> VirtualDeadlockError:
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
-        return VirtualDeadlockError(", ".join(sorted(_place(task) for task in tasks[:20])) or "no task at all")
+        return VirtualDeadlockError(", ".join(sorted(_position(task) for task in tasks[:20])) or "no task at all")
 
 
-def _place(task: "asyncio.Task[Any]") -> str:
+def _position(task: "asyncio.Task[Any]") -> str:
     frames = task.get_stack(limit=1)
     where = f" at {frames[-1].f_code.co_qualname}, line {frames[-1].f_lineno}" if frames else ""
     return f"{task.get_name()}{where}"
 
 
 def run_in_virtual_loop(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
-    """`asyncio.run`, on a loop of virtual time."""
+    """The result of the coroutine, run like `asyncio.run` on a virtual loop."""
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)

@@ -1,8 +1,7 @@
 """
-Events as log lines.
+`LogSink`: audit events as lines of the standard library's logging, bounded in length, without control characters.
 
-One line an event through the standard library's logging, bounded in length and without control characters. It is a
-projection, not a record: nothing can be read back, and the head it answers with only counts.
+The lines are a projection, not a record: nothing can be read back, and the head that `append` returns only counts.
 """
 
 import logging
@@ -10,14 +9,15 @@ from collections.abc import Sequence
 
 from reefknot.core.audit.chain import Head
 from reefknot.ports.audit_log import AuditEntry
+from reefknot.runtime.log import printable
 
 LONGEST_LINE = 2000
-LOUD = frozenset({"retry_exhausted", "quarantined", "dropped", "log_repaired"})
-"""What somebody should look at; these are warnings, the others are information."""
+WARNINGS = frozenset({"retry_exhausted", "quarantined", "dropped", "log_repaired"})
+"""Events logged as warnings; all others are information."""
 
 
 class LogSink:
-    """Hands every event to a logger."""
+    """Logs every event."""
 
     def __init__(self, logger: str | logging.Logger = "reefknot.audit", *, longest: int = LONGEST_LINE) -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
@@ -26,7 +26,7 @@ class LogSink:
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         for entry in entries:
-            level = logging.WARNING if entry.event_type in LOUD else logging.INFO
+            level = logging.WARNING if entry.event_type in WARNINGS else logging.INFO
             if self._logger.isEnabledFor(level):
                 self._logger.log(level, "%s", one_line(entry.body, self._longest))
         self._count += len(entries)
@@ -34,8 +34,6 @@ class LogSink:
 
 
 def one_line(body: bytes, longest: int) -> str:
-    """A body as a line: what steers a terminal is escaped, and what is too long ends in `…`."""
-    text = body[: longest * 4].decode("utf-8", "replace")
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:longest])
-    return text if len(text) <= longest and len(body) <= longest * 4 else text[: longest - 1] + "…"
+    """The body as one line: control characters are escaped, and a line that is too long ends in `…`."""
+    text = body[: 4 * longest + 4].decode("utf-8", "replace")  # enough for one character more than fits
+    return printable(printable(text, most=longest), most=longest)  # escapes are longer than what they replace

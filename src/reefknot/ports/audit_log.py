@@ -44,6 +44,17 @@ class AuditQuery(Struct, frozen=True):
     until: int | None = None
     limit: int = 1000
 
+    def matches(self, entry: AuditEntry) -> bool:
+        """Whether an event has everything that is asked for; `after` and `limit` are the reader's to apply."""
+        return (
+            self.event_type in (None, entry.event_type)
+            and self.correlation_id in (None, entry.correlation_id)
+            and self.trace_id in (None, entry.trace_id)
+            and self.work_id in (None, entry.work_id)
+            and (self.since is None or entry.at >= self.since)
+            and (self.until is None or entry.at < self.until)
+        )
+
 
 EVERYTHING = AuditQuery()
 

@@ -46,9 +46,6 @@ class IdempotencyStore(Protocol):
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
         """The record as soon as it has ended or its lease has run out, or as it stands after `timeout` seconds."""
 
-    async def find(self, *, state: KeyState | None = None, after: str = "", limit: int = 100) -> list[KeyRecord]:
-        """Records in the order of their keys; `after` the last one's key gives the next page."""
-
     async def counts(self) -> Mapping[KeyState, int]:
         """How many keys there are in each state."""
 

@@ -596,8 +596,8 @@ def race(path: str, callers: int, work: Callable[[Any], object]) -> None:
     def caller() -> None:
         try:
             conn = apsw.Connection(path)
+            conn.set_busy_timeout(10_000)  # before the first read: another caller may be recovering the log right now
             conn.execute("PRAGMA synchronous = OFF")
-            conn.set_busy_timeout(10_000)
             start.wait(10)
             work(conn)
             conn.close()

@@ -1,8 +1,8 @@
 """
-An audit log in files of JSON lines, one writer, with a chain of its own.
+An audit log in files of JSON lines, with one writer and a chain of its own.
 
-Files are rotated by size. When more than the configured number are there, the oldest goes, and an anchor event says so.
-It keeps no work and no keys: it is a log, not a store.
+Files are rotated by size. Beyond the configured number of files the oldest is removed, and an anchor event says so.
+The engine keeps no work and no keys: it is a log, not a store.
 """
 
 from reefknot.engines.jsonlines.log import JsonLinesLog

@@ -1,4 +1,8 @@
-"""The log as the rest of the system sees it: file work in a thread of its own, everything else in the loop."""
+"""
+`JsonLinesLog`: the audit log over JSON-lines files.
+
+File work is done in a thread of its own, everything else in the event loop.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,18 +14,26 @@ from typing import TypeVar
 
 from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.audit.lines import Line, filed_in, read_line, verify_lines
-from reefknot.engines.jsonlines.writer import Fsync, LineWriter, Opened, files_of, lines_of, opening_in, translated
+from reefknot.engines.jsonlines.writer import (
+    Fsync,
+    LineWriter,
+    LogSnapshot,
+    files_of,
+    lines_of,
+    opening_head,
+    translated,
+)
 from reefknot.errors import ParameterError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 from reefknot.ports.clock import Clock
 
 LARGEST_FILE = 64 << 20
-LEAST_LARGEST = 4096
+SMALLEST_LIMIT = 4096
 R = TypeVar("R")
 
 
 class JsonLinesLog:
-    """An audit log in files. Make it with `await JsonLinesLog.open(…)`."""
+    """An audit log in files, opened with `await JsonLinesLog.open(…)`."""
 
     def __init__(self, writer: LineWriter, clock: Clock, pool: ThreadPoolExecutor | None) -> None:
         self._writer = writer
@@ -42,13 +54,13 @@ class JsonLinesLog:
         inline: bool = False,
     ) -> "JsonLinesLog":
         """
-        Open or begin a log, and be its one writer.
+        Open or create a log as its one writer.
 
         `largest` is how many bytes a file may have before the next one begins (a batch is never split), `keep` how many
         files there may be (None: any number). `inline` works without a thread, for virtual time.
         """
-        if largest < LEAST_LARGEST:
-            raise ParameterError("largest", largest, f"a number of bytes, {LEAST_LARGEST} or more")
+        if largest < SMALLEST_LIMIT:
+            raise ParameterError("largest", largest, f"a number of bytes, {SMALLEST_LIMIT} or more")
         if keep is not None and keep < 1:
             raise ParameterError("keep", keep, "a number of files, 1 or more, or None")
         if fsync not in tuple(Fsync):
@@ -78,9 +90,9 @@ class JsonLinesLog:
     async def verify(
         self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
     ) -> list[Mismatch]:
-        """In a thread of its own: a long log is walked while others go on appending to it."""
-        opened = await self._run(lambda: Opened(files_of(self._writer.path), self._writer.head))
-        walk = partial(_verified, opened, head, progress)
+        """Verify the chain, in another thread: appending goes on while a long log is read."""
+        snapshot = await self._run(lambda: LogSnapshot(files_of(self._writer.path), self._writer.head))
+        walk = partial(_verified, snapshot, head, progress)
         return walk() if self._pool is None else await asyncio.to_thread(walk)
 
     async def trim(self, before: int) -> int:
@@ -97,7 +109,7 @@ class JsonLinesLog:
         return True
 
     async def close(self) -> None:
-        """Let go of the file and its lock. A second call does nothing."""
+        """Close the file and release its lock. A second call does nothing."""
         if self._closed:
             return
         await self._run(self._writer.close)
@@ -135,41 +147,32 @@ class JsonLinesLog:
         return True
 
 
-def _verified(opened: Opened, head: Head | None, progress: Callable[[int], None] | None) -> list[Mismatch]:
-    with opened:
-        found = verify_lines(opened.lines(progress), opened.head)
-        if head is not None and head != opened.head:
-            found += [one for one in verify_lines(opened.lines(), head) if one not in found]
+def _verified(snapshot: LogSnapshot, head: Head | None, progress: Callable[[int], None] | None) -> list[Mismatch]:
+    with snapshot:
+        found = verify_lines(snapshot.lines(progress), snapshot.head)
+        if head is not None and head != snapshot.head:
+            found += [one for one in verify_lines(snapshot.lines(), head) if one not in found]
     return found
 
 
 def _page(files: list[Path], query: AuditQuery) -> list[KeptEntry]:
-    """A page, read from the first file that can hold anything of it."""
+    """Events that meet the query, read from the first file that can hold one."""
     first = 0
     for number, file in enumerate(files):
-        if opening_in(file).sequence <= query.after:
+        if opening_head(file).sequence <= query.after:
             first = number
     found: list[KeptEntry] = []
     for text in lines_of(files[first:]):
-        line = read_line(text)
         if len(found) >= query.limit:
             break
-        if isinstance(line, Line) and line.sequence > query.after and _matches(query, line):
-            found.append(KeptEntry(line.sequence, line.hash, _entry(line)))
+        line = read_line(text)
+        if isinstance(line, Line) and line.sequence > query.after:
+            entry = _entry(line)
+            if query.matches(entry):
+                found.append(KeptEntry(line.sequence, line.hash, entry))
     return found
 
 
 def _entry(line: Line) -> AuditEntry:
     filed = line.filed or filed_in(line.body)
     return AuditEntry(line.body, filed.event_type, line.at or 0, filed.correlation_id, filed.trace_id, filed.work_id)
-
-
-def _matches(query: AuditQuery, line: Line) -> bool:
-    filed = line.filed or filed_in(line.body)
-    at = line.at or 0
-    wanted = ("event_type", "correlation_id", "trace_id", "work_id")
-    return (
-        all(getattr(query, name) in (None, getattr(filed, name)) for name in wanted)
-        and (query.since is None or at >= query.since)
-        and (query.until is None or at < query.until)
-    )

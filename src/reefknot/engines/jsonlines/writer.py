@@ -1,15 +1,16 @@
 """
-The files of one log: their names, the lock of their one writer, and what a crash left behind.
+`LineWriter`: the one writer of a log, which appends whole batches, in order, to files of bounded size.
 
 `audit.jsonl` is being written, `audit.jsonl.000000000001` and so on are full; the number is that of the first event the
-file had when it was named. A folder entry is made durable before anything relies on it.
+file had when it was named. A folder entry is made durable before anything relies on it. Half a batch that a crash left
+behind is cut off when the log is opened, and an event says so.
 
-Writing lines: whole batches, in order, bounded files.
-
-It belongs to one thread at a time. A write that fails is taken back; when that fails too, or a flush to the disk does,
-nothing more is written through it, because nobody knows what is there.
+A write that fails is taken back. When that fails too, or an fsync does, nothing more is written: nobody knows what the
+disk has kept.
 """
 
+import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import BinaryIO, Self
 from msgspec import Struct
 
 from reefknot.core.audit.chain import ANCHOR, Head, anchor_body, link
-from reefknot.core.audit.event import Event, LogRepaired, encode, timestamp
+from reefknot.core.audit.event import LogRepaired, encode, timestamp
 from reefknot.core.audit.lines import Filed, Line, Opening, line_of, opening_of, read_line
 from reefknot.errors import StoreCorruptError, StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
@@ -29,136 +30,8 @@ from reefknot.ports.audit_log import AuditEntry
 LONGEST_LINE = 16 << 20
 
 
-class Tail(Struct, frozen=True):
-    """Where a file ends: the chain there, and how many of its bytes are whole batches."""
-
-    head: Head
-    whole: int
-    size: int
-
-
-def files_of(path: Path) -> list[Path]:
-    """The files of a log, oldest first, the one being written last."""
-    full = [one for one in path.parent.glob(f"{path.name}.*") if one.name.removeprefix(f"{path.name}.").isdigit()]
-    return [*sorted(full), *([path] if path.exists() else [])]
-
-
-def lines_of(files: list[Path]) -> Iterator[bytes]:
-    """Every line of these files, each with its line break if it has one."""
-    for file in files:
-        with file.open("rb") as stream:
-            while line := stream.readline(LONGEST_LINE):
-                yield line
-
-
-class Opened:
-    """The files of a log as they were at one moment, with its head: what happens to their names changes nothing."""
-
-    def __init__(self, files: list[Path], head: Head) -> None:
-        self.head = head
-        self._streams: list[tuple[BinaryIO, int]] = []
-        for file in files:
-            stream = file.open("rb")
-            self._streams.append((stream, os.fstat(stream.fileno()).st_size))
-
-    def lines(self, progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
-        """Every line, from the start."""
-        for stream, size in self._streams:
-            stream.seek(0)
-            while size > 0 and (line := stream.readline(min(LONGEST_LINE, size))):
-                size -= len(line)
-                if progress is not None:
-                    progress(1)
-                yield line
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exit_info: object) -> None:
-        for stream, _ in self._streams:
-            stream.close()
-
-
-def opening_in(file: Path) -> Head:
-    """The place in the chain before a file's first event."""
-    with file.open("rb") as stream:
-        first = read_line(stream.readline(LONGEST_LINE))
-    if not isinstance(first, Opening):
-        raise StoreCorruptError(f"jsonlines:{file}", "its first line opens no log", "restore it, or move it away")
-    return first.head
-
-
-def tail_of(file: Path) -> Tail:
-    """
-    Where a file ends.
-
-    A line that cannot be read counts as torn only when no whole batch follows it: damage in the middle is evidence, and
-    stays.
-    """
-    head = opening_in(file)
-    whole = position = 0
-    for text in lines_of([file]):
-        position += len(text)
-        found = read_line(text)
-        if isinstance(found, Opening):
-            whole = position
-        elif isinstance(found, Line) and not found.more:
-            head, whole = Head(head.chain, found.sequence, found.hash), position
-    return Tail(head, whole, position)
-
-
-def made(path: Path, head: Head, lines: Iterable[bytes] = ()) -> None:
-    """A file that opens at `head`, whole or not at all, in place of what was there."""
-    fresh = path.with_name(f"{path.name}.new")
-    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
-        stream.write(opening_of(head))
-        stream.writelines(lines)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(fresh, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def locked(path: Path) -> int:
-    """The lock of the one writer, held until its handle is closed."""
-    import fcntl
-
-    handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise StoreUnavailableError(
-            f"jsonlines:{path}", "another process writes it", "give every process a file of its own"
-        ) from error
-    return handle
-
-
-def translated(error: OSError, path: Path, *, unknown: bool = False) -> StoreError:
-    """What the system says, in our words and with the way out. `unknown`: the write may or may not have been kept."""
-    import errno
-
-    place = f"jsonlines:{path}"
-    said = error.strerror or type(error).__name__
-    if unknown:
-        problem = f"whether the last write was kept is not known ({said})"
-        return StoreUnavailableError(place, problem, "check the disk, then open the log again")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFullError(place, "the disk is full", "make room, then try again; nothing of this write was kept")
-    return StoreUnavailableError(place, f"it cannot be used ({said})", "check the folder and the rights of this user")
-
-
 class Fsync(StrEnum):
-    """When what was written is flushed to the disk: after every batch, when a file is full, or never by us."""
+    """Policy of flushing files to the disk: after every batch, when a file is full, or by the system alone."""
 
     ALWAYS = "always"
     ROTATE = "rotate"
@@ -166,7 +39,7 @@ class Fsync(StrEnum):
 
 
 class LineWriter:
-    """The one writer of a log. `keep` is how many files there may be, None for any number."""
+    """The one writer of a log, used by one thread at a time. `keep` bounds the number of files, None for any."""
 
     def __init__(self, path: Path, wall_ms: Callable[[], int], *, largest: int, keep: int | None, fsync: Fsync) -> None:
         self.path = path.absolute()
@@ -181,18 +54,18 @@ class LineWriter:
         self._size = 0
 
     def open(self) -> None:
-        """Take the lock, find the end, and cut off what a crash left half written, on record."""
+        """Take the lock, find the end, and cut off half a batch that a crash left, with an event that says so."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = locked(self.path)
+            self._lock = acquire_lock(self.path)
             self.path.with_name(f"{self.path.name}.new").unlink(missing_ok=True)
             files = files_of(self.path)
             if not files:
-                made(self.path, Head(token_hex(8)))
+                write_file(self.path, Head(token_hex(8)))
             elif files[-1] != self.path:  # a crash came between two files
-                made(self.path, tail_of(files[-1]).head)
+                write_file(self.path, end_of(files[-1]).head)
             torn = self._open_file()
-            self.start = opening_in(files_of(self.path)[0])
+            self.start = opening_head(files_of(self.path)[0])
         except OSError as error:
             self.close()
             raise translated(error, self.path) from error
@@ -201,16 +74,17 @@ class LineWriter:
             raise
         if torn:
             now = self._wall_ms()
-            self._append_event(LogRepaired(timestamp=timestamp(now / 1000), removed_bytes=torn), now)
+            event = LogRepaired(timestamp=timestamp(now / 1000), removed_bytes=torn)
+            self._append_body(encode(event), event.event_type, now)
 
     def _open_file(self) -> int:
-        tail = tail_of(self.path)
+        end = end_of(self.path)
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        if tail.whole < tail.size:
-            os.ftruncate(self._file, tail.whole)
+        if end.whole < end.size:
+            os.ftruncate(self._file, end.whole)
             os.fsync(self._file)
-        self.head, self._size = tail.head, tail.whole
-        return tail.size - tail.whole
+        self.head, self._size = end.head, end.whole
+        return end.size - end.whole
 
     def close(self) -> None:
         for handle in (self._file, self._lock):
@@ -219,14 +93,14 @@ class LineWriter:
         self._file = self._lock = None
 
     def append(self, entries: Sequence[AuditEntry]) -> Head:
-        """Keep these, all or none."""
+        """Append these events, all or none. Returns the head of the chain."""
         if not entries:
             return self.head
         head, data = self._lines(entries)
-        if self._size + len(data) > self._largest and self.head.sequence > opening_in(self.path).sequence:
+        if self._size + len(data) > self._largest and self.head.sequence > opening_head(self.path).sequence:
             self._rotate()
-            self._let_go()
-            head, data = self._lines(entries)  # an anchor may have come before them
+            self._drop_oldest()
+            head, data = self._lines(entries)  # an anchor event may have come before them
         self._write(data)
         self.head = head
         return head
@@ -259,7 +133,7 @@ class LineWriter:
     def _flush(self, file: int) -> None:
         try:
             os.fsync(file)
-        except OSError as error:  # the system may have dropped what it could not write: never try that again
+        except OSError as error:  # the system may have dropped the pages: a second fsync proves nothing
             self._give_up()
             raise translated(error, self.path, unknown=True) from error
 
@@ -279,23 +153,23 @@ class LineWriter:
         if self._fsync is not Fsync.NEVER:
             self._flush(file)
         try:
-            first = opening_in(self.path).sequence + 1
+            first = opening_head(self.path).sequence + 1
             os.rename(self.path, self.path.with_name(f"{self.path.name}.{first:012d}"))
             self._give_up()
-            made(self.path, self.head)
+            write_file(self.path, self.head)
             self._open_file()
         except OSError as error:
             self._give_up()
             raise translated(error, self.path, unknown=True) from error
 
-    def _let_go(self) -> None:
-        """Remove the oldest files beyond the bound. Each goes only after an anchor event for it is there."""
+    def _drop_oldest(self) -> None:
+        """Remove the oldest files beyond the bound, each after its anchor event was written."""
         if self._keep is not None:
             for file in files_of(self.path)[: -self._keep]:
                 self._drop(file)
 
     def _drop(self, file: Path) -> None:
-        anchor = tail_of(file).head
+        anchor = end_of(file).head
         self._anchor(anchor)
         file.unlink()
         sync_folder(self.path.parent)
@@ -307,31 +181,28 @@ class LineWriter:
         if self._fsync is not Fsync.NEVER:
             self._flush(self._usable())
 
-    def _append_event(self, event: Event, now: int) -> None:
-        self._append_body(encode(event), event.event_type, now)
-
     def _append_body(self, body: bytes, event_type: str, now: int) -> None:
         head, data = self._lines([AuditEntry(body, event_type, now)])
         self._write(data)
         self.head = head
 
     def trim(self, before: int) -> int:
-        """Forget from the start what is older. Whole files go first; the one that is half old is written anew."""
-        gone, anchor, partly = self._old(before)
+        """Remove events before this time (ms UTC) from the start. Whole files go first; the next is rewritten."""
+        gone, anchor, rewritten = self._old(before)
         files = files_of(self.path)
-        for file in files[: files.index(partly)]:
+        for file in files[: files.index(rewritten)]:
             self._drop(file)
-        if anchor != opening_in(partly):
+        if anchor != opening_head(rewritten):
             self._anchor(anchor)
-            made(partly, anchor, _after(partly, anchor.sequence))
+            write_file(rewritten, anchor, _after(rewritten, anchor.sequence))
             self.start = anchor
-            if partly == self.path:
+            if rewritten == self.path:
                 self._give_up()
                 self._open_file()
         return gone
 
     def _old(self, before: int) -> tuple[int, Head, Path]:
-        """How many events are too old, the last of them, and the file in which that is (the last one at most)."""
+        """Number of events that are too old, the last of them, and the file with the first event that stays."""
         gone, anchor = 0, self.start
         files = files_of(self.path)
         for file in files:
@@ -345,8 +216,131 @@ class LineWriter:
         return gone, anchor, files[-1]
 
 
+class FileEnd(Struct, frozen=True):
+    """The end of a file: the head of its chain, and how many of its bytes are whole batches."""
+
+    head: Head
+    whole: int
+    size: int
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a log, oldest first, the one being written last."""
+    full = [one for one in path.parent.glob(f"{path.name}.*") if one.name.removeprefix(f"{path.name}.").isdigit()]
+    return [*sorted(full), *([path] if path.exists() else [])]
+
+
+def lines_of(files: list[Path]) -> Iterator[bytes]:
+    """Every line of these files, each with its line break if it has one."""
+    for file in files:
+        with file.open("rb") as stream:
+            while line := stream.readline(LONGEST_LINE):
+                yield line
+
+
+class LogSnapshot:
+    """The files of a log, held open, and its head, both as of one moment: rotation and removal change nothing."""
+
+    def __init__(self, files: list[Path], head: Head) -> None:
+        self.head = head
+        self._streams: list[tuple[BinaryIO, int]] = []
+        for file in files:
+            stream = file.open("rb")
+            self._streams.append((stream, os.fstat(stream.fileno()).st_size))
+
+    def lines(self, progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
+        """Every line of the snapshot, from the start."""
+        for stream, size in self._streams:
+            stream.seek(0)
+            while size > 0 and (line := stream.readline(min(LONGEST_LINE, size))):
+                size -= len(line)
+                if progress is not None:
+                    progress(1)
+                yield line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exit_info: object) -> None:
+        for stream, _ in self._streams:
+            stream.close()
+
+
+def opening_head(file: Path) -> Head:
+    """The head of the chain before a file's first event."""
+    with file.open("rb") as stream:
+        first = read_line(stream.readline(LONGEST_LINE))
+    if not isinstance(first, Opening):
+        raise StoreCorruptError(f"jsonlines:{file}", "its first line opens no log", "restore it, or move it away")
+    return first.head
+
+
+def end_of(file: Path) -> FileEnd:
+    """
+    The end of a file.
+
+    An unreadable line counts as torn only when no whole batch follows: damage in the middle is evidence, and stays.
+    """
+    head = opening_head(file)
+    whole = position = 0
+    for text in lines_of([file]):
+        position += len(text)
+        found = read_line(text)
+        if isinstance(found, Opening):
+            whole = position
+        elif isinstance(found, Line) and not found.more:
+            head, whole = Head(head.chain, found.sequence, found.hash), position
+    return FileEnd(head, whole, position)
+
+
+def write_file(path: Path, head: Head, lines: Iterable[bytes] = ()) -> None:
+    """Write a file that opens at `head`, whole or not at all, in place of the one that is there."""
+    fresh = path.with_name(f"{path.name}.new")
+    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+        stream.write(opening_of(head))
+        stream.writelines(lines)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(fresh, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the entries of a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def acquire_lock(path: Path) -> int:
+    """The lock of the one writer, held until its handle is closed."""
+    handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise StoreUnavailableError(
+            f"jsonlines:{path}", "another process writes it", "give every process a file of its own"
+        ) from error
+    return handle
+
+
+def translated(error: OSError, path: Path, *, unknown: bool = False) -> StoreError:
+    """The error as one of reefknot's, with what to do. `unknown`: the write may or may not have been kept."""
+    store = f"jsonlines:{path}"
+    reason = error.strerror or type(error).__name__
+    if unknown:
+        problem = f"whether the last write was kept is not known ({reason})"
+        return StoreUnavailableError(store, problem, "check the disk, then open the log again")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFullError(store, "the disk is full", "make room, then try again; nothing of this write was kept")
+    return StoreUnavailableError(store, f"it cannot be used ({reason})", "check the folder and the rights of this user")
+
+
 def _after(file: Path, sequence: int) -> Iterator[bytes]:
-    """The lines after this number; those that cannot be read stay where they are."""
+    """The lines after this event; unreadable ones between them stay."""
     keeping = False
     for text in lines_of([file]):
         line = read_line(text)

@@ -1,5 +1,5 @@
 """
-Mode `txn`: the idempotency record lives in the caller's own database, and commits with the effect.
+Mode `txn`: the idempotency record is kept in the caller's own database, and commits with the effect.
 
     async with rk.ledger(conn).once(key) as claim:
         if claim.done:
@@ -10,7 +10,7 @@ Mode `txn`: the idempotency record lives in the caller's own database, and commi
 Effect and record are one transaction, so in this mode the effect happens exactly once per key, whatever crashes. That
 holds for what the block does on this very connection, and for nothing else: a mail it sends is not undone.
 
-Works on `sqlite3`, `apsw` and `psycopg` connections. A driver is told by its class, and is not imported for it.
+Works on `sqlite3`, `apsw` and `psycopg` connections. A driver is recognised by its class, without importing it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from reefknot.engines.ledger.claims import TABLE, Ledger, LedgerBlock, LedgerClaim, Table, Transaction
+from reefknot.engines.ledger.claims import (
+    DEFAULT_TABLE,
+    Ledger,
+    LedgerBlock,
+    LedgerClaim,
+    LedgerTable,
+    LedgerTransaction,
+)
 from reefknot.errors import ParameterError, ParameterTypeError, StoreUnavailableError
 from reefknot.runtime import open_files
 
@@ -27,34 +34,31 @@ __all__ = ["Ledger", "LedgerBlock", "LedgerClaim", "ledger"]
 _ACCEPTED = "a connection of sqlite3, apsw or psycopg (psycopg's may be async)"
 
 
-def ledger(conn: Any, *, table: str = TABLE, wait: float = 30.0) -> Ledger:
+def ledger(conn: Any, *, table: str = DEFAULT_TABLE, wait: float = 30.0) -> Ledger:
     """
-    The ledger in the database of `conn`. Its table is made when it is first needed.
+    The ledger in the database of `conn`. Its table is created when it is first needed.
 
     `wait` bounds, in seconds, how long a later caller of a key waits for the first one; then `KeyInProgressError`.
     `table` may be qualified: `billing.ledger`.
     """
-    ours = Table.named(table)
+    checked_table = LedgerTable.named(table)
     seconds = _seconds(wait)
 
-    def transaction() -> Transaction:
-        return _transaction(conn, ours, seconds)
+    def transaction() -> LedgerTransaction:
+        return _transaction(conn, checked_table, seconds)
 
     transaction()  # a connection that cannot be used is refused here, not in the middle of the work
     return Ledger(conn, transaction)
 
 
-def _transaction(conn: Any, table: Table, wait: float) -> Transaction:
+def _transaction(conn: Any, table: LedgerTable, wait: float) -> LedgerTransaction:
     match _driver(conn):
-        case "sqlite3":
-            from reefknot.engines.ledger.sqlite import Sqlite3Handle, SqliteTransaction
+        case "sqlite3" | "apsw" as driver:
+            from reefknot.engines.ledger.sqlite import SqliteDriver, SqliteTransaction
 
-            _refuse_a_stores_file(conn)
-            return SqliteTransaction(Sqlite3Handle(conn), table, wait)
-        case "apsw":
-            from reefknot.engines.ledger.sqlite import ApswHandle, SqliteTransaction
-
-            return SqliteTransaction(ApswHandle(conn), table, wait)
+            if driver == "sqlite3":
+                _refuse_store_file(conn)
+            return SqliteTransaction(SqliteDriver(conn, driver), table, wait)
         case "psycopg":
             from reefknot.engines.ledger.postgres import PostgresTransaction
 
@@ -63,7 +67,7 @@ def _transaction(conn: Any, table: Table, wait: float) -> Transaction:
             raise ParameterTypeError("conn", conn, _ACCEPTED)
 
 
-def _refuse_a_stores_file(conn: Any) -> None:
+def _refuse_store_file(conn: Any) -> None:
     for file in open_files.files_of(conn):
         if open_files.is_a_stores(file):
             raise StoreUnavailableError(
@@ -75,7 +79,7 @@ def _refuse_a_stores_file(conn: Any) -> None:
 
 
 def _driver(conn: object) -> str:
-    """The package whose connection this is, or of which it is a subclass."""
+    """The name of the driver whose connection (or a subclass of it) this is, empty when it is none of them."""
     for cls in type(conn).__mro__:
         package = cls.__module__.partition(".")[0]
         if package in ("sqlite3", "apsw") and cls.__name__ == "Connection":

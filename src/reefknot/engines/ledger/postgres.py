@@ -1,9 +1,9 @@
 """
-A block on PostgreSQL, through a sync or an async connection of psycopg.
+`PostgresTransaction`: a ledger block on PostgreSQL, through a sync or an async connection of psycopg.
 
-psycopg's own `transaction()` is the frame: it begins and commits, or makes a savepoint inside of the caller's
-transaction, and it refuses a `commit()` in the middle. The key is taken by an insert. While another transaction holds
-the key, that insert waits for its end, bounded by a statement timeout that is put back right after.
+psycopg's own `transaction()` begins and commits, or makes a savepoint inside of the caller's transaction, and refuses a
+`commit()` in the middle. The key is claimed by an insert. While another transaction holds the key, that insert waits
+for its end, bounded by a statement timeout that is put back right after.
 
 A serialization failure or a deadlock is raised as psycopg raises it, everything undone: run the block again.
 """
@@ -14,41 +14,42 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from reefknot.engines.ledger.claims import Found, Steps, Table
+from reefknot.engines.ledger.claims import LedgerTable, Steps, StoredKey, ended_inside, raise_translated
 from reefknot.errors import (
     IdempotencyError,
     KeyInProgressError,
     StoreFullError,
     StoreUnavailableError,
     StoreVersionError,
-    shown,
 )
 
-LONGEST_WAIT_MS = 2**31 - 1
+MAX_WAIT_MS = 2**31 - 1
 SLACK_S = 0.05
-"""The server's timer and ours do not start at the same moment."""
+"""The server's timer and this process's do not start at the same moment."""
 
 _PREPARE = (
     "SELECT current_setting('statement_timeout'), set_config('statement_timeout', %s, true), to_regclass(%s)::text"
 )
-_PUT_BACK = "SELECT set_config('statement_timeout', %s, true)"
-_ONE_CREATOR = "SELECT pg_advisory_xact_lock(1919249510, hashtext(%s))"  # the number only has to be ours
+_RESTORE_TIMEOUT = "SELECT set_config('statement_timeout', %s, true)"
+_LOCK_CREATION = "SELECT pg_advisory_xact_lock(1919249510, hashtext(%s))"  # any number that only the ledger uses
 
 
-class _UndoneError(Exception):
-    """What psycopg is told when it shall roll back."""
+class _RollBackError(Exception):
+    """Passed to psycopg's `transaction()` to make it roll back."""
 
 
 class PostgresTransaction:
-    """One block's transaction, or its savepoint inside of the caller's."""
+    """A block's transaction on PostgreSQL, or its savepoint inside of the caller's."""
 
-    def __init__(self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], table: Table, wait: float) -> None:
+    def __init__(
+        self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], table: LedgerTable, wait: float
+    ) -> None:
         self._conn = conn
         self._table = table
         self._wait = wait
@@ -63,53 +64,53 @@ class PostgresTransaction:
         try:
             yield enter
         except psycopg.Error as error:
-            self._say(error, key)
+            raise_translated(error, self._translated(error, key))
         self._frame = frame
 
-    def take(self, key: str, fingerprint: str) -> Steps[Found | None]:
+    def claim(self, key: str, fingerprint: str) -> Steps[StoredKey | None]:
         began = time.monotonic()
         try:
             earlier = yield from self._prepare()
             found = yield from self._insert_or_find(key, fingerprint)
-            yield self._run(_PUT_BACK, (earlier,))
+            yield self._run(_RESTORE_TIMEOUT, (earlier,))
         except psycopg.Error as error:
             waited = time.monotonic() - began >= self._wait - SLACK_S
-            self._say(error, key, waited=waited)
+            raise_translated(error, self._translated(error, key, waited=waited))
         return found
 
     def _prepare(self) -> Steps[str]:
-        """Bound the wait, and make the table if it is not there. Gives the timeout that was set before."""
-        wait_ms = str(min(LONGEST_WAIT_MS, max(1, round(self._wait * 1000))))  # 0 would mean: for ever
+        """Bound the wait, and create the table if it is missing. Returns the statement timeout that was set before."""
+        wait_ms = str(min(MAX_WAIT_MS, max(1, round(self._wait * 1000))))  # 0 would mean no limit
         ((earlier, _, there),) = yield self._run(_PREPARE, (wait_ms, self._table.quoted))
         if there is None:
-            # Two that create one table at once fail on the catalogue, whatever IF NOT EXISTS says.
-            yield self._run(_ONE_CREATOR, (self._table.quoted,))
+            # Two transactions that create one table at once fail on the catalogue, in spite of IF NOT EXISTS.
+            yield self._run(_LOCK_CREATION, (self._table.quoted,))
             yield self._run(self._table.create("timestamptz", "now()"))
         return str(earlier)
 
-    def _insert_or_find(self, key: str, fingerprint: str) -> Steps[Found | None]:
+    def _insert_or_find(self, key: str, fingerprint: str) -> Steps[StoredKey | None]:
         while True:
-            if (yield self._run(self._table.take("%s"), (key, fingerprint))):
+            if (yield self._run(self._table.claim("%s"), (key, fingerprint))):
                 return None
             rows = yield self._run(self._table.find("%s"), (key,))
-            if rows:  # else it was removed between the two
-                return Found(*rows[0])
+            if rows:  # else the row was removed between the two statements
+                return StoredKey(*rows[0])
 
-    def keep(self, key: str, result: str) -> Steps[None]:
+    def record(self, key: str, result: str) -> Steps[None]:
         if self._conn.info.transaction_status is TransactionStatus.IDLE:
-            raise _ended_inside(key)
+            raise ended_inside(key)
         try:
-            if not (yield self._run(self._table.keep("%s"), (result, key))):
-                raise _ended_inside(key)
+            if not (yield self._run(self._table.record("%s"), (result, key))):
+                raise ended_inside(key)
             yield self._leave(None)
         except psycopg.Error as error:
-            self._say(error, key, committing=True)
+            raise_translated(error, self._translated(error, key, committing=True))
 
-    def undo(self) -> Steps[None]:
+    def roll_back(self) -> Steps[None]:
         if self._frame is None:
             return
-        with suppress(psycopg.Error, _UndoneError):  # a connection that is gone has rolled back
-            yield self._leave(_UndoneError())
+        with suppress(psycopg.Error, _RollBackError):  # a connection that is lost has rolled back
+            yield self._leave(_RollBackError())
 
     def _leave(self, error: BaseException | None) -> Callable[[], Any]:
         frame, self._frame = self._frame, None
@@ -117,20 +118,16 @@ class PostgresTransaction:
         return lambda: leave(None if error is None else type(error), error, None)
 
     def _run(self, sql: str, values: Sequence[object] = ()) -> Callable[[], Any]:
-        """A step that runs one statement. With a cursor of our own: the caller's factories make rows of any shape."""
+        """A step that runs one statement, with a cursor of its own: the caller's factories make rows of any shape."""
         conn = self._conn
         if isinstance(conn, psycopg.AsyncConnection):
             return partial(_fetch_async, conn, sql, values)
         return partial(_fetch, conn, sql, values)
 
-    def _say(self, error: psycopg.Error, key: str, *, waited: bool = False, committing: bool = False) -> NoReturn:
-        ours = self._translated(error, key, waited=waited, committing=committing)
-        if ours is error:
-            raise error
-        raise ours from error
-
-    def _translated(self, error: psycopg.Error, key: str, *, waited: bool, committing: bool) -> Exception:
-        """The same fact as an error of ours, with the way out in it; what we have no word for stays as it is."""
+    def _translated(
+        self, error: psycopg.Error, key: str, *, waited: bool = False, committing: bool = False
+    ) -> Exception:
+        """The error as one of reefknot's, with what to do about it; an unknown one stays as it is."""
         state = error.sqlstate or ""
         store = f"ledger {self._table.quoted}"
         if state == "55P03" or (state == "57014" and waited):
@@ -165,10 +162,3 @@ async def _fetch_async(conn: psycopg.AsyncConnection[Any], sql: str, values: Seq
     async with psycopg.AsyncCursor(conn, row_factory=tuple_row) as cursor:
         await cursor.execute(sql.encode(), values)
         return await cursor.fetchall() if cursor.description else []
-
-
-def _ended_inside(key: str) -> IdempotencyError:
-    return IdempotencyError(
-        f"the block of key {shown(key)} ended its own transaction; what it committed is not undone. "
-        "Leave the end of the transaction to the block"
-    )

@@ -1,9 +1,10 @@
 """
-A block on SQLite, whichever driver speaks to it.
+`SqliteTransaction`: a ledger block on SQLite, through `sqlite3` or `apsw`.
 
-SQLite has one writer. `BEGIN IMMEDIATE` takes that place before the key is looked at, so what is seen is the latest,
-and nobody else can take the key until this block ends. Waiting is done in short naps with the driver's own busy timeout
-set aside: a driver that waits inside of one call would hold up the event loop, and with it the task it waits for.
+SQLite has one writer. `BEGIN IMMEDIATE` takes the write lock before the key is looked at, so what is seen is the latest
+state, and no other transaction can claim the key until this block ends. Waiting for the lock is done in short pauses
+with the driver's own busy timeout switched off: a driver that waits inside of one call would block the event loop, and
+with it the task it waits for.
 """
 
 from __future__ import annotations
@@ -12,94 +13,25 @@ import random
 import time
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any
 
-from reefknot.engines.ledger.claims import Found, Nap, Steps, Table
+from reefknot.engines.ledger.claims import LedgerTable, Steps, StoredKey, ended_inside, raise_translated
 from reefknot.errors import (
-    IdempotencyError,
     KeyInProgressError,
     StoreCorruptError,
     StoreFullError,
     StoreUnavailableError,
     StoreVersionError,
-    shown,
 )
 
-if TYPE_CHECKING:
-    import sqlite3
+MIN_PAUSE_S = 0.0005
+MAX_PAUSE_S = 0.01
 
-    import apsw
-
-
-class ApswHandle:
-    """A connection of `apsw`. It never begins a transaction by itself."""
-
-    error: type[Exception]
-
-    def __init__(self, conn: apsw.Connection) -> None:
-        import apsw  # only the driver that is in use is loaded
-
-        self.error = apsw.Error
-        self._conn = conn
-
-    def run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        cursor = self._conn.cursor()
-        cursor.row_trace = _as_it_comes  # the connection's own may make rows that we cannot read
-        try:
-            return list(cursor.execute(sql, tuple(values)))
-        finally:
-            cursor.close()
-
-    def in_transaction(self) -> bool:
-        return self._conn.in_transaction
-
-    def code(self, error: Exception) -> int:
-        return getattr(error, "extendedresult", 0)
-
-
-def _as_it_comes(cursor: apsw.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return row
-
-
-class Sqlite3Handle:
-    """
-    A connection of the standard library's `sqlite3`.
-
-    Its isolation levels differ in who begins a transaction: the module before a write (the default), nobody (`None`, or
-    `autocommit=True`), or the module at all times (`autocommit=False`). `in_transaction` tells, and the ledger begins
-    by an explicit statement that all of them obey. Under `autocommit=False` a transaction is always open: a block joins
-    it, and the caller's `commit()` keeps both.
-    """
-
-    error: type[Exception]
-
-    def __init__(self, conn: sqlite3.Connection) -> None:
-        import sqlite3
-
-        self.error = sqlite3.Error
-        self._conn = conn
-
-    def run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        cursor = self._conn.cursor()
-        cursor.row_factory = None  # the caller's own makes rows that we cannot read
-        try:
-            return cursor.execute(sql, tuple(values)).fetchall()
-        finally:
-            cursor.close()
-
-    def in_transaction(self) -> bool:
-        return self._conn.in_transaction
-
-    def code(self, error: Exception) -> int:
-        return getattr(error, "sqlite_errorcode", 0)
-
-
-SHORTEST_NAP = 0.0005
-LONGEST_NAP = 0.01
+_NOW = "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
 
 
 class Code(IntEnum):
-    """SQLite's own codes. The lowest byte says the kind."""
+    """SQLite's result codes. The lowest byte is the primary code."""
 
     ERROR = 1
     BUSY = 5
@@ -113,134 +45,160 @@ class Code(IntEnum):
     BUSY_SNAPSHOT = 517
 
 
-_NOW = "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+class SqliteDriver:
+    """
+    A connection of `apsw` or of the standard library's `sqlite3`; only the driver in use is imported.
 
-
-class Handle(Protocol):
-    """A driver's connection, as far as we need it."""
+    `apsw` never begins a transaction by itself. The isolation levels of `sqlite3` differ in that: the module begins one
+    before a write (the default), never (`None`, or `autocommit=True`), or keeps one open at all times
+    (`autocommit=False`). `in_transaction` tells, and the ledger begins by an explicit statement that all of them obey.
+    Under `autocommit=False` a block joins the open transaction, and the caller's `commit()` keeps both.
+    """
 
     error: type[Exception]
 
-    def run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
+    def __init__(self, conn: Any, name: str) -> None:
+        self._conn = conn
+        if name == "apsw":
+            import apsw
 
-    def in_transaction(self) -> bool: ...
+            self.error, self._code = apsw.Error, "extendedresult"
+            self._row_hook: tuple[str, Any] = ("row_trace", _unchanged)
+        else:
+            import sqlite3
+
+            self.error, self._code, self._row_hook = sqlite3.Error, "sqlite_errorcode", ("row_factory", None)
+
+    def run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a statement, as plain tuples: the caller's own factories make rows of any shape."""
+        cursor = self._conn.cursor()
+        setattr(cursor, *self._row_hook)
+        try:
+            return list(cursor.execute(sql, tuple(values)))
+        finally:
+            cursor.close()
+
+    def in_transaction(self) -> bool:
+        return bool(self._conn.in_transaction)
 
     def code(self, error: Exception) -> int:
-        """SQLite's extended code; 0 when there is none."""
-        ...
+        """SQLite's extended result code, 0 when there is none."""
+        return getattr(error, self._code, 0)
+
+
+def _unchanged(cursor: Any, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return row
+
+
+_BY = " (commit, rollback, `with conn:` or executescript)"
 
 
 class SqliteTransaction:
-    """One block's transaction, or its savepoint inside of the caller's."""
+    """A block's transaction on SQLite, or its savepoint inside of the caller's."""
 
     needs_await = False
 
-    def __init__(self, handle: Handle, table: Table, wait: float) -> None:
-        self._handle = handle
+    def __init__(self, driver: SqliteDriver, table: LedgerTable, wait: float) -> None:
+        self._driver = driver
         self._table = table
         self._wait = wait
         self._joined = False
         self._begun = False
 
     def begin(self, key: str) -> Steps[None]:
-        self._joined = self._handle.in_transaction()
+        self._joined = self._driver.in_transaction()
         try:
             if not self._joined:
-                yield from self._patiently("BEGIN IMMEDIATE")
-            # Also in a transaction of our own: at the end it tells whether the block ended the transaction by itself.
-            self._handle.run("SAVEPOINT reefknot_once")
+                yield from self._wait_for_lock("BEGIN IMMEDIATE")
+            # Also in a transaction of our own: at the end it shows whether the body ended the transaction by itself.
+            self._driver.run("SAVEPOINT reefknot_once")
             self._begun = True
-        except self._handle.error as error:
-            self._say(error, key)
+        except self._driver.error as error:
+            raise_translated(error, self._translated(error, key))
 
-    def take(self, key: str, fingerprint: str) -> Steps[Found | None]:
-        # The write comes first: in a transaction that has not read yet, a read would fix a state that may be old.
+    def claim(self, key: str, fingerprint: str) -> Steps[StoredKey | None]:
+        # The write comes first: in a transaction that has not read yet, a read would pin a state that may be old.
         try:
             if (yield from self._insert(key, fingerprint)):
                 return None
-            ((theirs, result),) = self._handle.run(self._table.find("?"), (key,))
-        except self._handle.error as error:
-            self._say(error, key)
-        return Found(_as_text(theirs), None if result is None else _as_text(result))
+            ((theirs, result),) = self._driver.run(self._table.find("?"), (key,))
+        except self._driver.error as error:
+            raise_translated(error, self._translated(error, key))
+        return StoredKey(_as_text(theirs), None if result is None else _as_text(result))
 
     def _insert(self, key: str, fingerprint: str) -> Steps[bool]:
         try:
-            return bool((yield from self._patiently(self._table.take("?"), (key, fingerprint))))
-        except self._handle.error as error:
-            if self._handle.code(error) & 0xFF != Code.ERROR:
+            return bool((yield from self._wait_for_lock(self._table.claim("?"), (key, fingerprint))))
+        except self._driver.error as error:
+            if self._driver.code(error) & 0xFF != Code.ERROR:
                 raise
-        self._handle.run(self._table.create("TEXT", _NOW))  # most likely it is not there yet
-        return bool((yield from self._patiently(self._table.take("?"), (key, fingerprint))))
+        self._driver.run(self._table.create("TEXT", _NOW))  # most likely the table is not there yet
+        return bool((yield from self._wait_for_lock(self._table.claim("?"), (key, fingerprint))))
 
-    def keep(self, key: str, result: str) -> Steps[None]:
-        if not self._handle.in_transaction() or not self._released():
-            raise _ended_inside(key)
+    def record(self, key: str, result: str) -> Steps[None]:
+        if not self._driver.in_transaction() or not self._release():
+            raise ended_inside(key, _BY)
         try:
-            if not self._handle.run(self._table.keep("?"), (result, key)):
-                raise _ended_inside(key)
+            if not self._driver.run(self._table.record("?"), (result, key)):
+                raise ended_inside(key, _BY)
             if not self._joined:
-                yield from self._patiently("COMMIT")  # a reader may hold it up when the journal is no WAL
-        except self._handle.error as error:
-            self._say(error, key, committing=True)
+                yield from self._wait_for_lock("COMMIT")  # a reader may delay it when the journal is no WAL
+        except self._driver.error as error:
+            raise_translated(error, self._translated(error, key, committing=True))
 
-    def _released(self) -> bool:
+    def _release(self) -> bool:
+        """Release the savepoint. False when it is gone, because the body ended the transaction."""
         try:
-            self._handle.run("RELEASE reefknot_once")
-        except self._handle.error:
+            self._driver.run("RELEASE reefknot_once")
+        except self._driver.error:
             return False
         return True
 
-    def undo(self) -> Steps[None]:
+    def roll_back(self) -> Steps[None]:
         yield from ()
         try:
-            if not self._handle.in_transaction():
+            if not self._driver.in_transaction():
                 return
             if self._joined and self._begun:
-                self._handle.run("ROLLBACK TO reefknot_once")
-                self._handle.run("RELEASE reefknot_once")
+                self._driver.run("ROLLBACK TO reefknot_once")
+                self._driver.run("RELEASE reefknot_once")
             elif not self._joined:
-                self._handle.run("ROLLBACK")
-        except self._handle.error:
+                self._driver.run("ROLLBACK")
+        except self._driver.error:
             return  # SQLite rolled back by itself, or the savepoint is gone with the transaction it was in
 
-    def _patiently(self, sql: str, values: Sequence[object] = ()) -> Steps[list[tuple[Any, ...]]]:
-        """Again while somebody else has the lock, until the wait is over; then the driver's own error."""
+    def _wait_for_lock(self, sql: str, values: Sequence[object] = ()) -> Steps[list[tuple[Any, ...]]]:
+        """Run a statement, again while another connection has the lock; after the wait, the driver's own error."""
         until = time.monotonic() + self._wait
-        nap = SHORTEST_NAP
+        pause = MIN_PAUSE_S
         while True:
             try:
-                return self._at_once(sql, values)
-            except self._handle.error as error:
-                code = self._handle.code(error)
+                return self._run_without_timeout(sql, values)
+            except self._driver.error as error:
+                code = self._driver.code(error)
                 if (
                     code & 0xFF not in (Code.BUSY, Code.LOCKED)
                     or code == Code.BUSY_SNAPSHOT
                     or time.monotonic() >= until
                 ):
                     raise
-            yield Nap(min(random.uniform(nap / 2, nap), max(0.0, until - time.monotonic())))
-            nap = min(LONGEST_NAP, nap * 2)
+            yield min(random.uniform(pause / 2, pause), max(0.0, until - time.monotonic()))
+            pause = min(MAX_PAUSE_S, pause * 2)
 
-    def _at_once(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-        """Without the driver's busy timeout. A busy handler shows as a timeout of 0, and is left alone."""
-        timeout = int(self._handle.run("PRAGMA busy_timeout")[0][0])
+    def _run_without_timeout(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        """Run a statement without the driver's busy timeout. A busy handler shows as a timeout of 0, and stays."""
+        timeout = int(self._driver.run("PRAGMA busy_timeout")[0][0])
         if not timeout:
-            return self._handle.run(sql, values)
-        self._handle.run("PRAGMA busy_timeout = 0")
+            return self._driver.run(sql, values)
+        self._driver.run("PRAGMA busy_timeout = 0")
         try:
-            return self._handle.run(sql, values)
+            return self._driver.run(sql, values)
         finally:
-            self._handle.run(f"PRAGMA busy_timeout = {timeout}")
+            self._driver.run(f"PRAGMA busy_timeout = {timeout}")
 
-    def _say(self, error: Exception, key: str, *, committing: bool = False) -> NoReturn:
-        ours = self._translated(error, key, committing=committing)
-        if ours is error:
-            raise error
-        raise ours from error
-
-    def _translated(self, error: Exception, key: str, *, committing: bool) -> Exception:
-        """The same fact as an error of ours, with the way out in it; what we have no word for stays as it is."""
-        code = self._handle.code(error)
+    def _translated(self, error: Exception, key: str, *, committing: bool = False) -> Exception:
+        """The error as one of reefknot's, with what to do about it; an unknown one stays as it is."""
+        code = self._driver.code(error)
         store = f"ledger {self._table.quoted}"
         match code & 0xFF:
             case _ if code == Code.BUSY_SNAPSHOT:
@@ -279,13 +237,6 @@ class SqliteTransaction:
                 )
             case _:
                 return error
-
-
-def _ended_inside(key: str) -> IdempotencyError:
-    return IdempotencyError(
-        f"the block of key {shown(key)} ended its own transaction (commit, rollback, `with conn:` or executescript); "
-        "what it committed is not undone. Leave the end of the transaction to the block"
-    )
 
 
 def _as_text(value: str | bytes) -> str:

@@ -1,11 +1,10 @@
 """
-A store in this process's memory. Not durable: it ends with the process.
+`MemoryStore`: a store in this process's memory, for tests, simulation and small tools.
 
-The same contracts as the durable engines, for tests, simulation and small tools. It belongs to one event loop. Every
-step happens between two awaits, which is what makes it atomic.
+It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
 """
 
-from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryIdempotencyStore, Shared
+from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext, MemoryIdempotencyStore
 from reefknot.engines.memory.store import Hub, MemoryControl, MemoryQuarantine, MemoryTransport
 from reefknot.engines.memory.work import MemoryLeases, MemoryWorkQueue
 from reefknot.ports.clock import Clock
@@ -14,7 +13,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """All parts over one state."""
+    """All parts of a store over one shared state."""
 
     durable = False
 
@@ -27,20 +26,20 @@ class MemoryStore:
         largest_result: int = 1 << 20,
         most_keys: int | None = None,
     ) -> None:
-        shared = Shared(clock)
-        self.audit = MemoryAuditLog(shared, chain)
+        context = MemoryContext(clock)
+        self.audit = MemoryAuditLog(context, chain)
         self.idempotency = MemoryIdempotencyStore(
-            shared, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
+            context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
         )
-        self.work = MemoryWorkQueue(shared, self.audit)
+        self.work = MemoryWorkQueue(context, self.audit)
         self.quarantine = MemoryQuarantine(self.work, self.audit)
-        self.control = MemoryControl(shared, self.audit)
+        self.control = MemoryControl(context, self.audit)
         self.leases = MemoryLeases(self.work)
         self._hub = Hub()
-        self._shared = shared
+        self._context = context
 
     def transport(self) -> MemoryTransport:
         return MemoryTransport(self._hub)
 
     async def close(self) -> None:
-        self._shared.close()
+        self._context.close()

@@ -1,9 +1,8 @@
 """
-Events in a list, chained like everywhere else.
+The audit log and the idempotency keys of a memory store, and the state that all its parts share.
 
-What the parts of a memory store share: the time, a counter of fences, and waking up whoever waits.
-
-Idempotency keys in a dictionary.
+Events are a list, chained as in every engine; keys are a dictionary. Every change happens between two awaits, which is
+what makes it atomic.
 """
 
 from __future__ import annotations
@@ -23,17 +22,68 @@ from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEnt
 from reefknot.ports.clock import Clock
 
 
-class MemoryAuditLog:
-    """The log of a memory store."""
+class MemoryContext:
+    """Time, fences and change notifications, shared by the parts of one memory store."""
 
-    def __init__(self, shared: Shared, chain: str) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._closed = False
+        self.next_fence = count(1).__next__
+
+    def now(self) -> Moment:
+        """The current moment; `StoreUnavailableError` after the store was closed."""
+        if self._closed:
+            raise StoreUnavailableError("memory:", "it is closed", "open a new one")
+        return self._timeline.at(self._clock.now())
+
+    def changed(self) -> None:
+        """Wake all waiters, after a change."""
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def change(self, timeout: float) -> bool:
+        """Wait for a change, at most `timeout` seconds. False when there was none."""
+        self.now()
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            async with asyncio.timeout(max(0.0, timeout)):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(future)
+        return True
+
+    def deadline(self, timeout: float) -> float:
+        """The time of the running loop at which a wait of `timeout` seconds ends."""
+        self.now()
+        return asyncio.get_running_loop().time() + max(0.0, timeout)
+
+    def left(self, deadline: float) -> float:
+        """Seconds until the deadline, 0 when it has passed."""
+        return max(0.0, deadline - asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        self._closed = True
+        self.changed()
+
+
+class MemoryAuditLog:
+    """The audit log of a memory store."""
+
+    def __init__(self, shared: MemoryContext, chain: str) -> None:
         self._shared = shared
         self._kept: list[KeptEntry] = []
         self._head = Head(chain)
         self._anchor = Head(chain)
 
     def add(self, entries: Sequence[AuditEntry]) -> None:
-        """Keep these in the step that is under way."""
+        """Append these events as part of a change; the caller calls `changed`."""
         for entry in entries:
             self._head, hashed = link(self._head, entry.body)
             self._kept.append(KeptEntry(self._head.sequence, hashed, entry))
@@ -51,7 +101,7 @@ class MemoryAuditLog:
         for kept in self._kept[start:]:
             if len(found) >= query.limit:
                 break
-            if matches(query, kept.entry):
+            if query.matches(kept.entry):
                 found.append(kept)
         return found
 
@@ -91,79 +141,16 @@ class MemoryAuditLog:
         return True
 
 
-def matches(query: AuditQuery, entry: AuditEntry) -> bool:
-    """Does everything that was asked for hold?"""
-    return (
-        (query.event_type is None or entry.event_type == query.event_type)
-        and (query.correlation_id is None or entry.correlation_id == query.correlation_id)
-        and (query.trace_id is None or entry.trace_id == query.trace_id)
-        and (query.work_id is None or entry.work_id == query.work_id)
-        and (query.since is None or entry.at >= query.since)
-        and (query.until is None or entry.at < query.until)
-    )
-
-
-class Shared:
-    """The state beneath all parts."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._closed = False
-        self.next_fence = count(1).__next__
-
-    def now(self) -> Moment:
-        """The moment, as long as the store is open."""
-        if self._closed:
-            raise StoreUnavailableError("memory:", "it is closed", "open a new one")
-        return self._timeline.at(self._clock.now())
-
-    def changed(self) -> None:
-        """Something was written: whoever waits looks again."""
-        waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-    async def change(self, timeout: float) -> bool:
-        """Until something is written, at most `timeout` seconds."""
-        self.now()
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            async with asyncio.timeout(max(0.0, timeout)):
-                await future
-        except TimeoutError:
-            return False
-        finally:
-            self._waiting.discard(future)
-        return True
-
-    def deadline(self, timeout: float) -> float:
-        """When a wait that begins now ends, in the time of the loop that waits."""
-        self.now()
-        return asyncio.get_running_loop().time() + max(0.0, timeout)
-
-    def left(self, deadline: float) -> float:
-        """Seconds until then, 0 when it has passed."""
-        return max(0.0, deadline - asyncio.get_running_loop().time())
-
-    def close(self) -> None:
-        self._closed = True
-        self.changed()
-
-
 FULL_FOR_MS = 1000
-"""How long nothing is looked for after nothing was found: a flood must not walk through all keys for every one."""
+"""Pause after a search for spent keys that found none: a flood must not scan all keys for every new one."""
 
 
 class MemoryIdempotencyStore:
-    """The keys of a memory store."""
+    """The idempotency keys of a memory store."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: MemoryContext,
         audit: MemoryAuditLog,
         *,
         retention: float,
@@ -194,21 +181,21 @@ class MemoryIdempotencyStore:
         if old is None:
             self._make_room(now)
         answer = core.claim(old, asking, fence=self._shared.next_fence(), now=now, retention_ms=self._retention_ms)
-        self._keep(old, answer.record, events if isinstance(answer, Claimed) else ())
+        self._write(old, answer.record, events if isinstance(answer, Claimed) else ())
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
         now = self._shared.now()
         old = self._records.get(claim.key)
         new = core.renew(old, claim, now=now, lease_ms=milliseconds(lease), retention_ms=self._retention_ms)
-        return self._kept(claim, old, new, ())
+        return self._write_back(claim, old, new, ())
 
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         now = self._shared.now()
         core.checked_ending(ending, self._largest_result)
         old = self._records.get(claim.key)
         new = core.finish(old, claim, ending, now=now, retention_ms=self._retention_ms)
-        return self._kept(claim, old, new, events)
+        return self._write_back(claim, old, new, events)
 
     async def resolve(self, key: str, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> bool:
         now = self._shared.now()
@@ -217,7 +204,7 @@ class MemoryIdempotencyStore:
         new = core.resolve(old, ending, now=now, retention_ms=self._retention_ms)
         if isinstance(new, Lost):
             return False
-        self._keep(old, new, events)
+        self._write(old, new, events)
         return True
 
     async def get(self, key: str) -> KeyRecord | None:
@@ -236,12 +223,6 @@ class MemoryIdempotencyStore:
             if lease_ms <= 0:
                 return record
             await self._shared.change(min(left, lease_ms / 1000))
-
-    async def find(self, *, state: KeyState | None = None, after: str = "", limit: int = 100) -> list[KeyRecord]:
-        now = self._shared.now()
-        live = (self._records[key] for key in sorted(self._records) if key > after)
-        wanted = (record for record in live if state in (None, record.state) and not core.is_spent(record, now))
-        return [record for record, _ in zip(wanted, range(limit), strict=False)]
 
     async def counts(self) -> Mapping[KeyState, int]:
         now = self._shared.now()
@@ -279,17 +260,17 @@ class MemoryIdempotencyStore:
             self._full_until = now.steady + FULL_FOR_MS
         raise KeyQuotaError(keys=len(self._records), limit=limit)
 
-    def _kept(
+    def _write_back(
         self, claim: Claim, old: KeyRecord | None, new: KeyRecord | Lost, events: Sequence[AuditEntry]
     ) -> KeyRecord:
         if isinstance(new, Lost):
             raise LeaseLostError(claim.key, owner=claim.owner, fence=claim.fence)
-        self._keep(old, new, events)
+        self._write(old, new, events)
         return new
 
-    def _keep(self, old: KeyRecord | None, new: KeyRecord, events: Sequence[AuditEntry]) -> None:
+    def _write(self, old: KeyRecord | None, new: KeyRecord, events: Sequence[AuditEntry]) -> None:
         if new is old:
-            return  # said before: nothing is written, and nothing is told twice
+            return  # a repetition: nothing is written, and no event twice
         self._records[new.key] = new
         self.audit.add(events)
         self._shared.changed()

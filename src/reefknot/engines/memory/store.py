@@ -18,7 +18,7 @@ from msgspec import structs
 from reefknot.core import work as core
 from reefknot.core.time import milliseconds
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, Shared
+from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, Command
@@ -29,7 +29,7 @@ from reefknot.ports.transport import Delivery
 class MemoryControl:
     """The commands of a memory store."""
 
-    def __init__(self, shared: Shared, audit: MemoryAuditLog) -> None:
+    def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
         self._shared = shared
         self._audit = audit
         self._posted: list[tuple[int, Command]] = []

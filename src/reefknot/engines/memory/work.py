@@ -17,7 +17,7 @@ from msgspec import structs
 from reefknot.core import work as core
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import ENDED, WorkItem, WorkState
-from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, Shared
+from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
 
@@ -51,7 +51,7 @@ _Place = tuple[int, int, int, str]
 class MemoryWorkQueue:
     """The work of a memory store."""
 
-    def __init__(self, shared: Shared, audit: MemoryAuditLog) -> None:
+    def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
         self.shared = shared
         self._audit = audit
         self.items: dict[str, WorkItem] = {}

@@ -1,13 +1,11 @@
 """
-The tables, and how an older file becomes a current one.
-
-`user_version` counts the steps below. A file with a higher number was written by a newer version and is refused: it is
-never downgraded and never guessed at. Steps are only ever added.
-
-Opening the file, and saying in our words what SQLite says in its own.
+Connections to a store's file: how it is opened, its tables and their migrations, and SQLite's errors as reefknot's.
 
 WAL with `synchronous=FULL`: what was acknowledged survives a power cut. A connection belongs to one thread and is never
 used across a fork. Local disks only: WAL needs shared memory.
+
+`user_version` counts the migrations. A file with a higher number was written by a newer version and is refused: it is
+never downgraded and never guessed at. Migrations are only ever added.
 """
 
 import os
@@ -29,8 +27,116 @@ from reefknot.errors import (
     StoreVersionError,
 )
 
+Opener = Callable[[str, int], apsw.Connection]
+"""Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
+
+_READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+
+
+class ForkGuard:
+    """Counts the forks that lead to this process: a changed `generation` is cheaper to see than a process id."""
+
+    __slots__ = ("generation",)
+
+    def __init__(self) -> None:
+        self.generation = 0
+
+    def forked(self) -> None:
+        self.generation += 1
+
+
+FORK_GUARD = ForkGuard()
+os.register_at_fork(after_in_child=FORK_GUARD.forked)
+
+
+def plain_opener(path: str, flags: int) -> apsw.Connection:
+    """A connection through SQLite's own VFS."""
+    return apsw.Connection(path, flags=flags)
+
+
+def open_connection(
+    path: str, *, patience: float, opener: Opener = plain_opener, synchronous: str = "FULL"
+) -> apsw.Connection:
+    """A connection with the store's settings; the file and its folder are made when they are missing."""
+    try:
+        _make_file(path)
+        connection = opener(path, _READ_WRITE)
+        connection.set_busy_handler(_busy_handler(patience))
+        _enable_wal(connection, path, patience)
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -8000")
+    except (apsw.Error, OSError) as error:
+        raise translated(error, path) from error
+    return connection
+
+
+def _enable_wal(connection: apsw.Connection, path: str, patience: float) -> None:
+    """Turn WAL on and check that it is: where that fails, SQLite silently goes on in a mode that is less durable."""
+    until = time.monotonic() + patience
+    mode = None
+    while mode is None:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").get
+        except (apsw.BusyError, apsw.ProtocolError):
+            # Two processes make the file at once; SQLite does not ask the busy handler here.
+            if time.monotonic() > until:
+                raise
+            _pause()
+    if mode != "wal":
+        connection.close()
+        raise StoreUnavailableError(
+            f"sqlite:{path}",
+            f"its write-ahead log cannot be turned on (the journal stays {mode!r})",
+            "make room on the disk, use a local one, and open the store again",
+        )
+
+
+def _make_file(path: str) -> None:
+    """Create the file for this user alone: others must not read payloads and results."""
+    file = Path(path)
+    if not file.exists():
+        made = [folder for folder in file.parents if not folder.exists()]
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        for folder in made:
+            _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the entry of a new folder durable. SQLite does the same for its files' own folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError:
+        return  # not every file system can; SQLite does not insist on it either
+    finally:
+        os.close(opened)
+
+
+def _busy_handler(patience: float) -> Callable[[int], bool]:
+    """Waits for other processes in pauses of `_pause`, for `patience` seconds in all."""
+    began = 0.0
+
+    def wait(earlier: int) -> bool:
+        nonlocal began
+        now = time.monotonic()
+        if earlier == 0:
+            began = now
+        if now - began > patience:
+            return False
+        _pause()
+        return True
+
+    return wait
+
+
+def _pause() -> None:
+    """Sleep up to 1 ms, at random. With SQLite's own pauses, which grow to 100 ms, some processes starve."""
+    time.sleep(random.uniform(0.0002, 0.001))
+
+
 APPLICATION_ID = 0x5EEF1207
-"""Written into the file's header: this database is ours."""
+"""Marks the file, in its header, as a store of reefknot."""
 
 _FIRST = """
 CREATE TABLE counter (
@@ -79,7 +185,7 @@ CREATE TABLE command (
 ) STRICT;
 """
 
-# Messages on their way, and who listens. Nothing that must not be lost is here alone. `at` and `seen_at` are steady.
+# Undelivered messages and their listeners. Nothing that must not be lost is here alone. `at` and `seen_at` are steady.
 _MESSAGES = """
 CREATE TABLE message (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, origin TEXT NOT NULL, subject TEXT NOT NULL,
@@ -92,33 +198,34 @@ CREATE TABLE listener (
 ) STRICT, WITHOUT ROWID;
 """
 
-STEPS = (_FIRST, _MESSAGES)
-VERSION = len(STEPS)
+MIGRATIONS = (_FIRST, _MESSAGES)
+VERSION = len(MIGRATIONS)
 
-
-# One statement sees one snapshot: another process may be making the tables right now.
-_LOOK = (
+# One statement sees one snapshot: another process may be creating the tables right now.
+_IDENTITY = (
     "SELECT (SELECT user_version FROM pragma_user_version), (SELECT application_id FROM pragma_application_id), "
     "(SELECT count(*) FROM sqlite_schema)"
 )
 
 
 def migrate(connection: apsw.Connection, path: str) -> int:
-    """Bring the file to the current version in one transaction. Answers the version it had."""
+    """Bring the file to the current version in one transaction. Returns the version it had."""
     found = check_version(connection, path)
     if found == VERSION:
         return found
     connection.execute("BEGIN IMMEDIATE")
     try:
         found = check_version(connection, path)  # another process may have done it meanwhile
-        for step in STEPS[found:]:
-            connection.execute(step)
+        for migration in MIGRATIONS[found:]:
+            connection.execute(migration)
         if found == 0:
             start = (secrets.token_hex(8), "0" * 64, "0" * 64)
             connection.execute("INSERT INTO audit_head VALUES (1, ?, 0, ?, 0, ?)", start)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
     except BaseException:
-        if connection.in_transaction:  # an error of the disk has ended it already, and is the one to report
+        if (
+            connection.in_transaction
+        ):  # an error of the disk has ended the transaction already, and is the one to report
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
@@ -126,9 +233,9 @@ def migrate(connection: apsw.Connection, path: str) -> int:
 
 
 def check_version(connection: apsw.Connection, path: str) -> int:
-    """The file's version, if this program can work with it."""
+    """The file's version. `StoreVersionError` when it is newer than this program, or no store at all."""
     store = f"sqlite:{path}"
-    row: Any = connection.execute(_LOOK).fetchone()
+    row: Any = connection.execute(_IDENTITY).fetchone()
     found, application_id, tables = row
     if application_id != APPLICATION_ID and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
@@ -141,112 +248,8 @@ def check_version(connection: apsw.Connection, path: str) -> int:
     return int(found)
 
 
-Opener = Callable[[str, int], apsw.Connection]
-"""How a connection comes to be: (path, flags). Fault tests put a recording or failing VFS in here."""
-
-_READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-LONGEST_NAP = 0.001
-
-
-class Life:
-    """Which life of this process it is: every fork begins another one. Asking the system each time costs more."""
-
-    __slots__ = ("number",)
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def forked(self) -> None:
-        self.number += 1
-
-
-LIFE = Life()
-os.register_at_fork(after_in_child=LIFE.forked)
-
-
-def plain_opener(path: str, flags: int) -> apsw.Connection:
-    """SQLite's own VFS."""
-    return apsw.Connection(path, flags=flags)
-
-
-def open_connection(
-    path: str, *, patience: float, opener: Opener = plain_opener, synchronous: str = "FULL"
-) -> apsw.Connection:
-    """A connection with our settings; the file and its folder are made when they are missing."""
-    try:
-        _make_file(path)
-        connection = opener(path, _READ_WRITE)
-        connection.set_busy_handler(_busy_handler(patience))
-        _write_ahead(connection, path, patience)
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -8000")
-    except (apsw.Error, OSError) as error:
-        raise translated(error, path) from error
-    return connection
-
-
-def _write_ahead(connection: apsw.Connection, path: str, patience: float) -> None:
-    """Turn WAL on, and see that it is: where that fails, SQLite goes on in a mode that keeps less, without a word."""
-    until = time.monotonic() + patience
-    mode = None
-    while mode is None:
-        try:
-            mode = connection.execute("PRAGMA journal_mode = WAL").get
-        except (apsw.BusyError, apsw.ProtocolError):
-            # Two processes make the file at once; SQLite does not ask the busy handler here.
-            if time.monotonic() > until:
-                raise
-            time.sleep(random.uniform(0.0002, LONGEST_NAP))
-    if mode != "wal":
-        connection.close()
-        raise StoreUnavailableError(
-            f"sqlite:{path}",
-            f"its write-ahead log cannot be turned on (the journal stays {mode!r})",
-            "make room on the disk, use a local one, and open the store again",
-        )
-
-
-def _make_file(path: str) -> None:
-    """Ours alone: payloads and results are nobody else's to read."""
-    file = Path(path)
-    if not file.exists():
-        made = [folder for folder in file.parents if not folder.exists()]
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        for folder in made:
-            _sync_names(folder.parent)
-
-
-def _sync_names(folder: Path) -> None:
-    """A power cut must not take a new folder with all that is in it. SQLite does the same for its files' own folder."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError:
-        return  # not every file system can; SQLite does not insist either
-    finally:
-        os.close(opened)
-
-
-def _busy_handler(patience: float) -> Callable[[int], bool]:
-    """Short naps of random length. With SQLite's own, which grow to 100 ms, and with 4 ms, some processes starve."""
-    began = 0.0
-
-    def wait(earlier: int) -> bool:
-        nonlocal began
-        now = time.monotonic()
-        if earlier == 0:
-            began = now
-        if now - began > patience:
-            return False
-        time.sleep(random.uniform(0.0002, LONGEST_NAP))
-        return True
-
-    return wait
-
-
 def translated(error: BaseException, path: str) -> ReefknotError:
-    """The same fact as an error of ours, with the way out in it."""
+    """The error as one of reefknot's, with what to do about it."""
     store = f"sqlite:{path}"
     match error:
         case ReefknotError():
@@ -259,7 +262,7 @@ def translated(error: BaseException, path: str) -> ReefknotError:
             return StoreCorruptError(
                 store, f"the file is damaged or no database ({error})", "restore a backup, or move the file away"
             )
-        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():  # the last: SQLite lost a race too often
+        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():  # Protocol: SQLite lost a race too often
             return StoreUnavailableError(
                 store, "another process kept it locked for too long", "try again, or stop the other process"
             )
@@ -284,5 +287,5 @@ def translated(error: BaseException, path: str) -> ReefknotError:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Must nothing more be written through this connection? A failed fsync must not be tried again."""
+    """Whether nothing more may be written through this connection. A failed fsync must not be tried again."""
     return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError | StoreVersionError)

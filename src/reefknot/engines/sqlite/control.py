@@ -6,7 +6,7 @@ from typing import Any
 import apsw
 
 from reefknot.core.time import milliseconds
-from reefknot.engines.sqlite.reads import Link, until
+from reefknot.engines.sqlite.context import StoreContext, until
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, Command
@@ -20,7 +20,7 @@ _POLL = (
 class SqliteControl:
     """The commands of a SQLite store."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: StoreContext) -> None:
         self._link = link
 
     async def post(
@@ -67,7 +67,7 @@ def _posts(transaction: Transaction, wanted: list[Any]) -> list[int]:
         sequence = transaction.counters.command
         row = (sequence, name, target, body, sender, now.wall, now.wall + keep_ms)
         transaction.connection.execute("INSERT INTO command VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        transaction.tell(events)
+        transaction.add_events(events)
         answers.append(sequence)
     transaction.touched.add("control")
     return answers

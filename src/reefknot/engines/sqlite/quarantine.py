@@ -1,4 +1,4 @@
-"""The rows of the work table that wait for a person."""
+"""The quarantine of a SQLite store: rows of the work table that wait for a person to decide."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from msgspec import structs
 from reefknot.core import work as core
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import work_rows as rows
-from reefknot.engines.sqlite.reads import Link
+from reefknot.engines.sqlite.context import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
@@ -19,16 +19,16 @@ _NO_LIMIT = -1
 
 
 class SqliteQuarantine:
-    """The quarantine of a SQLite store."""
+    """Quarantined work as rows: found, requeued, discarded, purged, each change in one transaction."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
 
     async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        return await self._link.read(lambda connection: _meant(connection, which, after, limit))
+        return await self._context.read(lambda connection: _matching(connection, which, after, limit))
 
     async def show(self, work_id: str) -> WorkItem | None:
-        item = await self._link.read(lambda connection: rows.one(connection, work_id))
+        item = await self._context.read(lambda connection: rows.one(connection, work_id))
         return item if item is not None and item.state is WorkState.QUARANTINED else None
 
     async def requeue(
@@ -60,7 +60,7 @@ class SqliteQuarantine:
         return await self._change(which, None, dry_run, events)
 
     async def stats(self) -> QuarantineStats:
-        items = await self._link.read(lambda connection: _meant(connection, ALL, "", _NO_LIMIT))
+        items = await self._context.read(lambda connection: _matching(connection, ALL, "", _NO_LIMIT))
         return QuarantineStats(
             total=len(items),
             by_kind=dict(Counter(item.kind for item in items)),
@@ -77,16 +77,16 @@ class SqliteQuarantine:
         events: Sequence[AuditEntry],
     ) -> list[str]:
         if dry_run:
-            items = await self._link.read(lambda connection: _meant(connection, which, "", _NO_LIMIT))
+            items = await self._context.read(lambda connection: _matching(connection, which, "", _NO_LIMIT))
             return [item.id for item in items]
-        ids: list[str] = await self._link.write(_changes, (which, change, events))
+        ids: list[str] = await self._context.write(_change_batch, (which, change, events))
         return ids
 
 
-def _changes(transaction: Transaction, wanted: list[Any]) -> list[list[str]]:
+def _change_batch(transaction: Transaction, wanted: list[Any]) -> list[list[str]]:
     answers = []
     for which, change, events in wanted:
-        items = _meant(transaction.connection, which, "", _NO_LIMIT)
+        items = _matching(transaction.connection, which, "", _NO_LIMIT)
         ids = [item.id for item in items]
         if change is not None:
             rows.update(transaction, change(transaction, items))
@@ -94,18 +94,19 @@ def _changes(transaction: Transaction, wanted: list[Any]) -> list[list[str]]:
             statement = "DELETE FROM work WHERE id IN (SELECT value FROM json_each(?))"
             transaction.connection.execute(statement, (rows.listed(ids),))
         if ids:
-            transaction.tell(events)
+            transaction.add_events(events)
         answers.append(ids)
     return answers
 
 
 def _failed_submissions(transaction: Transaction, items: list[WorkItem]) -> list[WorkItem]:
-    """What these came from, where that has failed with them."""
+    """Submissions of these items that have failed with them."""
     found = rows.load(transaction.connection, [core.submission_id(item.id) for item in items])
     return [item for item in found.values() if item.state is WorkState.FAILED]
 
 
-def _meant(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:
+def _matching(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:
+    """Quarantined items that meet the filter, in the order of their ids, without payloads."""
     given: dict[str, Any] = {
         "id IN (SELECT value FROM json_each(?))": rows.listed(which.ids) if which.ids else None,
         "kind = ?": which.kind,
@@ -113,7 +114,7 @@ def _meant(connection: apsw.Connection, which: QuarantineFilter, after: str, lim
         "instr(reason, ?) > 0": which.reason_contains,
         "updated_at < ?": which.before,
     }
-    held = {words: value for words, value in given.items() if value is not None}
-    where = ["state = 'quarantined'", "id > ?", *held]
-    found = rows.page(connection, where, [after, *held.values()], limit)
+    conditions = {words: value for words, value in given.items() if value is not None}
+    where = ["state = 'quarantined'", "id > ?", *conditions]
+    found = rows.page(connection, where, [after, *conditions.values()], limit)
     return [structs.replace(item, payload=b"") for item in found]

@@ -1,56 +1,49 @@
 """
-Reads beside the writer.
+Reads beside the writer: `Reader` runs queries, `ChangeWatcher` notices that there is something new to read.
 
-One thread with a connection of its own: in WAL mode a reader never waits for the writer, nor the writer for it. Every
-read is bounded in time.
+In WAL mode a reader never waits for the writer, nor the writer for a reader. Every read is bounded in time.
 
-Noticing that something has changed.
-
-Commits of this process wake up those who wait for their topic at once. Commits of other processes are noticed by
-`PRAGMA data_version`, which costs microseconds, every 25 ms, every 5 ms right after a change, and only while somebody
+Commits of this process wake the waiters of their topic at once. Commits of other processes are noticed by
+`PRAGMA data_version`, which costs microseconds: every 25 ms, every 5 ms right after a change, and only while somebody
 waits.
-
-What every part of a SQLite store works through: the writer, the reader, waking up, and the time.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import TypeVar
 
 import apsw
 
-from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import LIFE, translated
-from reefknot.engines.sqlite.writer import Writer
+from reefknot.engines.sqlite.connection import FORK_GUARD, translated
 from reefknot.errors import StoreError, StoreUnavailableError
 
 R = TypeVar("R")
 
 
 class Reader:
-    """Runs read-only functions of a connection. `inline`: no thread, for simulations in virtual time."""
+    """Runs functions over one read-only connection, in a thread. `inline`: no thread, for virtual time."""
 
     def __init__(
-        self, open_it: Callable[[], apsw.Connection], *, path: str, patience: float, inline: bool = False
+        self, connect: Callable[[], apsw.Connection], *, path: str, patience: float, inline: bool = False
     ) -> None:
-        self._open_it = open_it
+        self._connect = connect
         self._path = path
         self._patience = patience
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-reader")
         self._connection: apsw.Connection | None = None
         self._closed = False
-        self._life = LIFE.number
+        self._generation = FORK_GUARD.generation
 
     async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
-        """What the function finds. Each of its statements sees a snapshot."""
+        """The function's result. Each of its statements sees a snapshot."""
         patience = self._patience if patience is None else patience
-        if self._closed or self._life != LIFE.number:
+        if self._closed or self._generation != FORK_GUARD.generation:
             raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed, or was opened before a fork", "open it")
         if self._pool is None:
-            return self._now(function)
-        running = asyncio.get_running_loop().run_in_executor(self._pool, self._now, function)
+            return self._run(function)
+        running = asyncio.get_running_loop().run_in_executor(self._pool, self._run, function)
         try:
             async with asyncio.timeout(patience):
                 return await running
@@ -60,10 +53,10 @@ class Reader:
             problem = f"a read has not finished within {patience:g} s"
             raise StoreUnavailableError(f"sqlite:{self._path}", problem, "ask for less, or try again") from error
 
-    def _now(self, function: Callable[[apsw.Connection], R]) -> R:
+    def _run(self, function: Callable[[apsw.Connection], R]) -> R:
         try:
             if self._connection is None:
-                self._connection = self._open_it()
+                self._connection = self._connect()
                 self._connection.execute("PRAGMA query_only = ON")
             return function(self._connection)
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
@@ -74,43 +67,43 @@ class Reader:
             return
         self._closed = True
         if self._pool is None:
-            self._let_go()
-        elif self._life == LIFE.number:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._let_go)
+            self._disconnect()
+        elif self._generation == FORK_GUARD.generation:
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._disconnect)
             self._pool.shutdown(wait=False)
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
 
-INTERVAL = 0.025
-QUICK_INTERVAL = 0.005
-QUICK_FOR = 0.05
-"""After a change the next one is likely to be near: a conversation between processes is not held up at every turn."""
+POLL_S = 0.025
+FAST_POLL_S = 0.005
+FAST_POLL_FOR_S = 0.05
+"""After a change the next one is likely to be near: a dialogue between processes is not held up at every turn."""
 
 
-class Wake:
-    """Belongs to the loop that opened the store."""
+class ChangeWatcher:
+    """Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store."""
 
-    def __init__(self, open_it: Callable[[], apsw.Connection]) -> None:
-        self._open_it = open_it
+    def __init__(self, connect: Callable[[], apsw.Connection]) -> None:
+        self._connect = connect
         self._connection: apsw.Connection | None = None
         self._version: object = None
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._quick_until = 0.0
+        self._poll_fast_until = 0.0
 
     @contextmanager
     def listening(self, topic: str) -> Iterator[asyncio.Future[None]]:
-        """A future that is done after the next change of the topic. Look at the store after entering, not before."""
+        """A future that is done after the next change of the topic ("": of any). Read after entering, not before."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiting = self._waiting.setdefault(topic, set())
         waiting.add(future)
         if self._timer is None:
             self._version = self._read_version()
-            self._timer = loop.call_later(INTERVAL, self._look, loop)
+            self._timer = loop.call_later(POLL_S, self._poll, loop)
         try:
             yield future
         finally:
@@ -118,16 +111,16 @@ class Wake:
             if not waiting and self._waiting.get(topic) is waiting:
                 del self._waiting[topic]
 
-    def fire(self, topics: set[str]) -> None:
-        """This process wrote: whoever waits for one of these looks again."""
+    def changed(self, topics: set[str]) -> None:
+        """This process has committed changes of these topics: wake their waiters, and those of any change."""
         for topic in topics & self._waiting.keys() if self._waiting else ():
-            _release(self._waiting.pop(topic))
-        if topics and "" in self._waiting:
-            _release(self._waiting.pop(""))
+            self.wake(topic)
+        if topics:
+            self.wake("")
 
-    def nudge(self, topic: str) -> None:
-        """Nothing was written, but whoever waits for this topic has reason to look again."""
-        _release(self._waiting.pop(topic, set()))
+    def wake(self, topic: str) -> None:
+        """Wake the waiters of this topic, although nothing was written."""
+        _release(self._waiting.pop(topic, ()))
 
     def close(self) -> None:
         if self._timer is not None:
@@ -138,17 +131,17 @@ class Wake:
             self._connection.close()
             self._connection = None
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._waiting:
             self._timer = None
             return
         version = self._read_version()
         if version != self._version:
             self._version = version
-            self._quick_until = loop.time() + QUICK_FOR
+            self._poll_fast_until = loop.time() + FAST_POLL_FOR_S
             self._release_all()
-        soon = QUICK_INTERVAL if loop.time() < self._quick_until else INTERVAL
-        self._timer = loop.call_later(soon, self._look, loop)
+        pause = FAST_POLL_S if loop.time() < self._poll_fast_until else POLL_S
+        self._timer = loop.call_later(pause, self._poll, loop)
 
     def _release_all(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -158,46 +151,13 @@ class Wake:
     def _read_version(self) -> object:
         try:
             if self._connection is None:
-                self._connection = self._open_it()
+                self._connection = self._connect()
             return self._connection.pragma("data_version")
         except (apsw.Error, StoreError):
-            return self._version  # not now: whoever reads or writes next says what is wrong
+            return self._version  # the next read or write reports what is wrong
 
 
-def _release(futures: set[asyncio.Future[None]]) -> None:
+def _release(futures: Iterable[asyncio.Future[None]]) -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)
-
-
-async def until(future: asyncio.Future[None], seconds: float) -> bool:
-    """Wait for the future, at most so long."""
-    done, _ = await asyncio.wait([future], timeout=max(0.0, seconds))
-    return bool(done)
-
-
-class Link:
-    """One store's machinery, shared by its parts."""
-
-    __slots__ = ("_reader", "_wake", "_writer", "now", "write")
-
-    def __init__(self, writer: Writer, reader: Reader, wake: Wake, now: Callable[[], Moment]) -> None:
-        self._writer = writer
-        self._reader = reader
-        self._wake = wake
-        self.now = now
-        self.write: Callable[[Callable[..., Any], Any], asyncio.Future[Any]] = writer.submit
-
-    async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
-        return await self._reader.read(function, patience=patience)
-
-    def deadline(self, timeout: float) -> float:
-        """When a wait that begins now ends, in the time of the loop that waits."""
-        return asyncio.get_running_loop().time() + max(0.0, timeout)
-
-    def left(self, deadline: float) -> float:
-        """Seconds until then, 0 when it has passed."""
-        return max(0.0, deadline - asyncio.get_running_loop().time())
-
-    def listening(self, topic: str) -> AbstractContextManager[asyncio.Future[None]]:
-        return self._wake.listening(topic)

@@ -1,9 +1,9 @@
 """
-A store in one SQLite file.
+`SqliteStore`: all parts of a store in one SQLite file, which several processes may open.
 
-Several processes may open it. Leases are measured with the machine's steady clock, which all of them share: a wall
-clock that jumps moves none of them. Due times and retention are wall time as each process believed it when it opened
-the store. After a restart of the machine every lease is over.
+Leases are measured with the machine's steady clock, which all processes share: a wall clock that jumps moves none of
+them. Due times and retention are wall time as each process believed it when it opened the store. After a restart of the
+machine every lease is over.
 """
 
 import os
@@ -14,27 +14,27 @@ import apsw
 from msgspec import structs
 
 from reefknot.core.time import Moment, Timeline
-from reefknot.engines.sqlite import upkeep as maintenance
 from reefknot.engines.sqlite.audit import SqliteAuditLog
 from reefknot.engines.sqlite.connection import Opener, migrate, open_connection, plain_opener
+from reefknot.engines.sqlite.context import StoreContext
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
-from reefknot.engines.sqlite.reads import Link, Reader, Wake
+from reefknot.engines.sqlite.reads import ChangeWatcher, Reader
 from reefknot.engines.sqlite.transport import SqliteTransport
-from reefknot.engines.sqlite.upkeep import CheckReport, TidierLock
+from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact
 from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
 from reefknot.engines.sqlite.writer import Writer
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.clock import Clock
 from reefknot.runtime import open_files
 
-LONG = 3600.0
-"""Seconds for what walks through the whole file."""
+WHOLE_FILE_PATIENCE_S = 3600.0
+"""Limit for reads that go through the whole file."""
 
 
 class SqliteStore:
-    """All parts over one file. Make it with `await SqliteStore.open(…)`."""
+    """A durable store. Call `await store.start()` before its first use."""
 
     durable = True
 
@@ -71,26 +71,26 @@ class SqliteStore:
             return connection
 
         self._connect = connect
-        self._wake = Wake(connect)
+        self._watcher = ChangeWatcher(connect)
         self._writer = Writer(
-            connect_first, now, path=self.path, patience=patience, committed=self._wake.fire, inline=inline
+            connect_first, now, path=self.path, patience=patience, on_commit=self._watcher.changed, inline=inline
         )
         self._reader = Reader(connect, path=self.path, patience=patience, inline=inline)
-        self._tidier = TidierLock(self.path)
+        self._retention_lock = RetentionLock(self.path)
         self._is_open = False
-        link = Link(self._writer, self._reader, self._wake, now)
-        self._link = link
-        self.audit = SqliteAuditLog(link)
+        context = StoreContext(self._writer, self._reader, self._watcher, now)
+        self._context = context
+        self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
-            link, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
+            context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
         )
-        self.work = SqliteWorkQueue(link)
-        self.quarantine = SqliteQuarantine(link)
-        self.control = SqliteControl(link)
-        self.leases = SqliteLeases(link)
+        self.work = SqliteWorkQueue(context)
+        self.quarantine = SqliteQuarantine(context)
+        self.control = SqliteControl(context)
+        self.leases = SqliteLeases(context)
 
     async def start(self) -> "SqliteStore":
-        """Open the file, make or migrate its tables. A file of a newer version is refused."""
+        """Open the file, create or migrate its tables. A file of a newer version is refused."""
         if open_files.is_sqlite3s(self.path):
             raise StoreUnavailableError(
                 f"sqlite:{self.path}",
@@ -105,47 +105,49 @@ class SqliteStore:
         return self
 
     def transport(self) -> SqliteTransport:
-        return SqliteTransport(self._link, self._connect, self._wake.nudge)
+        return SqliteTransport(self._context, self._connect, self._watcher.wake)
 
     async def close(self) -> None:
-        self._wake.close()
+        self._watcher.close()
         await self._writer.close()
         await self._reader.close()
-        self._tidier.release()
+        self._retention_lock.release()
         if self._is_open:
             self._is_open = False
             open_files.store_closed(self.path)
 
     @property
     def batches(self) -> int:
-        """How many transactions were written so far."""
+        """Batches of requests written so far, each in one transaction."""
         return self._writer.batches
 
-    def become_tidier(self) -> bool:
-        """Be the one process of this host that removes what is past its retention. False when another one is."""
-        return self._tidier.acquire()
+    def acquire_retention_lock(self) -> bool:
+        """Become the one process of this host that applies retention. False when another one is."""
+        return self._retention_lock.acquire()
 
     async def check(self) -> CheckReport:
-        """Is the file whole, and does the chain of events hold?"""
-        report = await self._link.read(maintenance.check_file, patience=LONG)
+        """Check SQLite's structures and, when those are whole, the chain of events."""
+        report = await self._context.read(check_file, patience=WHOLE_FILE_PATIENCE_S)
         return report if report.problems else structs.replace(report, mismatches=await self.audit.verify())
 
     async def backup(
         self, target: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """A copy of this moment as a store of its own. The target must not exist."""
-        await self._link.read(lambda connection: maintenance.backup(connection, str(target), progress), patience=LONG)
+        """Copy the store as of now to a new file, which is a store of its own. The target must not exist."""
+        await self._context.read(
+            lambda connection: back_up(connection, str(target), progress), patience=WHOLE_FILE_PATIENCE_S
+        )
 
     async def compact(self) -> int:
-        """Give unused space back. Answers the bytes the file shrank by. Writers wait meanwhile."""
-        return await self._link.read(lambda _: maintenance.compact(self.path, self._connect), patience=LONG)
+        """Give unused space back. Returns the bytes the file shrank by. Writers wait meanwhile."""
+        return await self._context.read(lambda _: compact(self.path, self._connect), patience=WHOLE_FILE_PATIENCE_S)
 
 
 def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable[[], int]) -> None:
-    """No lease can end later than now plus its own length, unless the steady clock began anew: then it is over."""
+    """End leases that end later than now plus their length: those are of a steady clock that began anew since."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        now = steady()  # read under the lock: somebody may have claimed while we waited for it, and lives
+        now = steady()  # read under the lock: while this waited for it, another process may have claimed
         for table, state in (("idempotency", "in_progress"), ("work", "running")):
             statement = f"UPDATE {table} SET lease_until = 0 WHERE state = ? AND lease_until > ? + lease_ms"  # noqa: S608
             connection.execute(statement, (state, now))

@@ -1,18 +1,11 @@
 """
-What this process wrote last, so that it need not be read back.
+Write transactions: `Transaction` is shared by all requests of a batch; `BulkStatement` and `WriteCache` make it cheap.
 
-A key that was just claimed is about to be finished, an item that was just claimed about to be settled. As long as
-`PRAGMA data_version` says that no other connection has written since, the record in memory is the record in the file.
-Notes of a transaction count within it at once, and beyond it only after its commit.
-
-Many rows, few statements.
-
-Every statement that runs hands the interpreter's lock over and has to get it back, which beside a busy loop takes long.
-So one statement takes several rows. It knows nothing of what they mean.
-
-What all requests of one transaction share.
-
-Fences and counts are read once and written once; events gather and are chained at the end, in the order they came.
+A transaction reads counters once and writes them once; events gather in it and are chained at the end, in order.
+A bulk statement writes many rows with few statements: every statement gives up the interpreter's lock and has to get it
+back, which takes long beside a busy loop. A write cache keeps what this process wrote last, so that it need not be read
+back: a key that was just claimed is about to be finished, an item that was just claimed about to be settled. As long as
+`PRAGMA data_version` says that no other connection has written, a cached record is the record in the file.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,10 +23,15 @@ from reefknot.ports.audit_log import AuditEntry
 R = TypeVar("R")
 
 LARGEST = 10_000
+"""Records a cache may hold; a larger one is emptied."""
 
 
-class Recall(Generic[R]):
-    """Records by name. Dropping one is always safe: it is read from the file then."""
+class WriteCache(Generic[R]):
+    """
+    Records this process wrote last, by name. Dropping one is always safe: it is read from the file then.
+
+    What a transaction notes counts within it at once, and beyond it only after its commit.
+    """
 
     __slots__ = ("_kept", "_noted")
 
@@ -42,7 +40,7 @@ class Recall(Generic[R]):
         self._noted: dict[str, R | None] = {}
 
     def get(self, name: str) -> R | None:
-        """The record as it stands inside the transaction, None when it has to be read."""
+        """The record as of this transaction, None when it has to be read."""
         noted = self._noted
         return noted[name] if noted and name in noted else self._kept.get(name)
 
@@ -53,12 +51,12 @@ class Recall(Generic[R]):
         self._noted[name] = None
 
     def clear(self) -> None:
-        """Somebody else has written, or what was written is not known."""
+        """Forget everything: another connection has written, or the outcome of a write is not known."""
         self._kept.clear()
         self._noted.clear()
 
     def committed(self) -> None:
-        """What was noted is in the file."""
+        """Keep what was noted: it is in the file now."""
         for name, record in self._noted.items():
             if record is None:
                 self._kept.pop(name, None)
@@ -69,16 +67,42 @@ class Recall(Generic[R]):
             self._kept.clear()
 
 
+class RecordCaches:
+    """The caches of one writer's connection: idempotency keys and work items."""
+
+    __slots__ = ("_version", "items", "keys")
+
+    def __init__(self) -> None:
+        self._version: object = None
+        self.keys: WriteCache[KeyRecord] = WriteCache()
+        self.items: WriteCache[WorkItem] = WriteCache()
+
+    def check(self, connection: apsw.Connection) -> None:
+        """Forget everything if another connection has written. Called inside a transaction, where none can."""
+        version = connection.execute("PRAGMA data_version").get
+        if version != self._version:
+            self.clear()
+            self._version = version
+
+    def clear(self) -> None:
+        self.keys.clear()
+        self.items.clear()
+
+    def committed(self) -> None:
+        self.keys.committed()
+        self.items.committed()
+
+
 SIZES = (32, 8, 1)
-"""Rows of one statement. More in one are slower again; few sizes, because SQLite prepares each once."""
+"""Rows per statement. Larger statements are slower again; few sizes, because SQLite prepares each once."""
 
 
-class Grouped:
+class BulkStatement:
     """
-    A statement for any number of rows. `template` has one place, for the rows' values.
+    A statement for any number of rows. `template` has one `{}`, for the rows' values.
 
-    An insert has to say `OR ROLLBACK`: SQLite then needs no way back to the middle of the transaction, and keeps no
-    copy of every page it touches. The writer gives the whole transaction up on an error in any case.
+    An insert has to say `OR ROLLBACK`: SQLite then never rolls back to the middle of the transaction, and keeps no copy
+    of every page it touches. The writer gives up the whole transaction on an error in any case.
     """
 
     __slots__ = ("texts",)
@@ -95,37 +119,8 @@ class Grouped:
                 at += size
 
 
-_INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-
-
-class Memory:
-    """What the writer knows without reading. It outlives a transaction and belongs to one connection."""
-
-    __slots__ = ("_version", "items", "keys")
-
-    def __init__(self) -> None:
-        self._version: object = None
-        self.keys: Recall[KeyRecord] = Recall()
-        self.items: Recall[WorkItem] = Recall()
-
-    def check(self, connection: apsw.Connection) -> None:
-        """Forget everything if another connection has written. Asked inside a transaction, where nobody else can."""
-        version = connection.execute("PRAGMA data_version").get
-        if version != self._version:
-            self.clear()
-            self._version = version
-
-    def clear(self) -> None:
-        self.keys.clear()
-        self.items.clear()
-
-    def committed(self) -> None:
-        self.keys.committed()
-        self.items.committed()
-
-
-class Counters:
-    """The last fence given out, how many idempotency keys there are, the last command. By all processes together."""
+class StoreCounters:
+    """Last fence, number of idempotency keys, last command sequence: counted by all processes together."""
 
     __slots__ = ("command", "fence", "keys")
 
@@ -139,48 +134,51 @@ class Counters:
         return self.fence, self.keys, self.command
 
 
+_INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
 class Transaction:
-    """One write transaction under way. It lives in the writer's thread."""
+    """An open write transaction. `touched` collects the topics it changes; whoever waits for one is woken."""
 
-    __slots__ = ("_counters", "_entries", "_saved", "connection", "memory", "now", "touched")
+    __slots__ = ("_counters", "_events", "_saved", "cache", "connection", "now", "touched")
 
-    def __init__(self, connection: apsw.Connection, now: Moment, memory: Memory) -> None:
+    def __init__(self, connection: apsw.Connection, now: Moment, cache: RecordCaches) -> None:
         self.connection = connection
         self.now = now
-        self.memory = memory
+        self.cache = cache
         self.touched: set[str] = set()
-        self._entries: list[AuditEntry] = []
-        self._counters: Counters | None = None
+        self._events: list[AuditEntry] = []
+        self._counters: StoreCounters | None = None
         self._saved: tuple[int, int, int] = (0, 0, 0)
 
-    def tell(self, entries: Iterable[AuditEntry]) -> None:
-        """Keep these events with this transaction."""
-        self._entries += entries
+    def add_events(self, events: Iterable[AuditEntry]) -> None:
+        """Append these events to the audit log with this transaction."""
+        self._events += events
 
     @property
-    def counters(self) -> "Counters":
-        """Read when they are first asked for, written at the end if they have changed."""
+    def counters(self) -> StoreCounters:
+        """The counters, read at first use, written by `flush` if they have changed."""
         if self._counters is None:
             row: Any = self.connection.execute("SELECT fence, keys, command FROM counter").fetchone()
             self._saved = row
-            self._counters = Counters(*row)
+            self._counters = StoreCounters(*row)
         return self._counters
 
     def flush(self) -> None:
-        """Write what was shared, right before the commit."""
+        """Write counters and events, right before the commit."""
         if self._counters is not None and self._counters.values != self._saved:
             self.connection.execute("UPDATE counter SET fence = ?, keys = ?, command = ?", self._counters.values)
-        if self._entries:
-            self.chain()
+        if self._events:
+            self.flush_events()
 
-    def chain(self) -> Head:
-        """Write the events gathered so far, and tell where the chain stands."""
+    def flush_events(self) -> Head:
+        """Write the events added so far. Returns the head of the chain."""
         row: Any = self.connection.execute("SELECT chain, sequence, hash FROM audit_head").fetchone()
         head = Head(*row)
-        if not self._entries:
+        if not self._events:
             return head
         rows = []
-        for entry in self._entries:
+        for entry in self._events:
             head, hashed = link(head, entry.body)
             rows.append(
                 (
@@ -196,6 +194,6 @@ class Transaction:
             )
         self.connection.executemany(_INSERT_EVENT, rows)
         self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
-        self._entries.clear()
+        self._events.clear()
         self.touched.add("audit")
         return head

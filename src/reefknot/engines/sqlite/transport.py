@@ -29,7 +29,7 @@ from msgspec import Struct, json
 
 from reefknot.audit.journal import event_id
 from reefknot.engines.sqlite import message_rows as rows
-from reefknot.engines.sqlite.reads import Link, until
+from reefknot.engines.sqlite.context import StoreContext, until
 from reefknot.errors import ReefknotError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import logger, printable
@@ -47,7 +47,7 @@ Named = tuple[str, rows.Message]
 class Outgoing:
     """What one end has sent and not yet written. `failed` hears the names of those that never will be."""
 
-    def __init__(self, link: Link, failed: Callable[[str], None]) -> None:
+    def __init__(self, link: StoreContext, failed: Callable[[str], None]) -> None:
         self._link = link
         self._failed = failed
         self._on_the_way = 0
@@ -184,7 +184,9 @@ class _Others(Struct, frozen=True):
 class SqliteTransport:
     """One process's end. Belongs to the loop that subscribes."""
 
-    def __init__(self, link: Link, connect: Callable[[], apsw.Connection], nudge: Callable[[str], None]) -> None:
+    def __init__(
+        self, link: StoreContext, connect: Callable[[], apsw.Connection], nudge: Callable[[str], None]
+    ) -> None:
         self._link = link
         self._connect = connect
         self._nudge = nudge

@@ -1,11 +1,9 @@
 """
-Looking after the file: is it whole, a copy of it, and giving space back.
+Maintenance of a store's file: integrity check, backup, compaction, and removal of what is past its retention.
 
-Removing what is past its retention, a few rows at a time.
-
-Reads find what may go, in pages; a short transaction removes a page of it, and looks again whether it still may: a key
-that was claimed anew meanwhile stays. So neither writers nor the write-ahead log wait for a table of any size. It never
-touches what lives: a key that is held, work that has not ended, the quarantine.
+Retention goes in small steps. A read finds a page of rows that may go; a short transaction removes them and checks
+again: a key that was claimed anew meanwhile stays. So neither writers nor the write-ahead log wait for a table of any
+size. Live rows are never removed: held keys, work that has not ended, the quarantine.
 """
 
 import fcntl
@@ -22,15 +20,15 @@ from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.audit import heads
 from reefknot.engines.sqlite.connection import VERSION
-from reefknot.engines.sqlite.reads import Link
+from reefknot.engines.sqlite.context import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.errors import StoreUnavailableError
 
-_PAGES_AT_ONCE = 256
+_PAGES_PER_STEP = 256
 
 
 class CheckReport(Struct, frozen=True):
-    """What `store check` found. It is fine when both lists are empty."""
+    """Findings of `store check`. The store is fine when both lists are empty."""
 
     problems: list[str]
     mismatches: list[Mismatch]
@@ -44,14 +42,14 @@ class CheckReport(Struct, frozen=True):
 
 
 def check_file(connection: apsw.Connection) -> CheckReport:
-    """SQLite's own check. The chain is walked by the log, in many short reads."""
+    """SQLite's integrity check. The chain is verified by the audit log, in many short reads."""
     found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
     problems = [line for line in found if line != "ok"]
     return CheckReport(problems, [], heads(connection)[0], VERSION, apsw.sqlite_lib_version())
 
 
-def backup(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
-    """Copy the store as it stands. Writers may go on meanwhile."""
+def back_up(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
+    """Copy the store to a new file. Writers may go on meanwhile."""
     if Path(target).exists():
         raise StoreUnavailableError(f"sqlite:{target}", "it exists already", "name a file that does not exist")
     try:
@@ -64,7 +62,7 @@ def backup(connection: apsw.Connection, target: str, progress: Callable[[int, in
     try:
         with copy.backup("main", connection, "main") as running:
             while not running.done:
-                running.step(_PAGES_AT_ONCE)
+                running.step(_PAGES_PER_STEP)
                 if progress is not None:
                     progress(running.page_count - running.remaining, running.page_count)
         copy.execute("PRAGMA journal_mode = WAL")
@@ -73,7 +71,7 @@ def backup(connection: apsw.Connection, target: str, progress: Callable[[int, in
 
 
 def compact(path: str, connect: Callable[[], apsw.Connection]) -> int:
-    """Rewrite the file without its holes. Answers the bytes that gave back, its write-ahead log's among them."""
+    """Rewrite the file without unused pages. Returns the bytes saved, those of the write-ahead log included."""
     before = _size(path)
     connection = connect()
     try:
@@ -89,16 +87,16 @@ def _size(path: str) -> int:
     return Path(path).stat().st_size + (log.stat().st_size if log.exists() else 0)
 
 
-LOOKED_AT_ONCE = 5000
-REMOVED_AT_ONCE = 500
+ROWS_PER_READ = 5000
+ROWS_PER_DELETE = 500
 
 SPENT = (
     "state IN ('done', 'failed', 'released', 'in_progress') AND expires_at <= ?1 "
     "AND (state <> 'in_progress' OR (guard = 0 AND lease_until <= ?2))"
 )
-"""Of a key, by wall time and steady time: nobody can miss it."""
+"""Condition for a key that may go, by wall time (?1) and steady time (?2)."""
 ENDED = "state IN ('succeeded', 'failed', 'cancelled', 'discarded') AND updated_at < ?1"
-"""Of a piece of work, by wall time."""
+"""Condition for work that may go, by wall time (?1)."""
 
 _PAGE = (
     "SELECT max(seq), json_group_array(seq) FILTER (WHERE {1}) FROM "
@@ -107,44 +105,46 @@ _PAGE = (
 _REMOVE = "DELETE FROM {0} WHERE seq IN (SELECT value FROM json_each(?3)) AND {1} RETURNING {2}"
 
 
-async def purge_keys(link: Link) -> int:
-    """Keys past their retention."""
-    return await _purge(link, "idempotency", SPENT, link.now())
+async def purge_keys(context: StoreContext) -> int:
+    """Remove keys past their retention. Returns how many."""
+    return await _purge(context, "idempotency", SPENT, context.now())
 
 
-async def purge_work(link: Link, before: int) -> int:
-    """Work that ended before this time."""
-    return await _purge(link, "work", ENDED, Moment(steady=0, wall=before))
+async def purge_work(context: StoreContext, before: int) -> int:
+    """Remove work that ended before this time (ms UTC). Returns how many."""
+    return await _purge(context, "work", ENDED, Moment(steady=0, wall=before))
 
 
-async def _purge(link: Link, table: str, which: str, moment: Moment) -> int:
+async def _purge(context: StoreContext, table: str, condition: str, moment: Moment) -> int:
     gone, after = 0, 0
     while True:
-        last, found = await link.read(partial(_page, table=table, which=which, moment=moment, after=after))
-        for first in range(0, len(found), REMOVED_AT_ONCE):
-            gone += await link.write(_removes, (table, which, moment, found[first : first + REMOVED_AT_ONCE]))
+        last, found = await context.read(partial(_page, table=table, condition=condition, moment=moment, after=after))
+        for first in range(0, len(found), ROWS_PER_DELETE):
+            gone += await context.write(
+                _remove_batch, (table, condition, moment, found[first : first + ROWS_PER_DELETE])
+            )
         if last is None:
             return gone
         after = last
 
 
 def _page(
-    connection: apsw.Connection, table: str, which: str, moment: Moment, after: int
+    connection: apsw.Connection, table: str, condition: str, moment: Moment, after: int
 ) -> tuple[int | None, list[int]]:
-    values = (moment.wall, moment.steady, after, LOOKED_AT_ONCE)
-    row: Any = connection.execute(_PAGE.format(table, which), values).fetchone()
+    values = (moment.wall, moment.steady, after, ROWS_PER_READ)
+    row: Any = connection.execute(_PAGE.format(table, condition), values).fetchone()
     return row[0], json.decode(row[1], type=list[int])
 
 
-def _removes(transaction: Transaction, wanted: list[Any]) -> list[int]:
+def _remove_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
     answers = []
-    for table, which, moment, rows in wanted:
+    for table, condition, moment, rows in wanted:
         name = "key" if table == "idempotency" else "id"
         values = (moment.wall, moment.steady, json.encode(rows).decode())
-        found: Any = transaction.connection.execute(_REMOVE.format(table, which, name), values).fetchall()
-        recall: Any = transaction.memory.keys if table == "idempotency" else transaction.memory.items
+        found: Any = transaction.connection.execute(_REMOVE.format(table, condition, name), values).fetchall()
+        cache: Any = transaction.cache.keys if table == "idempotency" else transaction.cache.items
         for (gone,) in found:
-            recall.drop(gone)
+            cache.drop(gone)
         if table == "idempotency":
             transaction.counters.keys -= len(found)
         answers.append(len(found))
@@ -152,29 +152,29 @@ def _removes(transaction: Transaction, wanted: list[Any]) -> list[int]:
 
 
 def make_room(transaction: Transaction, *, keep: list[str]) -> int:
-    """Some keys past their retention, in the transaction that needs their place; none of `keep`."""
+    """Remove some keys past their retention inside this transaction, none of `keep`. Returns how many."""
     now = transaction.now
     query = (
-        f"DELETE FROM idempotency WHERE seq IN (SELECT seq FROM idempotency WHERE {SPENT} "  # noqa: S608 - our own words
+        f"DELETE FROM idempotency WHERE seq IN (SELECT seq FROM idempotency WHERE {SPENT} "  # noqa: S608 - constant text
         "AND key NOT IN (SELECT value FROM json_each(?3)) LIMIT ?4) RETURNING key"
     )
-    values = (now.wall, now.steady, json.encode(keep).decode(), REMOVED_AT_ONCE)
+    values = (now.wall, now.steady, json.encode(keep).decode(), ROWS_PER_DELETE)
     found: Any = transaction.connection.execute(query, values).fetchall()
     for (gone,) in found:
-        transaction.memory.keys.drop(gone)
+        transaction.cache.keys.drop(gone)
     transaction.counters.keys -= len(found)
     return len(found)
 
 
-class TidierLock:
+class RetentionLock:
     """
     A lock on a file beside the database, held by the one process of this host that applies retention.
 
-    The operating system releases it when its process ends, however that happens.
+    The operating system releases the lock when its process ends, however that happens.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = f"{path}-tidier"
+        self._path = f"{path}-retention.lock"
         self._file: int | None = None
 
     def acquire(self) -> bool:

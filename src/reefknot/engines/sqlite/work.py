@@ -20,7 +20,7 @@ from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import upkeep as retention
 from reefknot.engines.sqlite import work_rows as rows
-from reefknot.engines.sqlite.reads import Link, until
+from reefknot.engines.sqlite.context import StoreContext, until
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
@@ -35,7 +35,7 @@ _END = (
 class SqliteLeases:
     """Over the work of one file."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: StoreContext) -> None:
         self._link = link
 
     async def owners(self) -> list[str]:
@@ -58,7 +58,7 @@ def _ends(transaction: Transaction, wanted: list[str]) -> list[int]:
     for owners in wanted:
         transaction.connection.execute(_END, (owners,))
         answers.append(transaction.connection.changes())
-    transaction.memory.clear()  # what is remembered of these items has the old lease in it
+    transaction.cache.clear()  # what is remembered of these items has the old lease in it
     transaction.touched.add("work")
     return answers
 
@@ -91,7 +91,7 @@ _IN_CLASSES = "AND resource_class IN (SELECT value FROM json_each(?3))"
 class SqliteWorkQueue:
     """The work of a SQLite store."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: StoreContext) -> None:
         self._link = link
 
     async def enqueue(
@@ -203,7 +203,7 @@ def _enqueues(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued
             if pending is not None and not owner:
                 pending[item.resource_class] = pending.get(item.resource_class, 0) + 1
         if Enqueued.ACCEPTED in answer:
-            transaction.tell(events_to_keep(items, answer, events))
+            transaction.add_events(events_to_keep(items, answer, events))
         answers.append(answer)
     rows.insert(transaction, new)
     return answers
@@ -215,7 +215,7 @@ def _taken_in(transaction: Transaction, item: WorkItem, owner: str, lease_ms: in
     if not owner:
         return new
     held = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=transaction.now)
-    transaction.memory.items.note(held.id, held)
+    transaction.cache.items.note(held.id, held)
     return held
 
 
@@ -243,7 +243,7 @@ def _claims(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]
         taken.sort(key=lambda row: (-row[8], sign * row[10], sign * row[0]))
         items = [rows.item_of(row[1:]) for row in taken]
         for item in items:
-            transaction.memory.items.note(item.id, item)
+            transaction.cache.items.note(item.id, item)
         answers.append(items)
     return answers
 
@@ -253,7 +253,7 @@ def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, cr
     back = [core.lease_ran_out(item, transaction.now, crash_limit=crash_limit) for item in crashed]
     rows.update(transaction, back)
     for item in back:
-        transaction.tell(crash_events(item) if crash_events else ())
+        transaction.add_events(crash_events(item) if crash_events else ())
 
 
 def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
@@ -264,7 +264,7 @@ def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
         for one in held:
             values = (now.steady + lease_ms, lease_ms, one.id, one.owner, one.fence)
             connection.execute(_RENEW, values)
-            transaction.memory.items.drop(one.id)
+            transaction.cache.items.drop(one.id)
             answer.append(connection.changes() == 1)
         answers.append(answer)
     return answers
@@ -281,7 +281,7 @@ def _settles(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> li
             ours = item is not None and core.holds(item, owner=one.owner, fence=one.fence)
             if ours and item is not None:
                 found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
-                transaction.tell(one.events)
+                transaction.add_events(one.events)
             answer.append(ours)
         answers.append(answer)
     rows.update(transaction, list(changed.values()))
@@ -298,7 +298,7 @@ def _cancels(transaction: Transaction, wanted: list[Any]) -> list[bool]:
         if may and item is not None:
             found[work_id] = core.cancel(item, transaction.now, reason=reason, who=who)
             changed.append(found[work_id])
-            transaction.tell(events)
+            transaction.add_events(events)
         answers.append(may)
     rows.update(transaction, changed)
     return answers

@@ -56,7 +56,7 @@ def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
 
 def recalled(transaction: Transaction, ids: list[str]) -> dict[str, WorkItem]:
     """These items; what this process claimed last is not read back. Payloads are not to be relied on."""
-    recall = transaction.memory.items.get
+    recall = transaction.cache.items.get
     found = {work_id: item for work_id in ids if (item := recall(work_id)) is not None}
     rest = [work_id for work_id in ids if work_id not in found]
     return found | load(transaction.connection, rest) if rest else found
@@ -106,7 +106,7 @@ def update(transaction: Transaction, items: Sequence[WorkItem]) -> None:
     if not items:
         return
     wall = transaction.now.wall
-    drop = transaction.memory.items.drop
+    drop = transaction.cache.items.drop
     rows = []
     for item in items:
         ready = item.state is WorkState.PENDING and item.due_at <= wall

@@ -212,7 +212,6 @@ class IdempotencyContract:
             assert await store.idempotency.get("k") is not None
             clock.advance(1)
             assert await store.idempotency.get("k") is None
-            assert await store.idempotency.find() == []
             assert not await store.idempotency.counts()
             assert not (await claimed(store)).taken_over
 
@@ -228,7 +227,9 @@ class IdempotencyContract:
             await store.idempotency.finish((await claimed(store, "young")).claim, Done("1"))
             await claimed(store, "live", lease=1)
             assert await store.idempotency.purge() == 2
-            assert [record.key for record in await store.idempotency.find()] == ["guarded", "live", "unknown", "young"]
+            for key in ("guarded", "live", "unknown", "young"):
+                assert await store.idempotency.get(key) is not None, key
+            assert sum((await store.idempotency.counts()).values()) == 4
 
         harness.run(story, retention=100)
 
@@ -278,15 +279,11 @@ class IdempotencyContract:
 
         harness.run(story)
 
-    def test_keys_are_listed_in_pages_and_counted_by_state(self, harness: Harness) -> None:
+    def test_keys_are_counted_by_state(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
             for name in "cab":
                 await claimed(store, name)
             await store.idempotency.finish((await claimed(store, "d")).claim, Done("1"))
-            first = await store.idempotency.find(limit=2)
-            rest = await store.idempotency.find(after=first[-1].key)
-            assert [record.key for record in first + rest] == ["a", "b", "c", "d"]
-            assert [record.key for record in await store.idempotency.find(state=KeyState.DONE)] == ["d"]
             assert dict(await store.idempotency.counts()) == {KeyState.IN_PROGRESS: 3, KeyState.DONE: 1}
 
         harness.run(story)

@@ -1,4 +1,4 @@
-"""What is special about events as rows: walks in short reads, and rows that go after the anchor has moved."""
+"""The audit log as rows: verified in short reads, and rows that go after the anchor has moved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.engines.sqlite.test_store import opened, run
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LINKS_AT_ONCE", "LOOKED_AT_ONCE", "REMOVED_AT_ONCE"):
+    for name in ("LINKS_PER_READ", "ROWS_PER_READ", "ROWS_PER_DELETE"):
         monkeypatch.setattr(audit, name, 3)
 
 
@@ -99,7 +99,7 @@ def test_a_walk_may_take_longer_than_one_read_may(tmp_path: Path, monkeypatch: p
         async with opened(tmp_path / "state.db", patience=0.5) as store:
             await filled(store, 60)
             assert await store.audit.verify() == []
-            monkeypatch.setattr(audit, "LINKS_AT_ONCE", 1000)
+            monkeypatch.setattr(audit, "LINKS_PER_READ", 1000)
             with pytest.raises(StoreUnavailableError, match="has not finished"):
                 await store.audit.verify()
 
@@ -126,9 +126,11 @@ def test_a_walk_does_not_keep_the_write_ahead_log_from_being_folded_back(tmp_pat
             await filled(store, 30)
 
             if whole:
-                await store._link.read(lambda connection: connection.execute("BEGIN; SELECT 1 FROM audit").fetchall())
+                await store._context.read(
+                    lambda connection: connection.execute("BEGIN; SELECT 1 FROM audit").fetchall()
+                )
                 seen.append(can_be_folded_back(path))
-                await store._link.read(lambda connection: connection.execute("COMMIT").fetchall())
+                await store._context.read(lambda connection: connection.execute("COMMIT").fetchall())
             else:
                 assert await store.audit.verify(progress=lambda _: seen.append(can_be_folded_back(path))) == []
                 assert len(seen) == 10
@@ -143,7 +145,7 @@ def test_retention_during_a_walk_is_no_mismatch(tmp_path: Path, monkeypatch: pyt
         async with opened(tmp_path / "state.db") as store:
             await filled(store, 40)
             calls = 0
-            real = store._link.read
+            real = store._context.read
 
             async def read(function: Any, **more: Any) -> Any:
                 nonlocal calls
@@ -153,7 +155,7 @@ def test_retention_during_a_walk_is_no_mismatch(tmp_path: Path, monkeypatch: pyt
                     assert await store.audit.trim(30) == 30
                 return await real(function, **more)
 
-            monkeypatch.setattr(type(store._link), "read", lambda self, function, **more: read(function, **more))
+            monkeypatch.setattr(type(store._context), "read", lambda self, function, **more: read(function, **more))
             assert await store.audit.verify() == []
             assert calls == 3
             assert next(one.sequence for one in await store.audit.read()) == 31
@@ -205,7 +207,7 @@ def test_a_process_that_died_between_anchor_and_removal_leaves_nothing_that_show
         async with opened(path) as store:
             await filled(store, 20)
             with monkeypatch.context() as broken:
-                broken.setattr(audit, "_removes", dies)
+                broken.setattr(audit, "_remove_batch", dies)
                 with pytest.raises(Exception, match="dead"):
                     await store.audit.trim(14)
             assert rows_in(path) == 21

@@ -14,7 +14,7 @@ import pytest
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.sqlite import SqliteStore, transport
 from reefknot.engines.sqlite import message_rows as messages
-from reefknot.engines.sqlite.connection import STEPS, VERSION
+from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION
 from reefknot.engines.sqlite.transport import SqliteTransport
 from reefknot.ports.transport import Delivery
 
@@ -268,5 +268,5 @@ def test_a_file_without_messages_gets_its_tables_and_keeps_what_it_has(tmp_path:
     assert asyncio.run(again(SqliteStore(path, VirtualClock()))) == ["kept"]
     new = apsw.Connection(str(path))
     assert (new.pragma("user_version"), new.execute("SELECT count(*) FROM message").get) == (VERSION, 1)
-    assert len(STEPS) == VERSION
+    assert len(MIGRATIONS) == VERSION
     new.close()

@@ -1,10 +1,10 @@
-"""How the loop and the writer's thread take turns."""
+"""The event loop and the writer thread share a core: group commit, and the GIL where it is needed."""
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,15 @@ import apsw
 import pytest
 
 from reefknot.core.idempotency import Asking, Claimed, Done
-from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore, writer
-from tests.pace import slowness
+from reefknot.engines.sqlite import SqliteStore, gil
+from tests.unit.engines.sqlite.test_store import opened, run
 
 TURNS = 200
 
 
-@asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore(path, VirtualClock()).start()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another process writes, and takes its time."""
+    """Another process holds the write lock."""
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE")
     try:
@@ -39,14 +29,6 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         other.execute("ROLLBACK")
         other.close()
-
-
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20 * slowness()):
-            await story()
-
-    asyncio.run(bounded())
 
 
 def test_all_callers_of_one_turn_share_a_transaction(tmp_path: Path) -> None:
@@ -74,11 +56,11 @@ def test_a_loop_goes_on_while_the_file_is_locked_by_others(tmp_path: Path) -> No
     run(story)
 
 
-async def ways_given(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Three requests one after the other against a locked file: for which of them does the loop give way?"""
+async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For which of three requests, one after the other, the loop blocks while other processes have the file's lock."""
     asked: list[bool] = []
 
-    class Way:
+    class NeverReleased:
         def acquire(self, timeout: float) -> bool:
             asked.append(True)
             time.sleep(timeout)
@@ -88,42 +70,46 @@ async def ways_given(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             return False
 
     async with opened(path) as store:
-        monkeypatch.setattr(store._writer, "_way", Way())
-        monkeypatch.setattr(writer, "_has_more_to_do", lambda loop: True)
+        monkeypatch.setattr(store._writer._gil, "_released", NeverReleased())
+        monkeypatch.setattr(gil, "_has_more_to_do", lambda loop: True)
         given = []
         for key in ("a", "b", "c"):
             asked.clear()
-            await store.idempotency.claim(key, owner="me")
+            with locked(path):
+                waiting = asyncio.create_task(store.idempotency.claim(key, owner="me"))
+                for _ in range(3):  # it submits, and the thread is woken
+                    await asyncio.sleep(0)
+            await waiting
             given.append(bool(asked))
         return given
 
 
-def test_after_a_way_that_was_too_short_none_is_given_for_a_while(
+def test_after_blocking_in_vain_a_loop_does_not_block_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "UNTIL_THE_NEXT_WAY", 3600.0)
-    assert asyncio.run(ways_given(tmp_path / "state.db", monkeypatch)) == [True, False, False]
+    monkeypatch.setattr(gil, "PAUSE_AFTER_TIMEOUT_S", 3600.0)
+    assert asyncio.run(blocked_for(tmp_path / "state.db", monkeypatch)) == [True, False, False]
 
 
-def test_without_that_rule_a_loop_would_give_way_in_vain_each_time(
+def test_without_that_pause_a_loop_would_block_in_vain_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "UNTIL_THE_NEXT_WAY", -3600.0)
-    assert asyncio.run(ways_given(tmp_path / "state.db", monkeypatch)) == [True, True, True]
+    monkeypatch.setattr(gil, "PAUSE_AFTER_TIMEOUT_S", -3600.0)
+    assert asyncio.run(blocked_for(tmp_path / "state.db", monkeypatch)) == [True, True, True]
 
 
 def test_a_loop_that_stopped_before_it_woke_the_thread_holds_up_no_other(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
             stopped = asyncio.new_event_loop()
-            store._writer._rousing = stopped
+            store._writer._waking = stopped
             assert isinstance(await store.idempotency.claim("k", owner="me"), Claimed)
             stopped.close()
 
     run(story)
 
 
-def test_what_was_handed_in_right_before_closing_is_written(tmp_path: Path) -> None:
+def test_requests_submitted_right_before_closing_are_written(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
             asking: Any = ("k", Asking("k", "me", "", 1000), ())
@@ -135,8 +121,8 @@ def test_what_was_handed_in_right_before_closing_is_written(tmp_path: Path) -> N
 
 
 @contextmanager
-def moments(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The moments for which this thread stands still for the writer's."""
+def nudges(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The sleeps of this thread, by which it lets the writer thread have the interpreter's lock."""
     taken: list[float] = []
     really, ours = time.sleep, threading.get_ident()
 
@@ -150,18 +136,16 @@ def moments(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
         yield taken
 
 
-def test_a_busy_loop_stands_still_for_moments_until_the_write_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_loop_nudges_until_the_write_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
-            with moments(store, monkeypatch) as taken:
+            with nudges(store, monkeypatch) as taken:
                 with locked(tmp_path / "state.db"):
                     waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
                     while len(taken) < 5:  # noqa: ASYNC110 - the loop has to be busy
                         await asyncio.sleep(0)
                 assert isinstance(await waiting, Claimed)
-                assert all(one == writer.MOMENT for one in taken)
+                assert all(one == gil.NUDGE_S for one in taken)
                 seen = len(taken)
                 for _ in range(TURNS):
                     await asyncio.sleep(0)
@@ -170,10 +154,10 @@ def test_a_busy_loop_stands_still_for_moments_until_the_write_is_done(
     run(story)
 
 
-def test_a_loop_that_has_nothing_to_do_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_has_nothing_to_do_does_not_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
-            with moments(store, monkeypatch) as taken:
+            with nudges(store, monkeypatch) as taken:
                 with locked(tmp_path / "state.db"):
                     waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
                     await asyncio.wait({waiting}, timeout=0.05)
@@ -183,7 +167,7 @@ def test_a_loop_that_has_nothing_to_do_is_left_alone(tmp_path: Path, monkeypatch
     run(story)
 
 
-def test_the_longer_a_write_takes_the_rarer_the_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longer_a_write_takes_the_rarer_the_nudges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk, or a file that others keep, must not cost a loop half of its time."""
 
     async def story() -> None:
@@ -193,7 +177,7 @@ def test_the_longer_a_write_takes_the_rarer_the_moments(tmp_path: Path, monkeypa
             later = loop.call_later
 
             def call_later(delay: float, callback: Any, *words: Any) -> asyncio.TimerHandle:
-                if callback == store._writer._attend:
+                if callback == store._writer._gil.nudge:
                     gaps.append(delay)
                 return later(delay, callback, *words)
 
@@ -204,8 +188,8 @@ def test_the_longer_a_write_takes_the_rarer_the_moments(tmp_path: Path, monkeypa
                     while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
                         await asyncio.sleep(0)
             await waiting
-            assert gaps[0] == writer.FIRST_GAP
-            assert all(after == min(2 * before, writer.LONGEST_GAP) for before, after in pairwise(gaps[:7]))
-            assert gaps[6] == writer.LONGEST_GAP
+            assert gaps[0] == gil.MIN_GAP_S
+            assert all(after == min(2 * before, gil.MAX_GAP_S) for before, after in pairwise(gaps[:7]))
+            assert gaps[6] == gil.MAX_GAP_S
 
     run(story)

@@ -1,14 +1,14 @@
-"""One statement takes several rows, and all of them arrive."""
+"""Bulk statements: several rows in one statement, and all of them arrive."""
 
 from collections.abc import Iterator
 
 import apsw
 import pytest
 
-from reefknot.engines.sqlite.transaction import SIZES, Grouped
+from reefknot.engines.sqlite.transaction import SIZES, BulkStatement
 
-INSERT = Grouped("INSERT OR ROLLBACK INTO t (name, value) VALUES {}", width=2)
-UPDATE = Grouped("UPDATE t SET value = new.column2 FROM (VALUES {}) AS new WHERE name = new.column1", width=2)
+INSERT = BulkStatement("INSERT OR ROLLBACK INTO t (name, value) VALUES {}", width=2)
+UPDATE = BulkStatement("UPDATE t SET value = new.column2 FROM (VALUES {}) AS new WHERE name = new.column1", width=2)
 
 
 @pytest.fixture

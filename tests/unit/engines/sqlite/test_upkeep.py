@@ -1,4 +1,4 @@
-"""What is past its retention goes a few rows at a time, and never what lives."""
+"""Retention removes spent rows, a few at a time, and never a live one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore
-from reefknot.engines.sqlite import upkeep as retention
+from reefknot.engines.sqlite import SqliteStore, upkeep
+from reefknot.engines.sqlite.audit import _append_batch
 from reefknot.errors import KeyQuotaError
 from reefknot.ports.work_queue import Settlement
 from tests.unit.engines.sqlite.test_store import opened, run
@@ -21,8 +21,8 @@ from tests.unit.engines.sqlite.test_store import opened, run
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "LOOKED_AT_ONCE", 4)
-    monkeypatch.setattr(retention, "REMOVED_AT_ONCE", 3)
+    monkeypatch.setattr(upkeep, "ROWS_PER_READ", 4)
+    monkeypatch.setattr(upkeep, "ROWS_PER_DELETE", 3)
 
 
 async def ended(store: SqliteStore, *keys: str) -> None:
@@ -57,23 +57,23 @@ def test_spent_keys_go_in_small_transactions_and_live_ones_stay(tmp_path: Path) 
 def test_a_key_that_was_claimed_anew_after_the_look_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without a second look inside of the transaction, the new owner's key would go."""
     clock = VirtualClock()
-    statement = retention._REMOVE
+    statement = upkeep._REMOVE
 
     async def story(careless: bool) -> bool:
         async with opened(tmp_path / f"{careless}.db", clock, retention=10) as store:
             await ended(store, "k")
             clock.advance(20)
-            real = store._link.write
+            real = store._context.write
 
             async def write(handler: Any, argument: Any) -> Any:
-                if handler is retention._removes:
-                    store._link.write = real
+                if handler is upkeep._remove_batch:
+                    store._context.write = real
                     assert isinstance(await store.idempotency.claim("k", owner="new"), Claimed)
                 return await real(handler, argument)
 
-            store._link.write = write  # type: ignore[assignment]
-            monkeypatch.setattr(retention, "_REMOVE", statement.replace("AND {1} ", "") if careless else statement)
-            await retention.purge_keys(store._link)
+            store._context.write = write  # type: ignore[assignment]
+            monkeypatch.setattr(upkeep, "_REMOVE", statement.replace("AND {1} ", "") if careless else statement)
+            await upkeep.purge_keys(store._context)
             return await store.idempotency.get("k") is not None
 
     async def both() -> None:
@@ -107,14 +107,14 @@ def test_a_refused_key_of_a_flood_does_not_walk_through_the_table(
 ) -> None:
     clock = VirtualClock()
     looked = 0
-    real = retention.make_room
+    real = upkeep.make_room
 
     def counted(*arguments: Any, **more: Any) -> int:
         nonlocal looked
         looked += 1
         return real(*arguments, **more)
 
-    monkeypatch.setattr(retention, "make_room", counted)
+    monkeypatch.setattr(upkeep, "make_room", counted)
 
     async def story() -> None:
         async with opened(tmp_path / "state.db", clock, retention=10, most_keys=3) as store:
@@ -141,9 +141,9 @@ def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_lost(
     """A newcomer makes room by removing spent keys; one of them is claimed again in the same transaction."""
     clock = VirtualClock()
     path = tmp_path / "state.db"
-    real = retention.make_room
+    real = upkeep.make_room
     if careless:
-        monkeypatch.setattr(retention, "make_room", lambda transaction, keep: real(transaction, keep=[]))
+        monkeypatch.setattr(upkeep, "make_room", lambda transaction, keep: real(transaction, keep=[]))
 
     async def story() -> None:
         async with opened(path, clock, retention=10, most_keys=2) as store:
@@ -151,8 +151,8 @@ def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_lost(
             clock.advance(20)
             other = apsw.Connection(str(path))
             other.execute("BEGIN IMMEDIATE")
-            first = store._link.write(store.audit._appends, [])  # waits for the lock, and what follows gathers
-            while store._writer._waiting:  # noqa: ASYNC110 - the writer's thread says nothing when it begins
+            first = store._context.write(_append_batch, [])  # waits for the lock, and what follows gathers
+            while store._writer._submitted:  # noqa: ASYNC110 - the writer's thread says nothing when it begins
                 await asyncio.sleep(0)
             claims = [asyncio.ensure_future(store.idempotency.claim(key, owner="new")) for key in ("newcomer", "a")]
             await asyncio.sleep(0)
