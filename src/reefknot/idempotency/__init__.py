@@ -1,1 +1,1 @@
-"""One effect per key: claim, renew, record, answer."""
+"""One effect per key: claim the key, renew its lease, record the result, answer later callers."""

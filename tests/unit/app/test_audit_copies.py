@@ -13,7 +13,7 @@ import pytest
 import reefknot as rk
 from reefknot.app import open_audit_log, open_manager
 from reefknot.app.audit_copies import Copier, kept_events
-from reefknot.app.retention import Note, Retention
+from reefknot.app.retention import Retention, RetentionNote
 from reefknot.app.stores import options_of
 from reefknot.app.system import running_system
 from reefknot.audit.journal import Journal
@@ -245,7 +245,7 @@ def test_a_system_keeps_its_book_on_record_and_its_store_as_configured(tmp_path:
             assert record.expires_at - record.updated_at == 700_000_000
 
     asyncio.run(main())
-    assert Note(str(tmp_path / "state.db")).read().retention == Retention(events=None, work=3600.0)
+    assert RetentionNote(str(tmp_path / "state.db")).read().retention == Retention(events=None, work=3600.0)
 
 
 # ---- a manager of a configuration ------------------------------------------------------------------------------------

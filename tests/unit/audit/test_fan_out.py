@@ -80,7 +80,7 @@ def test_what_waits_is_bounded_and_the_rest_is_counted_and_told(caplog: pytest.L
 
     run_virtual(main())
     assert (fan.buffered, fan.lost) == (2, 2)
-    assert "2 events wait for it, 2 are lost in all" in caplog.text
+    assert "2 events are buffered for it, 2 are lost in all" in caplog.text
 
 
 def test_when_nobody_keeps_them_the_caller_is_told_and_keeps_them() -> None:

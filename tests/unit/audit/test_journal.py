@@ -105,7 +105,7 @@ def test_while_the_log_is_down_events_wait_and_work_goes_on(caplog: pytest.LogCa
     with caplog.at_level(logging.ERROR):
         run_virtual(main())
     assert "the audit log cannot be written (OSError: no space" in caplog.text
-    assert "1 events wait, 0 are lost" in caplog.text
+    assert "1 events are buffered, 0 are lost" in caplog.text
     assert "hunter2" not in caplog.text
 
 
@@ -154,7 +154,7 @@ def test_the_buffer_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCap
 
     with caplog.at_level(logging.ERROR):
         run_virtual(main())
-    assert "3 events wait, 2 are lost in all" in caplog.text
+    assert "3 events are buffered, 2 are lost in all" in caplog.text
 
 
 def test_two_writers_at_once_hand_in_what_waited_only_once() -> None:
@@ -237,10 +237,10 @@ def test_fail_closed_stops_work_until_its_events_are_on_record() -> None:
         assert stopped.value.events == 1
         assert isinstance(stopped.value.__cause__, OSError)
         with pytest.raises(AuditUnavailableError):
-            await journal.ready()
+            await journal.flush_backlog()
         log.down = False
         await asyncio.sleep(2)
-        await journal.ready()
+        await journal.flush_backlog()
         assert log.said == ["a"]
 
     run_virtual(main())
@@ -254,7 +254,7 @@ def test_fail_open_is_always_ready() -> None:
         await journal.write(event("a"))
         tries = log.tries
         await asyncio.sleep(2)
-        await journal.ready()
+        await journal.flush_backlog()
         assert log.tries == tries
 
     run_virtual(main())

@@ -18,11 +18,11 @@ from reefknot.core.idempotency import Claimed, Done, KeyState, Released
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.idempotency import unrecorded
-from reefknot.idempotency.once import How, Mode, Once, mode_named
+from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
 from reefknot.testing import run_virtual
-from tests.unit.idempotency.keeping import Failing, actions_in, once, told
+from tests.unit.idempotency.failing_store import Failing, actions_in, once, told
 
-NOT_WAITING = How(wait=0.0)
+NOT_WAITING = KeyOptions(wait=0.0)
 
 
 class Effect:
@@ -157,7 +157,7 @@ def test_with_a_type_every_caller_gets_an_object_of_it(url: str) -> None:
             return Receipt(7, ("a",))
 
         async with open_store(url) as store:
-            how = How(result_type=Receipt)
+            how = KeyOptions(result_type=Receipt)
             assert await once(store.idempotency, "k", made, how) == Receipt(7, ("a",))
             assert await once(store.idempotency, "k", made, how) == Receipt(7, ("a",))
             assert await once(store.idempotency, "k", made) == {"number": 7, "lines": ["a"]}
@@ -171,7 +171,7 @@ def test_an_answer_that_does_not_fit_the_type_says_so_and_stays_on_record(url: s
         async with open_store(url) as store:
             for _ in range(2):
                 with pytest.raises(errors.ParameterTypeError, match="result_type"):
-                    await once(store.idempotency, "k", effect, How(result_type=int))
+                    await once(store.idempotency, "k", effect, KeyOptions(result_type=int))
             assert await once(store.idempotency, "k", effect) == {"time": 1}
 
     run_virtual(main())
@@ -236,9 +236,9 @@ def test_another_payload_under_the_same_key_is_refused_with_both_fingerprints(ur
     async def main() -> None:
         effect = Effect()
         async with open_store(url) as store:
-            await once(store.idempotency, "k", effect, How(fingerprint="one"))
+            await once(store.idempotency, "k", effect, KeyOptions(fingerprint="one"))
             with pytest.raises(errors.KeyConflictError) as refused:
-                await once(store.idempotency, "k", effect, How(fingerprint="two"))
+                await once(store.idempotency, "k", effect, KeyOptions(fingerprint="two"))
             assert (refused.value.recorded, refused.value.given) == ("one", "two")
             assert await actions_in(store.audit) == ["record", "conflict"]
         assert effect.times == 1
@@ -297,7 +297,7 @@ def test_a_waiting_caller_waits_no_longer_than_it_may(url: str) -> None:
             await asyncio.sleep(0)
             began = asyncio.get_running_loop().time()
             with pytest.raises(errors.KeyInProgressError):
-                await once(store.idempotency, "k", effect, How(wait=10))
+                await once(store.idempotency, "k", effect, KeyOptions(wait=10))
             assert asyncio.get_running_loop().time() - began == pytest.approx(10, abs=0.1)
             await first
 
@@ -325,7 +325,7 @@ def test_work_that_takes_longer_than_its_lease_keeps_it(url: str) -> None:
     async def main() -> None:
         effect = Effect(seconds=300)
         async with open_store(url) as store:
-            first = asyncio.create_task(once(store.idempotency, "k", effect, How(lease=6)))
+            first = asyncio.create_task(once(store.idempotency, "k", effect, KeyOptions(lease=6)))
             await asyncio.sleep(200)
             with pytest.raises(errors.KeyInProgressError):
                 await once(store.idempotency, "k", effect, NOT_WAITING)
@@ -342,7 +342,7 @@ def test_a_zombie_is_refused_and_its_work_cancelled(url: str) -> None:
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
             slow = Effect(seconds=1000)
-            zombie = asyncio.create_task(once(keys, "k", slow, How(lease=6)))
+            zombie = asyncio.create_task(once(keys, "k", slow, KeyOptions(lease=6)))
             await asyncio.sleep(0.1)
             keys.fails["renew"] = 4
             await asyncio.sleep(7)
@@ -365,7 +365,7 @@ def test_a_zombie_that_finishes_before_it_is_told_cannot_write(url: str) -> None
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
             keys.fails["renew"] = 1000
-            zombie = asyncio.create_task(once(keys, "k", Effect(seconds=20), How(lease=6)))
+            zombie = asyncio.create_task(once(keys, "k", Effect(seconds=20), KeyOptions(lease=6)))
             await asyncio.sleep(7)
 
             async def theirs() -> str:
@@ -495,14 +495,14 @@ def test_a_claim_whose_answer_was_lost_by_cancellation_is_given_back(url: str) -
         async with open_store(url) as store:
             for mode in (Mode.RETRY, Mode.GUARD):
                 effect = Effect()
-                first = asyncio.create_task(once(SlowToAnswer(store.idempotency), mode, effect, How(mode)))
+                first = asyncio.create_task(once(SlowToAnswer(store.idempotency), mode, effect, KeyOptions(mode)))
                 await asyncio.sleep(0.5)
                 first.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await first
                 assert effect.times == 0
                 await asyncio.sleep(2)
-                assert await once(store.idempotency, mode, Effect(), How(mode, wait=0.0)) == {"time": 1}
+                assert await once(store.idempotency, mode, Effect(), KeyOptions(mode, wait=0.0)) == {"time": 1}
 
     run_virtual(main())
 
@@ -513,7 +513,7 @@ def test_an_outer_cancellation_wins_over_a_lost_lease(url: str) -> None:
     async def main() -> None:
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
-            first = asyncio.create_task(once(keys, "k", Effect(seconds=100), How(lease=6)))
+            first = asyncio.create_task(once(keys, "k", Effect(seconds=100), KeyOptions(lease=6)))
             await asyncio.sleep(1)
             keys.error = errors.LeaseLostError("k", owner="me", fence=1)
             keys.fails["renew"] = 1
@@ -534,7 +534,7 @@ def test_a_lost_lease_leaves_no_cancellation_behind(url: str) -> None:
             keys.error = errors.LeaseLostError("k", owner="me", fence=1)
             keys.fails["renew"] = 1
             with pytest.raises(errors.LeaseLostError) as lost:
-                await once(keys, "k", Effect(seconds=100), How(lease=6))
+                await once(keys, "k", Effect(seconds=100), KeyOptions(lease=6))
             assert lost.value.__cause__ is None
             task = asyncio.current_task()
             assert task is not None
@@ -547,7 +547,7 @@ def test_a_lost_lease_leaves_no_cancellation_behind(url: str) -> None:
 # ---- guard -----------------------------------------------------------------------------------------------------------
 
 
-GUARD = How(Mode.GUARD, lease=6, wait=0.0)
+GUARD = KeyOptions(Mode.GUARD, lease=6, wait=0.0)
 
 
 def test_under_a_guard_an_exception_leaves_the_outcome_to_a_person(url: str) -> None:
@@ -687,9 +687,9 @@ def test_a_remembered_result_outlives_its_lease_in_this_process(url: str) -> Non
         async with open_store(url) as store:
             keys, effect = Failing(store.idempotency), Effect()
             keys.fails["finish"] = 5
-            await once(keys, "k", effect, How(lease=6))
+            await once(keys, "k", effect, KeyOptions(lease=6))
             await asyncio.sleep(100)
-            assert await once(keys, "k", effect, How(lease=6)) == {"time": 1}
+            assert await once(keys, "k", effect, KeyOptions(lease=6)) == {"time": 1}
             assert effect.times == 1
 
     run_virtual(main())
@@ -700,7 +700,7 @@ def test_when_somebody_else_recorded_an_answer_meanwhile_theirs_counts(url: str)
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
             keys.fails["finish"] = 5
-            await once(keys, "k", Effect(), How(lease=6))
+            await once(keys, "k", Effect(), KeyOptions(lease=6))
             await asyncio.sleep(10)
 
             async def theirs() -> str:
@@ -737,9 +737,9 @@ def test_a_remembered_result_is_not_given_for_another_payload(url: str) -> None:
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
             keys.fails["finish"] = 6
-            await once(keys, "k", Effect(), How(fingerprint="one"))
+            await once(keys, "k", Effect(), KeyOptions(fingerprint="one"))
             with pytest.raises(errors.KeyConflictError):
-                await once(keys, "k", Effect(), How(fingerprint="two"))
+                await once(keys, "k", Effect(), KeyOptions(fingerprint="two"))
 
     run_virtual(main())
 
@@ -762,7 +762,7 @@ def test_what_could_not_be_recorded_is_written_when_the_store_works_again(url: s
 
 
 def test_no_new_work_begins_while_too_much_is_unrecorded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unrecorded, "MOST", 2)
+    monkeypatch.setattr(unrecorded, "MOST_UNRECORDED", 2)
 
     async def main() -> None:
         async with open_store(url) as store:
@@ -807,13 +807,13 @@ def test_a_key_that_cannot_be_let_go_does_not_hide_why_the_work_failed(
             keys = Failing(store.idempotency)
             keys.fails["finish"] = 1
             with pytest.raises(ConnectionError, match="the real reason"):
-                await once(keys, "k", Effect(error=ConnectionError("the real reason")), How(lease=6))
+                await once(keys, "k", Effect(error=ConnectionError("the real reason")), KeyOptions(lease=6))
             assert await once(keys, "k", Effect()) == {"time": 1}, "after the lease ran out"
             assert asyncio.get_running_loop().time() == pytest.approx(6, abs=0.5)
 
     with caplog.at_level(logging.ERROR):
         run_virtual(main())
-    assert "could not be let go" in caplog.text
+    assert "could not be released" in caplog.text
 
 
 def test_a_renewal_that_fails_is_told_and_tried_again(url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -822,11 +822,11 @@ def test_a_renewal_that_fails_is_told_and_tried_again(url: str, caplog: pytest.L
             keys = Failing(store.idempotency)
             keys.error = OSError("any error at all")
             keys.fails["renew"] = 1
-            assert await once(keys, "k", Effect(seconds=30), How(lease=6)) == {"time": 1}
+            assert await once(keys, "k", Effect(seconds=30), KeyOptions(lease=6)) == {"time": 1}
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    assert "could not be renewed, and is tried again: OSError: any error at all" in caplog.text
+    assert "could not be renewed and is tried again: OSError: any error at all" in caplog.text
 
 
 def test_a_coroutine_that_is_closed_in_the_middle_leaves_quietly() -> None:
@@ -835,7 +835,7 @@ def test_a_coroutine_that_is_closed_in_the_middle_leaves_quietly() -> None:
     async def main() -> None:
         async with open_store("memory:") as store:
             effect = Effect(seconds=5)
-            running = Once(store.idempotency).run("k", effect, How(lease=6), told(store.idempotency, "k"))
+            running = Once(store.idempotency).run("k", effect, KeyOptions(lease=6), told(store.idempotency, "k"))
             running.send(None)
             assert effect.times == 1
             running.close()

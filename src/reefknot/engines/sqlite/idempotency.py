@@ -12,7 +12,17 @@ import apsw
 from msgspec import Struct, json, structs
 
 from reefknot.core import idempotency as core
-from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
+from reefknot.core.idempotency import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Ending,
+    KeyRecord,
+    KeyState,
+    Lost,
+    checked_key,
+)
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite import upkeep as retention_of
 from reefknot.engines.sqlite.audit import SqliteAuditLog
@@ -66,7 +76,7 @@ class _Resolving(Struct, frozen=True):
     ending: Ending
 
 
-_Wish = Asking | _Renewing | _Finishing | _Resolving
+_Wish = ClaimRequest | _Renewing | _Finishing | _Resolving
 _Step = tuple[str, _Wish, Sequence[AuditEntry]]
 
 
@@ -96,7 +106,7 @@ class SqliteIdempotencyStore:
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
     ) -> Answer:
-        asking = Asking(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
         answer: Answer = await self._write(self._handler, (key, asking, events))
         return answer
 
@@ -185,7 +195,7 @@ class SqliteIdempotencyStore:
             if new is not None and new is not old:
                 records[key] = changed[key] = new
                 transaction.touched.add(f"key:{key}")
-                if events and (not isinstance(step, Asking) or isinstance(answer, Claimed)):
+                if events and (not isinstance(step, ClaimRequest) or isinstance(answer, Claimed)):
                     transaction.tell(events)
         if changed:
             _save(transaction, changed.values(), stored)
@@ -196,7 +206,7 @@ class SqliteIdempotencyStore:
     ) -> tuple[Any, KeyRecord | None]:
         now, retention_ms = transaction.now, self._retention_ms
         match step:
-            case Asking():
+            case ClaimRequest():
                 counters = transaction.counters
                 if old is None:
                     self._make_room(transaction, records)

@@ -16,9 +16,9 @@ from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.errors import AuditUnavailableError
 from reefknot.idempotency import decorator as module
-from reefknot.idempotency.manager import in_scope
+from reefknot.idempotency.scope import in_scope
 from reefknot.testing import run_virtual
-from tests.unit.idempotency.keeping import actions_in, events_in
+from tests.unit.idempotency.failing_store import actions_in, events_in
 
 
 @dataclass
@@ -346,7 +346,7 @@ def test_a_plain_function_is_refused() -> None:
 
 
 def test_two_functions_in_two_files_do_not_share_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_homes", {})
+    monkeypatch.setattr(module, "_files", {})
 
     async def charge() -> None: ...
 

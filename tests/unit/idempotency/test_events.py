@@ -8,9 +8,9 @@ from reefknot.audit.journal import Journal
 from reefknot.core.audit.event import IdempotencyEvent, RetryRecovered
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
-from reefknot.idempotency.events import Telling
+from reefknot.idempotency.events import KeyEvents
 from reefknot.testing import run_virtual
-from tests.unit.idempotency.keeping import events_in
+from tests.unit.idempotency.failing_store import events_in
 
 RECOVERED = RetryRecovered(timestamp="", total_attempts=2, elapsed_seconds=1.0)
 
@@ -23,11 +23,11 @@ def event(action: str) -> IdempotencyEvent:
 def test_what_was_told_is_not_told_again(one_chain: bool) -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
-        telling = Telling(Journal(store.audit), event, one_chain=one_chain)
-        telling.saw("hit")
-        telling.with_record.append(RECOVERED)
-        await telling.tell()
-        await telling.tell()
+        events = KeyEvents(Journal(store.audit), event, one_chain=one_chain)
+        events.observed("hit")
+        events.with_record.append(RECOVERED)
+        await events.flush()
+        await events.flush()
         assert await events_in(store.audit) == [RECOVERED, event("hit")]
 
     run_virtual(main())
@@ -36,12 +36,12 @@ def test_what_was_told_is_not_told_again(one_chain: bool) -> None:
 def test_on_one_chain_an_event_goes_with_its_change_and_not_after_it() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
-        telling = Telling(Journal(store.audit), event, one_chain=True)
-        telling.with_record.append(RECOVERED)
-        assert [entry.event_type for entry in telling.beside("release")] == ["idempotency"]
-        assert [entry.event_type for entry in telling.beside("record")] == ["retry_recovered", "idempotency"]
-        telling.did("record")
-        await telling.tell()
+        events = KeyEvents(Journal(store.audit), event, one_chain=True)
+        events.with_record.append(RECOVERED)
+        assert [entry.event_type for entry in events.atomic_with("release")] == ["idempotency"]
+        assert [entry.event_type for entry in events.atomic_with("record")] == ["retry_recovered", "idempotency"]
+        events.applied("record")
+        await events.flush()
         assert await events_in(store.audit) == []
 
     run_virtual(main())
@@ -50,11 +50,11 @@ def test_on_one_chain_an_event_goes_with_its_change_and_not_after_it() -> None:
 def test_on_two_chains_an_event_comes_after_its_change_and_not_with_it() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
-        telling = Telling(Journal(store.audit), event, one_chain=False)
-        telling.with_record.append(RECOVERED)
-        assert telling.beside("record") == []
-        telling.did("record")
-        await telling.tell()
+        events = KeyEvents(Journal(store.audit), event, one_chain=False)
+        events.with_record.append(RECOVERED)
+        assert events.atomic_with("record") == []
+        events.applied("record")
+        await events.flush()
         assert await events_in(store.audit) == [RECOVERED, event("record")]
 
     run_virtual(main())

@@ -12,8 +12,8 @@ from reefknot.audit.journal import Journal, event_id, now_text
 from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, decode
 from reefknot.core.idempotency import Answer, Claim, Ending, KeyRecord
 from reefknot.errors import StoreUnavailableError
-from reefknot.idempotency.events import Telling
-from reefknot.idempotency.once import How, Once
+from reefknot.idempotency.events import KeyEvents
+from reefknot.idempotency.once import KeyOptions, Once
 from reefknot.ports.audit_log import AuditEntry, AuditLog, AuditQuery
 from reefknot.ports.idempotency_store import IdempotencyStore
 
@@ -64,24 +64,29 @@ class Failing:
         return getattr(self._inner, name)
 
 
-def told(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> Telling:
+def told(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> KeyEvents:
     """Events of a call, in the store's own log."""
 
     def event(action: str) -> IdempotencyEvent:
         return IdempotencyEvent(timestamp=now_text(), event_id=event_id(), idempotency_key=key, action=action)
 
-    return Telling(Journal(store.audit), event, one_chain=one_chain)
+    return KeyEvents(Journal(store.audit), event, one_chain=one_chain)
 
 
 async def once(
-    store: IdempotencyStore, key: str, work: Callable[[], Awaitable[Any]], how: How | None = None, *, chain: bool = True
+    store: IdempotencyStore,
+    key: str,
+    work: Callable[[], Awaitable[Any]],
+    how: KeyOptions | None = None,
+    *,
+    chain: bool = True,
 ) -> Any:
     """Run work under a key, its events told whatever happens."""
-    telling = told(store, key, one_chain=chain)
+    events = told(store, key, one_chain=chain)
     try:
-        return await Once(store).run(key, work, how or How(), telling)
+        return await Once(store).run(key, work, how or KeyOptions(), events)
     finally:
-        await telling.tell()
+        await events.flush()
 
 
 async def events_in(log: AuditLog) -> list[AnyEvent]:

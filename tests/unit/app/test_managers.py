@@ -11,7 +11,7 @@ import pytest
 
 import reefknot as rk
 from reefknot import errors
-from reefknot.app import managers as assembly
+from reefknot.app import managers
 from reefknot.config.book import PolicyBook
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import (
@@ -28,7 +28,7 @@ from reefknot.engines.memory import MemoryStore
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
 from reefknot.ports.store import Store
 from reefknot.testing import run_virtual
-from tests.unit.idempotency.keeping import Failing, actions_in, events_in
+from tests.unit.idempotency.failing_store import Failing, actions_in, events_in
 from tests.unit.retrying.flaky import AsyncAlways, AsyncFlaky
 
 PUT = rk.RetryCategory.KV_PUT
@@ -615,8 +615,8 @@ def test_a_cleared_key_is_done_anew(url: str) -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_manager", None)
-    monkeypatch.setattr(assembly, "_warned", False)
+    monkeypatch.setattr(managers, "_manager", None)
+    monkeypatch.setattr(managers, "_warned", False)
 
 
 @pytest.mark.usefixtures("fresh")
