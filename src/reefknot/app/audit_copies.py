@@ -35,10 +35,10 @@ LONGEST_WAIT_S = 5.0
 PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 """Pauses after successive failures of a sink; the last one repeats."""
 CATCH_UP_S = 2.0
-"""How long closing waits for a copy to be complete."""
+"""Seconds that closing waits for a copy to be complete."""
 MOST_CURSOR_BYTES = 4096
 BOOK_S = 2.0
-"""How long the start waits for the policy book to be stored; searching a long log for it takes longer."""
+"""Seconds that the start waits for the policy book to be stored; searching a long log for it may take longer."""
 
 
 class CopyCursor(Struct, frozen=True):
@@ -138,7 +138,7 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
     audit = settings.configuration.audit
     configure(store.audit, on_failure=audit.on_failure, most_buffered=audit.max_buffered)
     if audit.jsonl is not None and OnFailure(audit.on_failure) is OnFailure.FAIL_CLOSED:
-        async with _lines(_path_of(audit.jsonl.path, settings), audit.jsonl):
+        async with _open_file(_path_of(audit.jsonl.path, settings), audit.jsonl):
             pass
     books = BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(secrets)))
     with suppress(TimeoutError):
@@ -169,7 +169,7 @@ async def _copy_to_file(log: AuditLog, path: Path, wanted: JsonLinesFile, ending
     failures = 0
     while not (ending.is_set() and failures):
         try:
-            async with _lines(path, wanted) as sink:
+            async with _open_file(path, wanted) as sink:
                 await Copier(log, sink, cursor=path.with_name(f"{path.name}.copied")).run(ending)
             return
         except StoreError as error:
@@ -177,7 +177,7 @@ async def _copy_to_file(log: AuditLog, path: Path, wanted: JsonLinesFile, ending
             failures += 1
 
 
-def _lines(path: Path, wanted: JsonLinesFile) -> AbstractAsyncContextManager[AuditLog]:
+def _open_file(path: Path, wanted: JsonLinesFile) -> AbstractAsyncContextManager[AuditLog]:
     return open_audit_log(str(path), largest=wanted.max_file_bytes, keep=wanted.max_files, fsync=wanted.fsync)
 
 

@@ -161,7 +161,7 @@ class HasSnapshot(Protocol):
 
 
 class _Operation(Struct, frozen=True):
-    """One operation, redacted, as its events describe it."""
+    """Operation of one call, redacted, as its events describe it."""
 
     category: str
     name: str

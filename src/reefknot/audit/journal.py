@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 APPEND_TRIES = 3
 APPEND_TIMEOUT_S = 10.0
 SINK_TIMEOUT_S = 5.0
-"""For one sink of several; shorter than a journal waits for all of them."""
+"""Timeout of one sink of several, shorter than a journal's for all of them."""
 MOST_BUFFERED = 1000
 RETRY_PAUSE_S = 1.0
 """Seconds without another append after one failed, so that an outage of the log does not slow the work."""
@@ -81,7 +81,7 @@ class AuditSink(Protocol):
 
 
 class OnFailure(StrEnum):
-    """What happens to work whose events cannot be kept: it goes on, or it stops."""
+    """Setting for work whose events cannot be kept: it goes on, or it stops."""
 
     FAIL_OPEN = "fail_open"
     FAIL_CLOSED = "fail_closed"
@@ -283,7 +283,7 @@ class FanOut:
 
 
 class _Branch(_Backlog):
-    """One sink of several, and the entries it missed."""
+    """A sink of a `FanOut`, and the entries it missed."""
 
     def __init__(self, sink: AuditSink, most: int, seconds: float) -> None:
         super().__init__()

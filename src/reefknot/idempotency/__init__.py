@@ -1,1 +1,1 @@
-"""One effect per key: claim the key, renew its lease, record the result, answer later callers."""
+"""Idempotency: one effect per key, and its recorded result for every caller."""

@@ -1,4 +1,4 @@
-"""What a running process does about its events, as `audit` says it."""
+"""`kept_events`: copies, the stored book and the settings of a journal, as the configuration says."""
 
 from __future__ import annotations
 

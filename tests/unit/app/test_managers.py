@@ -1,4 +1,4 @@
-"""Operations with a category, a record and a key: what the manager adds to the loop and to the key."""
+"""`RetryManager` and `IdempotencyManager`: categories, keys and events on top of the retry loop."""
 
 from __future__ import annotations
 
@@ -470,7 +470,7 @@ def test_fail_closed_after_the_effect_does_not_make_it_happen_again(url: str) ->
     run_virtual(main())
 
 
-# ---- what is on record -----------------------------------------------------------------------------------------------
+# ---- what is audited -------------------------------------------------------------------------------------------------
 
 
 def test_every_decision_on_record_is_decided_again_to_the_byte(url: str) -> None:

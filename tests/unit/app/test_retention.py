@@ -1,4 +1,4 @@
-"""Retention that happens by itself."""
+"""`RetentionJob`: removes what is past its retention, and nothing that lives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.app import retention as tidying
 from reefknot.app.retention import EVERY_S, KEEP_EVENTS_S, KEEP_WORK_S, Removed, Retention, RetentionJob, RetentionNote
 from reefknot.app.stores import clock_of_this_loop
 from reefknot.core.idempotency import Claimed, Done
@@ -233,7 +232,6 @@ def test_what_somebody_was_told_to_keep_is_not_removed_by_who_was_told_nothing(t
 
 
 def test_control_without_the_note_it_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidying, "RetentionNote", lambda path: RetentionNote(None))
     monkeypatch.setattr("reefknot.app.stores.RetentionNote", lambda path: RetentionNote(None))
     path, clock = tmp_path / "state.db", VirtualClock()
 

@@ -1,4 +1,4 @@
-"""The policy book on record, once."""
+"""`BookRecorder`: the policy book is in the audit log, once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def books_in(log: AuditLog) -> list[BookStored]:
     return [one for one in found if isinstance(one, BookStored)]
 
 
-def test_a_manager_puts_its_book_on_record_before_the_first_decision_that_refers_to_it() -> None:
+def test_a_manager_stores_its_book_before_the_first_decision_that_refers_to_it() -> None:
     async def fails() -> None:
         raise ConnectionError("no")
 
@@ -72,7 +72,7 @@ def test_it_holds_the_policies_and_nothing_else_and_no_secret() -> None:
     run_virtual(main())
 
 
-def test_a_book_in_which_nothing_was_written_is_not_on_record() -> None:
+def test_a_book_without_written_policies_is_not_stored() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         for book in (rk.PolicyBook(), rk.PolicyBook.loads("engine: 'memory:'")):
@@ -82,7 +82,7 @@ def test_a_book_in_which_nothing_was_written_is_not_on_record() -> None:
     run_virtual(main())
 
 
-def test_what_retention_let_go_of_is_written_again() -> None:
+def test_a_book_that_retention_removed_is_written_again() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         recorder = BookRecorder(store.audit, Journal(store.audit))
@@ -114,7 +114,7 @@ def test_where_nothing_can_be_read_back_it_is_written_once(caplog: pytest.LogCap
     assert caplog.text.count("book_stored") == 1
 
 
-def test_a_log_that_cannot_be_read_is_told_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_cannot_be_read_is_logged_and_searched_again(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         recorder = BookRecorder(store.audit, Journal(store.audit))

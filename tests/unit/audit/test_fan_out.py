@@ -1,4 +1,4 @@
-"""One journal, several sinks."""
+"""`FanOut`: several sinks as one, none of which holds back the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store whose calls fail when they are told to, and what a test needs to look at its events."""
+"""A store whose calls fail on demand, and what a test needs to look at its events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from typing import Any
 
-from reefknot.audit.journal import Journal, event_id, now_text
+from reefknot import clock
+from reefknot.audit.journal import Journal, envelope
 from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, decode
 from reefknot.core.idempotency import Answer, Claim, Ending, KeyRecord
 from reefknot.errors import StoreUnavailableError
@@ -64,11 +65,11 @@ class Failing:
         return getattr(self._inner, name)
 
 
-def told(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> KeyEvents:
-    """Events of a call, in the store's own log."""
+def key_events(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> KeyEvents:
+    """Events of a call on a key, in the store's own log."""
 
     def event(action: str) -> IdempotencyEvent:
-        return IdempotencyEvent(timestamp=now_text(), event_id=event_id(), idempotency_key=key, action=action)
+        return IdempotencyEvent(**envelope(wall=clock.wall()), idempotency_key=key, action=action)
 
     return KeyEvents(Journal(store.audit), event, one_chain=one_chain)
 
@@ -77,16 +78,12 @@ async def once(
     store: IdempotencyStore,
     key: str,
     work: Callable[[], Awaitable[Any]],
-    how: KeyOptions | None = None,
+    options: KeyOptions | None = None,
     *,
     chain: bool = True,
 ) -> Any:
-    """Run work under a key, its events told whatever happens."""
-    events = told(store, key, one_chain=chain)
-    try:
-        return await Once(store).run(key, work, how or KeyOptions(), events)
-    finally:
-        await events.flush()
+    """Run work under a key of this store."""
+    return await Once(store).run(key, work, options or KeyOptions(), key_events(store, key, one_chain=chain))
 
 
 async def events_in(log: AuditLog) -> list[AnyEvent]:
@@ -94,5 +91,5 @@ async def events_in(log: AuditLog) -> list[AnyEvent]:
 
 
 async def actions_in(log: AuditLog) -> list[str]:
-    """What happened to keys, in order."""
+    """Actions on keys, in order."""
     return [event.action for event in await events_in(log) if isinstance(event, IdempotencyEvent)]

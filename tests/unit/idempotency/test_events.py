@@ -1,4 +1,4 @@
-"""The events of one call on a key, each told once."""
+"""`KeyEvents`: the events of one call on a key, each written once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def event(action: str) -> IdempotencyEvent:
 
 
 @pytest.mark.parametrize("one_chain", [True, False])
-def test_what_was_told_is_not_told_again(one_chain: bool) -> None:
+def test_a_flushed_event_is_not_written_again(one_chain: bool) -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         events = KeyEvents(Journal(store.audit), event, one_chain=one_chain)
