@@ -62,9 +62,9 @@ def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(caplo
 
     with caplog.at_level(logging.INFO, "reefknot"):
         run_virtual(main())
-    told = [record.message for record in caplog.records if "retention" in record.message]
-    assert told[0] == "retention removed 1 keys, 0 ended work items, 0 events"
-    assert len(told) == 3
+    lines = [record.message for record in caplog.records if "retention" in record.message]
+    assert lines[0] == "retention removed 1 keys, 0 ended work items, 0 events"
+    assert len(lines) == 3
 
 
 def test_for_ever_is_for_ever() -> None:
@@ -123,7 +123,7 @@ class Counting:
         return 0
 
 
-def test_it_happens_every_ten_minutes_or_so_and_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_runs_about_every_ten_minutes_also_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         store: Any = Counting()
         job = RetentionJob(store, clock_of_this_loop())
@@ -147,7 +147,7 @@ def test_it_happens_every_ten_minutes_or_so_and_goes_on_after_a_failure(caplog: 
     assert "the retention round failed (the disk is gone)" in caplog.text
 
 
-def test_who_may_not_leaves_it_to_the_one_who_does() -> None:
+def test_a_process_that_may_not_run_rounds_runs_none() -> None:
     async def main() -> None:
         store: Any = Counting()
         job = RetentionJob(store, clock_of_this_loop(), may_run=lambda: False)
@@ -159,7 +159,7 @@ def test_who_may_not_leaves_it_to_the_one_who_does() -> None:
     run_virtual(main())
 
 
-def test_one_process_of_a_host_tidies(tmp_path: Path) -> None:
+def test_one_process_of_a_host_runs_retention(tmp_path: Path) -> None:
     async def main() -> None:
         clock = VirtualClock()
         one, other = (SqliteStore(tmp_path / "state.db", clock) for _ in range(2))
@@ -197,7 +197,7 @@ def types_in(path: Path, clock: VirtualClock) -> list[str]:
     return found
 
 
-def test_a_script_that_never_lives_long_tidies_when_it_is_due(tmp_path: Path) -> None:
+def test_a_short_script_runs_a_round_when_one_is_due(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.db", VirtualClock()
 
     async def fill(store: Store) -> None:
@@ -215,7 +215,7 @@ def test_a_script_that_never_lives_long_tidies_when_it_is_due(tmp_path: Path) ->
     assert json.loads((tmp_path / "state.db-retention").read_bytes()) == noted  # not due
 
 
-def test_what_somebody_was_told_to_keep_is_not_removed_by_who_was_told_nothing(tmp_path: Path) -> None:
+def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.db", VirtualClock()
 
     async def fill(store: Store) -> None:
@@ -231,7 +231,7 @@ def test_what_somebody_was_told_to_keep_is_not_removed_by_who_was_told_nothing(t
     assert types_in(path, clock) == ["anchor"]
 
 
-def test_control_without_the_note_it_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_the_note_the_events_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.app.stores.RetentionNote", lambda path: RetentionNote(None))
     path, clock = tmp_path / "state.db", VirtualClock()
 
@@ -259,13 +259,13 @@ def test_a_note_that_cannot_be_read_or_written_says_nothing(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["audit_retention", "work_retention"])
 @pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "7d"])
-def test_a_retention_that_is_none_is_refused_before_anything_is_opened(tmp_path: Path, name: str, given: Any) -> None:
+def test_an_invalid_retention_is_refused_before_anything_is_opened(tmp_path: Path, name: str, given: Any) -> None:
     with pytest.raises(ParameterError, match=f"{name}=.*seconds above 0, or None for ever"):
         opened(tmp_path / "state.db", VirtualClock(), **{name: given})
     assert not (tmp_path / "state.db").exists()
 
 
-def test_in_a_virtual_loop_nothing_happens_by_itself(tmp_path: Path) -> None:
+def test_in_a_virtual_loop_nothing_is_removed(tmp_path: Path) -> None:
     async def main() -> None:
         async with rk.open_store("memory:") as store:
             await store.audit.append([event("a", at=0)])

@@ -59,7 +59,7 @@ def test_a_manager_stores_its_book_before_the_first_decision_that_refers_to_it()
     run_virtual(main())
 
 
-def test_it_holds_the_policies_and_nothing_else_and_no_secret() -> None:
+def test_the_stored_book_holds_the_policies_and_nothing_else_and_no_secret() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         recorder = BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(["hunter2hunter2"])))
@@ -101,7 +101,7 @@ def test_a_book_that_retention_removed_is_written_again() -> None:
     run_virtual(main())
 
 
-def test_where_nothing_can_be_read_back_it_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_in_a_log_that_cannot_be_read_the_book_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         sink = LogSink()
         recorder = BookRecorder(sink, Journal(sink))

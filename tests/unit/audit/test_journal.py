@@ -22,7 +22,7 @@ from reefknot.testing import run_virtual
 
 
 class Log:
-    """A log that is down for as long as it is told to."""
+    """A log that fails, hangs or is slow on demand."""
 
     def __init__(self) -> None:
         self.kept: list[AuditEntry] = []
@@ -58,7 +58,7 @@ def event(key: str) -> IdempotencyEvent:
     return IdempotencyEvent(**envelope(wall=clock.wall()), idempotency_key=key, action="hit")
 
 
-def test_an_event_is_kept_with_what_it_is_found_by() -> None:
+def test_an_entry_has_the_ids_that_its_event_is_found_by() -> None:
     async def main() -> None:
         log = Log()
         ids = {"tenant_id": "n", "correlation_id": "c", "trace_id": "t", "work_id": "w"}
@@ -158,7 +158,7 @@ def test_the_buffer_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCap
     assert "3 events are buffered, 2 are lost in all" in caplog.text
 
 
-def test_two_writers_at_once_hand_in_what_waited_only_once() -> None:
+def test_two_writers_at_once_append_the_backlog_only_once() -> None:
     async def main() -> None:
         log = Log()
         journal = Journal(log)
@@ -174,7 +174,7 @@ def test_two_writers_at_once_hand_in_what_waited_only_once() -> None:
     run_virtual(main())
 
 
-def test_what_was_kept_back_by_one_writer_is_not_wiped_by_anothers_success() -> None:
+def test_the_backlog_of_one_writer_is_not_cleared_by_anothers_success() -> None:
     class FailsForSome(Log):
         async def append(self, entries: Sequence[AuditEntry]) -> Head:
             await asyncio.sleep(0.01)
@@ -198,7 +198,7 @@ def test_what_was_kept_back_by_one_writer_is_not_wiped_by_anothers_success() -> 
     run_virtual(main())
 
 
-def test_journals_of_one_log_share_what_waits() -> None:
+def test_journals_of_one_log_share_a_backlog() -> None:
     async def main() -> None:
         log = Log()
         log.down = True
@@ -228,7 +228,7 @@ def test_a_cancelled_write_keeps_its_events_for_the_next() -> None:
     run_virtual(main())
 
 
-def test_fail_closed_stops_work_until_its_events_are_on_record() -> None:
+def test_fail_closed_stops_work_until_its_events_are_written() -> None:
     async def main() -> None:
         log = Log()
         journal = Journal(log, on_failure="fail_closed")
@@ -261,13 +261,13 @@ def test_fail_open_never_waits_for_the_backlog() -> None:
     run_virtual(main())
 
 
-def test_a_setting_that_is_none_is_refused() -> None:
+def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ValueError, match="fail_sometimes"):
         Journal(Log(), on_failure="fail_sometimes")
     assert set(OnFailure) == {"fail_open", "fail_closed"}
 
 
-def test_without_a_log_nothing_is_written_and_nothing_waits() -> None:
+def test_without_a_log_nothing_is_written_and_nothing_is_buffered() -> None:
     async def main() -> None:
         journal = Journal(None)
         await journal.write(event("a"))

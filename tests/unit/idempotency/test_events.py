@@ -33,7 +33,7 @@ def test_a_flushed_event_is_not_written_again(one_chain: bool) -> None:
     run_virtual(main())
 
 
-def test_on_one_chain_an_event_goes_with_its_change_and_not_after_it() -> None:
+def test_on_one_chain_an_event_is_written_with_its_change_and_not_after() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         events = KeyEvents(Journal(store.audit), event, one_chain=True)
@@ -47,7 +47,7 @@ def test_on_one_chain_an_event_goes_with_its_change_and_not_after_it() -> None:
     run_virtual(main())
 
 
-def test_on_two_chains_an_event_comes_after_its_change_and_not_with_it() -> None:
+def test_on_two_chains_an_event_is_written_after_its_change_and_not_with_it() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         events = KeyEvents(Journal(store.audit), event, one_chain=False)

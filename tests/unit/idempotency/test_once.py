@@ -165,7 +165,7 @@ def test_with_a_type_every_caller_gets_an_object_of_it(url: str) -> None:
     run_virtual(main())
 
 
-def test_an_answer_that_does_not_fit_the_type_says_so_and_stays_on_record(url: str) -> None:
+def test_a_result_that_does_not_fit_the_type_is_an_error_and_stays_recorded(url: str) -> None:
     async def main() -> None:
         effect = Effect()
         async with open_store(url) as store:
@@ -237,7 +237,7 @@ def test_another_payload_under_the_same_key_is_refused_with_both_fingerprints(ur
 
 
 @pytest.mark.parametrize("key", ["", "x" * 600])
-def test_a_key_that_is_none_is_refused_before_anything_happens(url: str, key: str) -> None:
+def test_an_invalid_key_is_refused_before_any_work(url: str, key: str) -> None:
     async def main() -> None:
         effect = Effect()
         async with open_store(url) as store:
@@ -263,15 +263,15 @@ def test_five_callers_at_once_one_effect_and_all_wait_for_it(url: str) -> None:
     run_virtual(main())
 
 
-def test_a_caller_that_does_not_want_to_wait_is_told(url: str) -> None:
+def test_a_caller_that_does_not_wait_gets_an_error_at_once(url: str) -> None:
     async def main() -> None:
         effect = Effect(seconds=3)
         async with open_store(url) as store:
             first = asyncio.create_task(once(store.idempotency, "k", effect))
             await asyncio.sleep(1)
-            with pytest.raises(errors.KeyInProgressError) as told_so:
+            with pytest.raises(errors.KeyInProgressError) as refused:
                 await once(store.idempotency, "k", effect, NOT_WAITING)
-            assert 0 < told_so.value.retry_after <= 60
+            assert 0 < refused.value.retry_after <= 60
             await first
             assert await actions_in(store.audit) == ["in_progress", "record"]
         assert effect.times == 1
@@ -279,7 +279,7 @@ def test_a_caller_that_does_not_want_to_wait_is_told(url: str) -> None:
     run_virtual(main())
 
 
-def test_a_waiting_caller_waits_no_longer_than_it_may(url: str) -> None:
+def test_a_waiting_caller_waits_no_longer_than_its_limit(url: str) -> None:
     async def main() -> None:
         effect = Effect(seconds=1000)
         async with open_store(url) as store:
@@ -350,7 +350,7 @@ def test_a_zombie_is_refused_and_its_work_cancelled(url: str) -> None:
     run_virtual(main())
 
 
-def test_a_zombie_that_finishes_before_it_is_told_cannot_write(url: str) -> None:
+def test_a_zombie_that_finishes_before_its_renewal_fails_cannot_write(url: str) -> None:
     async def main() -> None:
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
@@ -418,7 +418,7 @@ def test_a_lease_error_of_another_key_inside_the_work_is_the_works_own_failure(u
 # ---- cancellation ----------------------------------------------------------------------------------------------------
 
 
-def test_cancelled_work_lets_its_key_go(url: str) -> None:
+def test_cancelled_work_releases_its_key(url: str) -> None:
     async def main() -> None:
         async with open_store(url) as store:
             first = asyncio.create_task(once(store.idempotency, "k", Effect(seconds=10)))
@@ -431,7 +431,7 @@ def test_cancelled_work_lets_its_key_go(url: str) -> None:
     run_virtual(main())
 
 
-def test_a_second_cancellation_does_not_keep_the_key_from_being_let_go(url: str) -> None:
+def test_a_second_cancellation_does_not_keep_the_key_from_being_released(url: str) -> None:
     async def main() -> None:
         async with open_store(url) as store:
             keys = Slow(store.idempotency)
@@ -474,7 +474,7 @@ def test_a_caller_cancelled_while_its_result_is_recorded_does_not_undo_the_recor
     run_virtual(main())
 
 
-def test_a_claim_whose_answer_was_lost_by_cancellation_is_given_back(url: str) -> None:
+def test_a_claim_whose_answer_was_lost_by_cancellation_is_released(url: str) -> None:
     class SlowToAnswer(Failing):
         async def claim(self, key: str, **more: Any) -> Any:
             answer = await super().claim(key, **more)
@@ -618,7 +618,7 @@ def test_a_record_that_fails_at_first_is_tried_again_and_the_effect_is_not(url: 
     run_virtual(main())
 
 
-def test_a_record_whose_answer_was_lost_is_told_once(url: str) -> None:
+def test_a_record_whose_answer_was_lost_has_one_event(url: str) -> None:
     async def main() -> None:
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
@@ -685,7 +685,7 @@ def test_a_remembered_result_outlives_its_lease_in_this_process(url: str) -> Non
     run_virtual(main())
 
 
-def test_when_somebody_else_recorded_an_answer_meanwhile_theirs_counts(url: str) -> None:
+def test_a_result_that_another_owner_recorded_meanwhile_counts(url: str) -> None:
     async def main() -> None:
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
@@ -789,7 +789,7 @@ def test_a_store_that_does_not_answer_is_an_error_with_a_bound(url: str) -> None
     run_virtual(main())
 
 
-def test_a_key_that_cannot_be_let_go_does_not_hide_why_the_work_failed(
+def test_a_key_that_cannot_be_released_does_not_hide_why_the_work_failed(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -806,7 +806,7 @@ def test_a_key_that_cannot_be_let_go_does_not_hide_why_the_work_failed(
     assert "could not be released" in caplog.text
 
 
-def test_a_renewal_that_fails_is_told_and_tried_again(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_renewal_is_logged_and_tried_again(url: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with open_store(url) as store:
             keys = Failing(store.idempotency)
