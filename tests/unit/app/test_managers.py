@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot import errors
 from reefknot.app import managers
 from reefknot.config.book import PolicyBook
 from reefknot.core.audit.chain import Head
@@ -164,26 +163,18 @@ def test_every_attempt_runs_under_its_categorys_timeout_and_that_is_an_event(url
     run_virtual(main())
 
 
-def test_a_policy_without_a_timeout_gets_its_categorys() -> None:
+@pytest.mark.parametrize(("policy", "seconds"), [({}, 60), ({"attempt_timeout": 100}, 100)])
+def test_a_given_policy_keeps_its_timeout_or_gets_its_categorys(policy: dict[str, Any], seconds: float) -> None:
     async def main() -> None:
-        policy = rk.RetryPolicy(max_attempts=1)
         with pytest.raises(rk.RetryError) as given_up:
             await managing(MemoryStore(VirtualClock())).execute_with_retry(
-                rk.RetryCategory.EXECUTION_CONTAINMENT, "x", asyncio.Event().wait, policy
+                rk.RetryCategory.EXECUTION_CONTAINMENT,
+                "x",
+                asyncio.Event().wait,
+                rk.RetryPolicy(max_attempts=1, **policy),
             )
         assert isinstance(given_up.value.__cause__, rk.AttemptTimeoutError)
-        assert given_up.value.__cause__.seconds == 60
-
-    run_virtual(main())
-
-
-def test_a_policy_with_a_timeout_keeps_it() -> None:
-    async def main() -> None:
-        policy = rk.RetryPolicy(max_attempts=1, attempt_timeout=100)
-        with pytest.raises(rk.RetryError) as given_up:
-            await managing(MemoryStore(VirtualClock())).execute_with_retry(PUT, "x", asyncio.Event().wait, policy)
-        assert isinstance(given_up.value.__cause__, rk.AttemptTimeoutError)
-        assert given_up.value.__cause__.seconds == 100
+        assert given_up.value.__cause__.seconds == seconds
 
     run_virtual(main())
 
@@ -670,8 +661,3 @@ def test_the_book_given_is_the_one_that_holds() -> None:
     manager = rk.RetryManager(book=book, idempotency=MemoryStore(VirtualClock()).idempotency)
     assert manager.get_policy(PUT).max_attempts == 7
     assert manager.get_policy("kv.get").max_attempts == 3
-
-
-def test_the_errors_of_keys_are_public() -> None:
-    assert issubclass(rk.LeaseLostError, rk.IdempotencyError)
-    assert rk.StoreError is errors.StoreError

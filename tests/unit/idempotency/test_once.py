@@ -847,11 +847,7 @@ def test_neither_a_store_nor_its_memory_is_kept_alive() -> None:
     assert gone() is None
 
 
-@pytest.mark.parametrize("mode", ["retry", "guard", "dedup"])
-def test_a_mode_is_known_by_its_name(mode: str) -> None:
-    assert mode_named(mode) == mode
-
-
-def test_the_mode_txn_is_refused_with_where_to_find_it() -> None:
+def test_a_mode_is_known_by_its_name_and_txn_is_refused_with_where_to_find_it() -> None:
+    assert [mode_named(mode) for mode in ("retry", "guard", "dedup")] == [Mode.RETRY, Mode.GUARD, Mode.DEDUP]
     with pytest.raises(errors.ParameterError, match="ledger"):
         mode_named("txn")
