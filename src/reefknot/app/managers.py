@@ -160,7 +160,7 @@ class HasSnapshot(Protocol):
     def snapshot(self) -> Book: ...
 
 
-class _Operation(Struct, frozen=True):
+class _AuditedOperation(Struct, frozen=True):
     """Operation of one call, redacted, as its events describe it."""
 
     category: str
@@ -246,7 +246,7 @@ class RetryManager:
             raise ParameterTypeError("policy", policy, "a RetryPolicy, or None for the category's own")
         context = self._context(additional_context)
         name = self._redactor(operation)
-        described = _Operation(_category_value(category), name, tenant_id, correlation_id, trace_id, context)
+        described = _AuditedOperation(_category_value(category), name, tenant_id, correlation_id, trace_id, context)
         chosen = mode_named(mode)
         plan = self._plan(described, policy, single_attempt=chosen is Mode.GUARD)
         await self.journal.flush_backlog()
@@ -295,7 +295,7 @@ class RetryManager:
         canonical(context)
         return self._redactor.tree(context)  # type: ignore[return-value]  # a dictionary stays one
 
-    def _plan(self, operation: _Operation, given: RetryPolicy | None, *, single_attempt: bool) -> Plan:
+    def _plan(self, operation: _AuditedOperation, given: RetryPolicy | None, *, single_attempt: bool) -> Plan:
         """The plan of one call. A guarded one has a single attempt: after a failure the outcome is unknown."""
         name = f"{operation.category}: {operation.name}"
         target = operation_target(operation.category)
@@ -310,7 +310,7 @@ class RetryManager:
         return plan.with_options({"attempts": 1}) if single_attempt else plan
 
     async def _try(
-        self, operation: _Operation, plan: Plan, coro: Callable[[], Awaitable[Any]]
+        self, operation: _AuditedOperation, plan: Plan, coro: Callable[[], Awaitable[Any]]
     ) -> tuple[Any, list[Event]]:
         """
         The retry loop: each attempt under its timeout, each failure audited before the wait begins.
@@ -338,7 +338,9 @@ class RetryManager:
             else:
                 return value, _recovered(operation, run)
 
-    async def _audit_failure(self, operation: _Operation, run: Run, error: Exception, decision: DecisionRecord) -> None:
+    async def _audit_failure(
+        self, operation: _AuditedOperation, run: Run, error: Exception, decision: DecisionRecord
+    ) -> None:
         book = self._book.snapshot
         if decision.book_hash == book.hash:  # after a reload, the decision's book is another one
             await self._books.put(book)
@@ -349,7 +351,7 @@ class RetryManager:
         await self.journal.write(*events, _failure_event(operation, run, decision))
 
 
-def _failure_event(operation: _Operation, run: Run, decision: DecisionRecord) -> Event:
+def _failure_event(operation: _AuditedOperation, run: Run, decision: DecisionRecord) -> Event:
     failure = decision.failure
     if run.reason is None:
         return RetryAttempt(
@@ -372,7 +374,7 @@ def _failure_event(operation: _Operation, run: Run, decision: DecisionRecord) ->
     )
 
 
-def _recovered(operation: _Operation, run: Run) -> list[Event]:
+def _recovered(operation: _AuditedOperation, run: Run) -> list[Event]:
     if not run.attempts:
         return []
     return [RetryRecovered(**operation.fields(), total_attempts=run.attempts + 1, elapsed_seconds=run.elapsed)]
