@@ -36,10 +36,9 @@ HEAD = """\
 
 <!-- Written by tools/events_page.py from src/reefknot/core/audit/event.py. Change that, not this page. -->
 
-Everything that is put on record. The set is closed, and a code is stable for ever: build alerts on codes. An event is
-flat JSON with sorted keys; times are UTC, durations are seconds, and a field that has nothing to say is `null`. What
-the events of a decision hold is enough to take that decision again: see
-[audit and replay](guides/audit-and-replay.md).
+All audit events. The set is closed, and a code is stable for ever: build alerts on codes. An event is flat JSON with
+sorted keys; times are UTC, durations are seconds, and a field without a value is `null`. The event of a decision holds
+all of its inputs, so that the decision can be replayed: see [audit and replay](guides/audit-and-replay.md).
 """
 
 

@@ -1,8 +1,8 @@
 """
-Where the parts are put together.
+Wiring: stores, managers and the running system, built by plain constructor calls.
 
-The only package that knows every class. Plain constructor calls; no part finds another by itself. The system of router
-and workers is in `assembly.system`, which is loaded only by who runs one.
+The only package that knows every class; no part finds another by itself. The system of router and workers is in
+`app.system`, which is loaded only by programs that run one.
 """
 
 from reefknot.app.managers import IdempotencyManager, RetryManager, get_retry_manager, open_manager

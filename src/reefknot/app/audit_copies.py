@@ -1,10 +1,10 @@
 """
-What a running process does about its events, as the configuration's `audit` says it.
+`kept_events`: everything that the configuration's `audit` section asks a running process to do.
 
-The store keeps every event, together with the change it tells of. Beside that: the policy book is put on record, and
-every event is copied to a file of JSON lines, to the log, or both. A copy never holds back the work: it follows the
-store, goes on where it stopped, and catches up after an outage. What retention removed before it was copied is counted
-and told.
+The store keeps every event, together with the change it belongs to. Besides, the policy book is stored, and every event
+is copied to a file of JSON lines, to the log, or to both. A copy never holds back the work: it follows the store,
+resumes where it stopped, and catches up after an outage. Events that retention removed before they were copied are
+counted and logged.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.app.stores import open_audit_log
-from reefknot.audit.books import LOOK_AGAIN_S, Shelf
-from reefknot.audit.journal import AuditSink, Journal, OnFailure, govern
+from reefknot.audit.books import LOOK_AGAIN_S, BookRecorder
+from reefknot.audit.journal import AuditSink, Journal, OnFailure, configure
 from reefknot.config.schema import JsonLinesFile
 from reefknot.config.settings import Settings
 from reefknot.core.redaction import Redactor
@@ -33,23 +33,23 @@ from reefknot.runtime.log import logger, printable
 PAGE = 500
 LONGEST_WAIT_S = 5.0
 PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""How long a sink that failed is left alone, the last one for ever."""
+"""Pauses after successive failures of a sink; the last one repeats."""
 CATCH_UP_S = 2.0
-"""How long the end waits for a copy to be complete."""
+"""Seconds that closing waits for a copy to be complete."""
 MOST_CURSOR_BYTES = 4096
 BOOK_S = 2.0
-"""How long the start waits for the policy book to be on record; in a long log it takes longer to look for it."""
+"""Seconds that the start waits for the policy book to be stored; searching a long log for it may take longer."""
 
 
-class Place(Struct, frozen=True):
-    """How far a chain was copied."""
+class CopyCursor(Struct, frozen=True):
+    """The last sequence number of a chain that was copied."""
 
     chain: str
     sequence: int
 
 
 class Copier:
-    """Follows a log, and hands every event to one sink."""
+    """Follows a log and appends every event to one sink. With a `cursor` file it resumes after a restart."""
 
     def __init__(self, log: AuditLog, sink: AuditSink, *, cursor: Path | None = None, after: int = 0) -> None:
         self._log = log
@@ -60,9 +60,9 @@ class Copier:
         self.lost = 0
 
     async def run(self, ending: asyncio.Event) -> None:
-        """Until the end is asked for and everything is copied. Every wait is bounded."""
+        """Copy until `ending` is set and everything is copied. Every wait is bounded."""
         failures = 0
-        await self._find_place()
+        await self._read_cursor()
         while True:
             try:
                 if await self.step():
@@ -78,7 +78,7 @@ class Copier:
                 failures += 1
 
     async def step(self) -> int:
-        """Copy the next page; how many events that were."""
+        """Copy the next page, and return how many events it had."""
         page = await self._log.read(AuditQuery(after=self._after, limit=PAGE))
         if not page:
             return 0
@@ -88,37 +88,37 @@ class Copier:
             logger().error("retention removed %d events before they were copied, %d in all", missed, self.lost)
         await self._sink.append([kept.entry for kept in page])
         self._is_first, self._after = False, page[-1].sequence
-        await self._note_place()
+        await self._write_cursor()
         return len(page)
 
-    async def _find_place(self) -> None:
+    async def _read_cursor(self) -> None:
         if self._cursor is None:
             return
         with suppress(OSError, msgspec.DecodeError):
             with self._cursor.open("rb") as file:
-                place = msgspec.json.decode(file.read(MOST_CURSOR_BYTES), type=Place)
+                cursor = msgspec.json.decode(file.read(MOST_CURSOR_BYTES), type=CopyCursor)
             head = await self._log.head()
-            if place.chain == head.chain and place.sequence <= head.sequence:  # else it is another store
-                self._after, self._is_first = place.sequence, False
+            if cursor.chain == head.chain and cursor.sequence <= head.sequence:  # else it is another store
+                self._after, self._is_first = cursor.sequence, False
 
-    async def _note_place(self) -> None:
-        """After the copy: a crash in between copies a page twice, and the events' ids tell."""
+    async def _write_cursor(self) -> None:
+        """Save the cursor after the copy: a crash in between copies a page twice, which the events' ids tell."""
         if self._cursor is not None:
             chain = (await self._log.head()).chain
             fresh = self._cursor.with_name(f"{self._cursor.name}.new")
-            fresh.write_bytes(msgspec.json.encode(Place(chain, self._after)))
+            fresh.write_bytes(msgspec.json.encode(CopyCursor(chain, self._after)))
             os.replace(fresh, self._cursor)
 
 
 async def _pause(error: Exception, failures: int, ending: asyncio.Event) -> None:
-    if failures < len(PAUSES_S):  # after that it was said often enough
+    if failures < len(PAUSES_S):  # after that the log has said it often enough
         text = printable(f"{type(error).__name__}: {error}", most=300)
-        logger().error("events cannot be copied (%s); they are in the store, and copied later", text)
+        logger().error("events cannot be copied (%s); the store has them, and they are copied later", text)
     await _either(asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)]), ending)
 
 
 async def _either(waiting: Coroutine[Any, Any, object], ending: asyncio.Event) -> None:
-    """Until one of them is over."""
+    """Wait for the first of the two, and cancel the other."""
     tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(waiting), asyncio.ensure_future(ending.wait())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -131,19 +131,19 @@ async def _either(waiting: Coroutine[Any, Any, object], ending: asyncio.Event) -
 @asynccontextmanager
 async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, ...] = ()) -> AsyncIterator[None]:
     """
-    For as long as the block lasts, everything that `audit` asks for. Enter it before journals are made.
+    Do what `audit` asks for, for as long as the block lasts. Enter it before journals are made.
 
     With `fail_closed`, a file that cannot be written is an error here, before any work begins.
     """
     audit = settings.configuration.audit
-    govern(store.audit, on_failure=audit.on_failure, most_buffered=audit.max_buffered)
+    configure(store.audit, on_failure=audit.on_failure, most_buffered=audit.max_buffered)
     if audit.jsonl is not None and OnFailure(audit.on_failure) is OnFailure.FAIL_CLOSED:
-        async with _lines(_path_of(audit.jsonl.path, settings), audit.jsonl):
+        async with _open_file(_path_of(audit.jsonl.path, settings), audit.jsonl):
             pass
-    shelf = Shelf(store.audit, Journal(store.audit, redactor=Redactor(secrets)))
+    books = BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(secrets)))
     with suppress(TimeoutError):
         async with asyncio.timeout(BOOK_S):
-            await shelf.put(settings.book)
+            await books.put(settings.book)
     head = await store.audit.head()
     ending = asyncio.Event()
     copying = []
@@ -151,7 +151,7 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
         copying.append(_copy_to_file(store.audit, _path_of(audit.jsonl.path, settings), audit.jsonl, ending))
     if audit.log:
         copying.append(Copier(store.audit, LogSink(), after=head.sequence).run(ending))
-    book = asyncio.create_task(_keep_book(shelf, settings.book), name="policy book")
+    book = asyncio.create_task(_keep_book_stored(books, settings.book), name="policy book")
     tasks = [asyncio.create_task(one, name="copy of events") for one in copying]
     try:
         yield
@@ -165,11 +165,11 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
 
 
 async def _copy_to_file(log: AuditLog, path: Path, wanted: JsonLinesFile, ending: asyncio.Event) -> None:
-    """One process of a host writes the file; another one takes over when that is gone."""
+    """Copy to the file. One process of a host writes it; another one takes over when that process is gone."""
     failures = 0
     while not (ending.is_set() and failures):
         try:
-            async with _lines(path, wanted) as sink:
+            async with _open_file(path, wanted) as sink:
                 await Copier(log, sink, cursor=path.with_name(f"{path.name}.copied")).run(ending)
             return
         except StoreError as error:
@@ -177,17 +177,17 @@ async def _copy_to_file(log: AuditLog, path: Path, wanted: JsonLinesFile, ending
             failures += 1
 
 
-def _lines(path: Path, wanted: JsonLinesFile) -> AbstractAsyncContextManager[AuditLog]:
+def _open_file(path: Path, wanted: JsonLinesFile) -> AbstractAsyncContextManager[AuditLog]:
     return open_audit_log(str(path), largest=wanted.max_file_bytes, keep=wanted.max_files, fsync=wanted.fsync)
 
 
-async def _keep_book(shelf: Shelf, book: Book) -> None:
+async def _keep_book_stored(books: BookRecorder, book: Book) -> None:
     while True:
-        with suppress(AuditUnavailableError):  # the journal has told
-            await shelf.put(book)
+        with suppress(AuditUnavailableError):  # the journal has logged it
+            await books.put(book)
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
 def _path_of(written: str, settings: Settings) -> Path:
-    """Relative to the configuration, like every path in it."""
+    """The path, relative to the configuration's folder."""
     return (Path.cwd() if settings.path is None else settings.path.parent) / written

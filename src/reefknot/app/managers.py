@@ -1,39 +1,197 @@
-"""Managers that work without arguments: built-in policies, the store in scope, else memory."""
+"""
+`RetryManager` and `IdempotencyManager`: operations with a category, a key and audit events.
+
+    look up the key → try under the category's policy, each attempt with its timeout → record → write the events
+
+The policy comes from the book, by category; the retry loop is the library's own, so the same function decides here. An
+operation that fails for good raises `RetryError` from its last error; one that is not retryable raises its own error.
+
+Both managers work without arguments: built-in policies, and the store in scope, else memory, which is not durable.
+"""
+
+from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from reefknot import clock as timing
-from reefknot.app import retry_manager as manager
-from reefknot.audit.journal import AuditSink, OnFailure
-from reefknot.errors import ConfigurationError
-from reefknot.idempotency import manager as ambient
-from reefknot.idempotency import manager as keys
-from reefknot.ports.idempotency_store import IdempotencyStore
+import msgspec
+from msgspec import Struct
+
+from reefknot import clock
+from reefknot.audit.books import BookRecorder
+from reefknot.audit.journal import AuditSink, Journal, OnFailure, envelope
+from reefknot.core import checks
+from reefknot.core.audit.event import (
+    DecisionRecord,
+    Event,
+    FailureRecord,
+    IdempotencyEvent,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRecovered,
+    RetryRefused,
+    TimeoutOccurred,
+)
+from reefknot.core.canonical import canonical, checked_type, plain, text_of
+from reefknot.core.canonical import fingerprint as fingerprint_of
+from reefknot.core.idempotency import KeyState, compute_key
+from reefknot.core.redaction import Redactor
+from reefknot.core.retry.decide import Reason
+from reefknot.core.retry.defaults import RetryCategory, operation_target
+from reefknot.core.retry.policy import RetryPolicy
+from reefknot.errors import (
+    AttemptTimeoutError,
+    ConfigurationError,
+    KeyConflictError,
+    ParameterTypeError,
+    RetryError,
+)
+from reefknot.idempotency.events import KeyEvents
+from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
+from reefknot.idempotency.scope import current_store
+from reefknot.retrying import plan as exhaustion
+from reefknot.retrying.call import Run
+from reefknot.retrying.plan import Plan, what_to_pass
+from reefknot.retrying.wrappers import attempt_within
 from reefknot.runtime.log import logger
 
+if TYPE_CHECKING:
+    from reefknot.core.retry.book import Book
+    from reefknot.ports.idempotency_store import IdempotencyStore
 
-class IdempotencyManager(keys.IdempotencyManager):
-    """Keys and their records: in the store given, else in the store in scope, else in memory, which is not durable."""
+DEFAULT_STORE = ".reefknot/state.db"
+_MOST_KEYS_IN_MEMORY = 100_000
+_REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+
+class Lookup(Struct, frozen=True):
+    """The record of a key. `found` tells a recorded None from no record."""
+
+    found: bool
+    result: Any = None
+    state: str | None = None
+    metadata: Any = None
+
+
+class IdempotencyManager:
+    """
+    Reads, records and clears keys by hand: in the store given, else in the store in scope, else in memory.
+
+    To guard an effect use `@idempotent` or a `RetryManager`, which claim the key before they act: checking here and
+    then acting would let two callers act.
+    """
 
     def __init__(self, store: IdempotencyStore | None = None) -> None:
-        super().__init__(_keys_in_scope() if store is None else store)
+        self.store = _keys_in_scope() if store is None else store
+        self.once = Once(self.store)
+        self._journal = Journal(None)
+
+    @classmethod
+    def _with_journal(cls, store: IdempotencyStore, journal: Journal) -> IdempotencyManager:
+        manager = cls(store)
+        manager._journal = journal
+        return manager
+
+    @staticmethod
+    def compute_idempotency_key(
+        operation: str,
+        tenant_id: str | None = None,
+        correlation_id: str | None = None,
+        additional_params: Mapping[str, object] | None = None,
+    ) -> str:
+        """The key of these four; the order inside the parameters does not matter."""
+        return compute_key(operation, tenant_id, correlation_id, additional_params)
+
+    async def check_idempotency(self, idempotency_key: str) -> Any | None:
+        """The recorded result, or None when there is none. `lookup` tells a recorded None apart."""
+        found = await self.lookup(idempotency_key)
+        if found.found:
+            await self._journal.write(_key_event(idempotency_key, "hit"))
+        return found.result
+
+    async def lookup(self, idempotency_key: str) -> Lookup:
+        """The record of the key: result, state and metadata."""
+        record = await self.store.get(idempotency_key)
+        if record is None:
+            return Lookup(False)
+        metadata = None if record.metadata is None else msgspec.json.decode(record.metadata)
+        if record.state is not KeyState.DONE or record.result is None:
+            return Lookup(False, None, record.state.value, metadata)
+        return Lookup(True, msgspec.json.decode(record.result), record.state.value, metadata)
+
+    async def record_result(self, idempotency_key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
+        """Record a result by hand. Recording the same result again is fine; another one is refused."""
+        given = plain(result)
+        options = KeyOptions(wait=0.0, metadata=None if metadata is None else text_of(dict(metadata)))
+
+        async def known() -> Any:
+            return given
+
+        events = KeyEvents(self._journal, lambda action: _key_event(idempotency_key, action), one_chain=False)
+        recorded = await self.once.run(idempotency_key, known, options, events)
+        mine, theirs = fingerprint_of(given), fingerprint_of(recorded)
+        if mine != theirs:
+            raise KeyConflictError(idempotency_key, recorded=theirs, given=mine)
+
+    async def clear_idempotency(self, idempotency_key: str) -> None:
+        """Forget a key, unless it is held."""
+        if await self.store.forget(idempotency_key):
+            await self._journal.write(_key_event(idempotency_key, "forget"))
 
 
-class RetryManager(manager.RetryManager):
+def _key_event(key: str, action: str) -> IdempotencyEvent:
+    return IdempotencyEvent(**envelope(wall=clock.wall()), idempotency_key=key, action=action)
+
+
+# ---- operations ------------------------------------------------------------------------------------------------------
+
+
+class HasSnapshot(Protocol):
+    """A policy book, or anything else whose `snapshot` is the book in force."""
+
+    @property
+    def snapshot(self) -> Book: ...
+
+
+class _AuditedOperation(Struct, frozen=True):
+    """Operation of one call, redacted, as its events describe it."""
+
+    category: str
+    name: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    context: dict[str, Any] | None
+
+    def fields(self) -> dict[str, Any]:
+        ids = {"tenant_id": self.tenant_id, "correlation_id": self.correlation_id, "trace_id": self.trace_id}
+        return {
+            **envelope(wall=clock.wall(), **ids),
+            "retry_category": self.category,
+            "operation": self.name,
+            "additional_context": self.context,
+        }
+
+
+class RetryManager:
     """
     Executes operations under the policy of their category; see `execute_with_retry`.
 
-    Without a book the built-in policies hold. Without `idempotency` it is the store in scope, else memory, which is not
-    durable. Without `audit` the events go to where the keys are kept, and for memory to the `reefknot.audit` logger.
+    Defaults: `book`, the built-in policies; `idempotency`, the store in scope, else memory, which is not durable;
+    `audit`, the log of the store that keeps the keys, and for memory the `reefknot.audit` logger.
     """
 
     def __init__(
         self,
         *,
-        book: manager.HasSnapshot | None = None,
+        book: HasSnapshot | None = None,
         idempotency: IdempotencyStore | None = None,
         audit: AuditSink | None = None,
         secrets: tuple[str, ...] = (),
@@ -43,16 +201,204 @@ class RetryManager(manager.RetryManager):
     ) -> None:
         from reefknot.config.book import PolicyBook
 
+        self._lease = checks.seconds("lease", lease)
+        self._wait = checks.seconds("wait_for_result", wait_for_result, or_zero=True, most=inf)
         store = _keys_in_scope() if idempotency is None else idempotency
-        super().__init__(
-            book=PolicyBook() if book is None else book,
-            idempotency=store,
-            audit=_log_of(store) if audit is None else audit,
-            secrets=secrets,
-            on_audit_failure=on_audit_failure,
-            lease=lease,
-            wait_for_result=wait_for_result,
+        sink = _default_sink(store) if audit is None else audit
+        self._book: HasSnapshot = PolicyBook() if book is None else book
+        self._redactor = Redactor(secrets)
+        self.journal = Journal(sink, on_failure=on_audit_failure, redactor=self._redactor)
+        self.idempotency_manager = IdempotencyManager._with_journal(store, self.journal)
+        self._books = BookRecorder(sink, self.journal)
+        self._one_chain = getattr(store, "audit", None) is sink
+
+    def get_policy(self, category: RetryCategory | str) -> RetryPolicy:
+        """The policy of a category; an unknown one gets the default."""
+        return self._book.snapshot.resolve(operation_target(str(category)))
+
+    async def execute_with_retry(
+        self,
+        category: RetryCategory | str,
+        operation: str,
+        coro: Callable[[], Awaitable[Any]],
+        policy: RetryPolicy | None = None,
+        idempotency_key: str | None = None,
+        tenant_id: str | None = None,
+        correlation_id: str | None = None,
+        trace_id: str | None = None,
+        additional_context: Mapping[str, Any] | None = None,
+        *,
+        mode: Mode | str = Mode.RETRY,
+        fingerprint: str = "",
+        result_type: Any = Any,
+    ) -> Any:
+        """
+        The result of `coro()`, retried as the category's policy says.
+
+        `coro` is a function to call for every attempt. With a key, the result is recorded and every caller of the key
+        gets it; a recorded None is a result.
+        """
+        if not callable(coro):
+            raise ParameterTypeError("coro", coro, what_to_pass(coro))
+        checks.text("operation", operation, "a text that names the operation")
+        checks.text("category", category, "a RetryCategory, or a text")
+        if policy is not None and not isinstance(policy, RetryPolicy):
+            raise ParameterTypeError("policy", policy, "a RetryPolicy, or None for the category's own")
+        context = self._context(additional_context)
+        name = self._redactor(operation)
+        described = _AuditedOperation(_category_value(category), name, tenant_id, correlation_id, trace_id, context)
+        chosen = mode_named(mode)
+        plan = self._plan(described, policy, single_attempt=chosen is Mode.GUARD)
+        await self.journal.flush_backlog()
+        if idempotency_key is None:
+            value, recovered = await self._try(described, plan, coro)
+            await self.journal.write(*recovered)
+            return value
+
+        async def work() -> Any:
+            result, events.with_record[:] = await self._try(described, plan, coro)
+            return result
+
+        def event(action: str) -> IdempotencyEvent:
+            key = self._redactor(idempotency_key)
+            return IdempotencyEvent(**described.fields(), idempotency_key=key, action=action)
+
+        options = KeyOptions(chosen, self._lease, self._wait, fingerprint, checked_type(result_type))
+        events = KeyEvents(self.journal, event, one_chain=self._one_chain)
+        return await self.idempotency_manager.once.run(idempotency_key, work, options, events)
+
+    async def execute_with_nats_retry(
+        self,
+        operation: str,
+        coro: Callable[[], Awaitable[Any]],
+        *,
+        category: RetryCategory | str | None = None,
+        **more: Any,
+    ) -> Any:
+        """`execute_with_retry` for a NATS operation; the default category is a publish."""
+        return await self.execute_with_retry(category or RetryCategory.NATS_PUBLISH, operation, coro, **more)
+
+    async def execute_with_kv_retry(
+        self,
+        operation: str,
+        coro: Callable[[], Awaitable[Any]],
+        *,
+        category: RetryCategory | str | None = None,
+        **more: Any,
+    ) -> Any:
+        """`execute_with_retry` for a key-value operation; the default category is a get."""
+        return await self.execute_with_retry(category or RetryCategory.KV_GET, operation, coro, **more)
+
+    def _context(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """The context, redacted. One that no event could hold is refused before any work begins."""
+        context = None if given is None else plain(dict(given), "additional_context")
+        canonical(context)
+        return self._redactor.tree(context)  # type: ignore[return-value]  # a dictionary stays one
+
+    def _plan(self, operation: _AuditedOperation, given: RetryPolicy | None, *, single_attempt: bool) -> Plan:
+        """The plan of one call. A guarded one has a single attempt: after a failure the outcome is unknown."""
+        name = f"{operation.category}: {operation.name}"
+        target = operation_target(operation.category)
+        book = self._book.snapshot
+        if given is None:
+            plan = Plan(book.resolve(target), name=name, resolve=book.resolver(target))
+        else:
+            policy = given
+            if policy.attempt_timeout == inf:  # no attempt without a timeout
+                policy = policy.replace(attempt_timeout=book.resolve(target).attempt_timeout)
+            plan = Plan(policy, name=name, resolve=lambda failure: policy)
+        return plan.with_options({"attempts": 1}) if single_attempt else plan
+
+    async def _try(
+        self, operation: _AuditedOperation, plan: Plan, coro: Callable[[], Awaitable[Any]]
+    ) -> tuple[Any, list[Event]]:
+        """
+        The retry loop: each attempt under its timeout, each failure audited before the wait begins.
+
+        Returns the value and the events to write with it: a success must not fail because of its events.
+        """
+        run = Run(plan, clock.now(), exhaustion.so_far)
+        run.redact = self._redactor
+        decisions: list[DecisionRecord] = []
+        run.observe = lambda *inputs, **more: decisions.append(DecisionRecord.of(*inputs, **more))
+        while True:
+            if run.delay > 0.0:
+                await clock.asleep(run.delay)
+            try:
+                value = await attempt_within(run, _called, (coro,), {})
+            except Exception as error:
+                stops = run.stops(error)
+                await self._audit_failure(operation, run, error, decisions[-1])
+                if not stops:
+                    continue
+                if run.reason is Reason.NOT_RETRYABLE:
+                    raise
+                reason = str(run.reason)
+                raise RetryError(operation.category, list(run.records), operation.name, reason=reason) from error
+            else:
+                return value, _recovered(operation, run)
+
+    async def _audit_failure(
+        self, operation: _AuditedOperation, run: Run, error: Exception, decision: DecisionRecord
+    ) -> None:
+        book = self._book.snapshot
+        if decision.book_hash == book.hash:  # after a reload, the decision's book is another one
+            await self._books.put(book)
+        events: list[Event] = []
+        if isinstance(error, AttemptTimeoutError):
+            seconds = error.seconds
+            events.append(TimeoutOccurred(**operation.fields(), attempt_number=run.attempts, timeout_seconds=seconds))
+        await self.journal.write(*events, _failure_event(operation, run, decision))
+
+
+def _failure_event(operation: _AuditedOperation, run: Run, decision: DecisionRecord) -> Event:
+    failure = decision.failure
+    if run.reason is None:
+        return RetryAttempt(
+            **operation.fields(),
+            attempt_number=run.attempts,
+            max_attempts=decision.policy.max_attempts,
+            delay_seconds=run.delay,
+            exception_type=_exception_name(failure),
+            exception_message=failure.message,
+            decision=decision,
         )
+    kind = RetryRefused if run.reason in _REFUSED else RetryExhausted
+    return kind(
+        **operation.fields(),
+        total_attempts=run.attempts,
+        final_exception_type=_exception_name(failure),
+        final_exception_message=failure.message,
+        reason=run.reason,
+        decision=decision,
+    )
+
+
+def _recovered(operation: _AuditedOperation, run: Run) -> list[Event]:
+    if not run.attempts:
+        return []
+    return [RetryRecovered(**operation.fields(), total_attempts=run.attempts + 1, elapsed_seconds=run.elapsed)]
+
+
+async def _called(coro: Callable[[], Awaitable[Any]]) -> Any:
+    """The result of one call; a plain function with a plain result is accepted too."""
+    value = coro()
+    return await value if hasattr(value, "__await__") else value
+
+
+def _category_value(category: RetryCategory | str) -> str:
+    """The category as events write it; a name that is not built in stays as it is."""
+    try:
+        return RetryCategory(category).value
+    except ValueError:
+        return str(category)
+
+
+def _exception_name(failure: FailureRecord) -> str:
+    return failure.exceptions[0].rpartition(".")[2] if failure.exceptions else failure.code
+
+
+# ---- managers by configuration, and by default -----------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -60,9 +406,9 @@ async def open_manager(
     config: str | None = None, *, engine: str | None = None, environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[RetryManager]:
     """
-    A manager as a configuration says it, for as long as the block lasts: its book, store, secrets and audit.
+    A manager as the configuration says, for as long as the block lasts: its book, store, secrets and audit.
 
-    The file is the one named, else the one that would be found from here. `engine` is used instead of its engine.
+    The file is the one named, else the one found from the current folder. `engine` replaces the file's engine.
     """
     from reefknot.app.audit_copies import kept_events
     from reefknot.app.stores import open_store, options_of
@@ -78,7 +424,7 @@ async def open_manager(
     if problems:
         raise ConfigurationError(problems)
     secrets = tuple(secret.reveal() for secret in found.values())
-    url = engine or _beneath(folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}")
+    url = engine or _relative_to(folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}")
     async with (
         open_store(url, **options_of(settings.configuration)) as store,
         kept_events(store, settings, secrets=secrets),
@@ -87,10 +433,14 @@ async def open_manager(
         yield RetryManager(book=book, idempotency=store.idempotency, audit=store.audit, secrets=secrets)
 
 
-def _beneath(folder: Path, url: str) -> str:
-    """A file's path is meant from the configuration's folder."""
+def _relative_to(folder: Path, url: str) -> str:
+    """The address of a store, its file relative to the configuration's folder."""
     scheme, _, path = url.partition(":")
     return f"sqlite:{folder / path.removeprefix('//')}" if scheme == "sqlite" else url
+
+
+_manager: RetryManager | None = None
+_warned = False
 
 
 def get_retry_manager() -> RetryManager:
@@ -101,30 +451,8 @@ def get_retry_manager() -> RetryManager:
     return _manager
 
 
-class _ContextClock:
-    """The time that the library itself goes by, a virtual one included."""
-
-    def now(self) -> float:
-        return timing.now()
-
-    def wall(self) -> float:
-        return timing.wall()
-
-    def sleep(self, seconds: float) -> None:
-        timing.sleep(seconds)
-
-    async def asleep(self, seconds: float) -> None:
-        await timing.asleep(seconds)
-
-
-DEFAULT_STORE = ".reefknot/state.db"
-_manager: RetryManager | None = None
-_warned = False
-_MOST_KEYS_IN_MEMORY = 100_000
-
-
 def _keys_in_scope() -> IdempotencyStore:
-    store = ambient.current.get()
+    store = current_store.get()
     return _keys_in_memory() if store is None else store.idempotency
 
 
@@ -138,12 +466,13 @@ def _keys_in_memory() -> IdempotencyStore:
             "idempotency keys are kept in memory and end with this process; for durable ones, "
             "open a store (async with reefknot.open_store('sqlite:state.db') as store) and pass store.idempotency"
         )
-    return MemoryStore(_ContextClock(), retention=86400.0, most_keys=_MOST_KEYS_IN_MEMORY).idempotency
+    # The module is a Clock: the time that the library goes by, a virtual one included.
+    return MemoryStore(clock, retention=86400.0, most_keys=_MOST_KEYS_IN_MEMORY).idempotency
 
 
-def _log_of(store: IdempotencyStore) -> AuditSink:
+def _default_sink(store: IdempotencyStore) -> AuditSink:
     from reefknot.engines.log_sink import LogSink
     from reefknot.engines.memory.audit_and_keys import MemoryIdempotencyStore
 
-    # A list in memory that nobody trims is no place for the events of a process that runs for months.
+    # An audit log in memory is never trimmed, which a process that runs for months cannot afford.
     return LogSink() if isinstance(store, MemoryIdempotencyStore) else store.audit

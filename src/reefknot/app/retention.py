@@ -1,12 +1,12 @@
 """
-Retention that happens by itself.
+`RetentionJob`: removes records past their retention from an open store, in the background.
 
-While a store is open, one process of its host removes, every ten minutes or so, what is past its retention: keys, work
-that has ended, events from the start of the chain on. Little at a time, so that nobody waits for it, and told in the
-log. It never removes a key that is held, work that has not ended, or anything in quarantine.
+Every ten minutes or so, one process of a host removes expired keys, ended work, and events from the start of the chain
+on, a little at a time, so that no caller waits for it. It never removes a key that is held, work that has not ended, or
+anything in quarantine.
 
-How long events and ended work are kept is noted beside the store, so that a process that says nothing about it does not
-forget what another one was told to keep. A script that never lives ten minutes tidies when it is due, as it ends.
+The retention of events and work is noted beside the store, so that a process without a setting of its own does not
+remove what another one was told to keep. A script that ends sooner runs a round as it closes, when one is due.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from reefknot.runtime.log import logger, printable
 
 EVERY_S = 600.0
 SPREAD = 0.2
-"""A fleet must not tidy all at once."""
-SOONEST_S = 1.0
+"""Random part of each wait, so that the processes of a fleet do not run at once."""
+SHORTEST_WAIT_S = 1.0
 LAST_ROUND_S = 1.0
 KEEP_EVENTS_S = 90 * 86_400.0
 KEEP_WORK_S = 7 * 86_400.0
@@ -38,14 +38,14 @@ MOST_NOTE_BYTES = 4096
 
 
 class Retention(Struct, frozen=True):
-    """How long, in seconds, events and ended work are kept. None is for ever. A key knows its own end."""
+    """Seconds that events and ended work are kept; None keeps them for ever. Keys carry their own expiry."""
 
     events: float | None = KEEP_EVENTS_S
     work: float | None = KEEP_WORK_S
 
 
-class Tidied(Struct, frozen=True):
-    """What one round removed."""
+class Removed(Struct, frozen=True):
+    """Counts of records that one round removed."""
 
     keys: int = 0
     work: int = 0
@@ -60,22 +60,22 @@ class _Noted(Struct, frozen=True):
     tidied_at: float = 0.0
 
 
-class Note:
-    """What is remembered beside a store: the retention that somebody asked for, and when it was tidied last."""
+class RetentionNote:
+    """A small file beside a store: the retention that was asked for, and the time of the last round."""
 
     def __init__(self, path: str | None) -> None:
         self._path = None if path is None else Path(f"{path}-retention")
         self._noted = _Noted()
 
     def read(self) -> _Noted:
-        """As it stands; what cannot be read says nothing."""
+        """The note as it stands; one that cannot be read counts as empty."""
         if self._path is not None:
             with suppress(OSError, msgspec.DecodeError), self._path.open("rb") as file:
                 self._noted = msgspec.json.decode(file.read(MOST_NOTE_BYTES), type=_Noted)
         return self._noted
 
     def write(self, **changes: object) -> None:
-        """Whole or not at all. A folder that cannot be written is told of by the store itself."""
+        """Replace the file atomically. A folder that cannot be written is reported by the store itself."""
         self._noted = msgspec.structs.replace(self.read(), **changes)
         if self._path is None:
             return
@@ -86,36 +86,36 @@ class Note:
             os.replace(fresh, self._path)
 
 
-class Tidier:
-    """Tidies one open store. `may` asks to be the one process that does."""
+class RetentionJob:
+    """Retention of one open store. `may_run` asks whether this process is the one of its host that runs it."""
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
         *,
-        said: Retention | None = None,
-        note: Note | None = None,
-        may: Callable[[], bool] = lambda: True,
+        given: Retention | None = None,
+        note: RetentionNote | None = None,
+        may_run: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._clock = clock
         self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
-        self._note = note or Note(None)
-        self._may = may
+        self._note = note or RetentionNote(None)
+        self._may_run = may_run
         self._task: asyncio.Task[None] | None = None
-        self.said = said
+        self._given = given
 
     def start(self) -> None:
-        """Begin. A store that nobody tidied yet counts from now on."""
-        if self.said is not None:
-            self._note.write(retention=self.said)
+        """Start the background task. In a new store the first round is due one interval from now."""
+        if self._given is not None:
+            self._note.write(retention=self._given)
         if not self._note.read().tidied_at:
-            self._note.write(tidied_at=self._wall())
+            self._note.write(tidied_at=self._wall_ms() / 1000)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="store retention")
 
     async def close(self) -> None:
-        """End, with a last bounded round when one is due."""
+        """Stop the task; run a last round, for a second at most, when one is due."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -126,48 +126,46 @@ class Tidier:
 
     @property
     def retention(self) -> Retention:
-        """What holds: what was said here, else what somebody else was told, else what is built in."""
-        return self.said or self._note.read().retention or Retention()
+        """The retention in force: the one given here, else the noted one, else the built-in one."""
+        return self._given or self._note.read().retention or Retention()
 
-    async def once(self) -> Tidied:
-        """Remove what is past its retention, and say so in the log."""
-        keep, wall_ms = self.retention, self._timeline.at(self._clock.now()).wall
+    async def once(self) -> Removed:
+        """Run one round: remove what is past its retention, and log how much that was."""
+        keep, wall_ms = self.retention, self._wall_ms()
         keys = await self._store.idempotency.purge()
         work = 0 if keep.work is None else await self._store.work.purge(wall_ms - int(keep.work * 1000))
         events = 0 if keep.events is None else await self._store.audit.trim(wall_ms - int(keep.events * 1000))
-        gone = Tidied(keys, work, events)
-        if gone:
-            logger().info(
-                "past their retention, and removed: %d keys, %d ended pieces of work, %d events", keys, work, events
-            )
-        return gone
+        removed = Removed(keys, work, events)
+        if removed:
+            logger().info("retention removed %d keys, %d ended work items, %d events", keys, work, events)
+        return removed
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(max(SOONEST_S, self._due_in()) * random.uniform(1.0, 1.0 + SPREAD))
+            await asyncio.sleep(max(SHORTEST_WAIT_S, self._due_in()) * random.uniform(1.0, 1.0 + SPREAD))
             if self._due_in() <= 0:
                 await self._round()
 
     async def _round(self) -> None:
         try:
-            if self._may():
+            if self._may_run():
                 await self.once()
-                self._note.write(tidied_at=self._wall())
+                self._note.write(tidied_at=self._wall_ms() / 1000)
         except Exception as error:
-            logger().error("retention could not be kept (%s)", printable(str(error), most=300))
+            logger().error("the retention round failed (%s)", printable(str(error), most=300))
 
-    def _wall(self) -> float:
-        """As the store believes it: a wall clock that jumps while it is open makes nothing older."""
-        return self._timeline.at(self._clock.now()).wall / 1000
+    def _wall_ms(self) -> int:
+        """Wall time as the store reckons it: a wall clock that jumps while the store is open makes nothing older."""
+        return self._timeline.at(self._clock.now()).wall
 
     def _due_in(self) -> float:
-        """Seconds. A clock that was set back must not put it off for longer than one round."""
-        passed = self._wall() - self._note.read().tidied_at
+        """Seconds until the next round; 0 when the clock was set back, which must not put rounds off."""
+        passed = self._wall_ms() / 1000 - self._note.read().tidied_at
         return EVERY_S - passed if passed >= 0 else 0.0
 
 
-def retention_said(events: float | EllipsisType | None, work: float | EllipsisType | None) -> Retention | None:
-    """The retention that a caller gave, None when nothing was said; what was not said is as built in."""
+def retention_given(events: float | EllipsisType | None, work: float | EllipsisType | None) -> Retention | None:
+    """The retention that a caller of `open_store` gave, with defaults for the rest; None when it gave none."""
     if events is ... and work is ...:
         return None
     built_in = Retention()

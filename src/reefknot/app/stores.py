@@ -1,4 +1,8 @@
-"""Stores and logs by their address, opened for as long as a block lasts."""
+"""
+`open_store` and `open_audit_log`: open a store or a log by its address, for as long as a block lasts.
+
+In a virtual loop everything runs in that loop's time and thread, and nothing is removed by itself.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,10 +10,10 @@ from contextlib import asynccontextmanager
 from types import EllipsisType
 from typing import TYPE_CHECKING, TypedDict
 
-from reefknot.app.retention import Note, Retention, Tidier, retention_said
-from reefknot.core import checks as arguments
+from reefknot.app.retention import Retention, RetentionJob, RetentionNote, retention_given
+from reefknot.core import checks
 from reefknot.errors import ParameterError
-from reefknot.idempotency import manager as ambient
+from reefknot.idempotency.scope import in_scope
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -35,45 +39,46 @@ async def open_store(
     """
     A store, for as long as the block lasts: `.idempotency`, `.audit`, `.work`, `.quarantine`, `.control`.
 
-    `retention` is how long an ended key is remembered, in seconds; `largest_result` how many bytes a recorded result
-    may have; `most_keys` how many keys there may be. In a virtual loop the store lives in that loop's time.
-    For the code inside it is the store in scope: a function under `@idempotent` finds it by itself.
+    `retention` is how many seconds an ended key is remembered, `largest_result` how many bytes a recorded result may
+    have, `most_keys` how many keys there may be. For the code inside it is the store in scope: a function under
+    `@idempotent` finds it by itself.
 
-    What is past its retention is removed in the background, every ten minutes: keys, events after `audit_retention`
-    (90 days unless said), ended work after `work_retention` (7 days unless said); None is for ever, and what somebody
-    said is noted beside the file. With `tidy=False`, and in a virtual loop, nothing is removed.
+    Records past their retention are removed in the background, every ten minutes: keys, events after `audit_retention`
+    (default: 90 days), ended work after `work_retention` (default: 7 days). None is for ever. A retention that was
+    given is noted beside the file. With `tidy=False`, and in a virtual loop, nothing is removed.
     """
-    arguments.text("url", url, _ACCEPTED)
-    arguments.seconds("retention", retention)
-    arguments.whole("largest_result", largest_result)
+    checks.text("url", url, _ACCEPTED)
+    checks.seconds("retention", retention)
+    checks.whole("largest_result", largest_result)
     if most_keys is not None:
-        arguments.whole("most_keys", most_keys)
-    said = retention_said(audit_retention, work_retention)
+        checks.whole("most_keys", most_keys)
+    given = retention_given(audit_retention, work_retention)
     now = clock or clock_of_this_loop()
     store = await _opened(url, now, retention=retention, largest_result=largest_result, most_keys=most_keys)
-    tidier = _tidier(store, now, said) if tidy and not _in_virtual_loop() else None
+    job = _retention_job(store, now, given) if tidy and not _in_virtual_loop() else None
     try:
-        if tidier is not None:
-            tidier.start()
-        with ambient.in_scope(store):
+        if job is not None:
+            job.start()
+        with in_scope(store):
             yield store
     finally:
-        if tidier is not None:
-            await tidier.close()
+        if job is not None:
+            await job.close()
         await store.close()
 
 
-def _tidier(store: Store, clock: Clock, said: Retention | None) -> Tidier:
+def _retention_job(store: Store, clock: Clock, given: Retention | None) -> RetentionJob:
     if store.durable:
         from reefknot.engines.sqlite import SqliteStore
 
         assert isinstance(store, SqliteStore), store
-        return Tidier(store, clock, said=said, note=Note(store.path), may=store.acquire_retention_lock)
-    return Tidier(store, clock, said=said)
+        note = RetentionNote(store.path)
+        return RetentionJob(store, clock, given=given, note=note, may_run=store.become_tidier)
+    return RetentionJob(store, clock, given=given)
 
 
 class StoreOptions(TypedDict):
-    """What a configuration says about its store, as `open_store` takes it."""
+    """Settings of a store in a configuration, as keywords of `open_store`."""
 
     retention: float
     largest_result: int
@@ -83,7 +88,7 @@ class StoreOptions(TypedDict):
 
 
 def options_of(configuration: "Configuration") -> StoreOptions:
-    """The sections `idempotency` and `audit`, and the worker's retention."""
+    """The settings of the sections `idempotency` and `audit`, and the worker's retention."""
     keys = configuration.idempotency
     return {
         "retention": keys.retention_seconds,
@@ -106,8 +111,8 @@ async def open_audit_log(
     """
     An audit log in files of JSON lines, for as long as the block lasts, to be given as `audit=`.
 
-    A file is followed by the next after `largest` bytes; with `keep`, the oldest go when there are more files than
-    that, and an anchor event says so. `fsync` is `always`, `rotate` or `never`. One process writes a log.
+    A new file begins after `largest` bytes. With `keep`, the oldest files are removed beyond that number, and an anchor
+    event says so. `fsync` is `always`, `rotate` or `never`. One process writes a log.
     """
     from reefknot.engines.jsonlines import JsonLinesLog
 
@@ -152,6 +157,7 @@ def _in_virtual_loop() -> bool:
 
 
 def clock_of_this_loop() -> Clock:
+    """The running loop's clock: its virtual time, or the system's."""
     from reefknot.engines.clocks import LoopClock, SystemClock, VirtualLoop
 
     loop = asyncio.get_running_loop()

@@ -1,16 +1,13 @@
 """
-Events on their way to the log.
+`Journal`: writes events to an audit log, and buffers them with a bound while the log is down.
 
-A journal turns an event into bytes, takes out configured secrets once more, and hands it to the log under a time limit.
-A log that fails is tried again and buffered for, with a bound; journals of one log share the buffer. After that it is a
-setting: work stops, or a loud counter and log line stand in. Never silent. An append whose answer was lost is repeated:
-the event's id tells a repeat.
+A journal encodes an event, takes configured secrets out once more, and appends it under a time limit. A log that fails
+is tried again, then paused; its events are buffered meanwhile, in one buffer for all journals of that log. What happens
+then is a setting: `fail_closed` stops work, `fail_open` goes on, with a counter of lost events and an error in the log.
+An append whose answer was lost is repeated, so a log may hold an event twice; its `event_id` tells.
 
-One journal, several sinks.
-
-Every sink gets every event. One that fails or is slow holds back neither the others nor the work: what it missed waits
-for it, with a bound, and what goes beyond is counted and told. Only when no sink keeps the events is that the caller's
-failure. A sink may see an event twice after a time-out; its `event_id` says so.
+`FanOut` is several sinks as one. A sink that fails or hangs holds back neither the others nor the work: it has its own
+bounded buffer. Only when no sink takes the events does the append fail.
 """
 
 from __future__ import annotations
@@ -24,45 +21,74 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from reefknot import clock as timing
+from reefknot import clock
 from reefknot.core.audit.event import Event, encode, timestamp
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.runtime import seeds as chance
+from reefknot.runtime import seeds
 from reefknot.runtime.log import logger, printable
 
 if TYPE_CHECKING:
     from reefknot.core.audit.chain import Head
-    from reefknot.ports.audit_log import AuditEntry
 
-TRIES = 3
-SECONDS_A_TRY = 10.0
+APPEND_TRIES = 3
+APPEND_TIMEOUT_S = 10.0
+SINK_TIMEOUT_S = 5.0
+"""Timeout of one sink of several, shorter than a journal's for all of them."""
 MOST_BUFFERED = 1000
-LEFT_ALONE = 1.0
-"""Seconds that a log is not asked again after it failed, so that its outage does not slow the work."""
+RETRY_PAUSE_S = 1.0
+"""Seconds without another append after one failed, so that an outage of the log does not slow the work."""
 
-_OURS = frozenset({"event_type", "event_code", "event_id", "timestamp"})
-"""What is never anybody's text."""
+_NEVER_REDACTED = frozenset({"event_type", "event_code", "event_id", "timestamp"})
 
 _next_number = count(1).__next__
 
 
+def envelope(
+    *,
+    wall: float,
+    work_id: str | None = None,
+    tenant_id: str | None = None,
+    trace_id: str | None = None,
+    correlation_id: str | None = None,
+) -> dict[str, Any]:
+    """Fields that every event has: its time (`wall`, seconds since the epoch), a new id, and the ids of its work."""
+    return {
+        "timestamp": timestamp(wall),
+        "event_id": event_id(),
+        "tenant_id": tenant_id,
+        "correlation_id": correlation_id,
+        "trace_id": trace_id,
+        "work_id": work_id,
+    }
+
+
+def event_id() -> str:
+    """A new id, unique across processes. Ids have no order."""
+    return f"{seeds.process_seed:016x}-{_next_number():x}"
+
+
+def now_text() -> str:
+    """The current time, as events write it."""
+    return timestamp(clock.wall())
+
+
 class AuditSink(Protocol):
-    """The part of a log that a journal needs."""
+    """The part of an audit log that a journal needs."""
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head: ...
 
 
 class OnFailure(StrEnum):
-    """What happens to work when its events cannot be kept."""
+    """Setting for work whose events cannot be kept: it goes on, or it stops."""
 
     FAIL_OPEN = "fail_open"
     FAIL_CLOSED = "fail_closed"
 
 
 def on_failure_named(given: OnFailure | str) -> OnFailure:
-    """The setting of this name."""
+    """The setting of this name; `ParameterError` lists the accepted ones."""
     try:
         return OnFailure(given)
     except ValueError:
@@ -70,38 +96,41 @@ def on_failure_named(given: OnFailure | str) -> OnFailure:
 
 
 class _Backlog:
-    """What waits for one log."""
+    """Entries that wait for one sink. Beyond the bound the oldest are dropped and counted."""
 
     def __init__(self) -> None:
-        self.on_failure = OnFailure.FAIL_OPEN
-        self.most_buffered = MOST_BUFFERED
         self.waiting: list[AuditEntry] = []
         self.lost = 0
-        self.again_at = 0.0
+
+    def hold(self, entries: list[AuditEntry], most: int) -> None:
+        """Wait with these, oldest first, instead of what was waiting."""
+        overflow = max(0, len(entries) - most)
+        self.lost += overflow
+        self.waiting = entries[overflow:]
+
+
+class _LogState(_Backlog):
+    """Backlog, settings and pauses that all journals of one log share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_failure = OnFailure.FAIL_OPEN
+        self.most_buffered = MOST_BUFFERED
+        self.paused_until = 0.0
         self.quiet_until = 0.0
 
 
-_backlogs: WeakKeyDictionary[AuditSink, _Backlog] = WeakKeyDictionary()
+_states: WeakKeyDictionary[AuditSink, _LogState] = WeakKeyDictionary()
 
 
-def govern(sink: AuditSink, *, on_failure: OnFailure | str, most_buffered: int) -> None:
-    """What holds for journals of this log that are made from now on and say nothing else."""
-    backlog = _backlogs.setdefault(sink, _Backlog())
-    backlog.on_failure, backlog.most_buffered = on_failure_named(on_failure), most_buffered
-
-
-def event_id() -> str:
-    """Unique for this process and seed; sorts by nothing."""
-    return f"{chance.process_seed:016x}-{_next_number():x}"
-
-
-def now_text() -> str:
-    """This moment, as events write it."""
-    return timestamp(timing.wall())
+def configure(sink: AuditSink, *, on_failure: OnFailure | str, most_buffered: int) -> None:
+    """Set the defaults of journals that are made for this log from now on."""
+    state = _states.setdefault(sink, _LogState())
+    state.on_failure, state.most_buffered = on_failure_named(on_failure), most_buffered
 
 
 class Journal:
-    """Writes events for one part of the system."""
+    """Writes the events of one part of the system. Without a sink it writes nothing."""
 
     def __init__(
         self,
@@ -113,41 +142,41 @@ class Journal:
     ) -> None:
         self._sink = sink
         self._redactor = redactor or Redactor()
-        self._backlog = _Backlog() if sink is None else _backlogs.setdefault(sink, _Backlog())
-        chosen = self._backlog.on_failure if on_failure is None else on_failure_named(on_failure)
-        self._closed = chosen is OnFailure.FAIL_CLOSED
-        self._most = self._backlog.most_buffered if most_buffered is None else most_buffered
+        self._state = _LogState() if sink is None else _states.setdefault(sink, _LogState())
+        chosen = self._state.on_failure if on_failure is None else on_failure_named(on_failure)
+        self._fail_closed = chosen is OnFailure.FAIL_CLOSED
+        self._most_buffered = self._state.most_buffered if most_buffered is None else most_buffered
 
     @property
     def buffered(self) -> int:
         """Events that wait for the log to come back."""
-        return len(self._backlog.waiting)
+        return len(self._state.waiting)
 
     @property
     def lost(self) -> int:
-        """Events that are on no record. Anything but 0 is an incident."""
-        return self._backlog.lost
+        """Events that no log will ever hold. Anything but 0 is an incident."""
+        return self._state.lost
 
     def safe(self, text: str) -> str:
-        """The text as it may be kept or shown beside the events."""
+        """The text without secrets, as it may be stored or shown."""
         return self._redactor(text)
 
     def entries(self, events: Sequence[Event]) -> list[AuditEntry]:
-        """Events as the log keeps them."""
+        """Events encoded and without secrets, ready for a log to keep."""
         return [self._entry(event) for event in events]
 
     def _entry(self, event: Event) -> AuditEntry:
-        at = int(timing.wall() * 1000)
+        at = int(clock.wall() * 1000)
         if not self._redactor.knows_values:
             ids = event.correlation_id, event.trace_id, event.work_id
             return AuditEntry(encode(event), event.event_type, at, *ids)
-        told = msgspec.to_builtins(event)
-        safe = {key: one if key in _OURS else self._without_secrets(one) for key, one in told.items()}
+        fields = msgspec.to_builtins(event)
+        safe = {key: one if key in _NEVER_REDACTED else self._without_secrets(one) for key, one in fields.items()}
         body = msgspec.json.encode(safe, order="sorted")
         return AuditEntry(body, event.event_type, at, safe["correlation_id"], safe["trace_id"], safe["work_id"])
 
     def _without_secrets(self, value: Any) -> Any:
-        """The values, text by text: a secret of digits must not be looked for inside of numbers."""
+        """Redact text by text, never the encoded event: a secret of digits must not match inside numbers."""
         if isinstance(value, str):
             return self._redactor.values_out_of(value)
         if isinstance(value, dict):
@@ -156,45 +185,44 @@ class Journal:
             return [self._without_secrets(one) for one in value]
         return value
 
-    async def ready(self) -> None:
-        """With `fail_closed`: no work begins while events of earlier work are on no record."""
-        if self._closed and self._backlog.waiting:
+    async def flush_backlog(self) -> None:
+        """With `fail_closed`, write buffered events before new work begins, or raise. With `fail_open`, do nothing."""
+        if self._fail_closed and self._state.waiting:
             await self.write()
 
     async def write(self, *events: Event) -> None:
         """
-        Put events on record. With `fail_closed`, `AuditUnavailableError` when that cannot be done.
+        Append these events, after the buffered ones. Without events, only the buffered ones.
 
-        Without any, only what waits is written.
+        With `fail_closed`, `AuditUnavailableError` when the log does not take them; they stay buffered.
         """
-        backlog = self._backlog
-        if self._sink is None or not (events or backlog.waiting):
+        state = self._state
+        if self._sink is None or not (events or state.waiting):
             return
-        # Taken out before the first await: of two writers at once, only one hands in what waited.
-        pending, backlog.waiting = [*backlog.waiting, *self.entries(events)], []
+        # Taken out before the first await: of two writers at once, only one appends the backlog.
+        pending, state.waiting = [*state.waiting, *self.entries(events)], []
         trouble: Exception | None = None
-        left_alone = timing.now() < backlog.again_at
-        if not left_alone:
+        if clock.now() >= state.paused_until:
             try:
                 trouble = await self._append(self._sink, pending)
             except BaseException:
-                self._keep_back(pending)
+                self._buffer(pending)
                 raise
             if trouble is None:
                 return
-            backlog.again_at = timing.now() + LEFT_ALONE
-        self._keep_back(pending)
-        self._say(trouble)
-        if self._closed:
+            state.paused_until = clock.now() + RETRY_PAUSE_S
+        self._buffer(pending)
+        self._log_outage(trouble)
+        if self._fail_closed:
             raise AuditUnavailableError(events=len(events) or len(pending)) from trouble
 
     async def _append(self, sink: AuditSink, entries: Sequence[AuditEntry]) -> Exception | None:
         trouble: Exception | None = None
-        for attempt in range(TRIES):
+        for attempt in range(APPEND_TRIES):
             if attempt:
-                await timing.asleep(0.05 * 2 ** (attempt - 1))
+                await clock.asleep(0.05 * 2 ** (attempt - 1))
             try:
-                async with asyncio.timeout(SECONDS_A_TRY):
+                async with asyncio.timeout(APPEND_TIMEOUT_S):
                     await sink.append(entries)
             except TimeoutError as error:  # a log that hangs would hang again
                 return error
@@ -204,39 +232,31 @@ class Journal:
                 return None
         return trouble
 
-    def _keep_back(self, pending: list[AuditEntry]) -> None:
-        """In their order, and the oldest go when there are too many."""
-        waiting = [*pending, *self._backlog.waiting]
-        overflow = max(0, len(waiting) - self._most)
-        self._backlog.lost += overflow
-        self._backlog.waiting = waiting[overflow:]
+    def _buffer(self, pending: list[AuditEntry]) -> None:
+        self._state.hold([*pending, *self._state.waiting], self._most_buffered)
 
-    def _say(self, trouble: Exception | None) -> None:
-        backlog, now = self._backlog, timing.now()
-        if now < backlog.quiet_until:
+    def _log_outage(self, trouble: Exception | None) -> None:
+        state, now = self._state, clock.now()
+        if now < state.quiet_until:
             return
-        backlog.quiet_until = now + LEFT_ALONE
+        state.quiet_until = now + RETRY_PAUSE_S
         reason = "it failed a moment ago" if trouble is None else f"{type(trouble).__name__}: {trouble}"
         logger().error(
-            "the audit log cannot be written (%s); %d events wait, %d are lost in all",
+            "the audit log cannot be written (%s); %d events are buffered, %d are lost in all",
             printable(self._redactor(reason), most=300),
-            len(backlog.waiting),
-            backlog.lost,
+            len(state.waiting),
+            state.lost,
         )
 
 
-SECONDS_A_SINK = 5.0
-"""Less than a journal waits for the whole."""
-
-
 class FanOut:
-    """Several sinks as one. Its head is that of the first sink that kept the events."""
+    """Several sinks as one. `append` returns the head of the first sink that took the events."""
 
-    def __init__(self, *sinks: AuditSink, most_buffered: int = MOST_BUFFERED, seconds: float = SECONDS_A_SINK) -> None:
+    def __init__(self, *sinks: AuditSink, most_buffered: int = MOST_BUFFERED, seconds: float = SINK_TIMEOUT_S) -> None:
         if not sinks:
             raise ParameterError("sinks", sinks, "one sink or more")
         self._branches = [_Branch(sink, most_buffered, seconds) for sink in sinks]
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
     @property
     def lost(self) -> int:
@@ -249,28 +269,27 @@ class FanOut:
         return sum(len(branch.waiting) for branch in self._branches)
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
-        """Keep these in every sink that can; the error of the first when none can."""
-        async with self._turn:  # in one order everywhere
+        """Append to every sink. A sink that fails gets the entries later; when all fail, the first one's error."""
+        async with self._one_at_a_time:  # the same order in every sink
             answers = await asyncio.gather(*(branch.append(entries) for branch in self._branches))
         heads = [answer for answer in answers if not isinstance(answer, Exception)]
         if not heads:
             assert isinstance(answers[0], Exception)
-            raise answers[0]  # nobody has them: whoever called still does
+            raise answers[0]  # not buffered here: the caller still has them
         for branch, answer in zip(self._branches, answers, strict=True):
             if isinstance(answer, Exception):
-                branch.keep_back(entries, answer)
+                branch.buffer(entries, answer)
         return heads[0]
 
 
-class _Branch:
-    """One sink, and what it has missed."""
+class _Branch(_Backlog):
+    """A sink of a `FanOut`, and the entries it missed."""
 
     def __init__(self, sink: AuditSink, most: int, seconds: float) -> None:
+        super().__init__()
         self._sink = sink
         self._most = most
         self._seconds = seconds
-        self.waiting: list[AuditEntry] = []
-        self.lost = 0
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head | Exception:
         try:
@@ -281,13 +300,10 @@ class _Branch:
         self.waiting.clear()
         return head
 
-    def keep_back(self, entries: Sequence[AuditEntry], trouble: Exception) -> None:
-        pending = [*self.waiting, *entries]
-        overflow = max(0, len(pending) - self._most)
-        self.lost += overflow
-        self.waiting = pending[overflow:]
+    def buffer(self, entries: Sequence[AuditEntry], trouble: Exception) -> None:
+        self.hold([*self.waiting, *entries], self._most)
         logger().error(
-            "an audit sink (%s) cannot be written (%s: %s); %d events wait for it, %d are lost in all",
+            "the audit sink %s cannot be written (%s: %s); %d events are buffered for it, %d are lost in all",
             type(self._sink).__name__,
             type(trouble).__name__,
             printable(str(trouble), most=300),

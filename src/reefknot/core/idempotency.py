@@ -60,7 +60,7 @@ class Claim(Struct, frozen=True):
     fence: int
 
 
-class Asking(Struct, frozen=True):
+class ClaimRequest(Struct, frozen=True):
     """A caller asks for a key. `owner` is unique to this call; an empty fingerprint is not compared."""
 
     key: str
@@ -181,7 +181,7 @@ def checked_key(key: str) -> str:
     return key
 
 
-def claim(record: KeyRecord | None, asking: Asking, *, fence: int, now: Moment, retention_ms: int) -> Answer:
+def claim(record: KeyRecord | None, asking: ClaimRequest, *, fence: int, now: Moment, retention_ms: int) -> Answer:
     """
     May this caller do it?
 
@@ -203,7 +203,7 @@ def claim(record: KeyRecord | None, asking: Asking, *, fence: int, now: Moment, 
             return _claim_held(record, asking, fence, now, retention_ms)
 
 
-def _claim_held(record: KeyRecord, asking: Asking, fence: int, now: Moment, retention_ms: int) -> Answer:
+def _claim_held(record: KeyRecord, asking: ClaimRequest, fence: int, now: Moment, retention_ms: int) -> Answer:
     if record.owner == asking.owner:  # the same call once more, its first answer having been lost
         return Claimed(record)
     if now.steady < record.lease_until:
@@ -213,7 +213,7 @@ def _claim_held(record: KeyRecord, asking: Asking, fence: int, now: Moment, rete
     return Claimed(_held(asking, fence, now, retention_ms, since=record.created_at), taken_over=True)
 
 
-def _held(asking: Asking, fence: int, now: Moment, retention_ms: int, since: int | None = None) -> KeyRecord:
+def _held(asking: ClaimRequest, fence: int, now: Moment, retention_ms: int, since: int | None = None) -> KeyRecord:
     return KeyRecord(
         key=asking.key,
         state=_IN_PROGRESS,

@@ -1,1 +1,1 @@
-"""One effect per key: claim, renew, record, answer."""
+"""Idempotency: one effect per key, and its recorded result for every caller."""

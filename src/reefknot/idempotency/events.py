@@ -1,8 +1,8 @@
 """
-The events of one call on a key, each told once.
+`KeyEvents`: the audit events of one call on a key, each written once.
 
-Where the store keeps the same chain, an event goes with the change it tells of, in one step. Elsewhere it is written
-when the change has happened. What changes nothing (a hit, a refusal) is always written afterwards.
+Where the store also keeps the audit log, the event of a change is written in the change's own transaction. Elsewhere it
+is written after the change. An event without a change (a hit, a refusal) is always written afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reefknot.runtime import tasks as background
+from reefknot.runtime import tasks
 
 if TYPE_CHECKING:
     from reefknot.audit.journal import Journal
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
     from reefknot.ports.audit_log import AuditEntry
 
 
-class Telling:
-    """Made for one call; `event` makes the event of an action on the key."""
+class KeyEvents:
+    """Events of one call. `event` builds the event of an action; `one_chain`: the store keeps the journal's log."""
 
     def __init__(self, journal: Journal, event: Callable[[str], Event], *, one_chain: bool) -> None:
         self._journal = journal
         self._event = event
         self._one_chain = one_chain
-        self._later: list[Event] = []
+        self._pending: list[Event] = []
         self.with_record: list[Event] = []
-        """What else is to be told when the result is recorded."""
+        """Further events to write together with the recorded result."""
 
     def safe(self, text: str) -> str:
-        """The text without secrets: what is recorded of a failure is told, unlike a result."""
+        """The text without secrets: a recorded failure is shown to people, unlike a result."""
         return self._journal.safe(text)
 
-    def beside(self, action: str) -> list[AuditEntry]:
-        """The events to keep in the same step as the change."""
+    def atomic_with(self, action: str) -> list[AuditEntry]:
+        """Entries to pass to the store with the change; none when the log is elsewhere."""
         if not self._one_chain:
             return []
         more = self.with_record if action == "record" else ()
         return self._journal.entries([*more, self._event(action)])
 
-    def did(self, action: str) -> None:
-        """The store keeps the change, with what `beside` gave."""
+    def applied(self, action: str) -> None:
+        """Note that the store has made the change, and kept the entries of `atomic_with`."""
         if not self._one_chain:
-            self._later.append(self._event(action))
+            self._pending.append(self._event(action))
         elif action == "record":
             self.with_record.clear()
 
-    def saw(self, action: str) -> None:
-        """The key was found so; nothing was written to it."""
-        self._later.append(self._event(action))
+    def observed(self, action: str) -> None:
+        """Note an action that changed nothing in the store."""
+        self._pending.append(self._event(action))
 
-    async def tell(self) -> None:
-        """Write what was not kept with a change."""
-        events = [*self.with_record, *self._later]
+    async def flush(self) -> None:
+        """Write the events that were not kept with a change."""
+        events = [*self.with_record, *self._pending]
         self.with_record.clear()
-        self._later.clear()
+        self._pending.clear()
         if events:
             await self._journal.write(*events)
 
-    def tell_later(self) -> None:
-        """The same, without waiting for it: the caller is being cancelled."""
-        if self.with_record or self._later:
-            background.start(self.tell(), "telling of a key")
+    def flush_later(self) -> None:
+        """Flush in a task of its own, because the caller is being cancelled."""
+        if self.with_record or self._pending:
+            tasks.start(self.flush(), "writing the events of a key")

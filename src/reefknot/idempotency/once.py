@@ -1,15 +1,15 @@
 """
-One effect per key.
+`Once`: runs the work of a key once, and gives its recorded result to every caller.
 
-    claim the key → run the work under a renewed lease → record what came of it, outside of the work
+    claim the key → run the work under a renewed lease → record the result, outside of the work
 
-Later callers get the recorded answer, wait for the first one, or are told. A record that cannot be written never makes
-the effect happen again in this process: it is remembered here, answered from, and written later. What is promised
-depends on the mode, and is stated with it:
+A later caller gets the recorded result, waits for the first caller, or gets `KeyInProgressError`. A result that cannot
+be recorded never repeats the effect in this process: it is remembered, answered from, and recorded later. The guarantee
+depends on the mode:
 
-    retry   at least once: a crash in between runs it again
-    dedup   once, where the sink deduplicates on the key that the work is given
-    guard   at most once: an outcome that nobody knows is left to a person
+    retry   at least once: a crash between effect and record repeats the effect
+    dedup   once, if the receiver deduplicates on the key that the work is given
+    guard   at most once: an unknown outcome is left to a person
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
-from reefknot import clock as timing
+from reefknot import clock
 from reefknot.audit.journal import event_id
 from reefknot.core.canonical import canonical, read_as, text_of
 from reefknot.core.idempotency import (
+    Answer,
     Busy,
     Claim,
     Claimed,
@@ -51,34 +52,43 @@ from reefknot.errors import (
     ResultTooLargeError,
     StoreUnavailableError,
 )
-from reefknot.idempotency import manager as ambient
 from reefknot.idempotency.renewal import Renewal
-from reefknot.idempotency.unrecorded import Outstanding, outstanding_of
+from reefknot.idempotency.scope import report_unknown
+from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
 from reefknot.retrying.failures import read_failure
-from reefknot.runtime import tasks as background
+from reefknot.runtime import tasks
 from reefknot.runtime.log import logger, printable
 
 if TYPE_CHECKING:
-    from reefknot.idempotency.events import Telling
+    from reefknot.idempotency.events import KeyEvents
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.idempotency_store import IdempotencyStore
 
 T = TypeVar("T")
 
-STORE_TIMEOUT = 30.0
+STORE_TIMEOUT_S = 30.0
 RECORD_TRIES = 5
 
 
 class Mode(StrEnum):
-    """What is promised about the effect."""
+    """The guarantee about an effect."""
 
     RETRY = "retry"
     DEDUP = "dedup"
     GUARD = "guard"
 
 
-class How(Struct, frozen=True):
-    """How a key is used. `wait` is how long a later caller waits for the first; 0 means that it is told at once."""
+def mode_named(mode: Mode | str) -> Mode:
+    """The mode of this name; the error for `txn` says where to find it."""
+    try:
+        return Mode(mode)
+    except ValueError:
+        accepted = "retry, guard or dedup (for txn use rk.ledger(connection).once(key) in your own database)"
+        raise ParameterError("mode", mode, accepted) from None
+
+
+class KeyOptions(Struct, frozen=True):
+    """Options of one call. `wait`: seconds that a later caller waits for the first; 0 raises at once."""
 
     mode: Mode = Mode.RETRY
     lease: float = 60.0
@@ -86,178 +96,194 @@ class How(Struct, frozen=True):
     fingerprint: str = ""
     result_type: Any = Any
     metadata: str | None = None
-    """JSON text that is kept beside the result."""
+    """JSON text to keep beside the result."""
 
 
 class Once:
-    """Runs work at most as often as its key's mode says. Any number of them may share a store."""
+    """Runs work under keys of one store. Any number of instances may share a store."""
 
     def __init__(self, store: IdempotencyStore) -> None:
         self._store = store
-        self._outstanding = outstanding_of(store)
+        self._unrecorded = unrecorded_of(store)
 
-    async def run(self, key: str, work: Callable[[], Awaitable[Any]], how: How, telling: Telling) -> Any:
-        """What came of the key: from the record, or by running `work`."""
-        checked_key(key)
-        waits_until = timing.now() + how.wait
+    async def run(self, key: str, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents) -> Any:
+        """The result of the key, recorded before or by running `work` now. Writes its events, however it ends."""
+        try:
+            answer = await self._answer(checked_key(key), work, options, events)
+        except Exception:
+            await events.flush()
+            raise
+        except BaseException:
+            events.flush_later()
+            raise
+        await events.flush()
+        return answer
+
+    async def _answer(
+        self, key: str, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents
+    ) -> Any:
+        waits_until = clock.now() + options.wait
         while True:
-            late = self._outstanding.get(key)
-            if late is not None and await self._recorded_late(late, telling):
-                return _answer(late, how, telling)
-            answer = await self._claim(key, how)
-            match answer:
+            unrecorded = self._unrecorded.get(key)
+            if unrecorded is not None and await self._still_ours(unrecorded, events):
+                return _unrecorded_result(unrecorded, options, events)
+            match await self._claim(key, options):
                 case Claimed(claim=claim):
-                    if self._outstanding.is_full:
-                        await self._end(claim, Released(), "release", telling)
-                        raise self._outstanding.refusal()
-                    return await self._do(claim, work, how, telling)
+                    if self._unrecorded.is_full:
+                        await self._finish_or_log(claim, Released(), "release", events)
+                        raise self._unrecorded.refusal()
+                    return await self._work(claim, work, options, events)
                 case Hit(record=record):
-                    telling.saw("hit")
-                    return _on_record(record, how)
+                    events.observed("hit")
+                    return _recorded_result(record, options)
                 case Conflict(record=record, given=given):
-                    telling.saw("conflict")
+                    events.observed("conflict")
                     raise KeyConflictError(key, recorded=record.fingerprint, given=given)
                 case Uncertain(record=record):
-                    telling.saw("unknown")
-                    ambient.left_unknown(key)
+                    events.observed("unknown")
+                    report_unknown(key)
                     raise OutcomeUnknownError(key, owner=record.owner)
                 case Busy(record=record, remaining_ms=remaining):
-                    left = waits_until - timing.now()
+                    left = waits_until - clock.now()
                     if left <= 0:
-                        telling.saw("in_progress")
+                        events.observed("in_progress")
                         raise KeyInProgressError(key, owner=record.owner, retry_after=remaining / 1000)
                     await self._wait(key, min(left, max(0.001, remaining / 1000)))
 
-    async def _claim(self, key: str, how: How) -> Claimed | Hit | Busy | Conflict | Uncertain:
-        owner, guard = event_id(), how.mode is Mode.GUARD
-        asking = self._store.claim(key, owner=owner, fingerprint=how.fingerprint, lease=how.lease, guard=guard)
+    async def _claim(self, key: str, options: KeyOptions) -> Answer:
+        owner = event_id()
         try:
-            return await _bounded(asking)
+            return await self._claim_as(owner, key, options)
         except (asyncio.CancelledError, StoreUnavailableError):  # it may have been granted all the same
-            background.start(self._give_back(key, owner, how), "giving a key back")
+            tasks.start(self._release_lost_claim(owner, key, options), "releasing a key")
             raise
 
-    async def _give_back(self, key: str, owner: str, how: How) -> None:
-        """The answer to a claim was lost, and nothing was done: ask again as the same owner, and let go."""
-        guard = how.mode is Mode.GUARD
-        answer = await _bounded(
-            self._store.claim(key, owner=owner, fingerprint=how.fingerprint, lease=how.lease, guard=guard)
-        )
+    async def _release_lost_claim(self, owner: str, key: str, options: KeyOptions) -> None:
+        """Claim again as the same owner, which returns the claim whose answer was lost, and release it."""
+        answer = await self._claim_as(owner, key, options)
         if isinstance(answer, Claimed):
             await self._finish(answer.claim, Released(), ())
 
+    async def _claim_as(self, owner: str, key: str, options: KeyOptions) -> Answer:
+        guard = options.mode is Mode.GUARD
+        return await _bounded(
+            self._store.claim(key, owner=owner, fingerprint=options.fingerprint, lease=options.lease, guard=guard)
+        )
+
     async def _wait(self, key: str, seconds: float) -> None:
-        async with asyncio.timeout(seconds + STORE_TIMEOUT):
+        async with asyncio.timeout(seconds + STORE_TIMEOUT_S):
             await self._store.wait(key, seconds)
 
-    async def _do(self, claim: Claim, work: Callable[[], Awaitable[Any]], how: How, telling: Telling) -> Any:
-        renewal = Renewal(self._store, claim, how.lease)
+    async def _work(
+        self, claim: Claim, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents
+    ) -> Any:
+        renewal = Renewal(self._store, claim, options.lease)
         try:
             async with renewal:
                 value = await work()
-        except GeneratorExit:  # nobody runs this coroutine any more, so nothing can be awaited; the lease runs out
+        except GeneratorExit:  # nothing drives this coroutine any more, so nothing can be awaited; the lease expires
             raise
         except BaseException as error:
             if not renewal.lost:
-                await self._let_go(claim, error, how, telling)
+                await self._release(claim, error, options, events)
             raise
-        return await self._record(claim, value, how, telling)
+        return await self._record(claim, value, options, events)
 
-    async def _let_go(self, claim: Claim, error: BaseException, how: How, telling: Telling) -> None:
-        """The work failed, or was cancelled. What it did before that nobody knows; the mode says what that means."""
-        if how.mode is Mode.GUARD:
-            ambient.left_unknown(claim.key)
-            message = telling.safe(read_failure(error).message)
+    async def _release(self, claim: Claim, error: BaseException, options: KeyOptions, events: KeyEvents) -> None:
+        """End the claim of work that failed or was cancelled: released, or unknown in mode `guard`."""
+        if options.mode is Mode.GUARD:
+            report_unknown(claim.key)
+            message = events.safe(read_failure(error).message)
             ending: Ending = Unknown(canonical({"message": message, "exception": type(error).__name__}).decode())
             action = "unknown"
         else:
             ending, action = Released(), "release"
-        await asyncio.shield(background.start(self._end(claim, ending, action, telling), "letting a key go"))
+        await asyncio.shield(tasks.start(self._finish_or_log(claim, ending, action, events), "releasing a key"))
 
-    async def _end(self, claim: Claim, ending: Ending, action: str, telling: Telling) -> None:
+    async def _finish_or_log(self, claim: Claim, ending: Ending, action: str, events: KeyEvents) -> None:
         try:
-            await self._finish(claim, ending, telling.beside(action))
+            await self._finish(claim, ending, events.atomic_with(action))
         except LeaseLostError:
             return
-        except Exception as trouble:  # the lease runs out by itself
-            _say("could not be let go, and stays taken until its lease runs out", claim, trouble)
+        except Exception as trouble:
+            _log("could not be released and stays held until its lease expires", claim, trouble)
         else:
-            telling.did(action)
+            events.applied(action)
 
-    async def _record(self, claim: Claim, value: Any, how: How, telling: Telling) -> Any:
+    async def _record(self, claim: Claim, value: Any, options: KeyOptions, events: KeyEvents) -> Any:
         refused: Exception | None = None
         try:
-            ending: Done | Failed = Done(text_of(value), how.metadata)
+            ending: Done | Failed = Done(text_of(value), options.metadata)
         except NotJsonError as error:
-            ending, refused = _unfit(error), error
+            ending, refused = _result_not_kept(error), error
         try:
-            trouble = await self._write_down(claim, ending, how, telling)
+            trouble = await self._save(claim, ending, options, events)
             if isinstance(trouble, ResultTooLargeError):
-                ending, refused = _unfit(trouble), trouble
-                trouble = await self._write_down(claim, ending, how, telling)
-        except asyncio.CancelledError:  # the effect has happened, and its record does not depend on who waits for it
-            background.start(self._write_down_and_tell(claim, ending, how, telling), "recording a result")
+                ending, refused = _result_not_kept(trouble), trouble
+                trouble = await self._save(claim, ending, options, events)
+        except asyncio.CancelledError:  # the effect has happened: its record does not depend on who waits for it
+            tasks.start(self._save_and_flush(claim, ending, options, events), "recording a result")
             raise
         if isinstance(trouble, LeaseLostError):
             raise trouble
         if refused is not None:
             raise refused
         assert isinstance(ending, Done)
-        return read_as(ending.result, how.result_type)
+        return read_as(ending.result, options.result_type)
 
-    async def _write_down_and_tell(self, claim: Claim, ending: Done | Failed, how: How, telling: Telling) -> None:
-        trouble = await self._write_down(claim, ending, how, telling)
+    async def _save_and_flush(
+        self, claim: Claim, ending: Done | Failed, options: KeyOptions, events: KeyEvents
+    ) -> None:
+        trouble = await self._save(claim, ending, options, events)
         if isinstance(trouble, ResultTooLargeError):
-            await self._write_down(claim, _unfit(trouble), how, telling)
-        await telling.tell()
+            await self._save(claim, _result_not_kept(trouble), options, events)
+        await events.flush()
 
-    async def _write_down(self, claim: Claim, ending: Done | Failed, how: How, telling: Telling) -> Exception | None:
-        """Record it with patience; what cannot be recorded is remembered."""
-        late = Outstanding(claim, ending, how.fingerprint, tuple(telling.beside("record")))
-        self._outstanding.remember(late)
-        trouble = await self._finish_with_patience(late)
+    async def _save(
+        self, claim: Claim, ending: Done | Failed, options: KeyOptions, events: KeyEvents
+    ) -> Exception | None:
+        """Write the record, with retries. A result that cannot be written stays in `UnrecordedResults`."""
+        result = UnrecordedResult(claim, ending, options.fingerprint, tuple(events.atomic_with("record")))
+        self._unrecorded.remember(result)
+        trouble = await self._finish_with_retries(result)
         if trouble is None:
-            if self._outstanding.forget(late):
-                telling.did("record")
-            if self._outstanding.any_stuck:
-                background.start(self._catch_up(), "recording earlier results")
+            if self._unrecorded.forget(result):
+                events.applied("record")
+            if self._unrecorded.any_stuck:
+                tasks.start(self._save_stuck(), "recording earlier results")
         elif isinstance(trouble, LeaseLostError | ResultTooLargeError):
-            self._outstanding.forget(late)
-        elif self._outstanding.stuck(late):
-            telling.saw("unrecorded")
-            _say("is done but could not be recorded; this process remembers it", claim, trouble)
+            self._unrecorded.forget(result)
+        elif self._unrecorded.mark_stuck(result):
+            events.observed("unrecorded")
+            _log("is done but could not be recorded; this process remembers it", claim, trouble)
         return trouble
 
-    async def _catch_up(self) -> None:
-        """The store works again: write what it could not take before."""
-        for late in self._outstanding.take_stuck():
-            trouble = await self._finish_with_patience(late, tries=1)
+    async def _save_stuck(self) -> None:
+        """Write results that the store refused earlier, now that it works again."""
+        for result in self._unrecorded.take_stuck():
+            trouble = await self._finish_with_retries(result, tries=1)
             if trouble is None or isinstance(trouble, LeaseLostError):
-                self._outstanding.forget(late)
+                self._unrecorded.forget(result)
             else:
-                self._outstanding.stuck(late)
+                self._unrecorded.mark_stuck(result)
 
-    async def _recorded_late(self, late: Outstanding, telling: Telling) -> bool:
-        """
-        The effect happened in this process, but its record is not there yet: try to write it.
-
-        False when somebody else took the key over meanwhile: then their record counts.
-        """
-        trouble = await self._finish_with_patience(late, tries=1)
-        if trouble is None and self._outstanding.forget(late):
-            telling.did("record")
+    async def _still_ours(self, result: UnrecordedResult, events: KeyEvents) -> bool:
+        """Try to write an unrecorded result. False when another owner took the key over: its record counts."""
+        trouble = await self._finish_with_retries(result, tries=1)
+        if trouble is None and self._unrecorded.forget(result):
+            events.applied("record")
         if isinstance(trouble, LeaseLostError):
-            self._outstanding.forget(late)
+            self._unrecorded.forget(result)
             return False
         return True
 
-    async def _finish_with_patience(self, late: Outstanding, *, tries: int = RECORD_TRIES) -> Exception | None:
+    async def _finish_with_retries(self, result: UnrecordedResult, *, tries: int = RECORD_TRIES) -> Exception | None:
         trouble: Exception | None = None
         for attempt in range(tries):
             if attempt:
-                await timing.asleep(0.05 * 2 ** (attempt - 1))
+                await clock.asleep(0.05 * 2 ** (attempt - 1))
             try:
-                await self._finish(late.claim, late.ending, late.entries)
+                await self._finish(result.claim, result.ending, result.entries)
             except (LeaseLostError, ResultTooLargeError) as final:
                 return final
             except Exception as error:
@@ -270,47 +296,38 @@ class Once:
         await _bounded(self._store.finish(claim, ending, events=entries))
 
 
-async def _bounded(asking: Awaitable[T]) -> T:
+async def _bounded(request: Awaitable[T]) -> T:
     try:
-        async with asyncio.timeout(STORE_TIMEOUT):
-            return await asking
+        async with asyncio.timeout(STORE_TIMEOUT_S):
+            return await request
     except TimeoutError as error:
-        problem = f"no answer within {STORE_TIMEOUT:g} s"
+        problem = f"no answer within {STORE_TIMEOUT_S:g} s"
         raise StoreUnavailableError("of idempotency keys", problem, "see whether it is overloaded or gone") from error
 
 
-def _unfit(error: Exception) -> Failed:
-    """The effect has happened and must not happen again, but what it gave cannot be kept."""
+def _result_not_kept(error: Exception) -> Failed:
+    """The ending of an effect that happened and must not be repeated, although its result cannot be stored."""
     return Failed(canonical({"message": f"it happened, but its result could not be kept: {error}"}).decode())
 
 
-def _answer(late: Outstanding, how: How, telling: Telling) -> Any:
-    given = how.fingerprint
-    if late.fingerprint and given and late.fingerprint != given:
-        telling.saw("conflict")
-        raise KeyConflictError(late.claim.key, recorded=late.fingerprint, given=given)
-    telling.saw("hit")
-    if isinstance(late.ending, Failed):
-        raise RecordedFailureError(late.claim.key, failure=late.ending.failure)
-    return read_as(late.ending.result, how.result_type)
+def _unrecorded_result(result: UnrecordedResult, options: KeyOptions, events: KeyEvents) -> Any:
+    given = options.fingerprint
+    if result.fingerprint and given and result.fingerprint != given:
+        events.observed("conflict")
+        raise KeyConflictError(result.claim.key, recorded=result.fingerprint, given=given)
+    events.observed("hit")
+    if isinstance(result.ending, Failed):
+        raise RecordedFailureError(result.claim.key, failure=result.ending.failure)
+    return read_as(result.ending.result, options.result_type)
 
 
-def _on_record(record: KeyRecord, how: How) -> Any:
+def _recorded_result(record: KeyRecord, options: KeyOptions) -> Any:
     if record.state is KeyState.FAILED:
         raise RecordedFailureError(record.key, failure=record.failure or "")
     assert record.result is not None
-    return read_as(record.result, how.result_type)
+    return read_as(record.result, options.result_type)
 
 
-def _say(what: str, claim: Claim, trouble: Exception) -> None:
-    key, said = printable(claim.key, most=80), printable(str(trouble), most=300)
-    logger().error("key %s %s: %s: %s", key, what, type(trouble).__name__, said)
-
-
-def mode_named(mode: Mode | str) -> Mode:
-    """The mode, or an error that says where `txn` lives."""
-    try:
-        return Mode(mode)
-    except ValueError:
-        accepted = "retry, guard or dedup (for txn use rk.ledger(connection).once(key) in your own database)"
-        raise ParameterError("mode", mode, accepted) from None
+def _log(what: str, claim: Claim, trouble: Exception) -> None:
+    key, reason = printable(claim.key, most=80), printable(str(trouble), most=300)
+    logger().error("key %s %s: %s: %s", key, what, type(trouble).__name__, reason)

@@ -1,9 +1,9 @@
 """
-A lease, renewed while work runs.
+`Renewal`: holds the lease of a key for as long as its work runs.
 
-When somebody else took over, the work is cancelled and `LeaseLostError` takes its place: a late owner has nothing to
-write. Our own cancellation is told from somebody else's by counting, never by the exception's type; when both happen,
-the other one wins. A renewal that fails is tried again at the next turn; the fence protects the record meanwhile.
+When another owner took the key over, the work is cancelled and `LeaseLostError` is raised in its place: a late owner
+has nothing to write. Its own cancellation is told from an outer one by counting, never by the exception's type; when
+both happen, the outer one wins. A failed renewal is tried again; the fence protects the record meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Renewal:
-    """`async with Renewal(store, claim, lease): …` holds the claim for as long as the block lasts."""
+    """`async with Renewal(store, claim, lease): …` renews the claim three times per lease."""
 
     def __init__(self, store: IdempotencyStore, claim: Claim, lease: float) -> None:
         self._store = store
@@ -29,23 +29,23 @@ class Renewal:
         self._worker: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._before = 0
+        self._cancelled_before = 0
         self._lost: LeaseLostError | None = None
 
     @property
     def lost(self) -> bool:
-        """Somebody else owns the key by now."""
+        """Whether another owner holds the key."""
         return self._lost is not None
 
     async def __aenter__(self) -> Self:
         self._worker = asyncio.current_task()
         assert self._worker is not None
-        self._before = self._worker.cancelling()
+        self._cancelled_before = self._worker.cancelling()
+        # Most work ends before its lease has to be renewed: a timer is cheap, and a task is made only for the rest.
         self._timer = asyncio.get_running_loop().call_later(self._lease / 3, self._begin)
         return self
 
     def _begin(self) -> None:
-        """Most work is over before its lease has to be renewed: only what lasts gets a task."""
         self._task = asyncio.get_running_loop().create_task(self._renew())
 
     async def _renew(self) -> None:
@@ -60,7 +60,7 @@ class Renewal:
                 return
             except Exception as error:
                 logger().warning(
-                    "the lease of key %s could not be renewed, and is tried again: %s: %s",
+                    "the lease of key %s could not be renewed and is tried again: %s: %s",
                     printable(self._claim.key, most=80),
                     type(error).__name__,
                     printable(str(error), most=300),
@@ -75,7 +75,7 @@ class Renewal:
             self._task.cancel()
         if self._lost is None:
             return
-        outer_cancelled = self._worker.uncancel() > self._before
+        outer_cancelled = self._worker.uncancel() > self._cancelled_before
         if kind is not None and issubclass(kind, asyncio.CancelledError):
             if outer_cancelled:
                 return

@@ -1,8 +1,8 @@
 """
-What happened in this process and is not on record yet.
+`UnrecordedResults`: results of effects that happened in this process and are not in the store yet.
 
-Kept for each store, not for whoever asks: two managers over one store know the same. It is bounded by refusing new
-work, because forgetting would make an effect happen twice. It holds no store alive and ends with the process.
+One instance per store, whoever asks: two managers over one store must know the same. It is bounded by refusing new
+work, because forgetting a result would repeat its effect. It does not keep the store alive and ends with the process.
 """
 
 from __future__ import annotations
@@ -19,73 +19,73 @@ from reefknot.ports.audit_log import AuditEntry
 if TYPE_CHECKING:
     from reefknot.ports.idempotency_store import IdempotencyStore
 
-MOST = 1000
+MOST_UNRECORDED = 1000
 
 
-class Outstanding(Struct, frozen=True):
-    """An effect that happened: who did it, what came of it, of which payload."""
+class UnrecordedResult(Struct, frozen=True):
+    """The result of an effect, the claim it happened under, and the fingerprint of its payload."""
 
     claim: Claim
     ending: Done | Failed
     fingerprint: str
     entries: tuple[AuditEntry, ...]
-    """The events that are kept with the record."""
+    """Audit entries to keep in the same step as the record."""
 
 
-class Unrecorded:
-    """The outstanding records of one store."""
+class UnrecordedResults:
+    """Unrecorded results of one store. `stuck` ones failed to be written; the others are being written."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, Outstanding] = {}
+        self._by_key: dict[str, UnrecordedResult] = {}
         self._stuck: set[str] = set()
 
     @property
     def any_stuck(self) -> bool:
-        """Whether something could not be recorded; what is just being written does not count."""
         return bool(self._stuck)
 
     @property
     def is_full(self) -> bool:
-        return len(self._stuck) >= MOST
+        return len(self._stuck) >= MOST_UNRECORDED
 
-    def get(self, key: str) -> Outstanding | None:
+    def get(self, key: str) -> UnrecordedResult | None:
         return self._by_key.get(key)
 
-    def remember(self, late: Outstanding) -> None:
-        self._by_key[late.claim.key] = late
+    def remember(self, result: UnrecordedResult) -> None:
+        self._by_key[result.claim.key] = result
 
-    def stuck(self, late: Outstanding) -> bool:
-        """It could not be recorded. False when somebody else has done so meanwhile."""
-        if self._by_key.get(late.claim.key) is not late:
+    def mark_stuck(self, result: UnrecordedResult) -> bool:
+        """Note that writing failed. False when another caller has written it meanwhile."""
+        if self._by_key.get(result.claim.key) is not result:
             return False
-        self._stuck.add(late.claim.key)
+        self._stuck.add(result.claim.key)
         return True
 
-    def take_stuck(self) -> list[Outstanding]:
-        """All that could not be recorded, for one writer to try again; it says for each what came of it."""
+    def take_stuck(self) -> list[UnrecordedResult]:
+        """All stuck results, for one writer; each must be marked or forgotten again."""
         taken = [self._by_key[key] for key in self._stuck]
         self._stuck.clear()
         return taken
 
-    def forget(self, late: Outstanding) -> bool:
-        """It is on record, or somebody else's is. True for the first who says so."""
-        if self._by_key.get(late.claim.key) is not late:
+    def forget(self, result: UnrecordedResult) -> bool:
+        """Drop the result. True to the first caller only, so that its event is written once."""
+        if self._by_key.get(result.claim.key) is not result:
             return False
-        del self._by_key[late.claim.key]
-        self._stuck.discard(late.claim.key)
+        del self._by_key[result.claim.key]
+        self._stuck.discard(result.claim.key)
         return True
 
     def refusal(self) -> StoreUnavailableError:
+        """The error for new work while `is_full`."""
         problem = f"{len(self._stuck)} results wait in this process to be recorded"
-        return StoreUnavailableError("of idempotency keys", problem, "mend the store; no new work begins before")
+        return StoreUnavailableError("of idempotency keys", problem, "repair the store; no new work begins before")
 
 
-_by_store: WeakKeyDictionary[IdempotencyStore, Unrecorded] = WeakKeyDictionary()
+_by_store: WeakKeyDictionary[IdempotencyStore, UnrecordedResults] = WeakKeyDictionary()
 
 
-def outstanding_of(store: IdempotencyStore) -> Unrecorded:
-    """The one for this store."""
+def unrecorded_of(store: IdempotencyStore) -> UnrecordedResults:
+    """The unrecorded results of this store."""
     found = _by_store.get(store)
     if found is None:
-        found = _by_store[store] = Unrecorded()
+        found = _by_store[store] = UnrecordedResults()
     return found

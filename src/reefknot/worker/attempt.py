@@ -26,7 +26,7 @@ from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, as_the_baseline_sees, baseline
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
-from reefknot.idempotency import manager as ambient
+from reefknot.idempotency.scope import unknown_keys
 from reefknot.ports.block import Block, BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.runtime import seeds as chance
@@ -225,7 +225,7 @@ class Steps:
         )
         began, limit = self._clock.now(), self._limits.within(seconds)
         keys: list[str] = []
-        ambient.unknown_keys.set(keys)
+        unknown_keys.set(keys)
         try:
             with limit:
                 ran = Ran(sendable(await block.run(attempt.request.inputs, context)))

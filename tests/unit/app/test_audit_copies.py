@@ -1,4 +1,4 @@
-"""What a running process does about its events, as `audit` says it."""
+"""`kept_events`: copies, the stored book and the settings of a journal, as the configuration says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import reefknot as rk
 from reefknot.app import open_audit_log, open_manager
 from reefknot.app.audit_copies import Copier, kept_events
-from reefknot.app.retention import Note, Retention
+from reefknot.app.retention import Retention, RetentionNote
 from reefknot.app.stores import options_of
 from reefknot.app.system import running_system
 from reefknot.audit.journal import Journal
@@ -116,8 +116,8 @@ def test_the_log_gets_what_happens_from_now_on(tmp_path: Path, caplog: pytest.Lo
     assert [record.message for record in caplog.records if record.name == "reefknot.audit"] == ['{"event_type":"ahoy"}']
 
 
-class Moody:
-    """A sink that can be out of order."""
+class FlakySink:
+    """A sink that fails while it is `down`."""
 
     def __init__(self) -> None:
         self.got: list[str] = []
@@ -129,9 +129,9 @@ class Moody:
         self.got += [one.event_type for one in entries]
 
 
-def test_a_sink_that_is_down_holds_nothing_back_and_gets_it_all_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_is_down_holds_nothing_back_and_gets_every_event_later(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        store, sink = MemoryStore(VirtualClock()), Moody()
+        store, sink = MemoryStore(VirtualClock()), FlakySink()
         ending = asyncio.Event()
         task = asyncio.create_task(Copier(store.audit, sink).run(ending))
         for number in range(5):
@@ -146,13 +146,15 @@ def test_a_sink_that_is_down_holds_nothing_back_and_gets_it_all_later(caplog: py
         assert sink.got[-1] == "5"
 
     run_virtual(main())
-    told = [record for record in caplog.records if "events cannot be copied (OSError: no disk)" in record.message]
-    assert 1 <= len(told) <= 5
+    lines = [record for record in caplog.records if "events cannot be copied (OSError: no disk)" in record.message]
+    assert 1 <= len(lines) <= 5
 
 
-def test_what_retention_removed_before_it_was_copied_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_that_retention_removed_before_they_were_copied_are_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
-        store, sink = MemoryStore(VirtualClock()), Moody()
+        store, sink = MemoryStore(VirtualClock()), FlakySink()
         sink.down = False
         copier = Copier(store.audit, sink)
         await store.audit.append([event("a", at=1)])
@@ -186,7 +188,7 @@ def test_with_fail_closed_a_file_that_cannot_be_written_stops_the_start(tmp_path
     (tmp_path / "logs").write_text("a file, no folder")
     with pytest.raises(StoreUnavailableError, match="jsonlines:"):
         kept(tmp_path, FILE.replace("jsonl:", "on_failure: fail_closed, jsonl:"), settled)
-    kept(tmp_path, FILE, settled)  # fail_open: told, and tried again
+    kept(tmp_path, FILE, settled)  # fail_open: logged, and tried again
 
 
 # ---- what a failing log means ----------------------------------------------------------------------------------------
@@ -204,12 +206,12 @@ def test_what_a_failing_log_means_is_as_configured(
     async def work(store: Store) -> None:
         journal = Journal(store.audit)  # as workers and routers make theirs
         monkeypatch.setattr(type(store.audit), "append", Dead.append)
-        told = [decode(b'{"event_type":"breaker","timestamp":"","name":"b","state":"open"}')] * 7
+        events = [decode(b'{"event_type":"breaker","timestamp":"","name":"b","state":"open"}')] * 7
         if closed:
             with pytest.raises(AuditUnavailableError):
-                await journal.write(*told)
+                await journal.write(*events)
         else:
-            await journal.write(*told)
+            await journal.write(*events)
         assert (journal.buffered, journal.lost) == (3, 4)
         monkeypatch.undo()
 
@@ -220,7 +222,7 @@ def test_what_a_failing_log_means_is_as_configured(
 # ---- a system ------------------------------------------------------------------------------------------------------
 
 
-def test_a_system_keeps_its_book_on_record_and_its_store_as_configured(tmp_path: Path) -> None:
+def test_a_system_stores_its_book_and_opens_its_store_as_configured(tmp_path: Path) -> None:
     settings = said(
         tmp_path,
         "worker: {retries: {v2: {enabled: true, default_policy: {max_attempts: 2}}}, retention_seconds: 3600}\n"
@@ -245,7 +247,7 @@ def test_a_system_keeps_its_book_on_record_and_its_store_as_configured(tmp_path:
             assert record.expires_at - record.updated_at == 700_000_000
 
     asyncio.run(main())
-    assert Note(str(tmp_path / "state.db")).read().retention == Retention(events=None, work=3600.0)
+    assert RetentionNote(str(tmp_path / "state.db")).read().retention == Retention(events=None, work=3600.0)
 
 
 # ---- a manager of a configuration ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Retention that happens by itself."""
+"""`RetentionJob`: removes what is past its retention, and nothing that lives."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.app import retention as tidying
-from reefknot.app.retention import EVERY_S, KEEP_EVENTS_S, KEEP_WORK_S, Note, Retention, Tidied, Tidier
+from reefknot.app.retention import EVERY_S, KEEP_EVENTS_S, KEEP_WORK_S, Removed, Retention, RetentionJob, RetentionNote
 from reefknot.app.stores import clock_of_this_loop
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.core.work import Quarantine, WorkDone, WorkItem
@@ -47,25 +46,25 @@ def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(caplo
 
     async def main() -> None:
         store = MemoryStore(clock, retention=DAY)
-        tidier = Tidier(store, clock, said=Retention(events=10 * DAY, work=5 * DAY))
+        job = RetentionJob(store, clock, given=Retention(events=10 * DAY, work=5 * DAY))
         await filled(store, clock.wall())
-        assert await tidier.once() == Tidied()
+        assert await job.once() == Removed()
         clock.advance(2 * DAY)
-        assert await tidier.once() == Tidied(keys=1)
+        assert await job.once() == Removed(keys=1)
         clock.advance(4 * DAY)
-        assert await tidier.once() == Tidied(work=1)
+        assert await job.once() == Removed(work=1)
         clock.advance(5 * DAY)
-        assert await tidier.once() == Tidied(events=2)
-        assert not await tidier.once()
+        assert await job.once() == Removed(events=2)
+        assert not await job.once()
         assert [one.id for one in await store.work.find()] == ["running", "stuck", "waiting"]
         assert await store.idempotency.get("guarded") is not None
         assert await store.audit.verify() == []
 
     with caplog.at_level(logging.INFO, "reefknot"):
         run_virtual(main())
-    told = [record.message for record in caplog.records if "retention" in record.message]
-    assert told[0] == "past their retention, and removed: 1 keys, 0 ended pieces of work, 0 events"
-    assert len(told) == 3
+    lines = [record.message for record in caplog.records if "retention" in record.message]
+    assert lines[0] == "retention removed 1 keys, 0 ended work items, 0 events"
+    assert len(lines) == 3
 
 
 def test_for_ever_is_for_ever() -> None:
@@ -75,8 +74,8 @@ def test_for_ever_is_for_ever() -> None:
         store = MemoryStore(clock, retention=DAY)
         await filled(store, clock.wall())
         clock.advance(10_000 * DAY)
-        assert await Tidier(store, clock, said=Retention(None, None)).once() == Tidied(keys=1)
-        assert await Tidier(store, clock).once() == Tidied(work=1, events=2)
+        assert await RetentionJob(store, clock, given=Retention(None, None)).once() == Removed(keys=1)
+        assert await RetentionJob(store, clock).once() == Removed(work=1, events=2)
 
     run_virtual(main())
 
@@ -95,11 +94,13 @@ def test_a_wall_clock_that_jumps_makes_nothing_older() -> None:
 
     async def main() -> None:
         store = MemoryStore(clock, retention=DAY)
-        tidier = Tidier(store, clock)
+        job = RetentionJob(store, clock)
         await filled(store, clock.wall())
         clock.jump = 1000 * DAY
-        assert await tidier.once() == Tidied()
-        assert await Tidier(store, clock).once() == Tidied(work=1, events=2)  # who opens it now believes the clock
+        assert await job.once() == Removed()
+        assert await RetentionJob(store, clock).once() == Removed(
+            work=1, events=2
+        )  # who opens it now believes the clock
 
     run_virtual(main())
 
@@ -122,11 +123,11 @@ class Counting:
         return 0
 
 
-def test_it_happens_every_ten_minutes_or_so_and_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_runs_about_every_ten_minutes_also_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         store: Any = Counting()
-        tidier = Tidier(store, clock_of_this_loop())
-        tidier.start()
+        job = RetentionJob(store, clock_of_this_loop())
+        job.start()
         await asyncio.sleep(EVERY_S - 1)
         assert store.rounds == 0
         await asyncio.sleep(EVERY_S)
@@ -137,28 +138,28 @@ def test_it_happens_every_ten_minutes_or_so_and_goes_on_after_a_failure(caplog: 
         before = store.rounds
         await asyncio.sleep(10 * EVERY_S)
         assert 7 <= store.rounds - before <= 10
-        await tidier.close()
+        await job.close()
         ended = store.rounds
         await asyncio.sleep(10 * EVERY_S)
         assert store.rounds == ended
 
     run_virtual(main())
-    assert "retention could not be kept (the disk is gone)" in caplog.text
+    assert "the retention round failed (the disk is gone)" in caplog.text
 
 
-def test_who_may_not_leaves_it_to_the_one_who_does() -> None:
+def test_a_process_that_may_not_run_rounds_runs_none() -> None:
     async def main() -> None:
         store: Any = Counting()
-        tidier = Tidier(store, clock_of_this_loop(), may=lambda: False)
-        tidier.start()
+        job = RetentionJob(store, clock_of_this_loop(), may_run=lambda: False)
+        job.start()
         await asyncio.sleep(5 * EVERY_S)
-        await tidier.close()
+        await job.close()
         assert store.rounds == 0
 
     run_virtual(main())
 
 
-def test_one_process_of_a_host_tidies(tmp_path: Path) -> None:
+def test_one_process_of_a_host_runs_retention(tmp_path: Path) -> None:
     async def main() -> None:
         clock = VirtualClock()
         one, other = (SqliteStore(tmp_path / "state.db", clock) for _ in range(2))
@@ -196,7 +197,7 @@ def types_in(path: Path, clock: VirtualClock) -> list[str]:
     return found
 
 
-def test_a_script_that_never_lives_long_tidies_when_it_is_due(tmp_path: Path) -> None:
+def test_a_short_script_runs_a_round_when_one_is_due(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.db", VirtualClock()
 
     async def fill(store: Store) -> None:
@@ -214,7 +215,7 @@ def test_a_script_that_never_lives_long_tidies_when_it_is_due(tmp_path: Path) ->
     assert json.loads((tmp_path / "state.db-retention").read_bytes()) == noted  # not due
 
 
-def test_what_somebody_was_told_to_keep_is_not_removed_by_who_was_told_nothing(tmp_path: Path) -> None:
+def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.db", VirtualClock()
 
     async def fill(store: Store) -> None:
@@ -230,9 +231,8 @@ def test_what_somebody_was_told_to_keep_is_not_removed_by_who_was_told_nothing(t
     assert types_in(path, clock) == ["anchor"]
 
 
-def test_control_without_the_note_it_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidying, "Note", lambda path: Note(None))
-    monkeypatch.setattr("reefknot.app.stores.Note", lambda path: Note(None))
+def test_control_without_the_note_the_events_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.app.stores.RetentionNote", lambda path: RetentionNote(None))
     path, clock = tmp_path / "state.db", VirtualClock()
 
     async def fill(store: Store) -> None:
@@ -248,24 +248,24 @@ def test_control_without_the_note_it_would_be_gone(tmp_path: Path, monkeypatch: 
 
 def test_a_note_that_cannot_be_read_or_written_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "state.db-retention").write_bytes(b"nonsense")
-    note = Note(str(tmp_path / "state.db"))
+    note = RetentionNote(str(tmp_path / "state.db"))
     assert note.read().retention is None
     note.write(retention=Retention(1.0, None))
-    assert Note(str(tmp_path / "state.db")).read().retention == Retention(1.0, None)
-    nowhere = Note(str(tmp_path / "no" / "state.db"))
+    assert RetentionNote(str(tmp_path / "state.db")).read().retention == Retention(1.0, None)
+    nowhere = RetentionNote(str(tmp_path / "no" / "state.db"))
     nowhere.write(tidied_at=3.0)
     assert nowhere.read().tidied_at == 3.0
 
 
 @pytest.mark.parametrize("name", ["audit_retention", "work_retention"])
 @pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "7d"])
-def test_a_retention_that_is_none_is_refused_before_anything_is_opened(tmp_path: Path, name: str, given: Any) -> None:
+def test_an_invalid_retention_is_refused_before_anything_is_opened(tmp_path: Path, name: str, given: Any) -> None:
     with pytest.raises(ParameterError, match=f"{name}=.*seconds above 0, or None for ever"):
         opened(tmp_path / "state.db", VirtualClock(), **{name: given})
     assert not (tmp_path / "state.db").exists()
 
 
-def test_in_a_virtual_loop_nothing_happens_by_itself(tmp_path: Path) -> None:
+def test_in_a_virtual_loop_nothing_is_removed(tmp_path: Path) -> None:
     async def main() -> None:
         async with rk.open_store("memory:") as store:
             await store.audit.append([event("a", at=0)])

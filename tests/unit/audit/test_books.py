@@ -1,4 +1,4 @@
-"""The policy book on record, once."""
+"""`BookRecorder`: the policy book is in the audit log, once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import reefknot as rk
 from reefknot import clock as timing
-from reefknot.audit.books import LOOK_AGAIN_S, Shelf
+from reefknot.audit.books import LOOK_AGAIN_S, BookRecorder
 from reefknot.audit.journal import Journal
 from reefknot.core.audit.event import BookStored, decode
 from reefknot.core.audit.replay import replay
@@ -36,7 +36,7 @@ async def books_in(log: AuditLog) -> list[BookStored]:
     return [one for one in found if isinstance(one, BookStored)]
 
 
-def test_a_manager_puts_its_book_on_record_before_the_first_decision_that_refers_to_it() -> None:
+def test_a_manager_stores_its_book_before_the_first_decision_that_refers_to_it() -> None:
     async def fails() -> None:
         raise ConnectionError("no")
 
@@ -59,11 +59,11 @@ def test_a_manager_puts_its_book_on_record_before_the_first_decision_that_refers
     run_virtual(main())
 
 
-def test_it_holds_the_policies_and_nothing_else_and_no_secret() -> None:
+def test_the_stored_book_holds_the_policies_and_nothing_else_and_no_secret() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
-        shelf = Shelf(store.audit, Journal(store.audit, redactor=Redactor(["hunter2hunter2"])))
-        assert await shelf.put(BOOK.snapshot)
+        recorder = BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(["hunter2hunter2"])))
+        assert await recorder.put(BOOK.snapshot)
         (kept,) = await store.audit.read()
         for secret in (b"hunter2", b"DB_PASSWORD", b"env:SECRET", b"sqlite:"):
             assert secret not in kept.entry.body
@@ -72,61 +72,61 @@ def test_it_holds_the_policies_and_nothing_else_and_no_secret() -> None:
     run_virtual(main())
 
 
-def test_a_book_in_which_nothing_was_written_is_not_on_record() -> None:
+def test_a_book_without_written_policies_is_not_stored() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         for book in (rk.PolicyBook(), rk.PolicyBook.loads("engine: 'memory:'")):
-            assert not await Shelf(store.audit, Journal(store.audit)).put(book.snapshot)
+            assert not await BookRecorder(store.audit, Journal(store.audit)).put(book.snapshot)
         assert await store.audit.read() == []
 
     run_virtual(main())
 
 
-def test_what_retention_let_go_of_is_written_again() -> None:
+def test_a_book_that_retention_removed_is_written_again() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
-        shelf = Shelf(store.audit, Journal(store.audit))
+        recorder = BookRecorder(store.audit, Journal(store.audit))
         await store.audit.append([event("a")])
-        assert await shelf.put(BOOK.snapshot)
+        assert await recorder.put(BOOK.snapshot)
         await timing.asleep(LOOK_AGAIN_S)
-        assert not await shelf.put(BOOK.snapshot)  # looked for, and found
+        assert not await recorder.put(BOOK.snapshot)  # looked for, and found
         await timing.asleep(LOOK_AGAIN_S)
-        assert not await shelf.put(BOOK.snapshot)  # still at its place
+        assert not await recorder.put(BOOK.snapshot)  # still at its place
         await store.audit.trim(10**15)
-        assert not await shelf.put(BOOK.snapshot)  # was looked at a moment ago
+        assert not await recorder.put(BOOK.snapshot)  # was looked at a moment ago
         await timing.asleep(LOOK_AGAIN_S)
-        assert await shelf.put(BOOK.snapshot)
+        assert await recorder.put(BOOK.snapshot)
         assert len(await books_in(store.audit)) == 1
 
     run_virtual(main())
 
 
-def test_where_nothing_can_be_read_back_it_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_in_a_log_that_cannot_be_read_the_book_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         sink = LogSink()
-        shelf = Shelf(sink, Journal(sink))
-        assert await shelf.put(BOOK.snapshot)
+        recorder = BookRecorder(sink, Journal(sink))
+        assert await recorder.put(BOOK.snapshot)
         await timing.asleep(2 * LOOK_AGAIN_S)
-        assert not await shelf.put(BOOK.snapshot)
+        assert not await recorder.put(BOOK.snapshot)
 
     with caplog.at_level(logging.INFO, "reefknot.audit"):
         run_virtual(main())
     assert caplog.text.count("book_stored") == 1
 
 
-def test_a_log_that_cannot_be_read_is_told_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_cannot_be_read_is_logged_and_searched_again(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
-        shelf = Shelf(store.audit, Journal(store.audit))
+        recorder = BookRecorder(store.audit, Journal(store.audit))
         real = store.audit.read
 
         async def down(*query: object) -> list[object]:
             raise OSError("no disk")
 
         store.audit.read = down  # type: ignore[assignment,method-assign]
-        assert not await shelf.put(BOOK.snapshot)
+        assert not await recorder.put(BOOK.snapshot)
         store.audit.read = real  # type: ignore[method-assign]
-        assert await shelf.put(BOOK.snapshot)
+        assert await recorder.put(BOOK.snapshot)
 
     run_virtual(main())
-    assert "the policy book could not be looked for (no disk)" in caplog.text
+    assert "cannot search the audit log for the policy book (no disk)" in caplog.text

@@ -1,4 +1,4 @@
-"""One journal, several sinks."""
+"""`FanOut`: several sinks as one, none of which holds back the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reefknot.testing import run_virtual
 
 
 class Sink:
-    """Keeps bodies; fails while told to, or never answers."""
+    """Keeps bodies; fails so many times, or never answers."""
 
     def __init__(self, name: str = "sink", *, failing: int = 0, silent: bool = False) -> None:
         self.name = name
@@ -70,7 +70,7 @@ def test_one_that_never_answers_holds_up_the_others_for_a_bounded_time() -> None
     assert fine.kept == [b"1"]
 
 
-def test_what_waits_is_bounded_and_the_rest_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_buffer_of_a_sink_is_bounded_and_the_rest_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     failing = Sink("bad", failing=4)
     fan = FanOut(failing, Sink(), most_buffered=2)
 
@@ -80,10 +80,10 @@ def test_what_waits_is_bounded_and_the_rest_is_counted_and_told(caplog: pytest.L
 
     run_virtual(main())
     assert (fan.buffered, fan.lost) == (2, 2)
-    assert "2 events wait for it, 2 are lost in all" in caplog.text
+    assert "2 events are buffered for it, 2 are lost in all" in caplog.text
 
 
-def test_when_nobody_keeps_them_the_caller_is_told_and_keeps_them() -> None:
+def test_when_every_sink_fails_the_append_fails_and_nothing_is_buffered() -> None:
     first, second = Sink("first", failing=1), Sink("second", failing=1)
     fan = FanOut(first, second)
 

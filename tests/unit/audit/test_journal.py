@@ -1,4 +1,4 @@
-"""Events on their way to the log: buffered with a bound, loud when lost, clean of secrets."""
+"""`Journal`: events are buffered with a bound, counted and logged when lost, and hold no secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from reefknot.audit.journal import Journal, OnFailure, event_id, now_text
+from reefknot import clock
+from reefknot.audit.journal import Journal, OnFailure, envelope
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, OperatorAction, decode
 from reefknot.core.redaction import Redactor
@@ -21,7 +22,7 @@ from reefknot.testing import run_virtual
 
 
 class Log:
-    """A log that is down for as long as it is told to."""
+    """A log that fails, hangs or is slow on demand."""
 
     def __init__(self) -> None:
         self.kept: list[AuditEntry] = []
@@ -54,15 +55,15 @@ def _key(event: AnyEvent) -> str:
 
 
 def event(key: str) -> IdempotencyEvent:
-    return IdempotencyEvent(timestamp=now_text(), event_id=event_id(), idempotency_key=key, action="hit")
+    return IdempotencyEvent(**envelope(wall=clock.wall()), idempotency_key=key, action="hit")
 
 
-def test_an_event_is_kept_with_what_it_is_found_by() -> None:
+def test_an_entry_has_the_ids_that_its_event_is_found_by() -> None:
     async def main() -> None:
         log = Log()
-        given = IdempotencyEvent(
-            timestamp=now_text(), correlation_id="c", trace_id="t", work_id="w", idempotency_key="k", action="hit"
-        )
+        ids = {"tenant_id": "n", "correlation_id": "c", "trace_id": "t", "work_id": "w"}
+        given = IdempotencyEvent(**envelope(wall=clock.wall(), **ids), idempotency_key="k", action="hit")
+        assert (given.timestamp, given.tenant_id) == ("2023-11-14T22:13:20.000Z", "n")
         await Journal(log).write(given)
         (entry,) = log.kept
         assert (entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id) == ("idempotency", "c", "t", "w")
@@ -73,7 +74,7 @@ def test_an_event_is_kept_with_what_it_is_found_by() -> None:
 
 
 def test_ids_of_events_are_never_the_same() -> None:
-    assert len({event_id() for _ in range(1000)}) == 1000
+    assert len({event("k").event_id for _ in range(1000)}) == 1000
 
 
 def test_a_log_that_fails_for_a_moment_costs_nothing() -> None:
@@ -105,7 +106,7 @@ def test_while_the_log_is_down_events_wait_and_work_goes_on(caplog: pytest.LogCa
     with caplog.at_level(logging.ERROR):
         run_virtual(main())
     assert "the audit log cannot be written (OSError: no space" in caplog.text
-    assert "1 events wait, 0 are lost" in caplog.text
+    assert "1 events are buffered, 0 are lost" in caplog.text
     assert "hunter2" not in caplog.text
 
 
@@ -154,10 +155,10 @@ def test_the_buffer_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCap
 
     with caplog.at_level(logging.ERROR):
         run_virtual(main())
-    assert "3 events wait, 2 are lost in all" in caplog.text
+    assert "3 events are buffered, 2 are lost in all" in caplog.text
 
 
-def test_two_writers_at_once_hand_in_what_waited_only_once() -> None:
+def test_two_writers_at_once_append_the_backlog_only_once() -> None:
     async def main() -> None:
         log = Log()
         journal = Journal(log)
@@ -173,7 +174,7 @@ def test_two_writers_at_once_hand_in_what_waited_only_once() -> None:
     run_virtual(main())
 
 
-def test_what_was_kept_back_by_one_writer_is_not_wiped_by_anothers_success() -> None:
+def test_the_backlog_of_one_writer_is_not_cleared_by_anothers_success() -> None:
     class FailsForSome(Log):
         async def append(self, entries: Sequence[AuditEntry]) -> Head:
             await asyncio.sleep(0.01)
@@ -197,7 +198,7 @@ def test_what_was_kept_back_by_one_writer_is_not_wiped_by_anothers_success() -> 
     run_virtual(main())
 
 
-def test_journals_of_one_log_share_what_waits() -> None:
+def test_journals_of_one_log_share_a_backlog() -> None:
     async def main() -> None:
         log = Log()
         log.down = True
@@ -227,7 +228,7 @@ def test_a_cancelled_write_keeps_its_events_for_the_next() -> None:
     run_virtual(main())
 
 
-def test_fail_closed_stops_work_until_its_events_are_on_record() -> None:
+def test_fail_closed_stops_work_until_its_events_are_written() -> None:
     async def main() -> None:
         log = Log()
         journal = Journal(log, on_failure="fail_closed")
@@ -237,16 +238,16 @@ def test_fail_closed_stops_work_until_its_events_are_on_record() -> None:
         assert stopped.value.events == 1
         assert isinstance(stopped.value.__cause__, OSError)
         with pytest.raises(AuditUnavailableError):
-            await journal.ready()
+            await journal.flush_backlog()
         log.down = False
         await asyncio.sleep(2)
-        await journal.ready()
+        await journal.flush_backlog()
         assert log.said == ["a"]
 
     run_virtual(main())
 
 
-def test_fail_open_is_always_ready() -> None:
+def test_fail_open_never_waits_for_the_backlog() -> None:
     async def main() -> None:
         log = Log()
         log.down = True
@@ -254,19 +255,19 @@ def test_fail_open_is_always_ready() -> None:
         await journal.write(event("a"))
         tries = log.tries
         await asyncio.sleep(2)
-        await journal.ready()
+        await journal.flush_backlog()
         assert log.tries == tries
 
     run_virtual(main())
 
 
-def test_a_setting_that_is_none_is_refused() -> None:
+def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ValueError, match="fail_sometimes"):
         Journal(Log(), on_failure="fail_sometimes")
     assert set(OnFailure) == {"fail_open", "fail_closed"}
 
 
-def test_without_a_log_nothing_is_written_and_nothing_waits() -> None:
+def test_without_a_log_nothing_is_written_and_nothing_is_buffered() -> None:
     async def main() -> None:
         journal = Journal(None)
         await journal.write(event("a"))
@@ -283,10 +284,7 @@ def test_configured_secrets_are_in_no_field_and_no_index(secret: str) -> None:
     async def main() -> None:
         log = Log()
         given = OperatorAction(
-            timestamp=now_text(),
-            correlation_id=f"c {secret}",
-            trace_id=f"t {secret}",
-            work_id=f"w {secret}",
+            **envelope(wall=clock.wall(), correlation_id=f"c {secret}", trace_id=f"t {secret}", work_id=f"w {secret}"),
             actor=f"a {secret}",
             action="x",
             details={"list": [f"l {secret}"], f"key {secret}": 1700000000, "n": 1.17},

@@ -7,10 +7,10 @@ from msgspec import structs
 
 from reefknot.core.idempotency import (
     LONGEST_KEY,
-    Asking,
     Busy,
     Claim,
     Claimed,
+    ClaimRequest,
     Conflict,
     Done,
     Ending,
@@ -36,7 +36,7 @@ from reefknot.errors import KeyTooLongError, ParameterError, ParameterTypeError,
 
 NOW = Moment(1_000, 50_000)
 RETENTION = 10_000
-ASKING = Asking("k", "me", "print", 500)
+ASKING = ClaimRequest("k", "me", "print", 500)
 
 
 def held(*, guard: bool = False) -> KeyRecord:
@@ -52,7 +52,7 @@ def ended(ending: Ending, record: KeyRecord | None = None) -> KeyRecord:
 
 
 def ask(record: KeyRecord | None, *, owner: str = "you", fingerprint: str = "print", now: Moment = NOW) -> object:
-    asking = Asking("k", owner, fingerprint, 500)
+    asking = ClaimRequest("k", owner, fingerprint, 500)
     return claim(record, asking, fence=9, now=now, retention_ms=RETENTION)
 
 

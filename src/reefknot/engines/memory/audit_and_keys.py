@@ -15,7 +15,17 @@ from itertools import count
 
 from reefknot.core import idempotency as core
 from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, anchor_body, link, verify
-from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
+from reefknot.core.idempotency import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Ending,
+    KeyRecord,
+    KeyState,
+    Lost,
+    checked_key,
+)
 from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
@@ -176,7 +186,7 @@ class MemoryIdempotencyStore:
         events: Sequence[AuditEntry] = (),
     ) -> Answer:
         now = self._shared.now()
-        asking = Asking(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
         old = self._records.get(key)
         if old is None:
             self._make_room(now)

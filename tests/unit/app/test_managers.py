@@ -1,4 +1,4 @@
-"""Operations with a category, a record and a key: what the manager adds to the loop and to the key."""
+"""`RetryManager` and `IdempotencyManager`: categories, keys and events on top of the retry loop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot import errors
-from reefknot.app import managers as assembly
+from reefknot.app import managers
 from reefknot.config.book import PolicyBook
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import (
@@ -28,7 +27,7 @@ from reefknot.engines.memory import MemoryStore
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
 from reefknot.ports.store import Store
 from reefknot.testing import run_virtual
-from tests.unit.idempotency.keeping import Failing, actions_in, events_in
+from tests.unit.idempotency.failing_store import Failing, actions_in, events_in
 from tests.unit.retrying.flaky import AsyncAlways, AsyncFlaky
 
 PUT = rk.RetryCategory.KV_PUT
@@ -54,7 +53,7 @@ def test_a_success_at_the_first_try_is_no_event(url: str) -> None:
     run_virtual(main())
 
 
-def test_a_failure_that_recovers_is_told_attempt_by_attempt(url: str) -> None:
+def test_a_failure_that_recovers_is_audited_attempt_by_attempt(url: str) -> None:
     async def main() -> None:
         async with rk.open_store(url) as store:
             work = AsyncFlaky(ConnectionError("one"), OSError("two"))
@@ -74,7 +73,7 @@ def test_a_failure_that_recovers_is_told_attempt_by_attempt(url: str) -> None:
     run_virtual(main())
 
 
-def test_a_failure_is_on_record_before_the_wait_begins(url: str) -> None:
+def test_a_failure_is_audited_before_the_wait_begins(url: str) -> None:
     async def main() -> None:
         async with rk.open_store(url) as store:
             work = AsyncFlaky(ConnectionError("one"))
@@ -106,7 +105,7 @@ def test_giving_up_raises_from_the_last_error_with_the_history_as_data(url: str)
     run_virtual(main())
 
 
-def test_what_is_not_retryable_is_told_and_given_back_as_it_is(url: str) -> None:
+def test_an_error_that_is_not_retryable_is_audited_and_raised_unchanged(url: str) -> None:
     async def main() -> None:
         policy = rk.RetryPolicy(non_retryable_exceptions=[ValueError])
         mistake = ValueError("bad")
@@ -164,26 +163,18 @@ def test_every_attempt_runs_under_its_categorys_timeout_and_that_is_an_event(url
     run_virtual(main())
 
 
-def test_a_policy_without_a_timeout_gets_its_categorys() -> None:
+@pytest.mark.parametrize(("policy", "seconds"), [({}, 60), ({"attempt_timeout": 100}, 100)])
+def test_a_given_policy_keeps_its_timeout_or_gets_its_categorys(policy: dict[str, Any], seconds: float) -> None:
     async def main() -> None:
-        policy = rk.RetryPolicy(max_attempts=1)
         with pytest.raises(rk.RetryError) as given_up:
             await managing(MemoryStore(VirtualClock())).execute_with_retry(
-                rk.RetryCategory.EXECUTION_CONTAINMENT, "x", asyncio.Event().wait, policy
+                rk.RetryCategory.EXECUTION_CONTAINMENT,
+                "x",
+                asyncio.Event().wait,
+                rk.RetryPolicy(max_attempts=1, **policy),
             )
         assert isinstance(given_up.value.__cause__, rk.AttemptTimeoutError)
-        assert given_up.value.__cause__.seconds == 60
-
-    run_virtual(main())
-
-
-def test_a_policy_with_a_timeout_keeps_it() -> None:
-    async def main() -> None:
-        policy = rk.RetryPolicy(max_attempts=1, attempt_timeout=100)
-        with pytest.raises(rk.RetryError) as given_up:
-            await managing(MemoryStore(VirtualClock())).execute_with_retry(PUT, "x", asyncio.Event().wait, policy)
-        assert isinstance(given_up.value.__cause__, rk.AttemptTimeoutError)
-        assert given_up.value.__cause__.seconds == 100
+        assert given_up.value.__cause__.seconds == seconds
 
     run_virtual(main())
 
@@ -246,7 +237,7 @@ def test_a_plain_function_is_as_good() -> None:
 # ---- the key ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_hit_runs_nothing_and_the_record_is_told_once(url: str) -> None:
+def test_a_hit_runs_nothing_and_the_record_has_one_event(url: str) -> None:
     async def main() -> None:
         work = AsyncFlaky(ConnectionError())
         async with rk.open_store(url) as store:
@@ -279,7 +270,7 @@ class OwnLog:
         return [entry.event_type for entry in self.kept]
 
 
-def test_with_a_log_of_its_own_the_same_is_told_there_once(url: str) -> None:
+def test_with_a_log_of_its_own_the_same_events_are_there_once(url: str) -> None:
     async def main() -> None:
         work, log = AsyncFlaky(ConnectionError()), OwnLog()
         async with rk.open_store(url) as store:
@@ -322,7 +313,7 @@ def test_on_one_chain_the_record_needs_no_second_write(url: str, monkeypatch: py
     run_virtual(main())
 
 
-def test_a_cancelled_call_is_told_in_a_log_of_its_own_too(url: str) -> None:
+def test_a_cancelled_call_is_audited_in_a_log_of_its_own_too(url: str) -> None:
     async def main() -> None:
         log = OwnLog()
         async with rk.open_store(url) as store:
@@ -366,7 +357,7 @@ def test_control_without_the_guard_every_attempt_of_the_policy_is_made(url: str)
     run_virtual(main())
 
 
-def test_an_operation_that_gave_up_lets_its_key_go(url: str) -> None:
+def test_an_operation_that_gave_up_releases_its_key(url: str) -> None:
     async def main() -> None:
         async with rk.open_store(url) as store:
             manager = managing(store)
@@ -443,7 +434,7 @@ def test_fail_closed_stops_the_work_and_begins_no_other(url: str) -> None:
 
 
 def test_fail_closed_after_the_effect_does_not_make_it_happen_again(url: str) -> None:
-    """The log breaks between the first failure and the success: the caller is told, the record stands."""
+    """The log breaks between the first failure and the success: the caller gets the error, the record stands."""
 
     async def main() -> None:
         log = OwnLog()
@@ -470,10 +461,10 @@ def test_fail_closed_after_the_effect_does_not_make_it_happen_again(url: str) ->
     run_virtual(main())
 
 
-# ---- what is on record -----------------------------------------------------------------------------------------------
+# ---- what is audited -------------------------------------------------------------------------------------------------
 
 
-def test_every_decision_on_record_is_decided_again_to_the_byte(url: str) -> None:
+def test_every_audited_decision_replays_to_the_byte(url: str) -> None:
     async def main() -> None:
         async with rk.open_store(url) as store:
             manager = managing(store)
@@ -532,7 +523,7 @@ def test_a_context_that_no_event_could_hold_is_refused_before_anything_happens(u
 
 
 @pytest.mark.parametrize("category", [PUT, "RETRY_KV_PUT", "kv.put", "KV_PUT", "retry_kv_put"])
-def test_a_category_is_told_by_its_value_however_it_was_spelled(category: str) -> None:
+def test_events_have_the_categorys_value_however_it_was_spelled(category: str) -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         with pytest.raises(rk.RetryError):
@@ -575,8 +566,10 @@ def test_a_result_cannot_be_recorded_for_a_key_that_is_being_worked_on(url: str)
     async def main() -> None:
         async with rk.open_store(url) as store:
             await store.idempotency.claim("k", owner="somebody")
-            with pytest.raises(rk.KeyInProgressError):
-                await rk.IdempotencyManager(store.idempotency).record_result("k", 1)
+            for keys in (rk.IdempotencyManager(store.idempotency), managing(store).idempotency_manager):
+                with pytest.raises(rk.KeyInProgressError):
+                    await keys.record_result("k", 1)
+            assert await actions_in(store.audit) == ["in_progress"], "the manager of a RetryManager is audited"
 
     run_virtual(main())
 
@@ -615,8 +608,8 @@ def test_a_cleared_key_is_done_anew(url: str) -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_manager", None)
-    monkeypatch.setattr(assembly, "_warned", False)
+    monkeypatch.setattr(managers, "_manager", None)
+    monkeypatch.setattr(managers, "_warned", False)
 
 
 @pytest.mark.usefixtures("fresh")
@@ -668,8 +661,3 @@ def test_the_book_given_is_the_one_that_holds() -> None:
     manager = rk.RetryManager(book=book, idempotency=MemoryStore(VirtualClock()).idempotency)
     assert manager.get_policy(PUT).max_attempts == 7
     assert manager.get_policy("kv.get").max_attempts == 3
-
-
-def test_the_errors_of_keys_are_public() -> None:
-    assert issubclass(rk.LeaseLostError, rk.IdempotencyError)
-    assert rk.StoreError is errors.StoreError

@@ -1,4 +1,4 @@
-"""A store whose calls fail when they are told to, and what a test needs to look at its events."""
+"""A store whose calls fail on demand, and what a test needs to look at its events."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from typing import Any
 
-from reefknot.audit.journal import Journal, event_id, now_text
+from reefknot import clock
+from reefknot.audit.journal import Journal, envelope
 from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, decode
 from reefknot.core.idempotency import Answer, Claim, Ending, KeyRecord
 from reefknot.errors import StoreUnavailableError
-from reefknot.idempotency.events import Telling
-from reefknot.idempotency.once import How, Once
+from reefknot.idempotency.events import KeyEvents
+from reefknot.idempotency.once import KeyOptions, Once
 from reefknot.ports.audit_log import AuditEntry, AuditLog, AuditQuery
 from reefknot.ports.idempotency_store import IdempotencyStore
 
@@ -64,24 +65,25 @@ class Failing:
         return getattr(self._inner, name)
 
 
-def told(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> Telling:
-    """Events of a call, in the store's own log."""
+def key_events(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> KeyEvents:
+    """Events of a call on a key, in the store's own log."""
 
     def event(action: str) -> IdempotencyEvent:
-        return IdempotencyEvent(timestamp=now_text(), event_id=event_id(), idempotency_key=key, action=action)
+        return IdempotencyEvent(**envelope(wall=clock.wall()), idempotency_key=key, action=action)
 
-    return Telling(Journal(store.audit), event, one_chain=one_chain)
+    return KeyEvents(Journal(store.audit), event, one_chain=one_chain)
 
 
 async def once(
-    store: IdempotencyStore, key: str, work: Callable[[], Awaitable[Any]], how: How | None = None, *, chain: bool = True
+    store: IdempotencyStore,
+    key: str,
+    work: Callable[[], Awaitable[Any]],
+    options: KeyOptions | None = None,
+    *,
+    chain: bool = True,
 ) -> Any:
-    """Run work under a key, its events told whatever happens."""
-    telling = told(store, key, one_chain=chain)
-    try:
-        return await Once(store).run(key, work, how or How(), telling)
-    finally:
-        await telling.tell()
+    """Run work under a key of this store."""
+    return await Once(store).run(key, work, options or KeyOptions(), key_events(store, key, one_chain=chain))
 
 
 async def events_in(log: AuditLog) -> list[AnyEvent]:
@@ -89,5 +91,5 @@ async def events_in(log: AuditLog) -> list[AnyEvent]:
 
 
 async def actions_in(log: AuditLog) -> list[str]:
-    """What happened to keys, in order."""
+    """Actions on keys, in order."""
     return [event.action for event in await events_in(log) if isinstance(event, IdempotencyEvent)]

@@ -16,9 +16,9 @@ from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.errors import AuditUnavailableError
 from reefknot.idempotency import decorator as module
-from reefknot.idempotency.manager import in_scope
+from reefknot.idempotency.scope import in_scope
 from reefknot.testing import run_virtual
-from tests.unit.idempotency.keeping import actions_in, events_in
+from tests.unit.idempotency.failing_store import actions_in, events_in
 
 
 @dataclass
@@ -193,7 +193,7 @@ def test_what_counts_as_the_payload_can_be_said(url: str, fingerprint: Any, refu
     run_virtual(main())
 
 
-def test_dedup_hands_the_key_to_the_function(url: str) -> None:
+def test_dedup_passes_the_key_to_the_function(url: str) -> None:
     sent: list[str] = []
 
     @rk.idempotent(key=lambda order: order.id, mode="dedup", name="pay")
@@ -227,7 +227,7 @@ def test_dedup_needs_a_function_that_takes_the_key() -> None:
         decorated(does_not)
 
 
-def test_guard_does_it_once_and_leaves_a_failure_to_a_person(url: str) -> None:
+def test_guard_runs_the_effect_once_and_leaves_a_failure_to_a_person(url: str) -> None:
     calls = 0
 
     @rk.idempotent(key=lambda: "k", mode="guard")
@@ -249,7 +249,7 @@ def test_guard_does_it_once_and_leaves_a_failure_to_a_person(url: str) -> None:
     run_virtual(main())
 
 
-def test_a_caller_that_does_not_wait_is_told(url: str) -> None:
+def test_a_caller_that_does_not_wait_gets_an_error_at_once(url: str) -> None:
     @rk.idempotent(key=lambda: "k", wait=0)
     async def slow() -> None:
         await asyncio.sleep(5)
@@ -265,7 +265,7 @@ def test_a_caller_that_does_not_wait_is_told(url: str) -> None:
     run_virtual(main())
 
 
-def test_it_stands_under_and_over_a_retry(url: str) -> None:
+def test_the_decorator_works_inside_and_outside_of_a_retry(url: str) -> None:
     calls = 0
 
     async def flaky() -> int:
@@ -346,7 +346,7 @@ def test_a_plain_function_is_refused() -> None:
 
 
 def test_two_functions_in_two_files_do_not_share_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_homes", {})
+    monkeypatch.setattr(module, "_files", {})
 
     async def charge() -> None: ...
 
@@ -383,10 +383,10 @@ def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_call(monk
     run_virtual(main())
 
 
-# ---- how it is told, and how it is written ---------------------------------------------------------------------------
+# ---- audit, and mistakes in writing --------------------------------------------------------------------------------
 
 
-def test_without_parentheses_it_says_how_to_write_it() -> None:
+def test_without_parentheses_the_error_shows_the_right_form() -> None:
     async def charge(order: Order) -> None: ...
 
     with pytest.raises(TypeError, match=r"write @idempotent\(key=lambda order: order.id\)"):
@@ -395,7 +395,7 @@ def test_without_parentheses_it_says_how_to_write_it() -> None:
         rk.idempotent()
 
 
-def test_configured_secrets_are_taken_out_of_what_is_told_and_only_of_that(url: str) -> None:
+def test_secrets_are_redacted_in_events_and_not_in_keys_or_results(url: str) -> None:
     @rk.idempotent(key=lambda token: f"card {token}", secrets=("hunter2hunter2",), name="pay.with_secrets")
     async def pay(token: str) -> str:
         return token
@@ -412,7 +412,9 @@ def test_configured_secrets_are_taken_out_of_what_is_told_and_only_of_that(url: 
 
 
 @pytest.mark.parametrize("setting", ["fail_open", "fail_closed", None])
-def test_what_a_failing_log_means_is_said_by_the_function(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_audit_failure_decides_what_a_failing_log_means(
+    setting: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     charged: list[str] = []
 
     @rk.idempotent(key=lambda key: key, on_audit_failure=setting, name=f"charge.{setting}")
@@ -444,6 +446,6 @@ def test_what_a_failing_log_means_is_said_by_the_function(setting: str | None, m
     run_virtual(main())
 
 
-def test_a_setting_that_is_none_is_refused_where_it_is_written() -> None:
+def test_an_unknown_audit_setting_is_refused_when_the_function_is_decorated() -> None:
     with pytest.raises(rk.ParameterError, match="on_audit_failure='maybe' is not accepted: one of fail_open, fail_cl"):
         rk.idempotent(key=lambda: "k", on_audit_failure="maybe")
