@@ -73,7 +73,7 @@ def _retention_job(store: Store, clock: Clock, given: Retention | None) -> Reten
 
         assert isinstance(store, SqliteStore), store
         note = RetentionNote(store.path)
-        return RetentionJob(store, clock, given=given, note=note, may_run=store.become_tidier)
+        return RetentionJob(store, clock, given=given, note=note, may_run=store.acquire_retention_lock)
     return RetentionJob(store, clock, given=given)
 
 

@@ -12,7 +12,17 @@ import apsw
 from msgspec import Struct, json, structs
 
 from reefknot.core import idempotency as core
-from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
+from reefknot.core.idempotency import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Ending,
+    KeyRecord,
+    KeyState,
+    Lost,
+    checked_key,
+)
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite import upkeep
 from reefknot.engines.sqlite.audit import SqliteAuditLog
@@ -61,7 +71,7 @@ class _Resolve(Struct, frozen=True):
     ending: Ending
 
 
-_Operation = Asking | _Renew | _Finish | _Resolve
+_Operation = ClaimRequest | _Renew | _Finish | _Resolve
 _Request = tuple[str, _Operation, Sequence[AuditEntry]]
 
 
@@ -97,7 +107,7 @@ class SqliteIdempotencyStore:
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
     ) -> Answer:
-        asking = Asking(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
         answer: Answer = await self._write(self._handler, (key, asking, events))
         return answer
 
@@ -169,7 +179,7 @@ class SqliteIdempotencyStore:
             if new is not None and new is not old:
                 records[key] = changed[key] = new
                 transaction.touched.add(f"key:{key}")
-                if events and (not isinstance(operation, Asking) or isinstance(answer, Claimed)):
+                if events and (not isinstance(operation, ClaimRequest) or isinstance(answer, Claimed)):
                     transaction.add_events(events)
         if changed:
             _save(transaction, changed.values(), stored)
@@ -181,7 +191,7 @@ class SqliteIdempotencyStore:
         """The answer to a request, and the record to keep."""
         now, retention_ms = transaction.now, self._retention_ms
         match operation:
-            case Asking():
+            case ClaimRequest():
                 counters = transaction.counters
                 if old is None:
                     self._make_room(transaction, records)

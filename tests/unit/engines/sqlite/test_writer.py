@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.core.idempotency import Asking, Claimed, Done
+from reefknot.core.idempotency import Claimed, ClaimRequest, Done
 from reefknot.engines.sqlite import SqliteStore, gil
 from tests.unit.engines.sqlite.test_store import opened, run
 
@@ -112,7 +112,7 @@ def test_a_loop_that_stopped_before_it_woke_the_thread_holds_up_no_other(tmp_pat
 def test_requests_submitted_right_before_closing_are_written(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
-            asking: Any = ("k", Asking("k", "me", "", 1000), ())
+            asking: Any = ("k", ClaimRequest("k", "me", "", 1000), ())
             future = store._writer.submit(store.idempotency._handler, asking)
             await store.close()
             assert isinstance(await future, Claimed)
