@@ -39,9 +39,9 @@ from reefknot.errors import AttemptTimeoutError, ParameterTypeError, RetryError
 from reefknot.idempotency.events import Telling
 from reefknot.idempotency.manager import IdempotencyManager
 from reefknot.idempotency.once import How, Mode, mode_named
-from reefknot.retrying import plan as exhaustion
-from reefknot.retrying.call import Run
-from reefknot.retrying.plan import Plan, what_to_pass
+from reefknot.retrying.call import CallState
+from reefknot.retrying.functions import what_to_pass
+from reefknot.retrying.plan import Plan, exhaustions
 from reefknot.retrying.wrappers import attempt_within
 
 if TYPE_CHECKING:
@@ -214,12 +214,12 @@ class RetryManager:
         target = operation_target(call.category)
         book = self._book.snapshot
         if given is None:
-            plan = Plan(book.resolve(target), name=name, resolve=book.resolver(target))
+            plan = Plan(book.resolve(target), name=name, resolver=lambda: book.resolver(target))
         else:
             policy = given
             if policy.attempt_timeout == inf:  # no execution without a limit
                 policy = policy.replace(attempt_timeout=book.resolve(target).attempt_timeout)
-            plan = Plan(policy, name=name, resolve=lambda failure: policy)
+            plan = Plan(policy, name=name, resolver=lambda: lambda failure: policy)
         return plan.with_options({"attempts": 1}) if once_only else plan
 
     async def _tried(self, call: _Call, plan: Plan, coro: Callable[[], Awaitable[Any]]) -> tuple[Any, list[Event]]:
@@ -228,7 +228,7 @@ class RetryManager:
 
         Gives the value, and the events that are to be told with it: a success must not fail because of them.
         """
-        run = Run(plan, timing.now(), exhaustion.so_far)
+        run = CallState(plan, timing.now(), exhaustions.count)
         run.redact = self._redactor
         facts: list[DecisionRecord] = []
         run.observe = lambda *inputs, **more: facts.append(DecisionRecord.of(*inputs, **more))
@@ -238,7 +238,7 @@ class RetryManager:
             try:
                 value = await attempt_within(run, _started, (coro,), {})
             except Exception as error:
-                if not run.stops(error):
+                if run.record_failure(error) is not None:
                     await self._told(call, run, error, facts[-1])
                 else:
                     await self._given_up(call, run, error, facts[-1])
@@ -250,12 +250,12 @@ class RetryManager:
             else:
                 return value, self._recovered(call, run)
 
-    def _recovered(self, call: _Call, run: Run) -> list[Event]:
+    def _recovered(self, call: _Call, run: CallState) -> list[Event]:
         if not run.attempts:
             return []
         return [RetryRecovered(**call.about(), total_attempts=run.attempts + 1, elapsed_seconds=run.elapsed)]
 
-    async def _told(self, call: _Call, run: Run, error: Exception, facts: DecisionRecord) -> None:
+    async def _told(self, call: _Call, run: CallState, error: Exception, facts: DecisionRecord) -> None:
         failure = facts.failure
         await self._put_book(facts)
         await self.journal.write(
@@ -271,7 +271,7 @@ class RetryManager:
             ),
         )
 
-    async def _given_up(self, call: _Call, run: Run, error: Exception, facts: DecisionRecord) -> None:
+    async def _given_up(self, call: _Call, run: CallState, error: Exception, facts: DecisionRecord) -> None:
         assert run.reason is not None
         failure = facts.failure
         kind = RetryRefused if run.reason in _REFUSED else RetryExhausted
@@ -294,7 +294,7 @@ class RetryManager:
         if facts.book_hash == book.hash:
             await self._shelf.put(book)
 
-    def _timeout(self, call: _Call, run: Run, error: Exception) -> list[Event]:
+    def _timeout(self, call: _Call, run: CallState, error: Exception) -> list[Event]:
         if not isinstance(error, AttemptTimeoutError):
             return []
         return [TimeoutOccurred(**call.about(), attempt_number=run.attempts, timeout_seconds=error.seconds)]

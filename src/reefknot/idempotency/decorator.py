@@ -28,7 +28,7 @@ from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
 from reefknot.idempotency.events import Telling
 from reefknot.idempotency.manager import store_in_scope
 from reefknot.idempotency.once import How, Mode, Once, mode_named
-from reefknot.retrying.plan import is_async, name_of
+from reefknot.retrying.functions import is_async, name_of
 
 if TYPE_CHECKING:
     from reefknot.ports.store import Store

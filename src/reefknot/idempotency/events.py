@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reefknot.runtime import tasks as background
+from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.audit.journal import Journal
@@ -62,4 +62,4 @@ class Telling:
     def tell_later(self) -> None:
         """The same, without waiting for it: the caller is being cancelled."""
         if self.with_record or self._later:
-            background.start(self.tell(), "telling of a key")
+            run_in_background(self.tell(), "telling of a key")

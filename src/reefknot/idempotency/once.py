@@ -54,9 +54,9 @@ from reefknot.errors import (
 from reefknot.idempotency import manager as ambient
 from reefknot.idempotency.renewal import Renewal
 from reefknot.idempotency.unrecorded import Outstanding, outstanding_of
-from reefknot.retrying.failures import read_failure
-from reefknot.runtime import tasks as background
+from reefknot.retrying.failures import failure_from
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.idempotency.events import Telling
@@ -134,7 +134,7 @@ class Once:
         try:
             return await _bounded(asking)
         except (asyncio.CancelledError, StoreUnavailableError):  # it may have been granted all the same
-            background.start(self._give_back(key, owner, how), "giving a key back")
+            run_in_background(self._give_back(key, owner, how), "giving a key back")
             raise
 
     async def _give_back(self, key: str, owner: str, how: How) -> None:
@@ -167,12 +167,12 @@ class Once:
         """The work failed, or was cancelled. What it did before that nobody knows; the mode says what that means."""
         if how.mode is Mode.GUARD:
             ambient.left_unknown(claim.key)
-            message = telling.safe(read_failure(error).message)
+            message = telling.safe(failure_from(error).message)
             ending: Ending = Unknown(canonical({"message": message, "exception": type(error).__name__}).decode())
             action = "unknown"
         else:
             ending, action = Released(), "release"
-        await asyncio.shield(background.start(self._end(claim, ending, action, telling), "letting a key go"))
+        await asyncio.shield(run_in_background(self._end(claim, ending, action, telling), "letting a key go"))
 
     async def _end(self, claim: Claim, ending: Ending, action: str, telling: Telling) -> None:
         try:
@@ -196,7 +196,7 @@ class Once:
                 ending, refused = _unfit(trouble), trouble
                 trouble = await self._write_down(claim, ending, how, telling)
         except asyncio.CancelledError:  # the effect has happened, and its record does not depend on who waits for it
-            background.start(self._write_down_and_tell(claim, ending, how, telling), "recording a result")
+            run_in_background(self._write_down_and_tell(claim, ending, how, telling), "recording a result")
             raise
         if isinstance(trouble, LeaseLostError):
             raise trouble
@@ -220,7 +220,7 @@ class Once:
             if self._outstanding.forget(late):
                 telling.did("record")
             if self._outstanding.any_stuck:
-                background.start(self._catch_up(), "recording earlier results")
+                run_in_background(self._catch_up(), "recording earlier results")
         elif isinstance(trouble, LeaseLostError | ResultTooLargeError):
             self._outstanding.forget(late)
         elif self._outstanding.stuck(late):

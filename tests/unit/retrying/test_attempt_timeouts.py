@@ -1,16 +1,19 @@
-"""Time limits and cancellation: whose was it?"""
+"""Time limits of attempts: cancelled in async code, abandoned in threads, and told from a cancellation from outside."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
 
 import pytest
 
 import reefknot as rk
-from reefknot import clock as timing
-from reefknot.retrying.wrappers import TimeScope, within
-from tests.unit.retrying.flaky import AsyncFlaky
+from reefknot import clock
+from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.timeouts import Timeout
+from tests.unit.retrying.flaky import AsyncFlaky, Flaky
 
 CONTROL_FLOW = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
@@ -33,7 +36,7 @@ def test_an_attempt_that_runs_too_long_is_ended_and_tried_again() -> None:
 
     @rk.retry(on=ConnectionError, attempts=3, attempt_timeout=5, base_delay=0, max_delay=0)
     async def fetch() -> str:
-        seen.append(timing.now())
+        seen.append(clock.now())
         if len(seen) < 3:
             await asyncio.sleep(60)
         return "ok"
@@ -68,7 +71,7 @@ def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_before
         with pytest.raises(rk.DeadlineExceededError) as raised:
             await fetch()
         assert any("ConnectionError: refused by 10.0.0.1" in note for note in raised.value.__notes__)
-        return timing.now()
+        return clock.now()
 
     assert rk.testing.run_virtual(main()) == pytest.approx(10)
 
@@ -95,12 +98,12 @@ def test_the_first_stretch_before_an_await_counts_too() -> None:
     async def main() -> float:
         @rk.retry(attempts=1, deadline=5)
         async def fetch() -> None:
-            timing.sleep(4)
+            clock.sleep(4)
             await asyncio.sleep(60)
 
         with pytest.raises(rk.DeadlineExceededError):
             await fetch()
-        return timing.now()
+        return clock.now()
 
     assert rk.testing.run_virtual(main()) == pytest.approx(5)
 
@@ -165,7 +168,7 @@ def test_wait_for_ends_a_retry_that_is_waiting() -> None:
         with pytest.raises(TimeoutError) as raised:
             await asyncio.wait_for(call(), 3)
         assert not isinstance(raised.value, rk.ReefknotError)
-        return timing.now()
+        return clock.now()
 
     assert rk.testing.run_virtual(main()) == 3
     assert fn.calls == 1
@@ -184,7 +187,7 @@ def test_wait_for_ends_an_attempt_that_is_running() -> None:
         with pytest.raises(TimeoutError) as raised:
             await asyncio.wait_for(fetch(), 3)
         assert not isinstance(raised.value, rk.ReefknotError)
-        return timing.now()
+        return clock.now()
 
     assert (rk.testing.run_virtual(main()), calls) == (3, 1)
 
@@ -206,7 +209,7 @@ def test_a_task_group_ends_a_retry_that_is_waiting() -> None:
         with pytest.raises(ExceptionGroup) as raised:
             await together()
         assert [type(leaf) for leaf in raised.value.exceptions] == [ValueError]
-        return timing.now()
+        return clock.now()
 
     assert (rk.testing.run_virtual(main()), fn.calls) == (2, 1)
 
@@ -339,7 +342,7 @@ def test_a_time_limit_outside_a_task_is_refused() -> None:
 
         def outside() -> None:
             try:
-                with TimeScope(1.0, RuntimeError):
+                with Timeout(1.0, RuntimeError):
                     pass
             except RuntimeError as error:
                 raised.append(error)
@@ -351,7 +354,7 @@ def test_a_time_limit_outside_a_task_is_refused() -> None:
     assert "running asyncio task" in str(rk.testing.run_virtual(main()))
 
 
-def test_within_passes_values_and_errors_of_many_awaits_through() -> None:
+def test_a_limit_passes_values_and_errors_of_many_awaits_through() -> None:
     async def work() -> list[int]:
         got = []
         for n in range(3):
@@ -363,8 +366,7 @@ def test_within_passes_values_and_errors_of_many_awaits_through() -> None:
         return got
 
     async def main() -> list[int]:
-        limited: Awaitable[list[int]] = within(work(), 100, RuntimeError, timing.now())
-        return await limited
+        return await rk.retry(attempt_timeout=100)(work)()
 
     assert rk.testing.run_virtual(main()) == [0, 0, 1, 1, 2, 2]
 
@@ -372,3 +374,92 @@ def test_within_passes_values_and_errors_of_many_awaits_through() -> None:
 async def _raises(n: int) -> None:
     await asyncio.sleep(0)
     raise KeyError(n)
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+word: ContextVar[str] = ContextVar("word", default="outside")
+
+
+class Stuck:
+    """Work that hangs until it is let go."""
+
+    def __init__(self, times: int = 99) -> None:
+        self.let_go = threading.Event()
+        self.ended = threading.Semaphore(0)
+        self.calls = 0
+        self.times = times
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls <= self.times:
+            self.let_go.wait(10)
+            self.ended.release()
+        return "ok"
+
+
+def test_an_attempt_in_a_thread_that_takes_too_long_is_abandoned_and_says_so(virtual_time: VirtualClock) -> None:
+    stuck = Stuck()
+    with pytest.raises(rk.AttemptTimeoutError, match="abandoned and may still be running") as raised:
+        rk.retry(attempts=2, attempt_timeout=0.01, in_thread=True)(stuck)()
+    assert raised.value.abandoned
+    assert stuck.calls == 2
+    assert stuck.ended.acquire(blocking=False) is False  # nobody interrupted it
+
+    stuck.let_go.set()
+    assert stuck.ended.acquire(timeout=5)
+    assert stuck.ended.acquire(timeout=5)
+
+
+def test_a_later_attempt_in_a_thread_may_work(virtual_time: VirtualClock) -> None:
+    stuck = Stuck(times=1)
+    assert rk.retry(on=ConnectionError, attempt_timeout=0.01, in_thread=True)(stuck)() == "ok"
+    stuck.let_go.set()
+    assert stuck.ended.acquire(timeout=5)
+
+
+def test_the_deadline_ends_the_waiting_for_a_thread() -> None:
+    stuck = Stuck()
+    with pytest.raises(rk.DeadlineExceededError, match="abandoned") as raised:
+        rk.retry(attempts=9, deadline=0.02, in_thread=True)(stuck)()
+    assert (stuck.calls, raised.value.abandoned) == (1, True)
+    stuck.let_go.set()
+    assert stuck.ended.acquire(timeout=5)
+
+
+def test_an_error_in_the_thread_is_the_callers_error_with_its_traceback(no_wait: VirtualClock) -> None:
+    original = KeyError("from the thread")
+
+    def deep() -> None:
+        raise original
+
+    with pytest.raises(KeyError) as raised:
+        rk.retry(in_thread=True)(lambda: deep())()
+    assert raised.value is original
+    assert raised.traceback[-1].name == "deep"
+
+
+def test_run_and_call_use_the_thread_too(no_wait: VirtualClock) -> None:
+    retrier = rk.Retrier(in_thread=True)
+    here = threading.get_ident()
+    assert retrier.call(threading.get_ident) != here
+    assert retrier.run(threading.get_ident).value != here
+    assert retrier.run(Flaky(ConnectionError)).attempts == 2
+
+
+def test_the_thread_sees_the_callers_context() -> None:
+    word.set("inside")
+    assert rk.retry(in_thread=True)(word.get)() == "inside"
+    word.set("outside")
+
+
+def test_an_abandoned_attempt_counts_against_the_breaker() -> None:
+    """Nobody waits for the thread to say so itself."""
+    stuck = Stuck()
+    breaker = rk.CircuitBreaker("slow", failures=1)
+    with pytest.raises(rk.AttemptTimeoutError):
+        rk.retry(on=ConnectionError, attempt_timeout=0.01, in_thread=True, breaker=breaker)(stuck)()
+    assert breaker.state is rk.BreakerState.OPEN
+    stuck.let_go.set()
+    assert stuck.ended.acquire(timeout=5)
