@@ -27,7 +27,7 @@ from reefknot.runtime.timeouts import Timeout
 
 
 class Attempt:
-    """One turn of the loop. `number` counts from 1; `value` is for the caller to set."""
+    """A turn of the loop. `number` counts from 1; `value` is for the caller to set."""
 
     __slots__ = ("_entered", "_guard", "_loop", "_timeout", "number", "value")
 

@@ -103,7 +103,7 @@ class CircuitBreaker:
 
 
 class Guard:
-    """One guarded call: entering asks for a permit, leaving reports the outcome."""
+    """Context manager of one call: entering asks for a permit, leaving reports the outcome."""
 
     __slots__ = ("_breaker", "_permit", "_rule")
 

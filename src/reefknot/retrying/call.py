@@ -51,7 +51,7 @@ _EXHAUSTED = frozenset({Reason.ATTEMPTS_SPENT, Reason.BUDGET_SPENT, Reason.THROT
 
 
 class CallState:
-    """What one call has spent so far: attempts, time, waits and its failures as data."""
+    """State of one call: attempts, time and waits spent so far, and its failures as data."""
 
     __slots__ = (
         "_records",

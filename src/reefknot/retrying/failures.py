@@ -59,7 +59,7 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
 
 def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
-    """What the exception declares by `error_code` or `failure_type`; None when it declares nothing."""
+    """Declaration of the exception by `error_code` or `failure_type`: retryable or not; None when there is none."""
     try:
         code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
     except Exception:  # an attribute that raises when it is read declares nothing

@@ -306,7 +306,7 @@ async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
 
 
 async def attempt_within(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
-    """One attempt behind the breaker, under its limits."""
+    """Execute one attempt behind the breaker, under its limits."""
     breaker = call.plan.breaker
     if breaker is None:
         return await _limited(call, fn(*args, **kwargs))
