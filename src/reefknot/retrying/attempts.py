@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from reefknot import clock
 from reefknot.core.retry.decide import AttemptRecord
@@ -23,7 +23,9 @@ from reefknot.retrying.breaker import Guard
 from reefknot.retrying.call import CallState
 from reefknot.retrying.plan import Plan, exhaustions
 from reefknot.retrying.wrappers import attempt_limit
-from reefknot.runtime.timeouts import Timeout
+
+if TYPE_CHECKING:
+    from reefknot.runtime.timeouts import Timeout
 
 
 class Attempt:
@@ -106,7 +108,11 @@ class Attempts:
 
     def timeout(self) -> Timeout | None:
         """Limit of the next attempt; None in a plain loop, whose block cannot be stopped."""
-        return Timeout(*attempt_limit(self.call)) if self._async and self.plan.limited else None
+        if not self._async or not self.plan.limited:
+            return None
+        from reefknot.runtime.timeouts import Timeout  # asyncio is loaded by those who use it
+
+        return Timeout(*attempt_limit(self.call))
 
     def __iter__(self) -> Iterator[Attempt]:
         if self.plan.policy.attempt_timeout != inf:
