@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 
 import pytest
@@ -160,27 +160,16 @@ def test_control_flow_is_never_retried_in_async_code(kind: type[BaseException], 
     assert (fn.calls, asked) == (1, [])
 
 
-def test_wait_for_ends_a_retry_that_is_waiting() -> None:
-    fn = AsyncFlaky(*[ConnectionError] * 9)
-    call = rk.retry(on=always, attempts=9, base_delay=100, max_delay=100, jitter="none")(fn)
-
-    async def main() -> float:
-        with pytest.raises(TimeoutError) as raised:
-            await asyncio.wait_for(call(), 3)
-        assert not isinstance(raised.value, rk.ReefknotError)
-        return clock.now()
-
-    assert rk.testing.run_virtual(main()) == 3
-    assert fn.calls == 1
-
-
-def test_wait_for_ends_an_attempt_that_is_running() -> None:
+@pytest.mark.parametrize("waiting", [True, False])
+def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(waiting: bool) -> None:
     calls = 0
 
-    @rk.retry(on=always, deadline=1000)
+    @rk.retry(on=always, attempts=9, deadline=1000, base_delay=100, max_delay=100, jitter="none")
     async def fetch() -> None:
         nonlocal calls
         calls += 1
+        if waiting:
+            raise ConnectionError
         await hang()
 
     async def main() -> float:
@@ -257,62 +246,50 @@ def test_an_outer_time_limit_at_the_same_moment_is_the_outer_ones() -> None:
     assert rk.testing.run_virtual(main()) == 0
 
 
-def test_our_own_time_out_leaves_no_cancellation_behind() -> None:
-    async def main() -> int:
-        with pytest.raises(rk.AttemptTimeoutError):
-            await rk.retry(attempts=1, attempt_timeout=5)(hang)()
-        task = asyncio.current_task()
-        assert task is not None
-        await asyncio.sleep(1)
-        return task.cancelling()
-
-    assert rk.testing.run_virtual(main()) == 0
+async def cancels_itself() -> None:
+    await asyncio.sleep(1)
+    raise asyncio.CancelledError("its own")
 
 
-def test_work_that_raises_cancelled_error_by_itself_is_not_taken_for_our_time_out() -> None:
-    """The type is the same; only the scope knows that it did not fire."""
-
-    async def cancels_itself() -> None:
-        await asyncio.sleep(1)
-        raise asyncio.CancelledError("its own")
-
-    async def main() -> None:
-        with pytest.raises(asyncio.CancelledError, match="its own"):
-            await rk.retry(on=always, attempt_timeout=5)(cancels_itself)()
-
-    rk.testing.run_virtual(main())
+async def finishes_anyway() -> str:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        return "finished anyway"
+    return "never"
 
 
-def test_work_that_finishes_although_it_was_told_to_stop_keeps_its_value() -> None:
-    async def stubborn() -> str:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            return "finished anyway"
-        return "never"
+async def fails_on_the_way_out() -> None:
+    try:
+        await asyncio.sleep(60)
+    finally:
+        raise ValueError("on the way out")
 
+
+@pytest.mark.parametrize(
+    ("work", "ending"),
+    [
+        (hang, "AttemptTimeoutError"),
+        (cancels_itself, "CancelledError: its own"),  # the limit did not expire, whatever the type says
+        (finishes_anyway, "finished anyway"),
+        (fails_on_the_way_out, "ValueError: on the way out"),
+    ],
+)
+def test_a_limited_attempt_ends_as_its_work_does_and_leaves_no_cancellation_behind(
+    work: Callable[[], Awaitable[object]], ending: str
+) -> None:
     async def main() -> str:
-        value = await rk.retry(attempts=1, attempt_timeout=5)(stubborn)()
+        try:
+            ended = str(await rk.retry(on=always, attempts=1, attempt_timeout=5)(work)())
+        except BaseException as error:
+            ended = f"{type(error).__name__}: {error}"
         task = asyncio.current_task()
         assert task is not None
+        await asyncio.sleep(1)
         assert task.cancelling() == 0
-        return value
+        return ended
 
-    assert rk.testing.run_virtual(main()) == "finished anyway"
-
-
-def test_an_error_raised_while_being_told_to_stop_is_that_error() -> None:
-    async def fails_on_the_way_out() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            raise ValueError("on the way out")
-
-    async def main() -> None:
-        with pytest.raises(ValueError, match="on the way out"):
-            await rk.retry(attempts=1, attempt_timeout=5)(fails_on_the_way_out)()
-
-    rk.testing.run_virtual(main())
+    assert rk.testing.run_virtual(main()).startswith(ending)
 
 
 def test_closing_a_suspended_limited_coroutine_closes_the_work() -> None:

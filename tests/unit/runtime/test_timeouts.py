@@ -76,22 +76,14 @@ async def _cut_off_inside_an_outer_one(timeouts: Timeouts) -> None:
     await asyncio.sleep(1)  # the outer one's time is not over, and nothing is left of the inner one's
 
 
-def test_who_is_called_off_from_outside_is_cancelled_and_not_timed_out() -> None:
-    async def main() -> None:
-        task = asyncio.create_task(_cancelled_inside(Timeouts()))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+@pytest.mark.parametrize("at", [1.0, 5.0])
+def test_a_task_that_is_cancelled_from_outside_is_not_timed_out(at: float) -> None:
+    """5 s is the moment at which the limit expires, too."""
 
-    run_virtual(main())
-
-
-def test_called_off_in_the_moment_the_time_is_over_it_is_cancelled() -> None:
     async def main() -> None:
         task = asyncio.create_task(_cancelled_inside(Timeouts()))
         await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(5.0, task.cancel)
+        asyncio.get_running_loop().call_later(at, task.cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
 
