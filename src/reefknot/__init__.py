@@ -86,12 +86,12 @@ if TYPE_CHECKING:
     from reefknot.errors import VirtualDeadlockError as VirtualDeadlockError
     from reefknot.idempotency.decorator import idempotent as idempotent
     from reefknot.retrying.breaker import CircuitBreaker as CircuitBreaker
-    from reefknot.retrying.call import RetryEvent as RetryEvent
     from reefknot.retrying.decorator import retry as retry
     from reefknot.retrying.decorator import using as using
     from reefknot.retrying.failures import classify_failure as classify_failure
     from reefknot.retrying.failures import http_errors as http_errors
     from reefknot.retrying.retrier import Retrier as Retrier
+    from reefknot.retrying.types import RetryEvent as RetryEvent
     from reefknot.router.service import Router as Router
     from reefknot.worker.service import Worker as Worker
 
@@ -192,7 +192,6 @@ _HOMES = {
     ),
     "reefknot.idempotency.decorator": ("idempotent",),
     "reefknot.retrying.breaker": ("CircuitBreaker",),
-    "reefknot.retrying.call": ("RetryEvent",),
     "reefknot.retrying.decorator": (
         "retry",
         "using",
@@ -202,6 +201,7 @@ _HOMES = {
         "http_errors",
     ),
     "reefknot.retrying.retrier": ("Retrier",),
+    "reefknot.retrying.types": ("RetryEvent",),
     "reefknot.router.service": ("Router",),
     "reefknot.worker.service": ("Worker",),
 }

@@ -1,15 +1,9 @@
 """
-Where the library reads the time and waits.
+Time as the library reads it, and how it waits.
 
-The four functions are module attributes on purpose: reading `timing.now` costs nothing extra, and a test can put a
-virtual clock in their place for its own context (`reefknot.testing`). While no virtual clock is in use anywhere, no
-context is ever looked at.
-
-One clock whose wall time does not jump.
-
-It reads the machine's wall clock once and carries it on by the steady one. Stores reckon in the same way, so a due time
-that was computed here comes due there, whatever somebody does to the machine's clock meanwhile. A clock that is steady
-already is not read again: parts that are given the same one agree to the millisecond.
+`now`, `wall`, `sleep` and `asleep` are module attributes on purpose: `clock.now()` costs nothing extra, and a test can
+replace them by a virtual clock for its own context (`reefknot.testing`). While no virtual clock is in use, no context
+is looked at.
 """
 
 from __future__ import annotations
@@ -24,8 +18,8 @@ if TYPE_CHECKING:
 
     from reefknot.ports.clock import Clock
 
-_chosen: ContextVar[Clock | None] = ContextVar("reefknot_clock", default=None)
-_users = 0
+_virtual: ContextVar[Clock | None] = ContextVar("reefknot_clock", default=None)
+_contexts = 0
 _counting = allocate_lock()
 
 
@@ -48,54 +42,59 @@ asleep = _real_asleep
 
 
 def _scoped_now() -> float:
-    clock = _chosen.get()
+    clock = _virtual.get()
     return time.monotonic() if clock is None else clock.now()
 
 
 def _scoped_wall() -> float:
-    clock = _chosen.get()
+    clock = _virtual.get()
     return time.time() if clock is None else clock.wall()
 
 
 def _scoped_sleep(seconds: float) -> None:
-    clock = _chosen.get()
+    clock = _virtual.get()
     (_real_sleep if clock is None else clock.sleep)(seconds)
 
 
 async def _scoped_asleep(seconds: float) -> None:
-    clock = _chosen.get()
+    clock = _virtual.get()
     await (_real_asleep if clock is None else clock.asleep)(seconds)
 
 
 class using_clock:  # noqa: N801 - used like a function; contextlib would be imported for it alone
-    """Within this context, and only there, `clock` is the time."""
+    """Makes `clock` the time within this context, and only there."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._token: Token[Clock | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _chosen.set(self._clock)
-        _count(+1)
+        self._token = _virtual.set(self._clock)
+        _count_contexts(+1)
 
     def __exit__(self, *ended: object) -> None:
         assert self._token is not None
-        _count(-1)
-        _chosen.reset(self._token)
+        _count_contexts(-1)
+        _virtual.reset(self._token)
 
 
-def _count(change: int) -> None:
-    global _users, now, wall, sleep, asleep
+def _count_contexts(change: int) -> None:
+    global _contexts, now, wall, sleep, asleep
     with _counting:
-        _users += change
-        if _users:
+        _contexts += change
+        if _contexts:
             now, wall, sleep, asleep = _scoped_now, _scoped_wall, _scoped_sleep, _scoped_asleep
         else:
             now, wall, sleep, asleep = time.monotonic, time.time, _real_sleep, _real_asleep
 
 
 class SteadyClock:
-    """Another clock's time, with a wall that only moves as the steady clock does."""
+    """
+    A clock whose wall time does not jump: the machine's, read once and carried on by the monotonic clock.
+
+    Stores reckon the same way, so a due time computed here comes due there, whatever happens to the machine's clock
+    meanwhile. Wrapping a steady clock keeps its offset: parts that are given the same one agree to the millisecond.
+    """
 
     _clock: Clock
     _offset: float

@@ -161,7 +161,7 @@ def test_404_is_not_retried(client: Callable[..., Fetch], on: Any, server: Serve
     with pytest.raises(Exception, match="404") as raised:
         client(on=on)(server.url)
     assert server.requests == 1
-    assert "not one to retry" in raised.value.__notes__[0]
+    assert "not retryable" in raised.value.__notes__[0]
 
 
 def test_429_waits_as_many_seconds_as_it_says(

@@ -1,5 +1,5 @@
 """
-What type checkers see of the public surface. Nobody runs this file: mypy and pyright read it, both strict.
+The public surface as type checkers see it. This file is not run: mypy and pyright read it, both strict.
 
 A wrong use carries both checkers' marks; a mark that is not needed is itself an error.
 """

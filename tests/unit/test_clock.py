@@ -1,4 +1,4 @@
-"""Whose clock is it? Virtual time belongs to one context."""
+"""Virtual time belongs to one context; the wall time of a steady clock does not jump."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pytest
 
 import reefknot as rk
-from reefknot import clock as timing
-from reefknot.engines.clocks import VirtualClock
+from reefknot import clock
+from reefknot.clock import SteadyClock
+from reefknot.engines.clocks import EPOCH, VirtualClock
 from tests.unit.retrying.flaky import AsyncFlaky, Flaky
 
 
@@ -23,8 +24,8 @@ def really(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def asleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(timing, "_real_sleep", slept.append)
-    monkeypatch.setattr(timing, "_real_asleep", asleep)
+    monkeypatch.setattr(clock, "_real_sleep", slept.append)
+    monkeypatch.setattr(clock, "_real_asleep", asleep)
     return slept
 
 
@@ -33,9 +34,9 @@ def fetch() -> Callable[[], object]:
 
 
 def test_inside_nobody_waits_really(really: list[float]) -> None:
-    with rk.testing.virtual_time() as clock:
+    with rk.testing.virtual_time() as virtual:
         fetch()()
-    assert (really, clock.waits) == ([], [2])
+    assert (really, virtual.waits) == ([], [2])
 
 
 def test_another_thread_waits_really(really: list[float]) -> None:
@@ -71,15 +72,15 @@ def test_afterwards_real_time_is_back() -> None:
         with rk.testing.no_wait() as inner:
             fetch()()
         assert inner.waits == [2]
-        assert timing.now is not time.monotonic
-    assert timing.now is time.monotonic
-    assert timing.sleep is timing._real_sleep
+        assert clock.now is not time.monotonic
+    assert clock.now is time.monotonic
+    assert clock.sleep is clock._real_sleep
 
 
 def test_an_error_inside_brings_real_time_back_too() -> None:
     with pytest.raises(KeyError), rk.testing.virtual_time():
         raise KeyError
-    assert timing.now is time.monotonic
+    assert clock.now is time.monotonic
 
 
 def test_contexts_of_many_threads_end_in_real_time() -> None:
@@ -89,27 +90,27 @@ def test_contexts_of_many_threads_end_in_real_time() -> None:
         at_once.wait(5)
         for _ in range(200):
             with rk.testing.virtual_time():
-                timing.sleep(1)
+                clock.sleep(1)
 
     threads = [threading.Thread(target=enter_and_leave) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert timing.now is time.monotonic
+    assert clock.now is time.monotonic
 
 
 def test_wall_time_is_virtual_too(virtual_time: VirtualClock) -> None:
-    before = timing.wall()
+    before = clock.wall()
     virtual_time.advance(60)
-    assert timing.wall() - before == pytest.approx(60)
+    assert clock.wall() - before == pytest.approx(60)
 
 
 def test_a_real_wait_sleeps_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     fetch()()
-    timing.sleep(0.0)
+    clock.sleep(0.0)
     assert slept == [2]
 
 
@@ -117,8 +118,39 @@ def test_a_real_async_wait_is_asyncios() -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         before = loop.time()
-        await timing._real_asleep(0.0)
-        await timing._real_asleep(2.0)
+        await clock._real_asleep(0.0)
+        await clock._real_asleep(2.0)
         return loop.time() - before
 
     assert rk.testing.run_virtual(main()) == 2.0
+
+
+# ---- steady wall time ------------------------------------------------------------------------------------------------
+
+
+class Jumping(VirtualClock):
+    offset = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.offset
+
+
+def test_a_jump_of_the_machines_clock_moves_nothing() -> None:
+    machine = Jumping()
+    clock = SteadyClock(machine)
+    machine.offset = 86_400.0
+    clock.sleep(5)
+
+    assert clock.wall() == EPOCH + 5
+    assert clock.now() == 1005.0
+
+
+def test_wrapping_it_again_changes_nothing_and_a_new_one_believes_the_machine() -> None:
+    machine = Jumping()
+    clock = SteadyClock(machine)
+    machine.offset = 60.0
+
+    assert SteadyClock(clock).wall() == clock.wall() == EPOCH
+    assert SteadyClock(machine).wall() == EPOCH + 60
+    asyncio.run(clock.asleep(2))
+    assert clock.now() == 1002.0

@@ -53,9 +53,9 @@ from reefknot.errors import (
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
 from reefknot.idempotency.scope import current_store
-from reefknot.retrying import plan as exhaustion
-from reefknot.retrying.call import Run
-from reefknot.retrying.plan import Plan, what_to_pass
+from reefknot.retrying.call import CallState
+from reefknot.retrying.functions import what_to_pass
+from reefknot.retrying.plan import Plan, exhaustions
 from reefknot.retrying.wrappers import attempt_within
 from reefknot.runtime.log import logger
 
@@ -301,12 +301,12 @@ class RetryManager:
         target = operation_target(operation.category)
         book = self._book.snapshot
         if given is None:
-            plan = Plan(book.resolve(target), name=name, resolve=book.resolver(target))
+            plan = Plan(book.resolve(target), name=name, resolver=lambda: book.resolver(target))
         else:
             policy = given
             if policy.attempt_timeout == inf:  # no attempt without a timeout
                 policy = policy.replace(attempt_timeout=book.resolve(target).attempt_timeout)
-            plan = Plan(policy, name=name, resolve=lambda failure: policy)
+            plan = Plan(policy, name=name, resolver=lambda: lambda failure: policy)
         return plan.with_options({"attempts": 1}) if single_attempt else plan
 
     async def _try(
@@ -317,7 +317,7 @@ class RetryManager:
 
         Returns the value and the events to write with it: a success must not fail because of its events.
         """
-        run = Run(plan, clock.now(), exhaustion.so_far)
+        run = CallState(plan, clock.now(), exhaustions.count)
         run.redact = self._redactor
         decisions: list[DecisionRecord] = []
         run.observe = lambda *inputs, **more: decisions.append(DecisionRecord.of(*inputs, **more))
@@ -327,7 +327,7 @@ class RetryManager:
             try:
                 value = await attempt_within(run, _called, (coro,), {})
             except Exception as error:
-                stops = run.stops(error)
+                stops = run.record_failure(error) is None
                 await self._audit_failure(operation, run, error, decisions[-1])
                 if not stops:
                     continue
@@ -339,7 +339,7 @@ class RetryManager:
                 return value, _recovered(operation, run)
 
     async def _audit_failure(
-        self, operation: _AuditedOperation, run: Run, error: Exception, decision: DecisionRecord
+        self, operation: _AuditedOperation, run: CallState, error: Exception, decision: DecisionRecord
     ) -> None:
         book = self._book.snapshot
         if decision.book_hash == book.hash:  # after a reload, the decision's book is another one
@@ -351,7 +351,7 @@ class RetryManager:
         await self.journal.write(*events, _failure_event(operation, run, decision))
 
 
-def _failure_event(operation: _AuditedOperation, run: Run, decision: DecisionRecord) -> Event:
+def _failure_event(operation: _AuditedOperation, run: CallState, decision: DecisionRecord) -> Event:
     failure = decision.failure
     if run.reason is None:
         return RetryAttempt(
@@ -374,7 +374,7 @@ def _failure_event(operation: _AuditedOperation, run: Run, decision: DecisionRec
     )
 
 
-def _recovered(operation: _AuditedOperation, run: Run) -> list[Event]:
+def _recovered(operation: _AuditedOperation, run: CallState) -> list[Event]:
     if not run.attempts:
         return []
     return [RetryRecovered(**operation.fields(), total_attempts=run.attempts + 1, elapsed_seconds=run.elapsed)]

@@ -29,7 +29,7 @@ from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
 from reefknot.idempotency.scope import store_in_scope
-from reefknot.retrying.plan import is_async, name_of
+from reefknot.retrying.functions import is_async, name_of
 
 if TYPE_CHECKING:
     from reefknot.ports.store import Store

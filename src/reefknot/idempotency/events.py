@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reefknot.runtime import tasks
+from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.audit.journal import Journal
@@ -62,4 +62,4 @@ class KeyEvents:
     def flush_later(self) -> None:
         """Flush in a task of its own, because the caller is being cancelled."""
         if self.with_record or self._pending:
-            tasks.start(self.flush(), "writing the events of a key")
+            run_in_background(self.flush(), "writing the events of a key")

@@ -55,9 +55,9 @@ from reefknot.errors import (
 from reefknot.idempotency.renewal import Renewal
 from reefknot.idempotency.scope import report_unknown
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
-from reefknot.retrying.failures import read_failure
-from reefknot.runtime import tasks
+from reefknot.retrying.failures import failure_from
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.idempotency.events import KeyEvents
@@ -155,7 +155,7 @@ class Once:
         try:
             return await self._claim_as(owner, key, options)
         except (asyncio.CancelledError, StoreUnavailableError):  # it may have been granted all the same
-            tasks.start(self._release_lost_claim(owner, key, options), "releasing a key")
+            run_in_background(self._release_lost_claim(owner, key, options), "releasing a key")
             raise
 
     async def _release_lost_claim(self, owner: str, key: str, options: KeyOptions) -> None:
@@ -193,12 +193,12 @@ class Once:
         """End the claim of work that failed or was cancelled: released, or unknown in mode `guard`."""
         if options.mode is Mode.GUARD:
             report_unknown(claim.key)
-            message = events.safe(read_failure(error).message)
+            message = events.safe(failure_from(error).message)
             ending: Ending = Unknown(canonical({"message": message, "exception": type(error).__name__}).decode())
             action = "unknown"
         else:
             ending, action = Released(), "release"
-        await asyncio.shield(tasks.start(self._finish_or_log(claim, ending, action, events), "releasing a key"))
+        await asyncio.shield(run_in_background(self._finish_or_log(claim, ending, action, events), "releasing a key"))
 
     async def _finish_or_log(self, claim: Claim, ending: Ending, action: str, events: KeyEvents) -> None:
         try:
@@ -222,7 +222,7 @@ class Once:
                 ending, refused = _result_not_kept(trouble), trouble
                 trouble = await self._save(claim, ending, options, events)
         except asyncio.CancelledError:  # the effect has happened: its record does not depend on who waits for it
-            tasks.start(self._save_and_flush(claim, ending, options, events), "recording a result")
+            run_in_background(self._save_and_flush(claim, ending, options, events), "recording a result")
             raise
         if isinstance(trouble, LeaseLostError):
             raise trouble
@@ -250,7 +250,7 @@ class Once:
             if self._unrecorded.forget(result):
                 events.applied("record")
             if self._unrecorded.any_stuck:
-                tasks.start(self._save_stuck(), "recording earlier results")
+                run_in_background(self._save_stuck(), "recording earlier results")
         elif isinstance(trouble, LeaseLostError | ResultTooLargeError):
             self._unrecorded.forget(result)
         elif self._unrecorded.mark_stuck(result):

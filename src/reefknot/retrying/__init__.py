@@ -1,1 +1,1 @@
-"""The retry library: decorator, retrier, attempt loop, circuit breaker."""
+"""Retries in process: `@retry`, `Retrier`, attempt loops and circuit breakers."""

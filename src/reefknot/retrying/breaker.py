@@ -1,8 +1,8 @@
 """
-A circuit breaker one can hold in the hand: as a decorator, `with breaker.guard():`, or `breaker=` of a retrier.
+`CircuitBreaker`: as a decorator, as `with breaker.guard():`, or as `breaker=` of a retrier.
 
-It counts what says something about the destination (connection errors, time-outs, HTTP 408, 429, 5xx, or what `on=`
-names); a bug in the caller's own code opens nothing.
+Only failures that say something about the destination count (connection errors, timeouts, HTTP 408, 429, 5xx, or what
+`on=` names); a bug in the caller's own code does not open the breaker.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from reefknot import clock as timing
+from reefknot import clock
 from reefknot.core.overload.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
 from reefknot.errors import AttemptTimeoutError, BreakerOpenError, DeadlineExceededError, ParameterTypeError
-from reefknot.retrying.failures import by_nature, read_failure
-from reefknot.retrying.plan import is_async, judge_for
+from reefknot.retrying.failures import failure_from, retryable_by_default
+from reefknot.retrying.functions import is_async
+from reefknot.retrying.rules import rule_for
 
 if TYPE_CHECKING:
-    from reefknot.retrying.plan import Judge, On
+    from reefknot.retrying.rules import On, Rule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +36,7 @@ class CircuitBreaker:
 
     def __init__(self, name: str, *, failures: int = 5, cooldown: float = 30.0, on: On | None = None) -> None:
         self._breaker = Breaker(name, failures=failures, cooldown=cooldown)
-        self._judge = judge_for(on)
+        self._rule = rule_for(on)
         self._lock = Lock()
 
     @property
@@ -44,44 +45,44 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
-        return self._breaker.state(timing.now())
+        return self._breaker.state(clock.now())
 
     def snapshot(self) -> BreakerSnapshot:
         with self._lock:
-            return self._breaker.snapshot(timing.now())
+            return self._breaker.snapshot(clock.now())
 
     def admit(self) -> Permit:
         """A permit for one call, or `BreakerOpenError`. Every permit must be reported on."""
         with self._lock:
-            answer = self._breaker.admit(timing.now())
+            answer = self._breaker.admit(clock.now())
         if isinstance(answer, Refused):
             raise BreakerOpenError(name=self.name, retry_after=answer.retry_after)
         return answer
 
-    def report(self, permit: Permit, error: BaseException | None, judge: Judge | None = None) -> None:
+    def report(self, permit: Permit, error: BaseException | None, rule: Rule | None = None) -> None:
         """
-        How the permitted call ended.
+        Report how the permitted call ended.
 
-        An error that does not count means that the destination answered; control flow means that nobody knows.
+        An error that does not count means that the destination answered; after control flow the outcome is unknown.
         """
-        blamed = isinstance(error, Exception) and self._counts(error, judge)
+        counts = isinstance(error, Exception) and self._counts(error, rule)
         with self._lock:
-            if blamed:
-                self._breaker.failed(permit, timing.now())
+            if counts:
+                self._breaker.failed(permit, clock.now())
             elif error is None or isinstance(error, Exception):
                 self._breaker.succeeded(permit)
             else:
                 self._breaker.released(permit)
 
-    def _counts(self, error: Exception, judge: Judge | None) -> bool:
-        """What `on=` of the breaker says stands; else the retrier's; running out of our own time always counts."""
+    def _counts(self, error: Exception, rule: Rule | None) -> bool:
+        """Whether a failure counts: by the breaker's `on=`, else by the retrier's; our own timeouts always do."""
         if isinstance(error, AttemptTimeoutError | DeadlineExceededError):
             return True
-        return (self._judge or judge or by_nature)(error, read_failure(error)) is not False
+        return (self._rule or rule or retryable_by_default)(error, failure_from(error)) is not False
 
-    def guard(self, judge: Judge | None = None) -> Guard:
+    def guard(self, rule: Rule | None = None) -> Guard:
         """`with breaker.guard():` around one call; in async code too."""
-        return Guard(self, judge)
+        return Guard(self, rule)
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         with Guard(self):
@@ -92,7 +93,7 @@ class CircuitBreaker:
             return await fn(*args, **kwargs)
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
-        """As a decorator, of `def` and `async def` alike."""
+        """Decorate a function, `def` or `async def`."""
         if not callable(fn):
             raise ParameterTypeError("fn", fn, "a function")
         return guarded(self, fn)
@@ -102,13 +103,13 @@ class CircuitBreaker:
 
 
 class Guard:
-    """One permitted call. Entering asks, leaving reports."""
+    """Context manager of one call: entering asks for a permit, leaving reports the outcome."""
 
-    __slots__ = ("_breaker", "_judge", "_permit")
+    __slots__ = ("_breaker", "_permit", "_rule")
 
-    def __init__(self, breaker: CircuitBreaker, judge: Judge | None = None) -> None:
+    def __init__(self, breaker: CircuitBreaker, rule: Rule | None = None) -> None:
         self._breaker = breaker
-        self._judge = judge
+        self._rule = rule
         self._permit: Permit | None = None
 
     def __enter__(self) -> None:
@@ -118,23 +119,23 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._permit is not None
-        self._breaker.report(self._permit, error, self._judge)
+        self._breaker.report(self._permit, error, self._rule)
 
 
-def guarded(breaker: CircuitBreaker, fn: Callable[P, R], judge: Judge | None = None) -> Callable[P, R]:
-    """`fn` behind the breaker; failures are those that `judge` calls worth another try."""
+def guarded(breaker: CircuitBreaker, fn: Callable[P, R], rule: Rule | None = None) -> Callable[P, R]:
+    """`fn` behind the breaker; without `on=` of its own, the breaker counts what `rule` would retry."""
     if is_async(fn):
 
         @wraps(fn)
         async def acall(*args: Any, **kwargs: Any) -> Any:
-            with Guard(breaker, judge):
+            with Guard(breaker, rule):
                 return await fn(*args, **kwargs)  # type: ignore[misc]  # is_async says it is awaitable
 
         return acall  # type: ignore[return-value]  # the same kind of function as fn
 
     @wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with Guard(breaker, judge):
+        with Guard(breaker, rule):
             return fn(*args, **kwargs)
 
     return call

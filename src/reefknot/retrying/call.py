@@ -1,99 +1,43 @@
 """
-What happened, told: one log line a retry, the note on the final exception, and hooks.
+`CallState`: the story of a call that failed at least once.
 
-Log lines are bounded per retrier: a burst of ten, then one a second; the next line says how many were left out. Call
-arguments never appear. A hook that raises is reported and changes nothing.
+    read the failure → ask the rule → decide → record → tell → wait, or give the error back
 
-The story of a call that failed at least once.
+`CallState.record_failure` tells it, one step after another. The state holds what one call has spent and never an
+exception: whatever an attempt referred to is free again before the wait begins.
 
-    read the failure → ask the judge → decide → record → tell → wait, or give the error back
-
-A `Run` holds what one call spent. It never holds an exception: what an attempt had in its hands is free again before
-the wait begins.
+A retry is told by one log line, bounded by the retrier's budget of lines, and by a hook; the end by a note on the
+exception and a hook. Call arguments never appear. A hook that raises is logged and changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from reefknot import clock as timing
+from reefknot import clock
 from reefknot.core.failure import ErrorCode, Failure
-from reefknot.core.redaction import redact
 from reefknot.core.retry.backoff import draw
-from reefknot.core.retry.decide import Again, AttemptRecord, History, Reason, Stop, decide
+from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
-from reefknot.retrying import plan as exhaustion
-from reefknot.retrying.failures import EXHAUSTED_MARK, by_nature, read_failure
-from reefknot.retrying.plan import ALWAYS_HEARD, Plan
-from reefknot.runtime import seeds as chance
-from reefknot.runtime.log import LINES_AT_ONCE, LogBudget, logger, printable, seconds
+from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from, retryable_by_default
+from reefknot.retrying.plan import Plan, exhaustions
+from reefknot.retrying.rules import ALWAYS_RETRIED
+from reefknot.retrying.types import RetryEvent
+from reefknot.runtime import seeds
+from reefknot.runtime.log import log_callback_failure, logger, printable, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reefknot.retrying.plan import Judge
-
-
-class RetryEvent(Struct, frozen=True):
-    """What a hook is given. `delay` is the wait that follows, None at the end; `reason` is why it ended, if it did."""
-
-    name: str
-    attempt: int
-    max_attempts: int
-    failure: Failure | None
-    error: Exception | None
-    delay: float | None
-    elapsed: float
-    reason: Reason | None
-
-
-Hook = Callable[[RetryEvent], object]
-
-
-def retrying(event: RetryEvent, lines: LogBudget, now: float) -> None:
-    """The one line a retry logs. It takes from the retrier's budget, and sets the time before which it stays quiet."""
-    left = min(LINES_AT_ONCE, lines.left + max(0.0, now - lines.at)) - 1.0
-    lines.at, lines.left = now, left
-    if left < 1.0:
-        lines.quiet_until = now + 1.0 - left
-    left_out, lines.left_out = lines.left_out, 0
-    logger().warning(
-        "%s: attempt %d of %d failed with %s; trying again in %s s%s",
-        printable(event.name, most=100),
-        event.attempt,
-        event.max_attempts,
-        printable(str(event.failure), most=300),
-        seconds(event.delay or 0.0),
-        f" ({left_out} such lines left out)" if left_out else "",
-        extra={"retry_attempt": event.attempt, "retry_delay": event.delay},
-    )
-
-
-def call_hook(hook: Hook | None, which: str, event: RetryEvent) -> None:
-    if hook is None:
-        return
-    try:
-        hook(event)
-    except Exception as broken:
-        broken_callback(which, broken)
-
-
-def broken_callback(which: str, broken: Exception) -> None:
-    """A hook or predicate of the caller's failed; the work goes on as if it had not been there."""
-    try:
-        said = printable(redact(str(broken)), most=300)
-    except Exception:
-        said = "which cannot be shown"
-    logger().error("%s= raised %s: %s; the outcome is unchanged", which, type(broken).__name__, said)
-
+    from reefknot.retrying.breaker import CircuitBreaker
+    from reefknot.retrying.rules import Verdict
+    from reefknot.retrying.types import Hook
 
 WHY = {
-    Reason.NOT_RETRYABLE: "not retried: this failure is not one to retry",
+    Reason.NOT_RETRYABLE: "not retried: this failure is not retryable",
     Reason.INNER_EXHAUSTED: "not retried: an inner retry already gave up on it",
     Reason.ATTEMPTS_SPENT: "gave up: all attempts are spent",
     Reason.BREAKER_OPEN: "gave up: the circuit breaker is open",
@@ -102,9 +46,192 @@ WHY = {
     Reason.THROTTLED: "gave up: the retry throttle is empty",
 }
 
+_EXHAUSTED = frozenset({Reason.ATTEMPTS_SPENT, Reason.BUDGET_SPENT, Reason.THROTTLED, Reason.HINT_TOO_LONG})
+"""Reasons that mark the exception, so that an outer retry does not multiply the attempts."""
 
-def annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
-    """The note on the exception that goes to the caller. A note of the same retrier is replaced, not piled up."""
+
+class CallState:
+    """State of one call: attempts, time and waits spent so far, and its failures as data."""
+
+    __slots__ = (
+        "_records",
+        "attempts",
+        "delay",
+        "key",
+        "observe",
+        "plan",
+        "reason",
+        "redact",
+        "resolve",
+        "rule",
+        "since",
+        "started",
+    )
+
+    def __init__(self, plan: Plan, started: float | None, since: int) -> None:
+        self.plan = plan
+        self.started = started
+        self.since = since
+        """`exhaustions.count` when the call began."""
+        self.resolve = None if plan.resolver is None else plan.resolver()
+        self.key = seeds.next_key() if plan.next_key is None else plan.next_key()
+        self.attempts = 0
+        self.delay = 0.0
+        """Seconds to wait before the next attempt."""
+        self.reason: Reason | None = None
+        """Why there is no further attempt."""
+        self.observe: Callable[..., object] | None = None
+        """Called with each decision and all of its inputs, for an audit trail."""
+        self.redact: Callable[[str], str] | None = None
+        """Removes configured secrets from a failure's message before anything is decided or told."""
+        self._records: list[tuple[Failure, float, float | None, float]] = []
+        self.rule = plan.rule
+        if self.rule is None and self.resolve is None:
+            policy = plan.policy
+            if not (policy.retryable_exceptions or policy.non_retryable_exceptions):  # else its lists decide
+                self.rule = retryable_by_default
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first attempt began, or since it failed when no clock was read before."""
+        return 0.0 if self.started is None else clock.now() - self.started
+
+    @property
+    def records(self) -> tuple[AttemptRecord, ...]:
+        """Failed attempts so far."""
+        return tuple(AttemptRecord(number, *record) for number, record in enumerate(self._records, 1))
+
+    def attempt_started(self) -> None:
+        """Count an attempt in the throttle."""
+        throttle = self.plan.throttle
+        if throttle is not None:
+            now = clock.now()
+            if now > throttle.edge:
+                throttle.roll(now)
+            throttle.tick()
+
+    def succeeded(self) -> None:
+        """Refill the throttle, and tell a success after failures."""
+        throttle = self.plan.throttle
+        if throttle is not None and throttle.tokens < throttle.cap:
+            throttle.feed()
+        if self.attempts and self.plan.on_recover is not None:
+            _call_hook(self.plan.on_recover, "on_recover", self._event(self.attempts + 1))
+
+    def record_failure(self, error: Exception) -> float | None:
+        """Take in a failed attempt: returns the seconds to wait before the next, or None: the error is the caller's."""
+        plan = self.plan
+        self.attempts = attempts = self.attempts + 1
+
+        # Read the failure.
+        failure = failure_from(error, self.since)
+        if self.redact is not None:
+            failure = replace(failure, message=self.redact(failure.message))
+
+        # Ask the rule.
+        verdict: Verdict | None = None if self.rule is None else self.rule(error, failure)
+        if verdict is not True or type(error) is DeadlineExceededError:
+            failure, verdict = _resolve_verdict(error, failure, verdict, plan)
+
+        # Decide.
+        now = clock.now()
+        if self.started is None:
+            self.started = now
+        policy = plan.policy if self.resolve is None else self.resolve(failure)
+        history = History(attempts, now - self.started, self.delay)
+        drawn = 0.0
+        if policy.base_delay or failure.retry_after is not None:
+            drawn = draw(seeds.process_seed if plan.seed is None else plan.seed, self.key, attempts - 1)
+        throttle = None if plan.throttle is None else plan.throttle.view(now)
+        broken = plan.breaker is not None and _is_open(plan.breaker, error)
+        decision = decide(policy, history, failure, drawn, verdict=verdict, throttle=throttle, breaker_open=broken)
+
+        # Record.
+        if self.observe is not None:
+            self.observe(
+                decision, policy, history, failure, drawn, verdict=verdict, throttle=throttle, breaker_open=broken
+            )
+        delay = decision.delay if type(decision) is Again else None
+        self._records.append((failure, history.elapsed, delay, drawn))
+
+        # Tell.
+        if delay is None:
+            self._give_up(decision, error, failure, policy)
+            return None
+        self.delay = delay
+        if plan.throttle is not None:
+            plan.throttle.spend()
+        left_out = plan.log_budget.take(now)
+        if left_out is not None or plan.on_retry is not None:
+            self._tell_retry(error, failure, policy, left_out)
+        return delay
+
+    def _tell_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
+        event = self._event(self.attempts, failure, error, policy)
+        if left_out is not None:
+            _log_retry(event, left_out)
+        if self.plan.on_retry is not None:
+            _call_hook(self.plan.on_retry, "on_retry", event)
+
+    def _give_up(self, decision: Decision, error: Exception, failure: Failure, policy: RetryPolicy) -> None:
+        assert isinstance(decision, Stop)
+        self.reason = decision.reason
+        event = self._event(self.attempts, failure, error, policy)
+        if self.reason in _EXHAUSTED:
+            exhaustions.count += 1
+            _mark(error, exhaustions.count)
+        if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
+            error.add_note(f"the attempt before failed with {self._records[-2][0]}")
+        _annotate(error, event, policy)
+        if self.plan.on_give_up is not None:
+            _call_hook(self.plan.on_give_up, "on_give_up", event)
+
+    def _event(
+        self,
+        attempt: int,
+        failure: Failure | None = None,
+        error: Exception | None = None,
+        policy: RetryPolicy | None = None,
+    ) -> RetryEvent:
+        most = (policy or self.plan.policy).max_attempts
+        delay = self.delay if failure is not None and self.reason is None else None
+        name = self.plan.name or "unnamed"
+        return RetryEvent(name, attempt, most, failure, error, delay, self.elapsed, self.reason)
+
+
+def _resolve_verdict(
+    error: Exception, failure: Failure, verdict: Verdict | None, plan: Plan
+) -> tuple[Failure, bool | None]:
+    """
+    Turn what the rule answered into a plain verdict, and what else it says into the failure.
+
+    Our own deadline ends the call, seconds become a hint, and errors that are always retried override "no".
+    """
+    if isinstance(error, DeadlineExceededError) and not failure.exhausted:
+        return replace(failure, code=ErrorCode.cancelled_by_timeout), None
+    if isinstance(verdict, float):
+        return replace(failure, retry_after=max(verdict, failure.retry_after or 0.0)), True
+    if isinstance(error, ALWAYS_RETRIED):
+        return failure, True
+    if plan.breaker is not None and isinstance(error, BreakerOpenError):
+        return failure, True  # the breaker is the reason to stop, not the kind of error it raises
+    assert verdict is None or isinstance(verdict, bool)
+    return failure, verdict
+
+
+def _is_open(breaker: CircuitBreaker, error: Exception) -> bool:
+    return isinstance(error, BreakerOpenError) or breaker.state.value == "open"
+
+
+def _mark(error: Exception, number: int) -> None:
+    try:
+        setattr(error, EXHAUSTED_MARK, number)
+    except Exception:  # an exception that refuses attributes is simply not marked
+        return
+
+
+def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
+    """Add the note for the caller. A note of the same retrier is replaced: an exception object may be raised again."""
     assert event.reason is not None
     head = f"reefknot[{event.name}]"
     hint = event.failure.retry_after if event.failure is not None else None
@@ -120,173 +247,21 @@ def annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
         return
 
 
-_TELLS_OUTER_ONES = frozenset({Reason.ATTEMPTS_SPENT, Reason.BUDGET_SPENT, Reason.THROTTLED, Reason.HINT_TOO_LONG})
-
-
-class Run:
-    """One call on its way through failures."""
-
-    __slots__ = (
-        "_records",
-        "attempts",
-        "delay",
-        "judge",
-        "key",
-        "observe",
-        "plan",
-        "reason",
-        "redact",
-        "resolve",
-        "since",
-        "started",
+def _log_retry(event: RetryEvent, left_out: int) -> None:
+    logger().warning(
+        "%s: attempt %d of %d failed with %s; trying again in %s s%s",
+        printable(event.name, most=100),
+        event.attempt,
+        event.max_attempts,
+        printable(str(event.failure), most=300),
+        seconds(event.delay or 0.0),
+        f" ({left_out} such lines left out)" if left_out else "",
+        extra={"retry_attempt": event.attempt, "retry_delay": event.delay},
     )
 
-    def __init__(self, plan: Plan, started: float | None, since: int) -> None:
-        self.plan = plan
-        self.started = started
-        self.since = since
-        self.resolve = None if plan.resolver is None else plan.resolver()
-        self.key = chance.next_key() if plan.next_key is None else plan.next_key()
-        self.attempts = 0
-        self.delay = 0.0
-        self.reason: Reason | None = None
-        self.observe: Callable[..., object] | None = None
-        """Given each decision with all of its inputs, by whoever puts them on record."""
-        self.redact: Callable[[str], str] | None = None
-        """Takes configured secrets out of a failure's text, before anything is decided or told."""
-        self._records: list[tuple[Failure, float, float | None, float]] = []
-        self.judge = plan.judge or _default_judge(plan)
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the first execution began, or since its failure when nobody looked at the clock before."""
-        return 0.0 if self.started is None else timing.now() - self.started
-
-    @property
-    def records(self) -> tuple[AttemptRecord, ...]:
-        """The history, as data."""
-        return tuple(AttemptRecord(number, *record) for number, record in enumerate(self._records, 1))
-
-    def stops(self, error: Exception) -> bool:
-        """Take in a failed execution. True: give the error to the caller. False: wait `delay`, then try again."""
-        plan = self.plan
-        self.attempts = attempts = self.attempts + 1
-        failure = read_failure(error, self.since)
-        if self.redact is not None:
-            failure = replace(failure, message=self.redact(failure.message))
-        verdict: bool | None = None
-        if self.judge is not None:
-            verdict = self.judge(error, failure)  # type: ignore[assignment]  # seconds are told from bools below
-        if verdict is not True or type(error) is DeadlineExceededError:
-            failure, verdict = _heard(error, failure, verdict, plan)
-        policy = plan.policy if self.resolve is None else self.resolve(failure)
-        now = timing.now()
-        if self.started is None:
-            self.started = now
-        elapsed = now - self.started
-        chosen = 0.0
-        if policy.base_delay or failure.retry_after is not None:
-            chosen = draw(chance.process_seed if plan.seed is None else plan.seed, self.key, attempts - 1)
-        history = History(attempts, elapsed, self.delay)
-        view = None if plan.throttle is None else plan.throttle.view(now)
-        alone = plan.breaker is not None and _left_alone(plan, error)
-        decision = decide(policy, history, failure, chosen, verdict=verdict, throttle=view, breaker_open=alone)
-        if self.observe is not None:
-            self.observe(decision, policy, history, failure, chosen, verdict=verdict, throttle=view, breaker_open=alone)
-        if type(decision) is Again:
-            self.delay = decision.delay
-            self._records.append((failure, elapsed, decision.delay, chosen))
-            if plan.throttle is not None:
-                plan.throttle.spend()
-            lines = plan.lines
-            quiet = lines.at <= now < lines.quiet_until
-            if quiet:
-                lines.left_out += 1
-            if not quiet or plan.on_retry is not None:
-                self._tell(error, failure, policy, None if quiet else now)
-            return False
-        assert isinstance(decision, Stop)
-        self._records.append((failure, elapsed, None, chosen))
-        self._give_up(decision.reason, error, failure, policy)
-        return True
-
-    def succeeded(self) -> None:
-        """An execution succeeded."""
-        throttle = self.plan.throttle
-        if throttle is not None and throttle.tokens < throttle.cap:
-            throttle.feed()
-        if self.attempts and self.plan.on_recover is not None:
-            call_hook(self.plan.on_recover, "on_recover", self._event(self.attempts + 1))
-
-    def began(self) -> None:
-        """An execution begins; the throttle counts it."""
-        throttle = self.plan.throttle
-        if throttle is not None:
-            now = timing.now()
-            if now > throttle.edge:
-                throttle.roll(now)
-            throttle.tick()
-
-    def _tell(self, error: Exception, failure: Failure, policy: RetryPolicy, log_at: float | None) -> None:
-        """Log and hook of a retry. `log_at` is the time of the line, None where the line is left out."""
-        event = self._event(self.attempts, failure, error, policy)
-        if log_at is not None:
-            retrying(event, self.plan.lines, log_at)
-        call_hook(self.plan.on_retry, "on_retry", event)
-
-    def _give_up(self, reason: Reason, error: Exception, failure: Failure, policy: RetryPolicy) -> None:
-        self.reason = reason
-        event = self._event(self.attempts, failure, error, policy)
-        if reason in _TELLS_OUTER_ONES:
-            exhaustion.so_far += 1
-            _mark(error, exhaustion.so_far)
-        if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
-            error.add_note(f"the attempt before failed with {self._records[-2][0]}")
-        annotate(error, event, policy)
-        call_hook(self.plan.on_give_up, "on_give_up", event)
-
-    def _event(
-        self,
-        attempt: int,
-        failure: Failure | None = None,
-        error: Exception | None = None,
-        policy: RetryPolicy | None = None,
-    ) -> RetryEvent:
-        most = (policy or self.plan.policy).max_attempts
-        delay = self.delay if failure is not None and self.reason is None else None
-        name = self.plan.name or "unnamed"
-        return RetryEvent(name, attempt, most, failure, error, delay, self.elapsed, self.reason)
-
-
-def _heard(error: Exception, failure: Failure, answer: object, plan: Plan) -> tuple[Failure, bool | None]:
-    """What is not a plain yes: our own deadline, seconds to wait, or a refusal that our own errors overrule."""
-    if isinstance(error, DeadlineExceededError) and not failure.exhausted:
-        return replace(failure, code=ErrorCode.cancelled_by_timeout), None
-    if isinstance(answer, float):
-        return replace(failure, retry_after=max(answer, failure.retry_after or 0.0)), True
-    if isinstance(error, ALWAYS_HEARD):
-        return failure, True
-    if plan.breaker is not None and isinstance(error, BreakerOpenError):
-        return failure, True  # the breaker is the reason to stop, not the kind of error it raises
-    assert answer is None or isinstance(answer, bool)
-    return failure, answer
-
-
-def _left_alone(plan: Plan, error: Exception) -> bool:
-    assert plan.breaker is not None
-    return isinstance(error, BreakerOpenError) or plan.breaker.state.value == "open"
-
-
-def _default_judge(plan: Plan) -> Judge | None:
-    """Nobody is asked where a policy brings lists of its own or depends on the failure."""
-    policy = plan.policy
-    if plan.resolver is not None or policy.retryable_exceptions or policy.non_retryable_exceptions:
-        return None
-    return by_nature
-
-
-def _mark(error: Exception, number: int) -> None:
+def _call_hook(hook: Hook, option: str, event: RetryEvent) -> None:
     try:
-        setattr(error, EXHAUSTED_MARK, number)
-    except Exception:  # an exception that refuses attributes is simply not marked
-        return
+        hook(event)
+    except Exception as broken:
+        log_callback_failure(option, broken)

@@ -1,5 +1,5 @@
 """
-`@retry`, and the per-call override.
+`@retry`, and `using` to override options for one call.
 
 The decorated function is a plain function with the wrapped one's name, signature and type, so methods, static methods
 and class methods work as before, and a first-try success costs next to nothing.
@@ -11,7 +11,8 @@ from functools import partial, update_wrapper
 
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterTypeError
-from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan, name_of, what_to_pass
+from reefknot.retrying.functions import name_of, what_to_pass
+from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan
 from reefknot.retrying.wrappers import wrapped
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
     from reefknot.retrying.retrier import Retrier
-    from reefknot.retrying.types import Decorator, Options, Retrying
+    from reefknot.retrying.types import Decorator, Retrying, RetryOptions
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
     @overload
     def retry(fn: Callable[P, R], /) -> Retrying[P, R]: ...
     @overload
-    def retry(*, policy: RetryPolicy | Retrier | None = None, **options: Unpack[Options]) -> Decorator: ...
-    def retry(fn: Any = None, /, *, policy: RetryPolicy | Retrier | None = None, **options: Unpack[Options]) -> Any: ...
+    def retry(*, policy: RetryPolicy | Retrier | None = None, **options: Unpack[RetryOptions]) -> Decorator: ...
+    def retry(
+        fn: Any = None, /, *, policy: RetryPolicy | Retrier | None = None, **options: Unpack[RetryOptions]
+    ) -> Any: ...
 
 else:  # `overload` would import typing
 
@@ -47,13 +50,13 @@ else:  # `overload` would import typing
         """
         Retry a function: `@retry`, or `@retry(on=ConnectionError, attempts=5, deadline=10)`.
 
-        Without a policy: four executions, 0.1 s doubling up to 30 s, full jitter. Without `on=`: connection errors,
-        time-outs, HTTP 408, 429 and 5xx. With `policy=`, what else is said overrides it.
+        Without a policy: four attempts, 0.1 s doubling up to 30 s, full jitter. Without `on=`: connection errors,
+        timeouts, HTTP 408, 429 and 5xx. Further options override `policy=`.
         """
         return _retried(fn, policy, options)
 
 
-def _retried(fn: Any, policy: object, options: Options) -> Any:
+def _retried(fn: Any, policy: object, options: RetryOptions) -> Any:
     plan = _starting_plan(policy).with_options(options)
     if fn is not None:
         return decorated(plan, fn)
@@ -72,7 +75,7 @@ def _starting_plan(policy: object) -> Plan:
 
 
 def decorated(plan: Plan, fn: Any) -> Any:
-    """`fn` wrapped, looking like itself."""
+    """`fn` under the plan, with its own name, signature and kind."""
     if isinstance(fn, staticmethod):
         return staticmethod(decorated(plan, fn.__func__))
     if isinstance(fn, classmethod):
@@ -83,19 +86,19 @@ def decorated(plan: Plan, fn: Any) -> Any:
         plan = plan.with_options({"name": name_of(fn)})
     wrapper: Any = update_wrapper(wrapped(plan, fn), fn)
 
-    def another(**overrides: Unpack[Options]) -> Any:
-        return decorated(plan.with_options(overrides), fn)
+    def overridden(**options: Unpack[RetryOptions]) -> Any:
+        return decorated(plan.with_options(options), fn)
 
-    wrapper.using = another
+    wrapper.using = overridden
     setattr(wrapper, _PLAN, plan)
     return wrapper
 
 
-def using(fn: F, /, **options: Unpack[Options]) -> F:
+def using(fn: F, /, **options: Unpack[RetryOptions]) -> F:
     """
-    One request's override of a decorated function or bound method: `using(client.fetch, attempts=2)(url)`.
+    A decorated function or bound method with other options: `using(client.fetch, attempts=2)(url)`.
 
-    Types and binding are kept.
+    Type and binding are kept.
     """
     changed: Any
     if isinstance(fn, partial):

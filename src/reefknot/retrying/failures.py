@@ -1,11 +1,8 @@
 """
-What is worth another try when nobody said: connection errors, time-outs, HTTP 408, 429 and 5xx; and what an exception
-declares of itself.
+Exceptions read as `Failure`s, and which of them are retried by default.
 
-An exception, read.
-
-The only place that looks into a live exception: class names, status, the server's hints, redacted text. What comes out
-is a `Failure`; the exception itself is not kept. Third-party classes are known by shape and name, never imported.
+The only place that looks into a live exception: class names, status, the server's hints, redacted text. The exception
+itself is not kept. Third-party classes are recognised by name and attributes, never imported.
 """
 
 from __future__ import annotations
@@ -14,38 +11,58 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from reefknot import clock as timing
+from reefknot import clock
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
 from reefknot.core.retry.classify import (
     Kind,
     classify,
+    is_transient,
     kind_of_class,
     kind_of_text,
-    passing_by_nature,
     retryable_code,
     status_in,
 )
 from reefknot.core.retry.policy import class_name
-from reefknot.retrying.plan import every_leaf
+from reefknot.retrying.rules import every_leaf
 
 if TYPE_CHECKING:
-    from reefknot.retrying.plan import Answer
+    from reefknot.retrying.rules import Verdict
+
+EXHAUSTED_MARK = "__reefknot_exhausted__"
+_MAX_CAUSES = 8
+_MAX_CLASSES = 1024
+_ATTRIBUTES = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
+"""Attributes of an exception class that say more than its name and message."""
+
+_ClassTraits = tuple[tuple[str, ...], Kind | None, bool]
+"""Class names along the MRO, the kind they determine, and whether the class has none of `_ATTRIBUTES`."""
+_traits_of: dict[type, _ClassTraits] = {}
+_last_failure: dict[type, Failure] = {}
+"""The last failure of each class that is read by its text alone: an outage repeats itself. The kept message is
+redacted, so a text with a secret in it never equals it and is read anew."""
 
 
-def by_nature(error: Exception, failure: Failure) -> Answer:
-    """The library's own judge; of a group it asks for every leaf."""
+# ---- retried by default ----------------------------------------------------------------------------------------------
+
+
+def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
+    """
+    The rule without `on=`: connection errors, timeouts, HTTP 408, 429 and 5xx, and what an exception declares itself.
+
+    A group is retried only if every leaf is.
+    """
     if isinstance(error, BaseExceptionGroup):
-        return every_leaf(error, lambda leaf: by_nature(leaf, read_failure(leaf)))
-    declared = _declared(error, failure)
-    return passing_by_nature(failure) if declared is None else declared
+        return every_leaf(error, lambda leaf: retryable_by_default(leaf, failure_from(leaf)))
+    declared = _declared_retryable(error, failure)
+    return is_transient(failure) if declared is None else declared
 
 
-def _declared(error: Exception, failure: Failure) -> bool | None:
-    """What the exception says of itself by `error_code` or `failure_type`; None when it says nothing."""
+def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
+    """Declaration of the exception by `error_code` or `failure_type`: retryable or not; None when there is none."""
     try:
         code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
-    except Exception:  # an attribute that raises when it is looked at says nothing
+    except Exception:  # an attribute that raises when it is read declares nothing
         return None
     if isinstance(code, ErrorCode):
         return retryable_code(code, failure.http_status)
@@ -54,99 +71,90 @@ def _declared(error: Exception, failure: Failure) -> bool | None:
     return None
 
 
-def http_errors(error: Exception) -> Answer:
+def http_errors(error: Exception) -> Verdict:
     """
     `on=rk.http_errors`: transport errors and HTTP 408, 429, 5xx of httpx, requests, aiohttp and urllib.
 
-    It is the library's default, by name, for use inside a predicate of one's own.
+    The library's default as a predicate, for use inside a predicate of one's own.
     """
-    return by_nature(error, read_failure(error))
+    return retryable_by_default(error, failure_from(error))
 
 
-EXHAUSTED_MARK = "__reefknot_exhausted__"
-_CAUSES_FOLLOWED = 8
-_TYPES_KEPT = 1024
-_TELLING = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
-
-_Shape = tuple[tuple[str, ...], Kind | None, bool]
-_shapes: dict[type, _Shape] = {}
-_last_read: dict[type, Failure] = {}
-"""The last failure of each class that is told by its text alone: an outage says the same again and again. What is kept
-was redacted, so a text with a secret in it never equals it and is read anew."""
+# ---- an exception as a failure ---------------------------------------------------------------------------------------
 
 
-def read_failure(error: BaseException, since: int = 0) -> Failure:
+def failure_from(error: BaseException, since: int = 0) -> Failure:
     """
-    The failure that `error` tells of.
+    `error` as a `Failure`.
 
-    `since` is the count of exhausted retries when the attempt began: an older mark on a re-used exception object
-    belongs to another piece of work.
+    `since` is the count of exhausted retries when the call began: an older mark on a re-used exception object belongs
+    to another call.
     """
     cls = type(error)
     try:
         text = str(error)
-        last = _last_read.get(cls)
+        last = _last_failure.get(cls)
         if last is not None and last.message == text and error.__cause__ is None and not error.__dict__:
             return last
         message = redact(text)
     except Exception:
         message = f"<{cls.__name__} cannot be shown>"
-    names, kind, plain = _shapes.get(cls) or _shape(cls)
-    if plain and not error.__dict__:
+    names, kind, has_no_attributes = _traits_of.get(cls) or _class_traits(cls)
+    if has_no_attributes and not error.__dict__:
         exhausted = error.__cause__ is not None and _exhausted(error, since)
         if kind is None:
             kind = kind_of_text(message)
         failure = Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
         if not exhausted:
-            _last_read[cls] = failure
+            _last_failure[cls] = failure
         return failure
     try:
-        failure = _read_closely(error, message, names)
-    except Exception:  # a foreign attribute that raises when it is looked at tells nothing; class and words still do
+        failure = _failure_from_attributes(error, message, names)
+    except Exception:  # an attribute that raises when it is read; class and message still count
         failure = classify(message, exceptions=names)
     return replace(failure, exhausted=True) if _exhausted(error, since) else failure
 
 
-def _read_closely(error: BaseException, message: str, names: tuple[str, ...]) -> Failure:
+def _failure_from_attributes(error: BaseException, message: str, names: tuple[str, ...]) -> Failure:
     status, hint, limit_reached = read_hints(error)
     return classify(
         message,
-        code=_enum(ErrorCode, getattr(error, "error_code", None)),
-        failure_type=_enum(FailureType, getattr(error, "failure_type", None)),
-        exceptions=names + _names_of_reason(error, names),
+        code=_instance(ErrorCode, getattr(error, "error_code", None)),
+        failure_type=_instance(FailureType, getattr(error, "failure_type", None)),
+        exceptions=names + _reason_names(error, names),
         http_status=status,
         retry_after=hint,
         limit_reached=limit_reached,
     )
 
 
-def _names_of_reason(error: BaseException, names: tuple[str, ...]) -> tuple[str, ...]:
-    """urllib wraps what happened: its `URLError` means what its reason means."""
+def _reason_names(error: BaseException, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Class names of the reason of a `URLError`, which is only urllib's wrapper around it."""
     reason = getattr(error, "reason", None)
     if not isinstance(reason, BaseException) or "urllib.error.URLError" not in names:
         return ()
     cls = type(reason)
-    return (_shapes.get(cls) or _shape(cls))[0]
+    return (_traits_of.get(cls) or _class_traits(cls))[0]
 
 
-def _shape(cls: type) -> _Shape:
+def _class_traits(cls: type) -> _ClassTraits:
     names = tuple(class_name(c) for c in cls.__mro__ if c is not object and c is not BaseException)
-    plain = not issubclass(cls, BaseExceptionGroup) and not any(hasattr(cls, name) for name in _TELLING)
-    if len(_shapes) >= _TYPES_KEPT:
-        _shapes.clear()
-        _last_read.clear()
-    shape = _shapes[cls] = (names, kind_of_class(names), plain)
-    return shape
+    has_no_attributes = not issubclass(cls, BaseExceptionGroup) and not any(hasattr(cls, name) for name in _ATTRIBUTES)
+    if len(_traits_of) >= _MAX_CLASSES:
+        _traits_of.clear()
+        _last_failure.clear()
+    traits = _traits_of[cls] = (names, kind_of_class(names), has_no_attributes)
+    return traits
 
 
-def _enum(kind: type[Any], value: object) -> Any:
+def _instance(kind: type[Any], value: object) -> Any:
     return value if isinstance(value, kind) else None
 
 
 def _exhausted(error: BaseException, since: int) -> bool:
-    """Whether this error, or one it was raised from, already ended a retry inside this attempt."""
+    """Whether this error, or one it was raised from, already ended a retry inside this call."""
     link: BaseException | None = error
-    for _ in range(_CAUSES_FOLLOWED):
+    for _ in range(_MAX_CAUSES):
         if link is None:
             return False
         if link.__dict__.get(EXHAUSTED_MARK, 0) > since:
@@ -158,7 +166,7 @@ def _exhausted(error: BaseException, since: int) -> bool:
 
 
 def read_hints(error: object) -> tuple[int | None, float | None, bool]:
-    """Status, retry-after in seconds, whether the headers say that a limit is spent. Of a group, the longest hint."""
+    """HTTP status, seconds to wait, and whether a rate limit is spent by its headers; of a group, the longest wait."""
     if isinstance(error, BaseExceptionGroup):
         hints = [hint for _, hint, _ in map(read_hints, error.exceptions) if hint is not None]
         return None, max(hints, default=None), False
@@ -197,7 +205,7 @@ def _headers(source: object) -> dict[str, str]:
 
 
 def _delay(value: object) -> float | None:
-    """Seconds from a number, a timedelta, a text of digits, or an HTTP date. Not understood: no hint."""
+    """Seconds from a number, a timedelta, a text of digits, or an HTTP date; None for anything else."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -223,31 +231,31 @@ def _until_date(text: str) -> float | None:
         from datetime import UTC
 
         when = when.replace(tzinfo=UTC)
-    return max(0.0, when.timestamp() - timing.wall())
+    return max(0.0, when.timestamp() - clock.wall())
 
 
 def _until_reset(text: str | None) -> float | None:
     if text is None or not text.strip().isdigit():
         return None
-    return max(0.0, int(text.strip()[:12]) - timing.wall())
+    return max(0.0, int(text.strip()[:12]) - clock.wall())
 
 
 def classify_failure(message: str, exception: BaseException | None = None) -> FailureType:
     """
-    Transient, rate limited, permanent or unknown: by the exception if it tells, else by the message's words.
+    Transient, rate limited, permanent or unknown: by the exception if it says so, else by the words of the message.
 
-    An empty message leaves the words to the exception.
+    Without a message, the words are the exception's own.
     """
     words = redact(message)
     if exception is None:
         return classify(words, http_status=status_in(words)).failure_type
-    seen = read_failure(exception)
+    seen = failure_from(exception)
     words = words or seen.message
     status, hint, limit_reached = read_hints(exception)
     return classify(
         words,
-        code=_enum(ErrorCode, getattr(exception, "error_code", None)),
-        failure_type=_enum(FailureType, getattr(exception, "failure_type", None)),
+        code=_instance(ErrorCode, getattr(exception, "error_code", None)),
+        failure_type=_instance(FailureType, getattr(exception, "failure_type", None)),
         exceptions=seen.exceptions,
         http_status=status or status_in(words),
         retry_after=hint,

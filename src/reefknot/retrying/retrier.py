@@ -1,7 +1,7 @@
 """
-`Retrier`: one plan, every way to run work under it.
+`Retrier`: one plan, and every way to run work under it.
 
-It keeps nothing per call: one retrier may serve any number of threads and tasks at once.
+A retrier keeps nothing per call: any number of threads and tasks may share it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from reefknot import clock as timing
+from reefknot import clock
 from reefknot.core.failure import Failure
 from reefknot.core.retry.decide import Outcome
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterTypeError
-from reefknot.retrying import plan as exhaustion
 from reefknot.retrying.attempts import Attempts
-from reefknot.retrying.call import Run
-from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan, is_async, name_of, what_to_pass
-from reefknot.retrying.types import Options
+from reefknot.retrying.call import CallState
+from reefknot.retrying.functions import is_async, name_of, what_to_pass
+from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan, exhaustions
+from reefknot.retrying.types import RetryOptions
 from reefknot.retrying.wrappers import aresume, behind_breaker, in_thread, refuse_uninterruptible, resume, wrapped
 
 P = ParamSpec("P")
@@ -29,28 +29,26 @@ class Retrier:
     """
     Runs work under a policy: `call`, `acall`, `run`, `arun`, `attempts`; as a decorator, `@retry(policy=retrier)`.
 
-    Without `on=`, connection errors, time-outs and HTTP 408, 429, 5xx are retried.
+    Without `on=`, connection errors, timeouts and HTTP 408, 429, 5xx are retried.
     """
 
     __slots__ = ("_plan",)
 
-    def __init__(self, policy: RetryPolicy | None = None, **options: Unpack[Options]) -> None:
+    def __init__(self, policy: RetryPolicy | None = None, **options: Unpack[RetryOptions]) -> None:
         if policy is not None and not isinstance(policy, RetryPolicy):
             raise ParameterTypeError("policy", policy, "a RetryPolicy")
         self._plan = Plan(policy or LIBRARY_DEFAULT).with_options(options)
 
     @classmethod
     def following(cls, resolve: Callable[[Failure], RetryPolicy], policy: RetryPolicy, name: str = "") -> Self:
-        """A retrier whose policy depends on the failure; `policy` is what holds before there is one."""
-        retrier = cls.__new__(cls)
-        retrier._plan = Plan(policy, name=name, resolve=resolve)
-        return retrier
+        """A retrier whose policy depends on the failure; `policy` applies before the first one."""
+        return cls.following_latest(lambda: resolve, policy, name)
 
     @classmethod
     def following_latest(
         cls, resolver: Callable[[], Callable[[Failure], RetryPolicy]], policy: RetryPolicy, name: str = ""
     ) -> Self:
-        """`following`, asking anew for every call who answers: a call keeps its book, the next one has the latest."""
+        """`following`, with `resolver` called once per call: a call keeps its policy book, the next has the latest."""
         retrier = cls.__new__(cls)
         retrier._plan = Plan(policy, name=name, resolver=resolver)
         return retrier
@@ -63,14 +61,14 @@ class Retrier:
     def plan(self) -> Plan:
         return self._plan
 
-    def using(self, **options: Unpack[Options]) -> Self:
-        """A retrier that differs in what is said here."""
+    def using(self, **options: Unpack[RetryOptions]) -> Self:
+        """This retrier with the given options changed."""
         other = type(self).__new__(type(self))
         other._plan = self._plan.with_options(options)
         return other
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The value of `fn(*args, **kwargs)`, or its last error."""
+        """Return the value of `fn(*args, **kwargs)`, or raise its last error."""
         value: R = wrapped(self._named(fn), _plain(fn))(*args, **kwargs)
         return value
 
@@ -80,29 +78,29 @@ class Retrier:
         return value
 
     def run(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-        """How it went, as data. An error that was handled is in it, not raised."""
+        """Return the outcome as data: the last error is in it, not raised."""
         plan = self._named(_plain(fn))
         refuse_uninterruptible(plan)
-        run = Run(plan, timing.now(), exhaustion.so_far)
-        attempt = behind_breaker(plan, in_thread(run, fn) if plan.in_thread else fn)
+        call = CallState(plan, clock.now(), exhaustions.count)
+        attempt = behind_breaker(plan, in_thread(call, fn) if plan.in_thread else fn)
         try:
-            value = resume(run, attempt, args, kwargs)
+            value = resume(call, attempt, args, kwargs)
         except Exception as error:
-            return _failed(run, error)
-        return _succeeded(run, value)
+            return _failed(call, error)
+        return _succeeded(call, value)
 
     async def arun(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """`run`, awaited."""
         awaited = _awaited(fn)
-        run = Run(self._named(fn), timing.now(), exhaustion.so_far)
+        call = CallState(self._named(fn), clock.now(), exhaustions.count)
         try:
-            value = await aresume(run, awaited, args, kwargs)
+            value = await aresume(call, awaited, args, kwargs)
         except Exception as error:
-            return _failed(run, error)
-        return _succeeded(run, value)
+            return _failed(call, error)
+        return _succeeded(call, value)
 
     def attempts(self) -> Attempts:
-        """A loop to put a block of code into; see `reefknot.retrying.attempts`."""
+        """A retry loop around a block of code; see `reefknot.retrying.attempts`."""
         return Attempts(self._plan)
 
     def _named(self, fn: object) -> Plan:
@@ -123,7 +121,7 @@ def _plain(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def _awaited(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """An async function as it is; a plain one that returns an awaitable, made one."""
+    """`fn` as an async function; a plain one that returns an awaitable is wrapped."""
     if not callable(fn):
         raise ParameterTypeError("fn", fn, what_to_pass(fn))
     if is_async(fn):
@@ -135,9 +133,9 @@ def _awaited(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     return shim
 
 
-def _failed(run: Run, error: Exception) -> Outcome[Any]:
-    return Outcome(False, None, error, run.attempts, run.records, run.elapsed, run.reason)
+def _failed(call: CallState, error: Exception) -> Outcome[Any]:
+    return Outcome(False, None, error, call.attempts, call.records, call.elapsed, call.reason)
 
 
-def _succeeded(run: Run, value: R) -> Outcome[R]:
-    return Outcome(True, value, None, run.attempts + 1, run.records, run.elapsed, None)
+def _succeeded(call: CallState, value: R) -> Outcome[R]:
+    return Outcome(True, value, None, call.attempts + 1, call.records, call.elapsed, None)

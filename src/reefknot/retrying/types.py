@@ -1,9 +1,7 @@
 """
-What `retry`, `Retrier` and `using` take by keyword, as types.
+Types of the retry interface: the event of a hook, the options, and a decorated function as a type checker sees it.
 
-Nothing here runs. A typed dictionary tells "not said" from "said: none".
-
-What a decorated function looks like to a type checker. Nothing here is on the path of a call.
+RetryOptions are a typed dictionary, which tells "not given" from "given as None".
 """
 
 from __future__ import annotations
@@ -11,16 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
+from msgspec import Struct
+
+from reefknot.core.failure import Failure
+from reefknot.core.retry.decide import Reason
+
 if TYPE_CHECKING:
     from reefknot.core.retry.policy import Jitter, JitterName, RetryStrategy, StrategyName
     from reefknot.core.retry.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.call import Hook
-    from reefknot.retrying.plan import On
+    from reefknot.retrying.rules import On
+
+
+class RetryEvent(Struct, frozen=True):
+    """Argument of a hook. `delay` is the wait that follows, None at the end; `reason` says why it ended, if it did."""
+
+    name: str
+    attempt: int
+    max_attempts: int
+    failure: Failure | None
+    error: Exception | None
+    delay: float | None
+    elapsed: float
+    reason: Reason | None
+
+
+Hook = Callable[[RetryEvent], object]
 
 
 class PolicyFields(TypedDict, total=False):
-    """What can be said about the policy, in the decorator's words. Not said is inherited."""
+    """RetryOptions that change the policy, by the decorator's names. An option that is not given is inherited."""
 
     attempts: int
     deadline: float | None
@@ -34,8 +52,8 @@ class PolicyFields(TypedDict, total=False):
     max_retry_after: float
 
 
-class Options(PolicyFields, total=False):
-    """All that `retry`, `Retrier.using` and `using` take by keyword."""
+class RetryOptions(PolicyFields, total=False):
+    """Keyword options of `retry`, `Retrier`, `Retrier.using` and `using`."""
 
     on: On | None
     throttle: RetryThrottle | str | bool
@@ -48,7 +66,7 @@ class Options(PolicyFields, total=False):
     seed: int
 
 
-MYPY = False  # mypy takes it for True
+MYPY = False  # mypy reads it as True
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
@@ -57,7 +75,7 @@ S = TypeVar("S")
 
 
 class Retrying(Protocol[P, R_co]):
-    """A decorated function: called as before, with `using` for one request's override."""
+    """A decorated function: called as before, with `using` to override options for one call."""
 
     __name__: str
     __qualname__: str
@@ -65,8 +83,8 @@ class Retrying(Protocol[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
-    def using(self, **options: Unpack[Options]) -> Retrying[P, R_co]:
-        """The same function under other settings. Of a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""
+    def using(self, **options: Unpack[RetryOptions]) -> Retrying[P, R_co]:
+        """This function under other options. For a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""
 
     # What `Class.name` and `instance.name` are. Whether a class method or a static method was meant shows in the first
     # parameter: it is the class, or nothing that the instance would fit. Mypy does not look at it here, so for mypy
@@ -111,7 +129,7 @@ class OfClass(Protocol[P, Q, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
-    def using(self, **options: Unpack[Options]) -> Retrying[P, R_co]: ...
+    def using(self, **options: Unpack[RetryOptions]) -> Retrying[P, R_co]: ...
 
 
 class OfInstance(Protocol[P, Q, R_co]):
@@ -128,7 +146,7 @@ class OfInstance(Protocol[P, Q, R_co]):
 
 
 class Decorator(Protocol):
-    """What `retry(…)` gives: it keeps the type of what it is put on."""
+    """The result of `retry(…)`: a decorator that keeps the type of the function."""
 
     @overload
     def __call__(self, fn: staticmethod[P, R]) -> staticmethod[P, R]: ...  # type: ignore[overload-overlap]  # the narrower first

@@ -15,7 +15,7 @@ from reefknot.errors import StoreUnavailableError
 from reefknot.router.pending import Pending, PendingTable
 from reefknot.router.records import Records
 from reefknot.router.submissions import Answer, Desk
-from reefknot.runtime.batches import Gather
+from reefknot.runtime.batches import Batcher
 from reefknot.runtime.log import logger, printable
 
 AT_ONCE = 256
@@ -56,7 +56,7 @@ class Ends:
         self._freed = freed
         self.counts: Counter[str] = Counter()
         """How many there were of each end: a result's status, or `rejected` of what no worker took."""
-        self.gather: Gather[_End] = Gather("results could not be kept", self._keep, most=AT_ONCE)
+        self.gather: Batcher[_End] = Batcher("results could not be kept", self._keep, most=AT_ONCE)
 
     def soon(self, pending: Pending, result: ExecResult, *events: Event, done: Done | None = None) -> _End | None:
         """It is over. `done` is called once its result is kept. None when it had ended already."""

@@ -25,7 +25,7 @@ from reefknot.router.pending import Pending, PendingTable
 from reefknot.router.records import Records
 from reefknot.router.submissions import ended_here
 from reefknot.runtime.log import logger, printable
-from reefknot.runtime.tasks import Crew
+from reefknot.runtime.tasks import BoundedTasks
 
 _acks = msgspec.json.Decoder(ExecAssignmentAck)
 _results = msgspec.json.Decoder(ExecResult)
@@ -45,7 +45,7 @@ class Inbox:
         dispatcher: Dispatcher,
         records: Records,
         clock: Clock,
-        crew: Crew,
+        crew: BoundedTasks,
         ends: Ends,
         wake: Callable[[], None],
     ) -> None:
@@ -68,9 +68,9 @@ class Inbox:
                 logger().error("a message could not be read: %s (%s)", delivery.subject, said)
                 continue
             if is_done and delivery.done is not None:
-                await self._crew.run("a message could not be acknowledged", self._acknowledge, delivery)
+                await self._crew.start("a message could not be acknowledged", self._acknowledge, delivery)
             for worker_id in self._restarted:
-                await self._crew.run("asking again failed", self._dispatcher.began_anew, worker_id)
+                await self._crew.start("asking again failed", self._dispatcher.began_anew, worker_id)
             self._restarted.clear()
             await self._ends.gather.room()
             await self._records.gather.room()

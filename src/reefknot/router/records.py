@@ -11,7 +11,7 @@ from reefknot.core.audit.event import Event, OperatorAction, Requeued, Routing, 
 from reefknot.core.messages import ExecAssignment
 from reefknot.ports.clock import Clock
 from reefknot.router.pending import Pending
-from reefknot.runtime.batches import Gather
+from reefknot.runtime.batches import Batcher
 
 AT_ONCE = 500
 
@@ -22,7 +22,7 @@ class Records:
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self.journal = journal
         self._clock = clock
-        self.gather: Gather[Event] = Gather("events could not be written", self._write, most=AT_ONCE)
+        self.gather: Batcher[Event] = Batcher("events could not be written", self._write, most=AT_ONCE)
 
     def put(self, event: Event) -> None:
         """On record soon, in one group with what else comes."""

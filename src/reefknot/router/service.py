@@ -33,7 +33,7 @@ from reefknot.router.pending import PendingTable
 from reefknot.router.records import Records
 from reefknot.router.settings import RouterSettings
 from reefknot.router.submissions import Desk, Entry, as_it_travels
-from reefknot.runtime.tasks import Crew
+from reefknot.runtime.tasks import BoundedTasks
 
 TICK_S = 0.05
 LOOK_S = 0.25
@@ -95,7 +95,7 @@ class Router:
         self.table = PendingTable()
         self.door = Door(rules, table=self.table, health=self.health, clock=clock)
         self._records = Records(journal, clock)
-        self._crew = Crew(router_id, AT_ONCE)
+        self._crew = BoundedTasks(router_id, AT_ONCE)
         self._wake = asyncio.Event()
         self._claim_soon = asyncio.Event()
         self._more_to_claim = False
@@ -146,10 +146,10 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._crew.stop()
-        await self._crew.survive("the last results could not be kept", self._last_writes)
+        await self._crew.run_logged("the last results could not be kept", self._last_writes)
         held = [one.held for one in self.table.everyone()]
         if held:
-            await self._crew.survive("pending work could not be given back", self.desk.give_back, held)
+            await self._crew.run_logged("pending work could not be given back", self.desk.give_back, held)
 
     async def _last_writes(self) -> None:
         async with asyncio.timeout(LAST_WRITES_S):
@@ -207,7 +207,7 @@ class Router:
             some = names[seen : seen + BATCH]  # however many there are, everyone's turn comes
             seen += len(some)
             for name in some:
-                await self._crew.survive("a result could not be looked up", self._entry.answer_from_record, name)
+                await self._crew.run_logged("a result could not be looked up", self._entry.answer_from_record, name)
 
     async def _obey(self) -> None:
         """What other processes ask for, and what they asked for lately, while nobody was here to hear it."""
@@ -221,7 +221,7 @@ class Router:
             for command in commands:
                 after = max(after, command.sequence)
                 if command.name == "cancel":
-                    await self._crew.survive("a cancellation failed", self._cancel_command, command)
+                    await self._crew.run_logged("a cancellation failed", self._cancel_command, command)
 
     async def _cancel_command(self, command: Command) -> None:
         cancel = _cancels.decode(command.body)
@@ -252,7 +252,7 @@ class Router:
             room = min(BATCH, self._rules.size - len(self.table))
             before = len(self.table)
             if room > 0:
-                await self._crew.survive("the store cannot be read", self._claim, room)
+                await self._crew.run_logged("the store cannot be read", self._claim, room)
             self._more_to_claim = room <= 0 or len(self.table) - before >= room
             if room <= 0 or not self._more_to_claim:
                 await _until(self._claim_soon, CLAIM_S)
@@ -278,7 +278,7 @@ class Router:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._settings.renew_every)
-            await self._crew.survive("leases could not be renewed", self._renew_all)
+            await self._crew.run_logged("leases could not be renewed", self._renew_all)
 
     async def _renew_all(self) -> None:
         held = [one.held for one in self.table.everyone()]
@@ -298,12 +298,12 @@ class Router:
             now = self._clock.now()
             if now >= look_at:
                 look_at = now + LOOK_S
-                await self._crew.survive("looking after pending work failed", self.dispatcher.look_after)
+                await self._crew.run_logged("looking after pending work failed", self.dispatcher.look_after)
             if self.table.waiting:
                 everyone = now >= all_at
                 if everyone:
                     all_at = now + TICK_S
-                await self._crew.survive("an assignment could not be sent", self._send, everyone)
+                await self._crew.run_logged("an assignment could not be sent", self._send, everyone)
             await _until(self._wake, TICK_S if self.table.waiting else LOOK_S)
 
     async def _send(self, everyone: bool) -> None:

@@ -61,7 +61,7 @@ from reefknot.router.admission import Door
 from reefknot.router.pending import PendingTable, TakenOn
 from reefknot.router.records import Records
 from reefknot.router.settings import LEASE_S
-from reefknot.runtime.batches import Gather
+from reefknot.runtime.batches import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
 ARGUMENTS = {
@@ -393,7 +393,7 @@ class Entry:
         self._callers: dict[str, asyncio.Future[ExecResult]] = {}
         self._jobs: dict[str, Job] = {}
         """What they wait for: the same id with another job is not the same work."""
-        self.gather: Gather[_Newcomer] = Gather("submissions could not be kept", self._keep, most=AT_ONCE)
+        self.gather: Batcher[_Newcomer] = Batcher("submissions could not be kept", self._keep, most=AT_ONCE)
 
     async def submit(self, assignment: ExecAssignment, body: bytes) -> asyncio.Future[ExecResult]:
         """Take it on, or raise `QueueFullError` with the time to come back. The future is its result."""

@@ -1,1 +1,1 @@
-"""Shared by every service: bounded tasks, batches, log lines, time-outs."""
+"""Parts that services share: background tasks, batches, log lines, timeouts, seeds."""

@@ -1,80 +1,79 @@
 """
-Many small writes as one.
+`Batcher`: many small writes as one.
 
-Whatever comes while a write is under way is the next write. Who comes alone waits for nobody. What was begun is
-finished, even when the one who writes is called off meanwhile: whether it was kept must be known.
+Items that arrive during a write form the next one; a lone item is written at once. A write that began is finished even
+when its task is cancelled, because it must be known whether the items were kept.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger
 
 T = TypeVar("T")
 
 
-class Gather(Generic[T]):
-    """Collects items for one writer. `write` sees to every item it is given, and fails for all of them or for none."""
+class Batcher(Generic[T]):
+    """Collects items for `write`, which keeps all items of a batch or none; `what` starts the log line of a failure."""
 
     def __init__(self, what: str, write: Callable[[list[T]], Awaitable[None]], *, most: int) -> None:
         self._what = what
         self._write = write
         self._most = most
         self._waiting: list[T] = []
-        self._some = asyncio.Event()
-        self._fewer = asyncio.Event()
+        self._filled = asyncio.Event()
+        self._drained = asyncio.Event()
         self._writing = 0
         self.served = False
-        """Whether somebody writes what comes."""
+        """Whether `serve` is running."""
 
     def __len__(self) -> int:
-        """Those that are not written yet."""
+        """Number of items that are not written yet."""
         return len(self._waiting) + self._writing
 
     def put(self, item: T) -> None:
         self._waiting.append(item)
-        self._some.set()
+        self._filled.set()
 
     async def room(self) -> None:
-        """Until no more than one write's worth waits. Who feeds without end asks this first."""
+        """Wait until less than one full batch is waiting: backpressure for an endless producer."""
         while len(self._waiting) >= self._most:
-            self._fewer.clear()
-            await self._fewer.wait()
+            self._drained.clear()
+            await self._drained.wait()
 
     async def serve(self) -> None:
-        """Write, for as long as it is let."""
+        """Write batches until cancelled."""
         self.served = True
         try:
             while True:
                 if not self._waiting:
-                    self._some.clear()
-                    await self._some.wait()
-                await self._next()
+                    self._filled.clear()
+                    await self._filled.wait()
+                await self._write_next()
         finally:
             self.served = False
 
     async def finish(self) -> None:
-        """Write what is there, while nobody serves."""
+        """Write what is waiting; for use while `serve` is not running."""
         while self._waiting:
-            await self._next()
+            await self._write_next()
 
-    async def _next(self) -> None:
+    async def _write_next(self) -> None:
         batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
         self._writing = len(batch)
-        work = asyncio.ensure_future(self._survived(batch))
+        write = asyncio.ensure_future(self._write_logged(batch))
         try:
-            await asyncio.shield(work)
+            await asyncio.shield(write)
         except asyncio.CancelledError:
-            await work
+            await write
             raise
         finally:
             self._writing = 0
-            self._fewer.set()
+            self._drained.set()
 
-    async def _survived(self, batch: list[T]) -> None:
+    async def _write_logged(self, batch: list[T]) -> None:
         try:
             await self._write(batch)
         except Exception as error:
-            said = printable(f"{type(error).__name__}: {error}", most=300)
-            logger().error("%s: %s (%d of them)", self._what, said, len(batch))
+            logger().error("%s: %s (batch of %d)", self._what, error_text(error), len(batch))

@@ -1,4 +1,9 @@
-"""The `reefknot` logger, bounded log lines, and text that is safe to print."""
+"""
+The `reefknot` logger: one budget of lines, and text that is safe to print.
+
+A log line never carries control characters, and an outage does not flood the log: a `LogBudget` allows a burst of ten
+lines, then one a second, and the next line says how many were left out. `logging` is loaded with the first line.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,9 @@ TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from logging import Logger
 
-LINES_AT_ONCE = 10.0
-"""Log lines a retrier may write in one go; after that, one a second."""
-
-
-class LogBudget:
-    """The log lines a retrier may still write. A plan made from another one shares it, or it would bound nothing."""
-
-    __slots__ = ("at", "left", "left_out", "quiet_until")
-
-    def __init__(self) -> None:
-        self.at = 0.0
-        self.left = LINES_AT_ONCE
-        self.left_out = 0
-        self.quiet_until = 0.0
-
+BURST = 10.0
+"""Lines that a full `LogBudget` allows at once; it refills by one a second."""
+MAX_ERROR_TEXT = 300
 
 _logger: Logger | None = None
 
@@ -34,13 +27,53 @@ def logger() -> Logger:
     return _logger
 
 
+class LogBudget:
+    """A token bucket of log lines. Whoever derives a retrier from another shares its budget."""
+
+    __slots__ = ("_left", "_left_out", "_quiet_until", "_updated")
+
+    def __init__(self) -> None:
+        self._left = BURST
+        self._left_out = 0
+        self._quiet_until = 0.0
+        self._updated = 0.0
+
+    def take(self, now: float) -> int | None:
+        """Take one line: returns how many were left out since the last one, or None when this one is left out too."""
+        if self._updated <= now < self._quiet_until:
+            self._left_out += 1
+            return None
+        left = min(BURST, self._left + max(0.0, now - self._updated)) - 1.0
+        self._updated, self._left = now, left
+        if left < 1.0:
+            self._quiet_until = now + 1.0 - left
+        left_out, self._left_out = self._left_out, 0
+        return left_out
+
+
 def seconds(value: float) -> str:
-    """To the millisecond, without zeros that say nothing and without exponents."""
+    """Seconds as text, to the millisecond, without trailing zeros and exponents."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def printable(text: str, *, most: int) -> str:
-    """One line, no control characters, not too long."""
+    """`text` as one line of at most `most` characters, control characters escaped."""
     if len(text) > most:
         text = text[: most - 1] + "…"
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def error_text(error: BaseException) -> str:
+    """`Class: message` of an exception, for a log line."""
+    return printable(f"{type(error).__name__}: {error}", most=MAX_ERROR_TEXT)
+
+
+def log_callback_failure(option: str, error: Exception) -> None:
+    """Log that a hook or predicate of the caller raised: it changes nothing, but must not pass unseen."""
+    from reefknot.core.redaction import redact
+
+    try:
+        message = printable(redact(str(error)), most=MAX_ERROR_TEXT)
+    except Exception:
+        message = "which cannot be shown"
+    logger().error("%s= raised %s: %s; the outcome is unchanged", option, type(error).__name__, message)

@@ -1,15 +1,14 @@
 """
-Where draws get their seed and their keys.
+Seeds and keys of random draws.
 
-The seed is random per process, and anew after a fork, so that a fleet never draws alike. A call without a key of its
-own gets one from a nonce and a counter.
+The seed is random per process, and new after a fork, so that no two processes of a fleet draw the same jitter. A call
+that brings no key of its own takes the next number; together with the seed it is unique.
 """
 
 import os
 from itertools import count
 
 next_key = count(1).__next__
-"""A key for one call that brought none. The process seed is the nonce: two processes never share a pair."""
 process_seed = 0
 
 

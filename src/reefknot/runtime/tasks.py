@@ -1,13 +1,7 @@
 """
-Several at once, and never more.
+Background tasks of a service: bounded, held until they end, failures logged.
 
-A crew runs coroutines side by side up to a bound; who brings more waits until one ends. A failure is logged and ends
-nobody else. It keeps nothing: what must not be lost is in a store.
-
-Work that goes on after its caller has left.
-
-It is held until it ends, because a loop holds its tasks only loosely, and its failure is logged. Nothing is started
-here that would be missed if the process ended: whoever needs that keeps it in a store.
+None of them is durable. Work that must survive the process is kept in a store.
 """
 
 from __future__ import annotations
@@ -17,60 +11,58 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger
+
+_background: set[asyncio.Task[Any]] = set()
 
 
-class Crew:
-    """At most `most` at once; `name` is what log lines begin with."""
+class BoundedTasks:
+    """Runs at most `limit` coroutines at once; `name` starts its log lines."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, limit: int) -> None:
         self._name = name
-        self._free = asyncio.Semaphore(most)
+        self._free = asyncio.Semaphore(limit)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, what: str, work: Callable[..., Coroutine[Any, Any, Any]], *given: Any) -> None:
-        """Begin as soon as there is room. `what` says in a log line what failed."""
+    async def start(self, what: str, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
+        """Start `work(*args)` as soon as there is room. `what` says in a log line what failed."""
         await self._free.acquire()
-        task = asyncio.get_running_loop().create_task(self.survive(what, work, *given))
+        task = asyncio.get_running_loop().create_task(self.run_logged(what, work, *args))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._done)
 
-    async def survive(self, what: str, work: Callable[..., Coroutine[Any, Any, Any]], *given: Any) -> None:
-        """Run it here; a failure is a log line."""
+    async def run_logged(self, what: str, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
+        """Await `work(*args)` here, whatever the bound; a failure becomes a log line."""
         try:
-            await work(*given)
+            await work(*args)
         except Exception as error:
-            said = printable(f"{type(error).__name__}: {error}", most=300)
-            logger().error("%s: %s (%s)", self._name, what, said)
+            logger().error("%s: %s (%s)", self._name, what, error_text(error))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._free.release()
 
     async def stop(self) -> None:
-        """End them all, wherever they are."""
+        """Cancel all tasks, and wait for them."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-_going: set[asyncio.Task[Any]] = set()
+def run_in_background(work: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
+    """
+    Run `work` in a task that outlives its caller; a failure is logged as "`what` failed".
 
-
-def start(work: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
-    """Run `work` in a task of its own; `what` names it in a log line."""
+    The task is held here until it ends: an event loop keeps only weak references to its tasks.
+    """
     task = asyncio.get_running_loop().create_task(work)
-    _going.add(task)
-    task.add_done_callback(partial(_ended, what))
+    _background.add(task)
+    task.add_done_callback(partial(_background_done, what))
     return task
 
 
-def _ended(what: str, task: asyncio.Task[Any]) -> None:
-    _going.discard(task)
-    if task.cancelled():
-        return
-    error = task.exception()
-    if error is not None:
-        said = printable(str(error), most=300)
-        logger().error("%s failed after its caller had left: %s: %s", what, type(error).__name__, said)
+def _background_done(what: str, task: asyncio.Task[Any]) -> None:
+    _background.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger().error("%s failed in the background: %s", what, error_text(error))

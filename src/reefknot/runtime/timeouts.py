@@ -1,95 +1,118 @@
 """
-Time limits that cost next to nothing while they hold.
+Time limits around a block of one asyncio task.
 
-`with limits.within(seconds): await …` cuts off what takes longer, as `asyncio.timeout` does. All limits of one owner
-share a single timer, set to the earliest of them: who ends in time, as nearly all do, never touches the loop's heap.
-A limit is for one task in one loop; it neither retries nor logs.
+`Timeout` cancels the task when the time is over and turns that cancellation, and no other, into an error: when
+somebody else cancels the task as well, the other one wins, as with `asyncio.timeout`. `Timeouts` hands out limits that
+share a single timer, set to the earliest of them: a block that ends in time, as nearly all do, never touches the
+loop's heap.
 """
 
 import asyncio
+from collections.abc import Callable
 from math import inf
 from types import TracebackType
 from typing import Self
 
 STORE_S = 30.0
-"""What one step of a store may take."""
+"""Time limit of one operation of a store."""
 
 
-class Limit:
-    """One limit, used once. `expired` tells whether it was this one that cut off."""
+class Timeout:
+    """A limit of `seconds` around one block, used once; `make_error` gives the error that ends it."""
 
-    __slots__ = ("_before", "_ends", "_limits", "_task", "expired")
+    __slots__ = ("_cancelled_before", "_handle", "_make_error", "_seconds", "_task", "expired")
 
-    def __init__(self, limits: "Limits", ends: float) -> None:
-        self._limits = limits
-        self._ends = ends
+    def __init__(self, seconds: float, make_error: Callable[[], Exception] = TimeoutError) -> None:
+        self._seconds = seconds
+        self._make_error = make_error
+        self._handle: asyncio.TimerHandle | None = None
         self.expired = False
+        """Whether this limit ended the block."""
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
-        assert task is not None
+        if task is None:
+            raise RuntimeError("a time limit needs a running asyncio task")
         self._task = task
-        self._before = task.cancelling()
-        self._limits.hold(self, self._ends)
+        self._cancelled_before = task.cancelling()
+        self._arm()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._limits.let_go(self)
-        if (
-            self.expired
-            and self._task.uncancel() <= self._before
-            and kind is not None
-            and issubclass(kind, asyncio.CancelledError)
-        ):  # nobody else called it off
-            raise TimeoutError from error
+        self._disarm()
+        if not self.expired:
+            return
+        cancelled_by_others = self._task.uncancel() > self._cancelled_before
+        if kind is not None and issubclass(kind, asyncio.CancelledError) and not cancelled_by_others:
+            raise self._make_error() from None
 
-    def cut_off(self) -> None:
-        """Its time is over."""
+    def expire(self) -> None:
+        """End the block now."""
         self.expired = True
         self._task.cancel()
 
+    def _arm(self) -> None:
+        self._handle = asyncio.get_running_loop().call_later(max(0.0, self._seconds), self.expire)
 
-class Limits:
-    """The limits of one owner, in one loop."""
+    def _disarm(self) -> None:
+        assert self._handle is not None
+        self._handle.cancel()
 
-    __slots__ = ("_held", "_loop", "_next", "_timer")
+
+class Timeouts:
+    """Limits of one owner in one loop, all on one timer."""
+
+    __slots__ = ("_ends", "_loop", "_next", "_timer")
 
     def __init__(self) -> None:
-        self._held: dict[Limit, float] = {}
+        self._ends: dict[Timeout, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next = inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def within(self, seconds: float) -> Limit:
-        """At most so many seconds from now on; `inf` is no limit."""
+    def timeout(self, seconds: float) -> Timeout:
+        """A limit of `seconds` from the start of its block; `inf` is no limit."""
+        return _SharedTimeout(self, seconds)
+
+    def add(self, timeout: Timeout, seconds: float) -> None:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        return Limit(self, loop.time() + seconds)
-
-    def hold(self, limit: Limit, ends: float) -> None:
-        """Watch it."""
-        self._held[limit] = ends
+        ends = self._ends[timeout] = loop.time() + seconds
         if ends < self._next:
-            self._set(ends)
+            self._set_timer(ends)
 
-    def let_go(self, limit: Limit) -> None:
-        """It is over. The timer stays where it is: it finds nothing, or the next one."""
-        self._held.pop(limit, None)
+    def remove(self, timeout: Timeout) -> None:
+        """Forget a limit. The timer stays as it is: when it fires, it finds nothing or the next limit."""
+        self._ends.pop(timeout, None)
 
-    def _set(self, at: float) -> None:
+    def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._next = at
-        self._timer = None if at == inf or self._loop is None else self._loop.call_at(at, self._ring)
+        self._timer = None if at == inf or self._loop is None else self._loop.call_at(at, self._expire)
 
-    def _ring(self) -> None:
+    def _expire(self) -> None:
         assert self._loop is not None
-        # A loop rings what is due within its clock's grain; so does this.
+        # A loop fires timers that are due within its clock's resolution; so does this.
         reached = max(self._next, self._loop.time())
-        for limit in [one for one, ends in self._held.items() if ends <= reached]:
-            del self._held[limit]
-            limit.cut_off()
-        self._set(min(self._held.values(), default=inf))
+        for timeout in [one for one, ends in self._ends.items() if ends <= reached]:
+            del self._ends[timeout]
+            timeout.expire()
+        self._set_timer(min(self._ends.values(), default=inf))
+
+
+class _SharedTimeout(Timeout):
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: Timeouts, seconds: float) -> None:
+        super().__init__(seconds)
+        self._owner = owner
+
+    def _arm(self) -> None:
+        self._owner.add(self, self._seconds)
+
+    def _disarm(self) -> None:
+        self._owner.remove(self)

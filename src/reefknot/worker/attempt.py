@@ -30,7 +30,7 @@ from reefknot.idempotency.scope import unknown_keys
 from reefknot.ports.block import Block, BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.runtime import seeds as chance
-from reefknot.runtime.timeouts import Limits
+from reefknot.runtime.timeouts import Timeouts
 from reefknot.worker import records as tell
 from reefknot.worker.destinations import Destination, Destinations
 from reefknot.worker.failures import CutOff, Ran, cut_off, failure_of, failure_text, from_error, last_error
@@ -82,7 +82,7 @@ class Steps:
         blocks: Mapping[str, Block],
         clock: Clock,
         *,
-        limits: Limits | None = None,
+        limits: Timeouts | None = None,
         seed: int | None = None,
         redactor: Redactor | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class Steps:
         self._settings = settings
         self._blocks = blocks
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or Timeouts()
         self._seed = seed
         self._redactor = redactor or Redactor()
         self._log = StepLog(worker_id, self._redactor)
@@ -223,7 +223,7 @@ class Steps:
             assignment.tenant_id,
             assignment.trace_id,
         )
-        began, limit = self._clock.now(), self._limits.within(seconds)
+        began, limit = self._clock.now(), self._limits.timeout(seconds)
         keys: list[str] = []
         unknown_keys.set(keys)
         try:

@@ -48,7 +48,7 @@ from reefknot.ports.clock import Clock
 from reefknot.ports.transport import Transport
 from reefknot.ports.work_queue import Settlement, WorkQueue
 from reefknot.runtime.log import logger, printable
-from reefknot.runtime.timeouts import STORE_S, Limits
+from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.worker import records as tell
 from reefknot.worker.attempt import Report, Steps
 from reefknot.worker.pool import Pool
@@ -61,7 +61,7 @@ PUBLISH_S = 10.0
 class Outbox:
     """Sends over a transport."""
 
-    def __init__(self, transport: Transport, limits: Limits) -> None:
+    def __init__(self, transport: Transport, limits: Timeouts) -> None:
         self._transport = transport
         self._limits = limits
 
@@ -79,7 +79,7 @@ class Outbox:
         await self._send(HEARTBEAT, encode(beat))
 
     async def _send(self, subject: str, body: bytes, message_id: str = "") -> None:
-        with self._limits.within(PUBLISH_S):
+        with self._limits.timeout(PUBLISH_S):
             await self._transport.publish(subject, body, message_id=message_id)
 
 
@@ -102,7 +102,7 @@ class Endings:
         journal: Journal,
         outbox: Outbox,
         clock: Clock,
-        limits: Limits,
+        limits: Timeouts,
     ) -> None:
         self._owner = owner
         self._v2 = v2
@@ -201,7 +201,7 @@ class Endings:
 
     async def _called_off(self, work_id: str, pool: Pool, reason: str, event: Event) -> bool:
         entries = self._journal.entries([event])
-        with self._limits.within(STORE_S):
+        with self._limits.timeout(STORE_S):
             done = await self._work.cancel(work_id, reason=reason, events=entries)
         pool.queue.remove(work_id)
         return done
@@ -240,14 +240,14 @@ class Endings:
         if item is None:
             return True
         if item.state is WorkState.RUNNING and item.resource_class != pool.queue_name:
-            with self._limits.within(STORE_S):  # nobody may be left who would notice that its lease ran out
+            with self._limits.timeout(STORE_S):  # nobody may be left who would notice that its lease ran out
                 await self._work.claim(
                     0, owner=self._owner, classes=(item.resource_class,), crash_events=self.crash_events
                 )
             item = await self._get(work_id)
         if item is None or item.state is not WorkState.PENDING or pool.paused:
             return False
-        with self._limits.within(STORE_S):
+        with self._limits.timeout(STORE_S):
             if not await self._work.transfer(work_id, pool.queue_name):
                 return False
         if not pool.has(work_id):
@@ -262,7 +262,7 @@ class Endings:
         return Queued(item.id, item.priority, since, now + item.due_at / 1000 - wall, expires)
 
     async def _get(self, work_id: str) -> WorkItem | None:
-        with self._limits.within(STORE_S):
+        with self._limits.timeout(STORE_S):
             item = await self._work.get(work_id)
         return item if item is not None and _is_a_workers(item) else None
 
@@ -305,7 +305,7 @@ class Runner:
         outbox: Outbox,
         clock: Clock,
         lease: float,
-        limits: Limits,
+        limits: Timeouts,
     ) -> None:
         self._name = name
         self._pool_of = pool_of
@@ -392,7 +392,7 @@ class Runner:
     async def _kept_together(self, group: list["_Ended"]) -> list[bool | None]:
         """For each, whether its report was kept. None: the store did not say, and it goes on by itself."""
         try:
-            with self._limits.within(STORE_S):
+            with self._limits.timeout(STORE_S):
                 kept: list[bool | None] = [*await self._work.settle([one.settlement for one in group])]
         except Exception as error:
             self._say_not_kept(group[0].item, error, more=len(group) - 1)
@@ -411,7 +411,7 @@ class Runner:
             await asyncio.sleep(pause)
             pause = min(_LONGEST_PAUSE, pause * 2)
             try:
-                with self._limits.within(STORE_S):
+                with self._limits.timeout(STORE_S):
                     (kept,) = await self._work.settle([one.settlement])
                 break
             except Exception as error:
@@ -451,7 +451,7 @@ class Runner:
         """Give back what was claimed ahead and no slot has begun."""
         held = [(pool, one) for pool in pools for one in pool.empty_hand()]
         if held:
-            with self._limits.within(STORE_S):
+            with self._limits.timeout(STORE_S):
                 await self._work.settle([Settlement(one.id, one.owner, one.fence, HandBack()) for _, one in held])
         for pool, one in held:
             pool.settled(one.id, one.fence)
@@ -465,7 +465,7 @@ class Runner:
         await self._reported()  # an attempt that ended in the very moment it was stopped
         if not held:
             return 0
-        with self._limits.within(STORE_S):
+        with self._limits.timeout(STORE_S):
             back = await self._work.settle([Settlement(one.id, one.owner, one.fence, HandBack()) for one in held])
         for pool in pools:
             pool.held.clear()

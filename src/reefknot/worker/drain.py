@@ -16,7 +16,7 @@ from reefknot.core.messages import ExecAssignmentAck
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import WorkQueue
-from reefknot.runtime.timeouts import STORE_S, Limits
+from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.worker.closing import Outbox
 from reefknot.worker.pool import Pool
 
@@ -40,7 +40,7 @@ class Handover:
         journal: Journal,
         outbox: Outbox,
         clock: Clock,
-        limits: Limits,
+        limits: Timeouts,
     ) -> None:
         self._pools = pools
         self._refusal = refusal
@@ -81,7 +81,7 @@ class Handover:
         """As the store has it: what was handed back is in no queue."""
         ours, found, after = self._by_queue(), list[WorkItem](), ""
         while True:
-            with self._limits.within(STORE_S):
+            with self._limits.timeout(STORE_S):
                 page: Sequence[WorkItem] = await self._work.find(state=WorkState.PENDING, after=after, limit=PAGE)
             found += [item for item in page if item.resource_class in ours]
             if len(page) < PAGE:

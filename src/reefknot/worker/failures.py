@@ -23,7 +23,7 @@ from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.retry.classify import classify, status_in
 from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
-from reefknot.retrying.failures import read_failure
+from reefknot.retrying.failures import failure_from
 
 
 def cut_off(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:
@@ -109,7 +109,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _of_one(error: BaseException) -> StepResult:
-    failure = read_failure(error)
+    failure = failure_from(error)
     metadata: dict[str, Any] = {} if failure.http_status is None else {"http_status_code": failure.http_status}
     code = failure.code if isinstance(error, Exception) else ErrorCode.execution_failed
     if failure.retry_after is not None:
@@ -125,5 +125,5 @@ def _of_group(error: BaseException, chosen: StepResult, steps: list[StepResult])
     """One leaf speaks for all; the longest wait that any of them asks for stands."""
     hints = [step.metadata["retry_after"] for step in steps if "retry_after" in step.metadata]
     metadata = {**chosen.metadata, "retry_after": max(hints)} if hints else chosen.metadata
-    message = f"{read_failure(error)}: {chosen.error_message}"
+    message = f"{failure_from(error)}: {chosen.error_message}"
     return msgspec.structs.replace(chosen, error_message=message, metadata=metadata)

@@ -52,9 +52,8 @@ from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.ports.clock import Clock
 from reefknot.ports.transport import Delivery
 from reefknot.ports.work_queue import Enqueued, WorkQueue
-from reefknot.runtime import tasks as background
-from reefknot.runtime.tasks import Crew
-from reefknot.runtime.timeouts import STORE_S, Limits
+from reefknot.runtime.tasks import BoundedTasks, run_in_background
+from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
 from reefknot.worker.records import DROPPED_MESSAGE, Envelope, is_same_work
@@ -178,7 +177,7 @@ class Intake:
         journal: Journal,
         clock: Clock,
         drops: Drops,
-        limits: Limits,
+        limits: Timeouts,
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
@@ -208,7 +207,7 @@ class Intake:
         """Keep them in one step of the store. What it does not take has lost its place."""
         try:
             entries = self._journal.entries([one.event for one in group])
-            with self._limits.within(STORE_S):
+            with self._limits.timeout(STORE_S):
                 kept = await self._work.enqueue([one.item for one in group], events=entries)
         except (StoreError, TimeoutError) as error:
             is_away = isinstance(error, StoreUnavailableError | TimeoutError)
@@ -247,7 +246,7 @@ class Intake:
         """Perhaps the store has it all the same: then it is found there when it is sent again. No log is waited for."""
         reason = RejectReason.OVERLOADED
         event = self._answers.event(assignment, AckStatus.REJECTED, reason, pool, message=message)
-        background.start(self._journal.write(event), "writing down a refusal")
+        run_in_background(self._journal.write(event), "writing down a refusal")
         ack = self._answers.ack(
             assignment.assignment_id, AckStatus.REJECTED, message, pool=pool, reason=reason, wait=STORE_WAIT_MS
         )
@@ -264,7 +263,7 @@ class Intake:
             return await self._again(read, pool)
         answer, inputs = self._admission(read, pool)
         if isinstance(answer, Reject | AcceptDropping):
-            with self._limits.within(STORE_S):
+            with self._limits.timeout(STORE_S):
                 known = await self._work.get(read.assignment_id)
             if known is not None and not self._stays_there(known, answer, pool):
                 return await self._again(read, pool)
@@ -308,7 +307,7 @@ class Intake:
 
     async def _known_under(self, assignment_id: str, pool: Pool) -> WorkItem | None:
         try:
-            with self._limits.within(STORE_S):
+            with self._limits.timeout(STORE_S):
                 return await self._work.get(assignment_id)
         except (StoreError, TimeoutError):
             if not pool.has(assignment_id):
@@ -444,7 +443,7 @@ Tell = Callable[[Taken, Delivery], Coroutine[Any, Any, None]]
 class Door:
     """Brings a worker's deliveries to its intake."""
 
-    def __init__(self, intake: Intake, crew: Crew, tell: Tell) -> None:
+    def __init__(self, intake: Intake, crew: BoundedTasks, tell: Tell) -> None:
         self._intake = intake
         self._crew = crew
         self._tell = tell
@@ -468,7 +467,7 @@ class Door:
             self._come.clear()
             group, self._arrived = self._arrived, []
             self._room.set()
-            await self._crew.survive(_NOT_TAKEN_IN, self._take_group, group)
+            await self._crew.run_logged(_NOT_TAKEN_IN, self._take_group, group)
 
     async def _take_group(self, group: list[Delivery]) -> None:
         plain: list[tuple[Admitted, Delivery]] = []
@@ -481,14 +480,14 @@ class Door:
                 continue
             admitted = self._intake.at_once(read)
             if admitted is None:
-                await self._crew.run(_NOT_TAKEN_IN, self._take_alone, read, delivery)
+                await self._crew.start(_NOT_TAKEN_IN, self._take_alone, read, delivery)
             else:
                 seen.add(admitted.item.id)
                 plain.append((admitted, delivery))
         if plain:
             await self._keep(plain)
         for known, delivery in again:  # now that the first of the same name is kept
-            await self._crew.run(_NOT_TAKEN_IN, self._take_alone, known, delivery)
+            await self._crew.start(_NOT_TAKEN_IN, self._take_alone, known, delivery)
 
     async def _keep(self, plain: list[tuple[Admitted, Delivery]]) -> None:
         try:
@@ -497,14 +496,14 @@ class Door:
             if len(plain) == 1:
                 raise
             for admitted, delivery in plain:  # one by one: perhaps only one of them is bad
-                await self._crew.run(_NOT_TAKEN_IN, self._take_alone, admitted.assignment, delivery)
+                await self._crew.start(_NOT_TAKEN_IN, self._take_alone, admitted.assignment, delivery)
             return
         told = [(one, delivery) for one, (_, delivery) in zip(taken, plain, strict=True)]
-        await self._crew.run("acks could not be sent", self._tell_all, told)
+        await self._crew.start("acks could not be sent", self._tell_all, told)
 
     async def _tell_all(self, told: list[tuple[Taken, Delivery]]) -> None:
         for taken, delivery in told:
-            await self._crew.survive(_NOT_TAKEN_IN, self._tell, taken, delivery)
+            await self._crew.run_logged(_NOT_TAKEN_IN, self._tell, taken, delivery)
 
     async def _take_alone(self, read: ExecAssignment | InvalidMessage, delivery: Delivery) -> None:
         await self._tell(await self._intake.take(read), delivery)

@@ -20,7 +20,7 @@ from reefknot.core.work import HandBack, WorkItem, WorkState
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement, WorkQueue
 from reefknot.runtime.log import logger, printable
-from reefknot.runtime.timeouts import STORE_S, Limits
+from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.worker.queue import BoundedQueue, Queued
 
 IDLE_S = 1.0
@@ -55,7 +55,7 @@ class Pool:
         lease: float,
         run: Runner,
         crash_events: CrashEvents,
-        limits: Limits,
+        limits: Timeouts,
     ) -> None:
         self.name = name
         self.queue_name = queue_name
@@ -206,7 +206,7 @@ class Pool:
         return len(items)
 
     async def _claim(self, free: int) -> list[WorkItem]:
-        with self._limits.within(STORE_S):
+        with self._limits.timeout(STORE_S):
             return await self._work.claim(
                 free,
                 owner=self._owner,
@@ -305,6 +305,6 @@ class Pool:
         held = list(self.held.values())
         if not held:
             return []
-        with self._limits.within(STORE_S):
+        with self._limits.timeout(STORE_S):
             kept = await self._work.renew(held, lease=self._lease)
         return [one.id for one, ok in zip(held, kept, strict=True) if not ok and self.held.get(one.id) == one]

@@ -55,7 +55,7 @@ from reefknot.core.retry.decide import Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.retrying.call import WHY
-from reefknot.runtime.log import LINES_AT_ONCE, LogBudget, logger, printable, seconds
+from reefknot.runtime.log import LogBudget, logger, printable, seconds
 from reefknot.worker.failures import CutOff
 
 EXPIRED = "expired while queued"
@@ -316,16 +316,7 @@ class StepLog:
 
     def _taken(self, now: float) -> int | None:
         """How many lines were left out before this one; None when this one is left out, too."""
-        lines = self._lines
-        if lines.at <= now < lines.quiet_until:
-            lines.left_out += 1
-            return None
-        left = min(LINES_AT_ONCE, lines.left + max(0.0, now - lines.at)) - 1.0
-        lines.at, lines.left = now, left
-        if left < 1.0:
-            lines.quiet_until = now + 1.0 - left
-        left_out, lines.left_out = lines.left_out, 0
-        return left_out
+        return self._lines.take(now)
 
 
 class RetryCounts(Struct, frozen=True):

@@ -37,8 +37,8 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
-from reefknot.runtime.tasks import Crew
-from reefknot.runtime.timeouts import STORE_S, Limits
+from reefknot.runtime.tasks import BoundedTasks
+from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.worker.attempt import Steps
 from reefknot.worker.closing import Endings, Outbox, Runner
 from reefknot.worker.drain import Handover
@@ -106,7 +106,7 @@ class Worker:
         self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
         self._owner = f"{worker_id}#{event_id()}{process and '@'}{process}"
         self.journal = Journal(store.audit, redactor=redactor)
-        self._limits = Limits()
+        self._limits = Timeouts()
         self.outbox = Outbox(transport, self._limits)
         self.steps = Steps(
             worker_id, settings, blocks=blocks, clock=clock, limits=self._limits, seed=seed, redactor=redactor
@@ -121,7 +121,7 @@ class Worker:
         self.handover = Handover(
             pools=self.pools, refusal=self.intake.given_back, v2=settings.queue_v2, outbox=self.outbox, **common
         )
-        self._crew = Crew(worker_id, AT_ONCE)
+        self._crew = BoundedTasks(worker_id, AT_ONCE)
         self._door = Door(self.intake, self._crew, self._tell)
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -205,8 +205,8 @@ class Worker:
 
     async def _leave_queued(self, pools: list[Pool]) -> None:
         """First everybody hears that nothing can be sent here."""
-        await self._crew.survive("a heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
-        await self._crew.survive("queued work could not be left to others", self._leave_now, pools)
+        await self._crew.run_logged("a heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
+        await self._crew.run_logged("queued work could not be left to others", self._leave_now, pools)
 
     async def _leave_now(self, pools: list[Pool]) -> None:
         """Whatever the store makes of it, the end of a worker does not wait for long: what is kept is found again."""
@@ -230,7 +230,7 @@ class Worker:
         self._tasks = [*(task for task in self._tasks if not task.done()), again]
 
     async def _find_again(self) -> None:
-        await self._crew.survive("queued work could not be found again", self._recover, WorkState.PENDING)
+        await self._crew.run_logged("queued work could not be found again", self._recover, WorkState.PENDING)
 
     async def stop(self) -> None:
         """End at once; what runs goes back to the queue and spends nothing."""
@@ -238,7 +238,7 @@ class Worker:
         for pool in self.pools.values():
             pool.paused = True
         if self._tasks:  # so that nobody is sent here meanwhile
-            await self._crew.survive("a last heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
+            await self._crew.run_logged("a last heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -271,9 +271,9 @@ class Worker:
     async def _hear(self, deliveries: AsyncIterator[Delivery]) -> None:
         async for delivery in deliveries:
             if delivery.subject == CANCEL:
-                await self._crew.run("a cancellation failed", self._cancel, delivery)
+                await self._crew.start("a cancellation failed", self._cancel, delivery)
             else:
-                await self._crew.survive("a message could not be read", self._hear_fleet, delivery)
+                await self._crew.run_logged("a message could not be read", self._hear_fleet, delivery)
 
     async def _cancel(self, delivery: Delivery) -> None:
         await self.endings.cancel(_cancels.decode(delivery.body))
@@ -289,7 +289,7 @@ class Worker:
 
     async def _beat(self) -> None:
         while True:
-            await self._crew.survive("a heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
+            await self._crew.run_logged("a heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
             await asyncio.sleep(self.settings.heartbeat)
 
     def heartbeat(self) -> Heartbeat:
@@ -306,7 +306,7 @@ class Worker:
         while True:
             await asyncio.sleep(self.settings.lease / 3)
             for pool in self.pools.values():
-                await self._crew.survive("leases could not be renewed", self._renew_pool, pool)
+                await self._crew.run_logged("leases could not be renewed", self._renew_pool, pool)
 
     async def _renew_pool(self, pool: Pool) -> None:
         for lost in await pool.renew():
@@ -319,13 +319,13 @@ class Worker:
             now = self._clock.now()
             for pool in self.pools.values():
                 for late in pool.queue.expired(now):
-                    await self._crew.survive(
+                    await self._crew.run_logged(
                         "an expired assignment could not be ended", self.endings.expire, late, pool
                     )
             if self.handover.has_more:
                 await self._leave_queued(list(self.pools.values()))
-            await self._crew.survive("quarantined work could not be told", self.endings.tell_crashed)
-            await self._crew.survive("looking after left work failed", self.endings.watch)
+            await self._crew.run_logged("quarantined work could not be told", self.endings.tell_crashed)
+            await self._crew.run_logged("looking after left work failed", self.endings.watch)
 
 
 def _checked(worker_id: str) -> str:

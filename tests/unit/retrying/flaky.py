@@ -1,4 +1,4 @@
-"""Work that fails as often as it is told to, and counts."""
+"""Functions that fail a set number of times, and count their calls."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Flaky:
 
 
 class AsyncFlaky(Flaky):
-    """The same, awaited."""
+    """`Flaky`, awaited."""
 
     async def __call__(self, *args: object, **kwargs: object) -> object:
         return super().__call__(*args, **kwargs)
 
 
 class Always(Flaky):
-    """Never works."""
+    """Raises on every call."""
 
     def __init__(self, error: type[Exception] = ConnectionError) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Always(Flaky):
 
 
 class AsyncAlways(Always):
-    """The same, awaited."""
+    """`Always`, awaited."""
 
     async def __call__(self, *args: object, **kwargs: object) -> object:
         return super().__call__(*args, **kwargs)

@@ -16,7 +16,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.engines.clocks import VirtualClock
-from reefknot.retrying.plan import is_async
+from reefknot.retrying.functions import is_async
 from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
 
 

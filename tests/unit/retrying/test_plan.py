@@ -97,8 +97,8 @@ def test_a_throttle_is_made_shared_by_name_or_given() -> None:
 
 
 def test_names_of_shared_throttles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reefknot.retrying.plan._throttles", {})
-    monkeypatch.setattr("reefknot.retrying.plan._MOST_SHARED", 2)
+    monkeypatch.setattr("reefknot.retrying.plan._shared_throttles", {})
+    monkeypatch.setattr("reefknot.retrying.plan._MAX_SHARED", 2)
     rk.Retrier(throttle="a").using(throttle="b").using(throttle="a")
     with pytest.raises(rk.ParameterError, match="at most 2 destinations"):
         rk.Retrier(throttle="c")

@@ -85,7 +85,7 @@ def test_a_store_on_a_file_that_sqlite3_has_open_is_refused(tmp_path: Path) -> N
         theirs.close()
         other = sqlite3.connect(tmp_path / "other.db")
         async with rk.open_store(f"sqlite:{path}"), rk.open_store(f"sqlite:{path}"):  # two stores share a library
-            assert open_files.is_a_stores(str(path))
+            assert open_files.open_in_store(str(path))
         other.close()
 
     asyncio.run(main())
@@ -98,21 +98,21 @@ def test_a_file_that_something_else_has_open_is_fine(tmp_path: Path) -> None:
     closed = sqlite3.connect(path)
     closed.close()
 
-    assert not open_files.is_sqlite3s(str(path))
+    assert not open_files.open_in_sqlite3(str(path))
     os.close(handle)
 
 
 def test_where_open_files_cannot_be_listed_connections_are_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_files, "_PROC", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(open_files, "_DESCRIPTORS", str(tmp_path / "nowhere"))
     path = tmp_path / "state.db"
     theirs = sqlite3.connect(path)
     theirs.execute("CREATE TABLE t (x)")
 
-    assert open_files.is_sqlite3s(str(path))
+    assert open_files.open_in_sqlite3(str(path))
     theirs.close()
-    assert not open_files.is_sqlite3s(str(path))
+    assert not open_files.open_in_sqlite3(str(path))
 
 
 def test_a_file_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
@@ -120,5 +120,5 @@ def test_a_file_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
     open_files.store_opened(nowhere)
     open_files.store_closed(nowhere)
 
-    assert not open_files.is_a_stores(nowhere)
-    assert not open_files.is_sqlite3s(nowhere)
+    assert not open_files.open_in_store(nowhere)
+    assert not open_files.open_in_sqlite3(nowhere)

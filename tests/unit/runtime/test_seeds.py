@@ -6,16 +6,16 @@ import json
 import subprocess
 import sys
 
-from reefknot.runtime import seeds as chance
+from reefknot.runtime import seeds
 
 SCRIPT = """
 import json, os, sys
 import reefknot as rk
-from reefknot.runtime import seeds as chance
+from reefknot.runtime import seeds
 
 if sys.argv[1] == "control":
-    seed = chance.process_seed
-    os.register_at_fork(after_in_child=lambda: setattr(chance, "process_seed", seed))
+    seed = seeds.process_seed
+    os.register_at_fork(after_in_child=lambda: setattr(seeds, "process_seed", seed))
 
 def waits():
     def fails():
@@ -52,5 +52,5 @@ def test_control_a_child_that_keeps_the_seed_draws_alike() -> None:
 
 
 def test_keys_are_never_given_twice() -> None:
-    keys = [chance.next_key() for _ in range(1000)]
+    keys = [seeds.next_key() for _ in range(1000)]
     assert len(set(keys)) == 1000

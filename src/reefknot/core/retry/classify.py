@@ -203,7 +203,7 @@ def retryable_code(code: ErrorCode, http_status: int | None = None) -> bool:
     return code in _RETRYABLE_CODES
 
 
-def passing_by_nature(failure: Failure) -> bool:
+def is_transient(failure: Failure) -> bool:
     """
     The library's own answer when the caller gave none: connection errors, time-outs, HTTP 408, 429 and 5xx.
 

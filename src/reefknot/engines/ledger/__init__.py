@@ -68,8 +68,8 @@ def _transaction(conn: Any, table: LedgerTable, wait: float) -> LedgerTransactio
 
 
 def _refuse_store_file(conn: Any) -> None:
-    for file in open_files.files_of(conn):
-        if open_files.is_a_stores(file):
+    for file in open_files.connection_files(conn):
+        if open_files.open_in_store(file):
             raise StoreUnavailableError(
                 f"sqlite:{file}",
                 "a store of this process has it open; closing one of the two SQLite libraries would drop the other's "

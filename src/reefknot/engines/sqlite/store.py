@@ -91,7 +91,7 @@ class SqliteStore:
 
     async def start(self) -> "SqliteStore":
         """Open the file, create or migrate its tables. A file of a newer version is refused."""
-        if open_files.is_sqlite3s(self.path):
+        if open_files.open_in_sqlite3(self.path):
             raise StoreUnavailableError(
                 f"sqlite:{self.path}",
                 "this process has it open through sqlite3 as well; closing one of the two SQLite libraries would drop "

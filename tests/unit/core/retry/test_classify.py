@@ -15,10 +15,10 @@ from reefknot.core.retry.classify import (
     KNOWN_CLASSES,
     Kind,
     classify,
+    is_transient,
     kind_of_class,
     kind_of_status,
     kind_of_text,
-    passing_by_nature,
     retryable_code,
     retryable_status,
     status_in,
@@ -436,7 +436,7 @@ def test_the_first_known_class_in_the_mro_speaks() -> None:
 def test_without_a_rule_only_connections_time_outs_and_statuses_are_worth_a_retry(
     failure: Failure, passing: bool
 ) -> None:
-    assert passing_by_nature(failure) is passing
+    assert is_transient(failure) is passing
 
 
 # --- hostile text -------------------------------------------------------------------------------------------------

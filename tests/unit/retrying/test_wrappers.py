@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import reefknot as rk
-from reefknot import clock as timing
+from reefknot import clock
 from reefknot.engines.clocks import VirtualClock
-from reefknot.retrying.types import Options
+from reefknot.retrying.types import RetryOptions
 from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
 
 CONTROL_FLOW = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -59,7 +59,7 @@ def test_the_documented_default_is_four_executions_with_full_jitter_from_a_tenth
 
 @pytest.mark.parametrize("options", [{}, {"deadline": 9}, {"throttle": True}, {"in_thread": True}])
 @pytest.mark.parametrize("kind", CONTROL_FLOW)
-def test_control_flow_is_never_retried(kind: type[BaseException], options: Options) -> None:
+def test_control_flow_is_never_retried(kind: type[BaseException], options: RetryOptions) -> None:
     fn = Flaky(kind("stop"))
     asked: list[Exception] = []
 
@@ -80,7 +80,7 @@ def test_a_zero_wait_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleeps(seconds: float) -> None:
         raise AssertionError(f"slept {seconds} s")
 
-    monkeypatch.setattr(timing, "sleep", sleeps)
+    monkeypatch.setattr(clock, "sleep", sleeps)
     assert rk.retry(base_delay=0, max_delay=0)(Flaky(ConnectionError))() == "ok"
 
 
@@ -247,10 +247,10 @@ def alive(held: list[weakref.ref[Thing]]) -> int:
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("options", [{}, {"deadline": 3600}, {"throttle": True}, {"in_thread": True}])
-def test_no_attempts_locals_are_alive_during_the_wait(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_attempts_locals_are_alive_during_the_wait(options: RetryOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     work, held = watched(2)
     during: list[int] = []
-    monkeypatch.setattr(timing, "sleep", lambda seconds: during.append(alive(held)))
+    monkeypatch.setattr(clock, "sleep", lambda seconds: during.append(alive(held)))
 
     assert rk.retry(policy=rk.Retrier(**options), jitter="none")(work)() == "ok"
     assert during == [0, 0]
@@ -269,7 +269,7 @@ def test_control_a_loop_that_waits_inside_its_except_block_keeps_them_alive() ->
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("options", [{}, {"deadline": 3600}])
-def test_no_async_attempts_locals_are_alive_during_the_wait(options: Options) -> None:
+def test_no_async_attempts_locals_are_alive_during_the_wait(options: RetryOptions) -> None:
     work, held = watched(2)
     during: list[int] = []
 

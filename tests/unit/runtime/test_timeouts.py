@@ -1,21 +1,20 @@
-"""Time limits that share one timer."""
+"""Time timeouts that share one timer."""
 
 import asyncio
-from collections.abc import Coroutine
 from math import inf
 from typing import Any
 
 import pytest
 
-from reefknot.runtime.timeouts import Limits
+from reefknot.runtime.timeouts import Timeouts
 from reefknot.testing import run_virtual
 
 
-async def after(limits: Limits, limit: float, takes: float) -> tuple[str, float]:
+async def after(timeouts: Timeouts, limit: float, takes: float) -> tuple[str, float]:
     """What came of a sleep under a limit, and when."""
     loop = asyncio.get_running_loop()
     try:
-        with limits.within(limit) as held:
+        with timeouts.timeout(limit) as held:
             await asyncio.sleep(takes)
     except TimeoutError:
         assert held.expired
@@ -26,8 +25,8 @@ async def after(limits: Limits, limit: float, takes: float) -> tuple[str, float]
 
 def timed(*works: tuple[float, float]) -> list[tuple[str, float]]:
     async def main() -> list[tuple[str, float]]:
-        limits, began = Limits(), asyncio.get_running_loop().time()
-        found = await asyncio.gather(*(after(limits, limit, takes) for limit, takes in works))
+        timeouts, began = Timeouts(), asyncio.get_running_loop().time()
+        found = await asyncio.gather(*(after(timeouts, limit, takes) for limit, takes in works))
         return [(what, round(at - began, 6)) for what, at in found]
 
     return run_virtual(main())
@@ -48,62 +47,52 @@ def test_each_is_cut_off_at_its_own_time_whatever_the_order_they_came_in() -> No
 
 def test_a_limit_that_comes_after_others_have_ended_still_holds() -> None:
     async def main() -> list[tuple[str, float]]:
-        limits = Limits()
-        return [await after(limits, limit, takes) for limit, takes in ((10.0, 1.0), (0.5, 5.0), (20.0, 30.0))]
+        timeouts = Timeouts()
+        return [await after(timeouts, limit, takes) for limit, takes in ((10.0, 1.0), (0.5, 5.0), (20.0, 30.0))]
 
     assert [what for what, _ in run_virtual(main())] == ["done", "cut off", "cut off"]
 
 
-def test_many_limits_that_end_in_time_set_one_timer() -> None:
+def test_many_timeouts_that_end_in_time_set_one_timer() -> None:
     async def main() -> int:
         loop: Any = asyncio.get_running_loop()
-        limits, before = Limits(), len(loop._scheduled)
+        timeouts, before = Timeouts(), len(loop._scheduled)
         for _ in range(1000):
-            with limits.within(30.0):
+            with timeouts.timeout(30.0):
                 pass
         return len(loop._scheduled) - before
 
     assert run_virtual(main()) == 1
 
 
-async def _cancelled_inside(limits: Limits) -> None:
-    with limits.within(5.0):
+async def _cancelled_inside(timeouts: Timeouts) -> None:
+    with timeouts.timeout(5.0):
         await asyncio.sleep(60)
 
 
-async def _cut_off_inside_an_outer_one(limits: Limits) -> None:
-    with pytest.raises(TimeoutError), limits.within(9.0), limits.within(1.0):
+async def _cut_off_inside_an_outer_one(timeouts: Timeouts) -> None:
+    with pytest.raises(TimeoutError), timeouts.timeout(9.0), timeouts.timeout(1.0):
         await asyncio.sleep(60)
     await asyncio.sleep(1)  # the outer one's time is not over, and nothing is left of the inner one's
 
 
-def test_who_is_called_off_from_outside_is_cancelled_and_not_timed_out() -> None:
+@pytest.mark.parametrize("at", [1.0, 5.0])
+def test_a_task_that_is_cancelled_from_outside_is_not_timed_out(at: float) -> None:
+    """5 s is the moment at which the limit expires, too."""
+
     async def main() -> None:
-        task = asyncio.create_task(_cancelled_inside(Limits()))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run_virtual(main())
-
-
-def test_called_off_in_the_moment_the_time_is_over_it_is_cancelled() -> None:
-    async def main() -> None:
-        task = asyncio.create_task(_cancelled_inside(Limits()))
+        task = asyncio.create_task(_cancelled_inside(Timeouts()))
         await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(5.0, task.cancel)
+        asyncio.get_running_loop().call_later(at, task.cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
 
     run_virtual(main())
 
 
-@pytest.mark.parametrize("story", [_cut_off_inside_an_outer_one])
-def test_limits_nest(story: Any) -> None:
+def test_limits_nest() -> None:
     async def main() -> None:
-        work: Coroutine[Any, Any, None] = story(Limits())
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(_cut_off_inside_an_outer_one(Timeouts()))
         await task
         assert task.cancelling() == 0
 
@@ -112,7 +101,7 @@ def test_limits_nest(story: Any) -> None:
 
 def test_an_error_of_the_work_is_the_works_own() -> None:
     async def main() -> None:
-        with pytest.raises(TimeoutError, match="mine"), Limits().within(5.0) as limit:
+        with pytest.raises(TimeoutError, match="mine"), Timeouts().timeout(5.0) as limit:
             raise TimeoutError("mine")
         assert not limit.expired
 

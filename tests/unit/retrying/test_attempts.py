@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import reefknot as rk
-from reefknot import clock as timing
+from reefknot import clock
 from reefknot.engines.clocks import VirtualClock
 from tests.unit.retrying.flaky import Always, Flaky
 
@@ -147,11 +147,11 @@ def test_async_for_waits_without_blocking_and_keeps_time_limits() -> None:
         began = []
         async for attempt in rk.Retrier(FAST, on=ConnectionError, attempt_timeout=5).attempts():
             with attempt:
-                began.append(timing.now())
+                began.append(clock.now())
                 if attempt.number < 3:
                     await asyncio.sleep(60)
                 attempt.value = "ok"
-        return attempt.value, timing.now(), began
+        return attempt.value, clock.now(), began
 
     assert rk.testing.run_virtual(main()) == ("ok", 13.0, [0.0, 6.0, 13.0])
 
@@ -168,7 +168,7 @@ def test_async_for_holds_its_deadline() -> None:
         with pytest.raises(rk.DeadlineExceededError) as raised:
             await loop()
         assert "ConnectionError: the first" in raised.value.__notes__[0]
-        return timing.now()
+        return clock.now()
 
     assert rk.testing.run_virtual(main()) == 5.0
 
@@ -206,7 +206,7 @@ def test_an_outer_cancellation_ends_async_for_at_once_also_while_it_waits() -> N
     async def main() -> float:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(loop(), 3)
-        return timing.now()
+        return clock.now()
 
     assert (rk.testing.run_virtual(main()), turns) == (3.0, 1)
 

@@ -1,16 +1,19 @@
-"""Time limits and cancellation: whose was it?"""
+"""Time limits of attempts: cancelled in async code, abandoned in threads, and told from a cancellation from outside."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 
 import pytest
 
 import reefknot as rk
-from reefknot import clock as timing
-from reefknot.retrying.wrappers import TimeScope, within
-from tests.unit.retrying.flaky import AsyncFlaky
+from reefknot import clock
+from reefknot.engines.clocks import VirtualClock
+from reefknot.runtime.timeouts import Timeout
+from tests.unit.retrying.flaky import AsyncFlaky, Flaky
 
 CONTROL_FLOW = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
@@ -33,7 +36,7 @@ def test_an_attempt_that_runs_too_long_is_ended_and_tried_again() -> None:
 
     @rk.retry(on=ConnectionError, attempts=3, attempt_timeout=5, base_delay=0, max_delay=0)
     async def fetch() -> str:
-        seen.append(timing.now())
+        seen.append(clock.now())
         if len(seen) < 3:
             await asyncio.sleep(60)
         return "ok"
@@ -68,7 +71,7 @@ def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_before
         with pytest.raises(rk.DeadlineExceededError) as raised:
             await fetch()
         assert any("ConnectionError: refused by 10.0.0.1" in note for note in raised.value.__notes__)
-        return timing.now()
+        return clock.now()
 
     assert rk.testing.run_virtual(main()) == pytest.approx(10)
 
@@ -95,12 +98,12 @@ def test_the_first_stretch_before_an_await_counts_too() -> None:
     async def main() -> float:
         @rk.retry(attempts=1, deadline=5)
         async def fetch() -> None:
-            timing.sleep(4)
+            clock.sleep(4)
             await asyncio.sleep(60)
 
         with pytest.raises(rk.DeadlineExceededError):
             await fetch()
-        return timing.now()
+        return clock.now()
 
     assert rk.testing.run_virtual(main()) == pytest.approx(5)
 
@@ -157,34 +160,23 @@ def test_control_flow_is_never_retried_in_async_code(kind: type[BaseException], 
     assert (fn.calls, asked) == (1, [])
 
 
-def test_wait_for_ends_a_retry_that_is_waiting() -> None:
-    fn = AsyncFlaky(*[ConnectionError] * 9)
-    call = rk.retry(on=always, attempts=9, base_delay=100, max_delay=100, jitter="none")(fn)
-
-    async def main() -> float:
-        with pytest.raises(TimeoutError) as raised:
-            await asyncio.wait_for(call(), 3)
-        assert not isinstance(raised.value, rk.ReefknotError)
-        return timing.now()
-
-    assert rk.testing.run_virtual(main()) == 3
-    assert fn.calls == 1
-
-
-def test_wait_for_ends_an_attempt_that_is_running() -> None:
+@pytest.mark.parametrize("waiting", [True, False])
+def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(waiting: bool) -> None:
     calls = 0
 
-    @rk.retry(on=always, deadline=1000)
+    @rk.retry(on=always, attempts=9, deadline=1000, base_delay=100, max_delay=100, jitter="none")
     async def fetch() -> None:
         nonlocal calls
         calls += 1
+        if waiting:
+            raise ConnectionError
         await hang()
 
     async def main() -> float:
         with pytest.raises(TimeoutError) as raised:
             await asyncio.wait_for(fetch(), 3)
         assert not isinstance(raised.value, rk.ReefknotError)
-        return timing.now()
+        return clock.now()
 
     assert (rk.testing.run_virtual(main()), calls) == (3, 1)
 
@@ -206,7 +198,7 @@ def test_a_task_group_ends_a_retry_that_is_waiting() -> None:
         with pytest.raises(ExceptionGroup) as raised:
             await together()
         assert [type(leaf) for leaf in raised.value.exceptions] == [ValueError]
-        return timing.now()
+        return clock.now()
 
     assert (rk.testing.run_virtual(main()), fn.calls) == (2, 1)
 
@@ -254,62 +246,50 @@ def test_an_outer_time_limit_at_the_same_moment_is_the_outer_ones() -> None:
     assert rk.testing.run_virtual(main()) == 0
 
 
-def test_our_own_time_out_leaves_no_cancellation_behind() -> None:
-    async def main() -> int:
-        with pytest.raises(rk.AttemptTimeoutError):
-            await rk.retry(attempts=1, attempt_timeout=5)(hang)()
-        task = asyncio.current_task()
-        assert task is not None
-        await asyncio.sleep(1)
-        return task.cancelling()
-
-    assert rk.testing.run_virtual(main()) == 0
+async def cancels_itself() -> None:
+    await asyncio.sleep(1)
+    raise asyncio.CancelledError("its own")
 
 
-def test_work_that_raises_cancelled_error_by_itself_is_not_taken_for_our_time_out() -> None:
-    """The type is the same; only the scope knows that it did not fire."""
-
-    async def cancels_itself() -> None:
-        await asyncio.sleep(1)
-        raise asyncio.CancelledError("its own")
-
-    async def main() -> None:
-        with pytest.raises(asyncio.CancelledError, match="its own"):
-            await rk.retry(on=always, attempt_timeout=5)(cancels_itself)()
-
-    rk.testing.run_virtual(main())
+async def finishes_anyway() -> str:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        return "finished anyway"
+    return "never"
 
 
-def test_work_that_finishes_although_it_was_told_to_stop_keeps_its_value() -> None:
-    async def stubborn() -> str:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            return "finished anyway"
-        return "never"
+async def fails_on_the_way_out() -> None:
+    try:
+        await asyncio.sleep(60)
+    finally:
+        raise ValueError("on the way out")
 
+
+@pytest.mark.parametrize(
+    ("work", "ending"),
+    [
+        (hang, "AttemptTimeoutError"),
+        (cancels_itself, "CancelledError: its own"),  # the limit did not expire, whatever the type says
+        (finishes_anyway, "finished anyway"),
+        (fails_on_the_way_out, "ValueError: on the way out"),
+    ],
+)
+def test_a_limited_attempt_ends_as_its_work_does_and_leaves_no_cancellation_behind(
+    work: Callable[[], Awaitable[object]], ending: str
+) -> None:
     async def main() -> str:
-        value = await rk.retry(attempts=1, attempt_timeout=5)(stubborn)()
+        try:
+            ended = str(await rk.retry(on=always, attempts=1, attempt_timeout=5)(work)())
+        except BaseException as error:
+            ended = f"{type(error).__name__}: {error}"
         task = asyncio.current_task()
         assert task is not None
+        await asyncio.sleep(1)
         assert task.cancelling() == 0
-        return value
+        return ended
 
-    assert rk.testing.run_virtual(main()) == "finished anyway"
-
-
-def test_an_error_raised_while_being_told_to_stop_is_that_error() -> None:
-    async def fails_on_the_way_out() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            raise ValueError("on the way out")
-
-    async def main() -> None:
-        with pytest.raises(ValueError, match="on the way out"):
-            await rk.retry(attempts=1, attempt_timeout=5)(fails_on_the_way_out)()
-
-    rk.testing.run_virtual(main())
+    assert rk.testing.run_virtual(main()).startswith(ending)
 
 
 def test_closing_a_suspended_limited_coroutine_closes_the_work() -> None:
@@ -339,7 +319,7 @@ def test_a_time_limit_outside_a_task_is_refused() -> None:
 
         def outside() -> None:
             try:
-                with TimeScope(1.0, RuntimeError):
+                with Timeout(1.0, RuntimeError):
                     pass
             except RuntimeError as error:
                 raised.append(error)
@@ -351,7 +331,7 @@ def test_a_time_limit_outside_a_task_is_refused() -> None:
     assert "running asyncio task" in str(rk.testing.run_virtual(main()))
 
 
-def test_within_passes_values_and_errors_of_many_awaits_through() -> None:
+def test_a_limit_passes_values_and_errors_of_many_awaits_through() -> None:
     async def work() -> list[int]:
         got = []
         for n in range(3):
@@ -363,8 +343,7 @@ def test_within_passes_values_and_errors_of_many_awaits_through() -> None:
         return got
 
     async def main() -> list[int]:
-        limited: Awaitable[list[int]] = within(work(), 100, RuntimeError, timing.now())
-        return await limited
+        return await rk.retry(attempt_timeout=100)(work)()
 
     assert rk.testing.run_virtual(main()) == [0, 0, 1, 1, 2, 2]
 
@@ -372,3 +351,92 @@ def test_within_passes_values_and_errors_of_many_awaits_through() -> None:
 async def _raises(n: int) -> None:
     await asyncio.sleep(0)
     raise KeyError(n)
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+word: ContextVar[str] = ContextVar("word", default="outside")
+
+
+class Stuck:
+    """Work that hangs until it is let go."""
+
+    def __init__(self, times: int = 99) -> None:
+        self.let_go = threading.Event()
+        self.ended = threading.Semaphore(0)
+        self.calls = 0
+        self.times = times
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls <= self.times:
+            self.let_go.wait(10)
+            self.ended.release()
+        return "ok"
+
+
+def test_an_attempt_in_a_thread_that_takes_too_long_is_abandoned_and_says_so(virtual_time: VirtualClock) -> None:
+    stuck = Stuck()
+    with pytest.raises(rk.AttemptTimeoutError, match="abandoned and may still be running") as raised:
+        rk.retry(attempts=2, attempt_timeout=0.01, in_thread=True)(stuck)()
+    assert raised.value.abandoned
+    assert stuck.calls == 2
+    assert stuck.ended.acquire(blocking=False) is False  # nobody interrupted it
+
+    stuck.let_go.set()
+    assert stuck.ended.acquire(timeout=5)
+    assert stuck.ended.acquire(timeout=5)
+
+
+def test_a_later_attempt_in_a_thread_may_work(virtual_time: VirtualClock) -> None:
+    stuck = Stuck(times=1)
+    assert rk.retry(on=ConnectionError, attempt_timeout=0.01, in_thread=True)(stuck)() == "ok"
+    stuck.let_go.set()
+    assert stuck.ended.acquire(timeout=5)
+
+
+def test_the_deadline_ends_the_waiting_for_a_thread() -> None:
+    stuck = Stuck()
+    with pytest.raises(rk.DeadlineExceededError, match="abandoned") as raised:
+        rk.retry(attempts=9, deadline=0.02, in_thread=True)(stuck)()
+    assert (stuck.calls, raised.value.abandoned) == (1, True)
+    stuck.let_go.set()
+    assert stuck.ended.acquire(timeout=5)
+
+
+def test_an_error_in_the_thread_is_the_callers_error_with_its_traceback(no_wait: VirtualClock) -> None:
+    original = KeyError("from the thread")
+
+    def deep() -> None:
+        raise original
+
+    with pytest.raises(KeyError) as raised:
+        rk.retry(in_thread=True)(lambda: deep())()
+    assert raised.value is original
+    assert raised.traceback[-1].name == "deep"
+
+
+def test_run_and_call_use_the_thread_too(no_wait: VirtualClock) -> None:
+    retrier = rk.Retrier(in_thread=True)
+    here = threading.get_ident()
+    assert retrier.call(threading.get_ident) != here
+    assert retrier.run(threading.get_ident).value != here
+    assert retrier.run(Flaky(ConnectionError)).attempts == 2
+
+
+def test_the_thread_sees_the_callers_context() -> None:
+    word.set("inside")
+    assert rk.retry(in_thread=True)(word.get)() == "inside"
+    word.set("outside")
+
+
+def test_an_abandoned_attempt_counts_against_the_breaker() -> None:
+    """Nobody waits for the thread to say so itself."""
+    stuck = Stuck()
+    breaker = rk.CircuitBreaker("slow", failures=1)
+    with pytest.raises(rk.AttemptTimeoutError):
+        rk.retry(on=ConnectionError, attempt_timeout=0.01, in_thread=True, breaker=breaker)(stuck)()
+    assert breaker.state is rk.BreakerState.OPEN
+    stuck.let_go.set()
+    assert stuck.ended.acquire(timeout=5)

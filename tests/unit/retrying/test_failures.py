@@ -1,0 +1,257 @@
+"""Exceptions as failures: hints, statuses, attributes that raise, repeated texts, and what is retried by default."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from email.utils import format_datetime
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+
+import reefknot as rk
+from reefknot import clock
+from reefknot.core.failure import ErrorCode, FailureType
+from reefknot.engines.clocks import VirtualClock
+from reefknot.retrying import failures
+from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from, http_errors, read_hints, retryable_by_default
+from tests.unit.retrying.flaky import Flaky
+
+
+class Response:
+    """A response as HTTP clients have it."""
+
+    def __init__(self, status: int, headers: dict[str, str] | None = None) -> None:
+        self.status_code = status
+        self.headers = headers or {}
+
+
+class ResponseError(Exception):
+    def __init__(self, response: Response) -> None:
+        super().__init__(f"answered {response.status_code}")
+        self.response = response
+
+
+def read(status: int, **headers: str) -> tuple[int | None, float | None, bool]:
+    return read_hints(ResponseError(Response(status, {name.replace("_", "-"): text for name, text in headers.items()})))
+
+
+def http_date(seconds: float) -> str:
+    from datetime import UTC, datetime
+
+    return format_datetime(datetime.fromtimestamp(clock.wall() + seconds, UTC), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("120", 120.0),
+        (" 7 ", 7.0),
+        ("0", 0.0),
+        ("1.5", 1.5),
+        ("-5", None),
+        ("soon", None),
+        ("", None),
+        ("nan", None),
+        ("1e5", None),
+        ("²", None),
+        ("Fri, 99 Zzz 9999 99:99:99 GMT", None),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
+    ],
+)
+def test_a_retry_after_header_is_seconds(text: str, seconds: float | None) -> None:
+    assert failure_from(ResponseError(Response(503, {"Retry-After": text}))).retry_after == seconds
+
+
+def test_a_retry_after_header_may_be_a_date(virtual_time: VirtualClock) -> None:
+    assert read(503, Retry_After=http_date(90))[1] == pytest.approx(90)
+    assert read(503, Retry_After=http_date(-90))[1] == 0.0
+    assert read(503, Retry_After=http_date(90).replace("GMT", "-0000"))[1] == pytest.approx(90)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (5, 5.0),
+        (0, 0.0),
+        (2.5, 2.5),
+        (timedelta(minutes=1), 60.0),
+        (timedelta(minutes=-1), 0.0),
+        ("30", 30.0),
+        (-1, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (True, None),
+        (object(), None),
+        (10**400, None),
+    ],
+)
+def test_an_attribute_retry_after_is_heard(value: Any, seconds: float | None) -> None:
+    error = ConnectionError("busy")
+    error.retry_after = value  # type: ignore[attr-defined]  # as clients do
+    assert failure_from(error).retry_after == seconds
+
+
+def test_a_spent_rate_limit_waits_until_its_reset(virtual_time: VirtualClock) -> None:
+    reset = str(int(clock.wall()) + 45)
+    failure = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset})))
+    assert failure.failure_type is rk.FailureType.RATE_LIMITED
+    assert failure.retry_after == pytest.approx(45, abs=1)
+    left = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "7", "X-RateLimit-Reset": reset})))
+    assert (left.failure_type, left.retry_after) == (rk.FailureType.PERMANENT, None)
+    odd = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "²"})))
+    assert odd.retry_after is None
+
+
+@pytest.mark.parametrize("name", ["response", "status_code", "status", "headers", "retry_after", "error_code"])
+def test_an_attribute_that_raises_does_not_replace_the_error(name: str, no_wait: VirtualClock) -> None:
+    def bites(self: object) -> object:
+        raise RuntimeError("do not look")
+
+    biting = type("Biting", (ConnectionError,), {name: property(bites)})
+    error = biting("refused")
+    fn = Flaky(error)
+    assert rk.retry(fn)() == "ok"
+    assert fn.calls == 2
+    assert failure_from(error).code is rk.ErrorCode.network_error
+
+
+def test_a_url_error_means_what_its_reason_means() -> None:
+    assert rk.http_errors(URLError(ConnectionRefusedError(111, "refused"))) is True
+    assert rk.http_errors(URLError(TimeoutError("timed out"))) is True
+    assert rk.http_errors(URLError("unknown url type: x")) is False
+    assert rk.http_errors(URLError(FileNotFoundError(2, "no such file"))) is False
+
+
+def test_status_and_hint_of_an_answer_are_read() -> None:
+    failure = failure_from(ResponseError(Response(429, {"retry-after": "3"})))
+    assert (failure.http_status, failure.retry_after) == (429, 3.0)
+    assert failure.failure_type is rk.FailureType.RATE_LIMITED
+    assert rk.http_errors(ResponseError(Response(503))) is True
+    assert rk.http_errors(ResponseError(Response(404))) is False
+
+
+# ---- a repeated text is not read again -------------------------------------------------------------------------------
+
+
+class Refused(ConnectionError):
+    """A class of this module, so that no other test has raised it."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_read_before() -> None:
+    failures._last_failure.clear()
+
+
+def test_the_same_words_give_the_same_failure_as_reading_them_anew() -> None:
+    first = failure_from(Refused("connection refused"))
+    again = failure_from(Refused("connection refused"))
+    failures._last_failure.clear()
+
+    assert again is first
+    assert again == failure_from(Refused("connection refused"))
+
+
+def test_other_words_of_the_same_class_are_read() -> None:
+    failure_from(Refused("connection refused"))
+
+    assert failure_from(Refused("connection reset")).message == "connection reset"
+
+
+def test_the_same_words_of_another_class_are_read() -> None:
+    failure_from(Refused("no"))
+
+    assert failure_from(ValueError("no")).exception == "ValueError"
+
+
+def test_a_secret_is_hidden_every_time_and_its_text_is_not_kept() -> None:
+    for _ in range(2):
+        assert "hunter2" not in failure_from(Refused("login failed: password=hunter2")).message
+    assert "hunter2" not in repr(failures._last_failure)
+
+
+def test_an_error_that_carries_a_hint_is_read_whatever_its_words() -> None:
+    failure_from(Refused("busy"))
+    hinted = Refused("busy")
+    hinted.retry_after = 3  # type: ignore[attr-defined]
+
+    assert failure_from(hinted).retry_after == 3.0
+    assert failure_from(Refused("busy")).retry_after is None
+
+
+def test_an_error_raised_from_an_exhausted_one_is_told_apart() -> None:
+    failure_from(Refused("busy"))
+    inner = ConnectionError("inner")
+    setattr(inner, EXHAUSTED_MARK, 5)
+    outer = Refused("busy")
+    outer.__cause__ = inner
+
+    assert failure_from(outer, since=4).exhausted
+    assert not failure_from(Refused("busy"), since=4).exhausted
+
+
+def test_no_more_classes_are_kept_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_MAX_CLASSES", 8)
+    failures._traits_of.clear()
+    for number in range(50):
+        failure_from(type(f"Error{number}", (Exception,), {})("text"))
+
+    assert len(failures._last_failure) <= 8
+
+
+# ---- retried by default ----------------------------------------------------------------------------------------------
+
+
+class Declared(Exception):
+    def __init__(self, **said: object) -> None:
+        super().__init__("it broke")
+        self.__dict__.update(said)
+
+
+class Touchy(Exception):
+    @property
+    def error_code(self) -> ErrorCode:
+        raise RuntimeError("do not look")
+
+
+def retried(error: Exception) -> object:
+    return retryable_by_default(error, failure_from(error))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (ErrorCode.network_error, True),
+        (ErrorCode.system_overload, True),
+        (ErrorCode.invalid_input, False),
+        (ErrorCode.quota_exceeded, False),
+        (ErrorCode.http_error, True),
+    ],
+)
+def test_a_declared_code_speaks_for_itself(code: ErrorCode, expected: bool) -> None:
+    assert retried(Declared(error_code=code)) is expected
+
+
+def test_a_declared_code_asks_the_status_beside_it() -> None:
+    assert retried(Declared(error_code=ErrorCode.http_error, status_code=404)) is False
+    assert retried(Declared(error_code=ErrorCode.http_error, status_code=503)) is True
+
+
+@pytest.mark.parametrize("failure_type", list(FailureType))
+def test_a_declared_failure_type_speaks_for_itself(failure_type: FailureType) -> None:
+    expected = failure_type in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
+
+    assert retried(Declared(failure_type=failure_type)) is expected
+
+
+def test_what_is_declared_in_other_words_is_not_heard() -> None:
+    assert retried(Declared(error_code="network_error")) is False
+
+
+def test_an_attribute_that_raises_says_nothing() -> None:
+    assert retried(Touchy("connection refused")) is False
+
+
+def test_words_alone_are_no_outage() -> None:
+    assert http_errors(ValueError("timeout must be positive")) is False
+    assert http_errors(ConnectionResetError("gone")) is True

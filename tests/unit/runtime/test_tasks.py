@@ -1,0 +1,111 @@
+"""Background tasks: bounded, held until they end, failures logged."""
+
+import asyncio
+import gc
+import logging
+import weakref
+
+import pytest
+
+from reefknot.runtime import tasks
+from reefknot.runtime.tasks import BoundedTasks, run_in_background
+from reefknot.testing import run_virtual
+
+
+def test_never_more_than_it_may_at_once() -> None:
+    async def main() -> tuple[int, float]:
+        bounded, now, most = BoundedTasks("c", 3), 0, 0
+
+        async def work() -> None:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(1)
+            now -= 1
+
+        for _ in range(7):
+            await bounded.start("x", work)
+        return most, asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == (3, 2.0), "the seventh begins when the third group does"
+
+
+def test_a_failure_is_a_log_line_and_frees_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> list[int]:
+        bounded, done = BoundedTasks("w1", 1), []
+
+        async def broken() -> None:
+            raise ValueError("no luck")
+
+        async def fine(number: int) -> None:
+            done.append(number)
+
+        await bounded.start("a step failed", broken)
+        await bounded.start("x", fine, 5)
+        await bounded.start("x", fine, 6)
+        await asyncio.sleep(1)
+        return done
+
+    with caplog.at_level(logging.ERROR, "reefknot"):
+        assert run_virtual(main()) == [5, 6]
+    assert [record.getMessage() for record in caplog.records] == ["w1: a step failed (ValueError: no luck)"]
+
+
+def test_stopping_ends_what_runs_and_what_ends_a_task_is_not_swallowed() -> None:
+    async def main() -> list[str]:
+        bounded, said = BoundedTasks("c", 5), []
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                said.append("ended")
+                raise
+
+        await bounded.start("x", work)
+        await asyncio.sleep(1)
+        await bounded.stop()
+        with pytest.raises(asyncio.CancelledError):
+            await bounded.run_logged("x", _cancelled)
+        return said
+
+    async def _cancelled() -> None:
+        raise asyncio.CancelledError
+
+    assert run_virtual(main()) == ["ended"]
+
+
+def test_a_background_task_is_held_until_it_ends_and_no_longer() -> None:
+    async def forever(wakes: asyncio.Event) -> None:
+        await wakes.wait()
+
+    async def main() -> None:
+        wakes = asyncio.Event()
+        task = weakref.ref(run_in_background(forever(wakes), "waiting"))
+        await asyncio.sleep(0)
+        gc.collect()
+        assert task() is not None
+        assert tasks._background == {task()}
+        wakes.set()
+        await asyncio.sleep(0.1)
+        assert not tasks._background
+
+    run_virtual(main())
+
+
+def test_a_failed_background_task_is_logged_and_a_cancelled_one_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fails() -> None:
+        raise OSError("disk full")
+
+    async def main() -> None:
+        run_in_background(fails(), "recording a result")
+        run_in_background(asyncio.sleep(100), "waiting").cancel()
+        await asyncio.sleep(0.1)
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(main())
+    assert [record.message for record in caplog.records] == [
+        "recording a result failed in the background: OSError: disk full"
+    ]
