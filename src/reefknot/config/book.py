@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self, Unpack
 
-from reefknot.config.layers import environment, read_file, read_text
-from reefknot.config.reading.session import Tree, merge
+from reefknot.config.layers import Tree, environment, merge, read_file, read_text
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, Request, ResolvedPolicy
 from reefknot.core.retry.classify import classify, status_in

@@ -15,10 +15,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from reefknot.config import dialects as strategies
-from reefknot.config.dialects import Reading
-from reefknot.config.layers import suggest
-from reefknot.config.reading.session import KeyPath, Problem, Tree, dotted, shortened
+from reefknot.config.dialects import DialectReader, accepted_strategies
+from reefknot.config.layers import Tree, suggest
+from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
 from reefknot.config.schema import Configuration
 from reefknot.config.secrets import is_reference
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -35,10 +34,10 @@ _NO_REFERENCE = "what is written here is not accepted; accepted: a reference, en
 def checked(tree: Tree) -> tuple[Configuration, Book]:
     """The configuration and its book, or `ConfigurationError` with every mistake."""
     configuration, kept, problems = _validated(tree)
-    reading = Reading(tree, configuration)
+    reader = DialectReader(tree, configuration)
     written = _retry_part(kept)
-    book = reading.book(book_hash(kept), written if any(written.values()) else None)
-    problems += [*reading.problems, *_queue_problems(tree, configuration), *_addresses(tree, configuration)]
+    book = reader.book(book_hash(kept), written if any(written.values()) else None)
+    problems += [*reader.problems, *_queue_problems(tree, configuration), *_addresses(tree, configuration)]
     problems += _unresolvable(tree, book)
     if not problems:  # only a book that resolves has a horizon
         problems += _forgetful(tree, configuration, book)
@@ -137,7 +136,7 @@ def _message(path: KeyPath, found: Any) -> str:
                 f"{_shown(given)} is not accepted; accepted: a mapping{keys and f' of {keys}'}, or no such key at all"
             )
         case "string_type" if path[-1:] == ("strategy",):
-            return f"{_shown(given)} is not accepted; accepted: {strategies.accepted()}"
+            return f"{_shown(given)} is not accepted; accepted: {accepted_strategies()}"
         case kind:
             return f"{_shown(given)} is {_WRONG_KIND.get(kind, found['msg'].lower())}"
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reefknot.config.layers import suggest
-from reefknot.config.reading.session import KeyPath, Problem, Tree, dotted, shortened
+from reefknot.config.layers import Tree, suggest
+from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
 from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
 from reefknot.core.retry import defaults as builtin
@@ -49,7 +49,7 @@ def problem_with(name: str) -> str:
     offered = {point.name: point for point in _offered()}
     if name not in offered:
         hint = suggest(name, [*RetryStrategy, *offered])
-        return f"{shortened(name)!r} is not accepted; accepted: {accepted()}{hint}"
+        return f"{shortened(name)!r} is not accepted; accepted: {accepted_strategies()}{hint}"
     try:
         register(name, offered[name].load())
     except ParameterError as error:
@@ -59,7 +59,7 @@ def problem_with(name: str) -> str:
     return ""
 
 
-def accepted() -> str:
+def accepted_strategies() -> str:
     """The names that a configuration may use, in words."""
     known = ", ".join(repr(str(one)) for one in [*RetryStrategy, *sorted(point.name for point in _offered())])
     return f"{known}, or what an installed package offers as an entry point of {GROUP}"
@@ -126,18 +126,18 @@ OPERATION_WORDS: dict[str, tuple[str, Any]] = {
 V2: KeyPath = ("worker", "retries", "v2")
 
 
-class Place(NamedTuple):
+class DialectPlace(NamedTuple):
     """Where in the tree, and for which layer, words are being read."""
 
     tree: Tree
     path: KeyPath
     layer: Layer
 
-    def at(self, *more: str) -> Place:
-        return Place(self.tree, (*self.path, *more), self.layer)
+    def at(self, *more: str) -> DialectPlace:
+        return DialectPlace(self.tree, (*self.path, *more), self.layer)
 
-    def on(self, layer: Layer) -> Place:
-        return Place(self.tree, self.path, layer)
+    def on(self, layer: Layer) -> DialectPlace:
+        return DialectPlace(self.tree, self.path, layer)
 
     def said(self, value: Any, *more: str) -> Said:
         return Said(value, self.layer, str(self.tree.mark((*self.path, *more))))
@@ -147,7 +147,7 @@ class Place(NamedTuple):
         return Problem(self.tree.mark(path), dotted(path), message)
 
 
-class Reading:
+class DialectReader:
     """Reads a checked configuration into layers, and collects what the schema alone could not see."""
 
     def __init__(self, tree: Tree, configuration: Configuration) -> None:
@@ -158,7 +158,7 @@ class Reading:
     def book(self, hash: str, content: Mapping[str, Any] | None = None) -> Book:  # noqa: A002 - as in Book
         """The book of this configuration; `problems` says whether it may be used."""
         v2 = self.configuration.worker.retries.v2
-        written = self._backoff(v2.default_policy, Place(self.tree, (*V2, "default_policy"), Layer.GLOBAL))
+        written = self._backoff(v2.default_policy, DialectPlace(self.tree, (*V2, "default_policy"), Layer.GLOBAL))
         base = {**builtin.BASE, "block": (*builtin.BASE["block"], written)}
         return Book(
             base=base,
@@ -173,7 +173,7 @@ class Reading:
 
     # ---- the worker's dialect --------------------------------------------------------------------------------------
 
-    def _backoff(self, words: Backoff, place: Place) -> Patch:
+    def _backoff(self, words: Backoff, place: DialectPlace) -> Patch:
         fields: dict[str, Said] = {}
         for word in sorted(words.model_fields_set):
             value = getattr(words, word)
@@ -188,7 +188,7 @@ class Reading:
             fields[field] = place.said(translate(value), word)
         return fields
 
-    def _known_strategy(self, name: str, place: Place) -> bool:
+    def _known_strategy(self, name: str, place: DialectPlace) -> bool:
         problem = problem_with(name)
         if problem:
             self.problems.append(place.problem(problem, "strategy"))
@@ -197,7 +197,7 @@ class Reading:
     def _blocks(self) -> dict[str, tuple[TargetEntry, ...]]:
         entries: dict[str, tuple[TargetEntry, ...]] = {}
         for name, words in self.configuration.worker.retries.v2.block_policies.items():
-            place = Place(self.tree, (*V2, "block_policies", name), Layer.TARGET)
+            place = DialectPlace(self.tree, (*V2, "block_policies", name), Layer.TARGET)
             overrides: dict[Condition, Patch] = {}
             for key, override in words.error_overrides.items():
                 where = place.at("error_overrides", key).on(Layer.OVERRIDE)
@@ -210,7 +210,7 @@ class Reading:
             entries[f"block:{name}"] = (TargetEntry(self._backoff(words, place), overrides),)
         return entries
 
-    def _override(self, condition: Condition, words: ErrorOverride, place: Place) -> Patch:
+    def _override(self, condition: Condition, words: ErrorOverride, place: DialectPlace) -> Patch:
         fields = dict(self._backoff(words, place))
         if "retryable" not in words.model_fields_set:
             return fields
@@ -223,7 +223,7 @@ class Reading:
         fields["retryable"] = place.said(words.retryable is True, "retryable")
         return fields
 
-    def _condition(self, key: str, place: Place) -> Condition | None:
+    def _condition(self, key: str, place: DialectPlace) -> Condition | None:
         if _is_status(key):
             return int(key)
         names: dict[str, Condition] = {code.name: code for code in ErrorCode if code is not ErrorCode.none}
@@ -244,11 +244,11 @@ class Reading:
             if words is None:
                 entries[category] = (known,)
                 continue
-            place = Place(self.tree, (*V2, "error_classification", f"{category.value}_errors"), Layer.CATEGORY)
+            place = DialectPlace(self.tree, (*V2, "error_classification", f"{category.value}_errors"), Layer.CATEGORY)
             entries[category] = (known, CategoryEntry(self._backoff(words, place), self._flags(category, words, place)))
         return entries
 
-    def _flags(self, category: ErrorCategory, words: Category, place: Place) -> dict[ErrorCode, Said]:
+    def _flags(self, category: ErrorCategory, words: Category, place: DialectPlace) -> dict[ErrorCode, Said]:
         codes = {code.name: code for code in ErrorCode if code.category is category}
         written = words.retryable
         if "retryable" not in words.model_fields_set:
@@ -278,13 +278,15 @@ class Reading:
                 flags[codes[name]] = where.said(flag, name)
         return flags
 
-    def _refuse_cancellation(self, category: ErrorCategory, flag: object, place: Place) -> None:
+    def _refuse_cancellation(self, category: ErrorCategory, flag: object, place: DialectPlace) -> None:
         if category is ErrorCategory.CANCELLATION and flag is True:
             self.problems.append(place.problem("cancellation is never retried; accepted: false", "retryable"))
 
     def _statuses(self) -> StatusRules:
         mapping = self.configuration.worker.retries.v2.error_classification.network_errors.http_status_mapping
-        place = Place(self.tree, (*V2, "error_classification", "network_errors", "http_status_mapping"), Layer.CATEGORY)
+        place = DialectPlace(
+            self.tree, (*V2, "error_classification", "network_errors", "http_status_mapping"), Layer.CATEGORY
+        )
         hundreds: dict[int, Said] = {}
         statuses: dict[int, Said] = {}
         for name, words in mapping.items():
@@ -304,13 +306,13 @@ class Reading:
     def _connectors(self) -> dict[str, tuple[TargetEntry, ...]]:
         entries: dict[str, tuple[TargetEntry, ...]] = {}
         for name, words in self.configuration.retry_policies.items():
-            place = Place(self.tree, ("retry_policies", name), Layer.TARGET)
+            place = DialectPlace(self.tree, ("retry_policies", name), Layer.TARGET)
             if not self._known_connector(name, place):
                 continue
             entries[f"connector:{name}"] = (builtin.connector_entry(name), self._connector(name, (words,), place))
         return entries
 
-    def _known_connector(self, name: str, place: Place) -> bool:
+    def _known_connector(self, name: str, place: DialectPlace) -> bool:
         known = [job_type.value for job_type in CONNECTORS]
         if name in known or name in _connectors_by_entry_point():
             return True
@@ -320,7 +322,7 @@ class Reading:
         )
         return False
 
-    def _connector(self, name: str, spoken: tuple[ConnectorEntry, ...], place: Place) -> TargetEntry:
+    def _connector(self, name: str, spoken: tuple[ConnectorEntry, ...], place: DialectPlace) -> TargetEntry:
         """`spoken` is the entry itself, then those beneath it: a null means "as other failures", whoever says that."""
         words = spoken[0]
         fields: dict[str, Said] = {}
@@ -351,7 +353,7 @@ class Reading:
     def _sources(self) -> dict[str, tuple[str, TargetEntry]]:
         entries: dict[str, tuple[str, TargetEntry]] = {}
         for name, source in self.configuration.sources.items():
-            place = Place(self.tree, ("sources", name), Layer.SOURCE)
+            place = DialectPlace(self.tree, ("sources", name), Layer.SOURCE)
             if not self._known_connector(source.connector, place.at("connector")):
                 continue
             beneath = self.configuration.retry_policies.get(source.connector, ConnectorEntry())
@@ -369,7 +371,7 @@ class Reading:
         entries: dict[str, tuple[TargetEntry, ...]] = {}
         written: dict[tuple[str, str], str] = {}
         for name, words in self.configuration.operations.items():
-            place = Place(self.tree, ("operations", name), Layer.TARGET)
+            place = DialectPlace(self.tree, ("operations", name), Layer.TARGET)
             target = operation_target(name)
             # Two files, or a file and a variable, may spell it differently: then the later one stands above.
             where = (target, self.tree.mark(place.path).source)
@@ -383,7 +385,7 @@ class Reading:
             entries[target] = (*beneath, TargetEntry(self._operation(words, place)))
         return entries
 
-    def _known_operation(self, name: str, target: str, place: Place) -> bool:
+    def _known_operation(self, name: str, target: str, place: DialectPlace) -> bool:
         """Built in, or one's own by a dotted name that is not a slip of a built-in one."""
         if target in builtin.TARGETS:
             return True
@@ -396,7 +398,7 @@ class Reading:
             return False
         return True
 
-    def _operation(self, words: OperationEntry, place: Place) -> Patch:
+    def _operation(self, words: OperationEntry, place: DialectPlace) -> Patch:
         fields: dict[str, Said] = {}
         for word in sorted(words.model_fields_set):
             value = getattr(words, word)

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from reefknot.config.reading.session import Mark, Problem, Tree, UnreadableError, dotted, read_small, shortened
+from reefknot.config.layers import Tree
+from reefknot.config.reading.session import Mark, Problem, UnreadableError, dotted, read_small, shortened
 
 MOST_SECRET_BYTES = 64 * 1024
 ACCEPTED = "a reference: env:NAME or file:PATH"

@@ -12,9 +12,19 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.config.check import checked
-from reefknot.config.layers import QUEUE, RETRIES, Gate, environment, flags, gate, load_tree, said_by_environment
-from reefknot.config.reading.session import KeyPath as Written
-from reefknot.config.reading.session import Tree, merge
+from reefknot.config.layers import (
+    QUEUE,
+    RETRIES,
+    Gate,
+    Tree,
+    environment,
+    flags,
+    gate,
+    load_tree,
+    merge,
+    said_by_environment,
+)
+from reefknot.config.reading.session import KeyPath
 from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
 from reefknot.core.retry.book import Book
 
@@ -31,7 +41,7 @@ class Settings(Struct, frozen=True):
     tree: Tree | None = None
     """What was written, and where."""
 
-    def place(self, path: Written) -> str:
+    def place(self, path: KeyPath) -> str:
         """Where a setting was written: file, line and column."""
         return "" if self.tree is None else str(self.tree.mark(path))
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from reefknot.config import check
 from reefknot.config.check import book_hash, checked
-from reefknot.config.layers import read_text
-from reefknot.config.reading.session import Mark, Problem, Tree
+from reefknot.config.layers import Tree, read_text
+from reefknot.config.reading.session import Mark, Problem
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.defaults import OTHERS, TARGETS, builtin_book
 from reefknot.errors import ConfigurationError, ParameterError
