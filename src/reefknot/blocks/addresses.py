@@ -85,7 +85,7 @@ def read_url(text: str) -> Url:
     if not 0 < port < 65536:
         raise BadUrl(f"the port {port} is not one; accepted: 1 to 65535")
     target = quote(parts["target"], safe=_SAFE)
-    return Url(scheme, spelled(authority["host"]), port, target if target.startswith("/") else f"/{target}")
+    return Url(scheme, normalised_host(authority["host"]), port, target if target.startswith("/") else f"/{target}")
 
 
 Address = IPv4Address | IPv6Address
@@ -117,7 +117,7 @@ class Forbidden(Exception):  # noqa: N818 - it reads as what it says
     """This may not be called. The text says why, and what to do about it."""
 
 
-class Allowed(Struct, frozen=True):
+class AllowEntry(Struct, frozen=True):
     """One entry of `blocks.http.allow`: a host name, or a range of addresses; with or without a port."""
 
     name: str = ""
@@ -132,11 +132,11 @@ class Allowed(Struct, frozen=True):
         return address is not None and address.version == self.network.version and address in self.network
 
 
-def read_allowed(text: str) -> Allowed:
+def read_allowed(text: str) -> AllowEntry:
     """`localhost`, `localhost:8080`, `10.0.0.7`, `10.0.0.0/8`, `10.0.0.0/8:443`, `::1`, `[::1]:80`, `fd00::/8`."""
     whole = _network(text)
     if whole is not None:
-        return Allowed(network=whole)
+        return AllowEntry(network=whole)
     rest, colon, number = text.rpartition(":")
     if not colon:
         rest, port = text, None
@@ -146,9 +146,9 @@ def read_allowed(text: str) -> Allowed:
         raise ValueError("a host, an address or a CIDR, with or without :PORT")
     network = _network(rest.removeprefix("[").removesuffix("]") if rest.startswith("[") else rest)
     if network is not None:
-        return Allowed(network=network, port=port)
+        return AllowEntry(network=network, port=port)
     try:
-        return Allowed(name=spelled(rest), port=port)
+        return AllowEntry(name=normalised_host(rest), port=port)
     except Forbidden as error:
         raise ValueError(f"a host, an address or a CIDR, with or without :PORT ({error})") from None
 
@@ -160,7 +160,7 @@ def _network(text: str) -> Network | None:
         return None
 
 
-def spelled(host: str) -> str:
+def normalised_host(host: str) -> str:
     """The host in its one spelling: lower case, ASCII, no dot at the end. An unusual one is refused."""
     if not host:
         raise Forbidden("the URL has no host")
@@ -182,7 +182,7 @@ def _address_in(host: str) -> Address:
     if not host.endswith("]") or "%" in inner or ":" not in inner:
         raise Forbidden(f"the host {host[:80]!r} is not an IPv6 address in brackets, without a zone")
     try:
-        return unwrapped(IPv6Address(inner))
+        return ipv4_of(IPv6Address(inner))
     except ValueError:
         raise Forbidden(f"the host {host[:80]!r} is not an IPv6 address") from None
 
@@ -208,23 +208,23 @@ def _ascii(host: str) -> str:
 
 
 def literal(host: str) -> Address | None:
-    """The address, if a spelled host is one."""
+    """The address, if a normalised_host host is one."""
     try:
-        return unwrapped(ip_address(host))
+        return ipv4_of(ip_address(host))
     except ValueError:
         return None
 
 
-def unwrapped(address: Address) -> Address:
+def ipv4_of(address: Address) -> Address:
     """An IPv4 address in IPv6 clothes is that IPv4 address: the system connects to it as such."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
 
 
-def faces(address: Address) -> tuple[Address, ...]:
+def embedded_addresses(address: Address) -> tuple[Address, ...]:
     """The address, and every IPv4 address that a gateway may read in it."""
-    address = unwrapped(address)
+    address = ipv4_of(address)
     if isinstance(address, IPv4Address):
         return (address,)
     number = int(address)
@@ -242,7 +242,7 @@ def faces(address: Address) -> tuple[Address, ...]:
 
 def is_public(address: Address) -> bool:
     """Whether everybody can reach it, whatever form it is written in."""
-    return all(map(_public, faces(address)))
+    return all(map(_public, embedded_addresses(address)))
 
 
 def _public(address: Address) -> bool:
@@ -253,14 +253,23 @@ def _public(address: Address) -> bool:
     return address in _GLOBAL_UNICAST and not any(address in network for network in _NOT_PUBLIC_6)
 
 
-class Rules:
+class HttpSettings(Struct, frozen=True):
+    """What `http.request` may call beyond public addresses, and how much it may read."""
+
+    allow: tuple[AllowEntry, ...] = ()
+    max_response_bytes: int = 1024 * 1024
+    ca_file: str = ""
+    """Certificates to trust instead of the well-known ones."""
+
+
+class AddressRules:
     """Public addresses, and what the configuration lists beyond them."""
 
-    def __init__(self, allowed: Iterable[Allowed] = ()) -> None:
+    def __init__(self, allowed: Iterable[AllowEntry] = ()) -> None:
         self._allowed = tuple(allowed)
 
     def check_host(self, host: str, port: int) -> None:
-        """Before anything is resolved. The host is spelled already."""
+        """Before anything is resolved. The host is normalised_host already."""
         address = literal(host)
         if address is not None:
             self.check_address(host, address, port)
@@ -271,7 +280,7 @@ class Rules:
         """One answer of the resolver. All of them have to pass."""
         if is_public(address) or self._listed(host, None, port):
             return
-        for face in faces(address):
+        for face in embedded_addresses(address):
             if not (_public(face) or self._listed(host, face, port)):
                 shape = f"{host} ({face})" if str(face) != host else host
                 raise Forbidden(_not_allowed(shape, host, port))

@@ -29,7 +29,6 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
-from reefknot.blocks.settings import FsSettings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext
@@ -172,6 +171,13 @@ _PASSING = frozenset(
 )
 _DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, *LINKS))
 _MISPLACED = frozenset((errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL))
+
+
+class FsSettings(Struct, frozen=True):
+    """The folders that the blocks may touch, and the largest file."""
+
+    roots: tuple[Path, ...] = ()
+    max_bytes: int = 1024 * 1024
 
 
 class _Place(Struct, frozen=True):

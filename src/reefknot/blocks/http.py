@@ -25,10 +25,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.blocks.addresses import BadUrl, Forbidden, Rules, Url, read_url
+from reefknot.blocks.addresses import AddressRules, BadUrl, Forbidden, HttpSettings, Url, read_url
 from reefknot.blocks.http_client import Answer, HttpClient, Resolve, Unreachable
 from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
-from reefknot.blocks.settings import HttpSettings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.redaction import telling_name
@@ -166,7 +165,7 @@ class HttpRequest:
 
     def __init__(self, settings: HttpSettings | None = None, *, resolve: Resolve | None = None) -> None:
         self._settings = settings or HttpSettings()
-        self._rules = Rules(self._settings.allow)
+        self._rules = AddressRules(self._settings.allow)
         self._client = HttpClient(self._rules, resolve=resolve, ca_file=self._settings.ca_file)
 
     def destination(self, inputs: Mapping[str, Any]) -> str:

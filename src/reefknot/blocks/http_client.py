@@ -19,7 +19,7 @@ import httpcore2
 import httpx2
 from msgspec import Struct
 
-from reefknot.blocks.addresses import Address, Forbidden, Rules, Url, literal, unwrapped
+from reefknot.blocks.addresses import Address, AddressRules, Forbidden, Url, ipv4_of, literal
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 MOST_ANSWERS = 64
@@ -67,7 +67,7 @@ def _looked_up(host: str, port: int) -> list[Any]:
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
     """The one place where a connection is made."""
 
-    def __init__(self, rules: Rules, resolve: Resolve) -> None:
+    def __init__(self, rules: AddressRules, resolve: Resolve) -> None:
         self._rules = rules
         self._resolve = resolve
         self._net = httpcore2.AnyIOBackend()
@@ -97,7 +97,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
             return [known]
         try:
             answers = await self._resolve(host, port)
-            addresses = list(dict.fromkeys(unwrapped(ip_address(one)) for one in answers[:MOST_ANSWERS]))
+            addresses = list(dict.fromkeys(ipv4_of(ip_address(one)) for one in answers[:MOST_ANSWERS]))
         except (OSError, UnicodeError, ValueError) as error:
             raise Unreachable(f"{host} could not be resolved: {error}") from error
         if not addresses:
@@ -118,7 +118,9 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
 class HttpClient:
     """Sends requests over connections that are kept and reused."""
 
-    def __init__(self, rules: Rules, *, resolve: Resolve | None = None, ca_file: str = "", most: int = 64) -> None:
+    def __init__(
+        self, rules: AddressRules, *, resolve: Resolve | None = None, ca_file: str = "", most: int = 64
+    ) -> None:
         self._resolver = Resolver() if resolve is None else None
         self._backend = CheckedBackend(rules, resolve or self._resolver or Resolver())
         self._ca_file = ca_file

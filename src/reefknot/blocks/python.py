@@ -22,10 +22,13 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders
+from msgspec import Struct
+
+from reefknot.blocks.addresses import HttpSettings
+from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders, FsSettings
 from reefknot.blocks.inputs import failed
-from reefknot.blocks.settings import BlockSettings
 from reefknot.blocks.sql import SqlQuery
+from reefknot.blocks.sql_rows import SqlSettings
 from reefknot.core.canonical import plain
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
@@ -209,6 +212,14 @@ ALIASES: Mapping[str, str] = {
     "fs_blob_get": "fs.blob_get",
     "sql": "sql.query",
 }
+
+
+class BlockSettings(Struct, frozen=True):
+    """What the standard blocks may reach. Without a word: public addresses, and neither files nor databases."""
+
+    http: HttpSettings = HttpSettings()
+    fs: FsSettings = FsSettings()
+    sql: SqlSettings = SqlSettings()
 
 
 def standard_blocks(settings: BlockSettings | None = None) -> dict[str, Block]:

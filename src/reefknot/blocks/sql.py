@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
-from reefknot.blocks.settings import SqlConnection, SqlSettings
-from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.blocks.sql_rows import Parameters, Rows, SqlConnection, SqlSettings
 from reefknot.blocks.sql_sqlite import SqliteQueries
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
@@ -24,8 +23,6 @@ MOST_PARAMETERS = 1000
 _PARAMETERS = "a list, or a mapping of names to values: texts, numbers, true, false, null"
 _PASSWORD = re.compile(r"(://[^/@\s]*)@|password=\S+", re.IGNORECASE)
 
-Parameters = list[Any] | dict[str, Any] | None
-
 
 class SqlQuery:
     """The block `sql.query`."""
@@ -34,7 +31,6 @@ class SqlQuery:
 
     def __init__(self, settings: SqlSettings | None = None) -> None:
         self._settings = settings or SqlSettings()
-        self._limits = Limits(self._settings.max_rows, self._settings.max_bytes)
         self._sqlite = SqliteQueries()
 
     def destination(self, inputs: Mapping[str, Any]) -> str:
@@ -62,13 +58,13 @@ class SqlQuery:
 
     async def _rows(self, connection: SqlConnection, query: str, parameters: Parameters, seconds: float) -> Rows:
         if connection.sqlite_path is not None:
-            return await self._sqlite.run(connection, query, parameters, limits=self._limits, seconds=seconds)
+            return await self._sqlite.run(connection, query, parameters, limits=self._settings, seconds=seconds)
         try:
             from reefknot.blocks.sql_postgres import run
         except ImportError:
             text = "connection: PostgreSQL needs the extra 'sql': pip install reefknot[sql]"
             raise Refusal(ErrorCode.execution_failed, text) from None
-        return await run(connection, query, parameters, limits=self._limits, seconds=seconds)
+        return await run(connection, query, parameters, limits=self._settings, seconds=seconds)
 
     def _connection(self, name: str) -> SqlConnection:
         """By its configured name; a URL is taken only when it is listed, and then for reading."""

@@ -18,11 +18,9 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.settings import Access, SqlConnection
-from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
 
-Parameters = list[Any] | dict[str, Any] | None
 _ASKING = frozenset(("select", "with", "values", "table", "show", "explain"))
 _ROWS_FIRST = frozenset(("select", "values", "table", "show", "explain"))
 _NEVER = frozenset(
@@ -70,7 +68,9 @@ _CODES = {
 """Codes that say something else than their class."""
 
 
-async def run(connection: SqlConnection, query: str, parameters: Parameters, *, limits: Limits, seconds: float) -> Rows:
+async def run(
+    connection: SqlConnection, query: str, parameters: Parameters, *, limits: SqlSettings, seconds: float
+) -> Rows:
     """One statement in one transaction. The caller bounds it in time as well."""
     reads = connection.access is Access.READ
     word = first_word(query)
@@ -139,7 +139,7 @@ async def _prepared(server: AsyncConnection[Any], connection: SqlConnection, *, 
         raise Refusal(ErrorCode.permission_denied, text)
 
 
-async def _streamed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits) -> Rows:
+async def _streamed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings) -> Rows:
     """Row by row, so that an answer without end is left early."""
     found = Rows(limits)
     named = False
@@ -158,7 +158,9 @@ def _stream(cursor: AsyncCursor[Any], query: str, parameters: Parameters) -> Asy
     return answered
 
 
-async def _written(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits, word: str) -> Rows:
+async def _written(
+    server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings, word: str
+) -> Rows:
     """A statement that may change something. What it may answer is read row by row, like any other answer."""
     if not may_answer(word, query):
         return await _executed(server, query, parameters, limits)
@@ -178,7 +180,7 @@ def may_answer(word: str, query: str) -> bool:
     return word == "with" or _RETURNING.search(query) is not None
 
 
-async def _executed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits) -> Rows:
+async def _executed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings) -> Rows:
     """A statement that changes something and answers nothing, or next to nothing."""
     found = Rows(limits)
     async with server.cursor() as cursor:

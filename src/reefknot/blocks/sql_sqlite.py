@@ -18,11 +18,9 @@ from typing import Any
 import apsw
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.settings import Access, SqlConnection
-from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
 
-Parameters = list[Any] | dict[str, Any] | None
 _STEPS_BETWEEN_LOOKS = 2000
 _LONGEST_BUSY_WAIT = 1.0
 _ONLY_COMMENTS = re.compile(r"(?:[\s;]++|--[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/)?)*+")
@@ -88,7 +86,7 @@ class SqliteQueries:
         self._threads = ThreadPoolExecutor(threads, "reefknot-sqlite")
 
     async def run(
-        self, connection: SqlConnection, query: str, parameters: Parameters, *, limits: Limits, seconds: float
+        self, connection: SqlConnection, query: str, parameters: Parameters, *, limits: SqlSettings, seconds: float
     ) -> Rows:
         statement = _Statement(connection, query, parameters, limits, time.monotonic() + seconds)
         try:
@@ -105,7 +103,7 @@ class _Statement:
     """One statement, from opening the file to closing it."""
 
     def __init__(
-        self, connection: SqlConnection, query: str, parameters: Parameters, limits: Limits, until: float
+        self, connection: SqlConnection, query: str, parameters: Parameters, limits: SqlSettings, until: float
     ) -> None:
         assert connection.sqlite_path is not None
         self._path = connection.sqlite_path
@@ -139,7 +137,7 @@ class _Statement:
             connection.config(switch, value)
         for kind, value in _LIMITS.items():
             connection.limit(kind, value)
-        connection.limit(apsw.SQLITE_LIMIT_LENGTH, max(self._limits.bytes, 1 << 20))
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, max(self._limits.max_bytes, 1 << 20))
         for name, trim in _TRIMS.items():
             connection.create_scalar_function(name, trim, 2, deterministic=True, flags=apsw.SQLITE_INNOCUOUS)
         connection.set_progress_handler(self._is_late, _STEPS_BETWEEN_LOOKS)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from reefknot.config.dialects import DialectReader, accepted_strategies
 from reefknot.config.layers import Tree, suggest
 from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
-from reefknot.config.schema import Configuration
+from reefknot.config.schema import MAPPING, TEXT, Configuration
 from reefknot.config.secrets import is_reference
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
@@ -103,7 +103,8 @@ def _by_place(problem: Problem) -> tuple[str, int, int]:
 
 
 def _path(location: KeyPath, value: Any) -> KeyPath:
-    """Where in the file. A refused key is marked by one more part, which is no key of the file."""
+    """The location in the file, without the parts that mark a refused key or the kind of a union."""
+    location = tuple(part for part in location if part not in (TEXT, MAPPING))
     if location[-1:] != ("[key]",):
         return location
     for part in location[:-1]:
@@ -122,6 +123,8 @@ def _message(path: KeyPath, found: Any) -> str:
             return f"unknown key; accepted: {', '.join(accepted)}{suggest(str(path[-1]), accepted)}"
         case "missing":
             return "missing; it must be given"
+        case "not_accepted":
+            return f"{_shown(redact(given))} is not accepted; accepted: {context['accepted']}"
         case "literal_error" if path[-1:] == (given,):
             return f"unknown key; accepted: {context['expected']}{_near(given, context['expected'])}"
         case "literal_error":
@@ -229,7 +232,7 @@ def _inside(kind: Any, key: str) -> Any:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return tuple(map(_plain, get_args(kind))) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _plain(annotation: Any) -> Any:

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from reefknot.blocks.addresses import Forbidden, Rules, is_public, read_allowed, spelled
+from reefknot.blocks.addresses import AddressRules, Forbidden, is_public, normalised_host, read_allowed
 
 PUBLIC = ("1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450:4001::1", "64:ff9b::808:808")
 INSIDE = (
@@ -49,7 +49,7 @@ def test_the_standard_library_alone_would_let_some_of_them_through() -> None:
     ],
 )
 def test_a_host_has_one_spelling(written: str, spelling: str) -> None:
-    assert spelled(written) == spelling
+    assert normalised_host(written) == spelling
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_a_host_has_one_spelling(written: str, spelling: str) -> None:
 )
 def test_an_unusual_spelling_is_refused(host: str) -> None:
     with pytest.raises(Forbidden):
-        spelled(host)
+        normalised_host(host)
 
 
-def called(rules: Rules, host: str, port: int) -> None:
+def called(rules: AddressRules, host: str, port: int) -> None:
     """As it goes: the host, then what the name is resolved to."""
     rules.check_host(host, port)
     rules.check_address(host, ip_address("192.168.7.7"), port)
 
 
-def allowing(*listed: str) -> Rules:
-    return Rules(read_allowed(one) for one in listed)
+def allowing(*listed: str) -> AddressRules:
+    return AddressRules(read_allowed(one) for one in listed)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def test_a_listed_range_holds_for_the_addresses_of_any_name() -> None:
 @pytest.mark.parametrize("host", ["localhost", "a.localhost", "printer.local", "db.internal", "intranet", "home.arpa"])
 def test_names_of_the_inside_are_refused_before_anybody_resolves_them(host: str) -> None:
     with pytest.raises(Forbidden):
-        Rules().check_host(host, 80)
+        AddressRules().check_host(host, 80)
 
 
 def test_a_public_name_is_left_to_the_resolver() -> None:
-    Rules().check_host("example.com", 443)
+    AddressRules().check_host("example.com", 443)
 
 
 @pytest.mark.parametrize(
