@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
+from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid
 from reefknot.blocks.sql_rows import Parameters, Rows, SqlConnection, SqlSettings
 from reefknot.blocks.sql_sqlite import SqliteQueries
 from reefknot.core.failure import ErrorCode
@@ -25,7 +25,7 @@ _PASSWORD = re.compile(r"(://[^/@\s]*)@|password=\S+", re.IGNORECASE)
 
 
 class SqlQuery:
-    """The block `sql.query`."""
+    """The block `sql.query`: runs one statement on a configured connection."""
 
     type = "sql.query"
 
@@ -43,9 +43,9 @@ class SqlQuery:
             asked = Inputs(inputs, "connection", "query", "params")
             connection = self._connection(asked.text("connection", accepted="the name of a configured connection"))
             query = _read_query(asked)
-            parameters = _read_parameters(asked.any("params"))
+            parameters = _read_parameters(asked.value("params"))
             seconds = asked.seconds(seconds)
-            async with asyncio.timeout(limit(seconds)):
+            async with asyncio.timeout(asyncio_timeout(seconds)):
                 rows = await self._rows(connection, query, parameters, seconds)
         except Refusal as refusal:
             return refusal.result
@@ -67,14 +67,14 @@ class SqlQuery:
         return await run(connection, query, parameters, limits=self._settings, seconds=seconds)
 
     def _connection(self, name: str) -> SqlConnection:
-        """By its configured name; a URL is taken only when it is listed, and then for reading."""
+        """The connection of a configured name; a URL only when it is listed, and then for reading."""
         known = self._settings.connections.get(name) or self._settings.allow.get(name)
         if known is not None:
             return known
         accepted = ", ".join(sorted(self._settings.connections)) or "none is configured; set blocks.sql.connections"
         if ":" in name or "=" in name:
-            shape = _PASSWORD.sub("…", name)[:60]
-            text = f"connection: the URL {shape} is not listed in blocks.sql.allow; configured names: {accepted}"
+            shown = _PASSWORD.sub("…", name)[:60]
+            text = f"connection: the URL {shown} is not listed in blocks.sql.allow; configured names: {accepted}"
             raise Refusal(ErrorCode.permission_denied, text)
         raise invalid("connection", name, accepted)
 

@@ -18,7 +18,7 @@ Open = Callable[[tuple[str, ...]], bytes]
 def read(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Reads a file beneath `root`; beside it there is a secret, and links that lead to it."""
     if request.param == "walk":
-        monkeypatch.setattr(confined, "_offered", False)
+        monkeypatch.setattr(confined, "_openat2_offered", False)
     root = tmp_path / "root"
     (root / "inner").mkdir(parents=True)
     (root / "inner" / "file").write_text("inside")
@@ -64,7 +64,7 @@ def test_this_kernel_confines_by_itself() -> None:
 def test_folders_are_made_on_the_way_but_never_through_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offered: bool
 ) -> None:
-    monkeypatch.setattr(confined, "_offered", offered)
+    monkeypatch.setattr(confined, "_openat2_offered", offered)
     (tmp_path / "outside").mkdir()
     root = tmp_path / "root"
     root.mkdir()

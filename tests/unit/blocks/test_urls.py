@@ -73,6 +73,6 @@ def test_a_redirect_leads_to_no_odd_url(location: str) -> None:
         read_url("https://a.com/").joined(location)
 
 
-def test_the_place_of_a_url_is_its_host_and_port() -> None:
-    assert read_url("https://a.com/x").place == "a.com:443"
-    assert read_url("http://[2606::1]/").place == "[2606::1]:80"
+def test_the_endpoint_of_a_url_is_its_host_and_port() -> None:
+    assert read_url("https://a.com/x").endpoint == "a.com:443"
+    assert read_url("http://[2606::1]/").endpoint == "[2606::1]:80"
