@@ -1,16 +1,10 @@
 """
-Strategies by name: those that are built in, and those of installed packages.
-
-A package offers one as an entry point of the group `reefknot.strategies`. Only what a configuration names is loaded.
-
-The words of each dialect: the field that a word speaks of, and what its value means there.
-
-Only words whose meaning is the same wherever they stand; what depends on another word is for `dialects`.
-
-Three dialects, one book.
+`DialectReader`: the three dialects of retry settings, read into one policy book.
 
 The worker, the connectors and the operations each configure retries in their own words. Here those words become layers
-of one book: retries become executions, milliseconds become seconds, and every value keeps the place it was written at.
+of one book: retries become executions, milliseconds become seconds, and every value keeps the position it was written
+at. A strategy is named by a built-in word, or by one that an installed package offers as an entry point of the group
+`reefknot.strategies`; only what a configuration names is loaded.
 """
 
 from __future__ import annotations
@@ -24,10 +18,21 @@ from reefknot.config.layers import Tree, suggest
 from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
 from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
-from reefknot.core.retry import defaults as builtin
 from reefknot.core.retry.backoff import register
 from reefknot.core.retry.book import Book, CategoryEntry, Condition, Layer, Patch, Said, StatusRules, TargetEntry
-from reefknot.core.retry.defaults import CONNECTORS, OTHER_CONNECTORS, RetryCategory, operation_target
+from reefknot.core.retry.defaults import (
+    BASE,
+    CATEGORIES,
+    CONNECTORS,
+    OTHER_CONNECTORS,
+    OTHERS,
+    STATUSES,
+    TARGETS,
+    RetryCategory,
+    connector_entry,
+    operation_entry,
+    operation_target,
+)
 from reefknot.core.retry.policy import OWN_STRATEGIES, Jitter, RetryStrategy
 from reefknot.errors import ParameterError
 
@@ -35,99 +40,17 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "reefknot.strategies"
-
-
-def strategy_named(name: str) -> RetryStrategy | str:
-    """The strategy of a name that `problem_with` has nothing against."""
-    return name if name in OWN_STRATEGIES else RetryStrategy(name)
-
-
-def problem_with(name: str) -> str:
-    """What is wrong with a strategy's name, "" when it can be used; then it is loaded."""
-    if name in OWN_STRATEGIES or name in set(RetryStrategy):
-        return ""
-    offered = {point.name: point for point in _offered()}
-    if name not in offered:
-        hint = suggest(name, [*RetryStrategy, *offered])
-        return f"{shortened(name)!r} is not accepted; accepted: {accepted_strategies()}{hint}"
-    try:
-        register(name, offered[name].load())
-    except ParameterError as error:
-        return f"the strategy cannot be used: {error}"
-    except Exception as error:  # another package's code: whatever it raises
-        return f"the strategy cannot be loaded ({type(error).__name__}: {shortened(str(error), 200)})"
-    return ""
-
-
-def accepted_strategies() -> str:
-    """The names that a configuration may use, in words."""
-    known = ", ".join(repr(str(one)) for one in [*RetryStrategy, *sorted(point.name for point in _offered())])
-    return f"{known}, or what an installed package offers as an entry point of {GROUP}"
-
-
-def load_all() -> list[str]:
-    """Everything that is offered, for who decides what others have recorded. Gives what could not be loaded."""
-    return [problem for point in _offered() if (problem := problem_with(point.name))]
-
-
-def _offered() -> Iterator[EntryPoint]:
-    from importlib.metadata import entry_points
-
-    yield from entry_points(group=GROUP)
-
-
-def _seconds(milliseconds: float) -> float:
-    return milliseconds / 1000
-
-
-def _executions(retries: int) -> int:
-    return retries + 1
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _jitter_switch(enabled: bool) -> Jitter:
-    return Jitter.PROPORTIONAL if enabled else Jitter.NONE
-
-
-BACKOFF_WORDS: dict[str, tuple[str, Any]] = {
-    "max_attempts": ("max_attempts", _executions),
-    "base_delay_ms": ("base_delay", _seconds),
-    "max_delay_ms": ("max_delay", _seconds),
-    "jitter_type": ("jitter", Jitter),
-    "jitter_factor": ("jitter_factor", float),
-    "exponential_base": ("multiplier", float),
-    "strategy": ("strategy", strategy_named),
-    "max_retry_after_ms": ("max_retry_after", _seconds),
-}
-CONNECTOR_WORDS: dict[str, tuple[str, Any]] = {
-    "strategy": ("strategy", strategy_named),
-    "max_attempts": ("max_attempts", _executions),
-    "base_delay_seconds": ("base_delay", float),
-    "max_delay_seconds": ("max_delay", float),
-    "jitter_factor": ("jitter_factor", float),
-    "backoff_multiplier": ("multiplier", float),
-}
-OPERATION_WORDS: dict[str, tuple[str, Any]] = {
-    "max_attempts": ("max_attempts", _same),
-    "base_delay": ("base_delay", float),
-    "max_delay": ("max_delay", float),
-    "backoff_multiplier": ("multiplier", float),
-    "jitter_enabled": ("jitter", _jitter_switch),
-    "jitter_factor": ("jitter_factor", float),
-    "retryable_exceptions": ("retryable_exceptions", tuple),
-    "non_retryable_exceptions": ("non_retryable_exceptions", tuple),
-    "timeout": ("attempt_timeout", _same),
-}
-
-
 V2: KeyPath = ("worker", "retries", "v2")
+
+_INHERITS = "null is not a value here; leave the key out to inherit it"
+_LONGEST_NAME = 64
+_OWN_OPERATION = re.compile(rf"(?=.{{3,{_LONGEST_NAME}}}\Z)[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
+_SLIP_LIKENESS = 0.85
+"""Likeness from which a name counts as another one, mistyped: `kv.gett` does, `kv.purge` does not."""
 
 
 class DialectPlace(NamedTuple):
-    """Where in the tree, and for which layer, words are being read."""
+    """A path in the tree and the layer that its words are read for."""
 
     tree: Tree
     path: KeyPath
@@ -139,7 +62,7 @@ class DialectPlace(NamedTuple):
     def on(self, layer: Layer) -> DialectPlace:
         return DialectPlace(self.tree, self.path, layer)
 
-    def said(self, value: Any, *more: str) -> Said:
+    def value(self, value: Any, *more: str) -> Said:
         return Said(value, self.layer, str(self.tree.mark((*self.path, *more))))
 
     def problem(self, message: str, *more: str) -> Problem:
@@ -148,7 +71,7 @@ class DialectPlace(NamedTuple):
 
 
 class DialectReader:
-    """Reads a checked configuration into layers, and collects what the schema alone could not see."""
+    """A checked configuration as layers of a book; `problems` collects what the schema alone could not see."""
 
     def __init__(self, tree: Tree, configuration: Configuration) -> None:
         self.tree = tree
@@ -159,13 +82,13 @@ class DialectReader:
         """The book of this configuration; `problems` says whether it may be used."""
         v2 = self.configuration.worker.retries.v2
         written = self._backoff(v2.default_policy, DialectPlace(self.tree, (*V2, "default_policy"), Layer.GLOBAL))
-        base = {**builtin.BASE, "block": (*builtin.BASE["block"], written)}
+        base = {**BASE, "block": (*BASE["block"], written)}
         return Book(
             base=base,
             categories=self._categories(),
-            statuses=(builtin.STATUSES, self._statuses()),
-            targets={**builtin.TARGETS, **self._blocks(), **self._connectors(), **self._operations()},
-            others=builtin.OTHERS,
+            statuses=(STATUSES, self._statuses()),
+            targets={**TARGETS, **self._blocks(), **self._connectors(), **self._operations()},
+            others=OTHERS,
             sources=self._sources(),
             hash=hash,
             content=content,
@@ -185,7 +108,7 @@ class DialectReader:
             if word == "strategy" and not self._known_strategy(value, place):
                 continue
             field, translate = BACKOFF_WORDS[word]
-            fields[field] = place.said(translate(value), word)
+            fields[field] = place.value(translate(value), word)
         return fields
 
     def _known_strategy(self, name: str, place: DialectPlace) -> bool:
@@ -220,7 +143,7 @@ class DialectReader:
             self.problems.append(place.problem("only a code or a status may set it", "retryable"))
         elif isinstance(condition, ErrorCode):
             self._refuse_cancellation(condition.category, words.retryable, place)
-        fields["retryable"] = place.said(words.retryable is True, "retryable")
+        fields["retryable"] = place.value(words.retryable is True, "retryable")
         return fields
 
     def _condition(self, key: str, place: DialectPlace) -> Condition | None:
@@ -239,7 +162,7 @@ class DialectReader:
     def _categories(self) -> dict[ErrorCategory, tuple[CategoryEntry, ...]]:
         classification = self.configuration.worker.retries.v2.error_classification
         entries: dict[ErrorCategory, tuple[CategoryEntry, ...]] = {}
-        for category, known in builtin.CATEGORIES.items():
+        for category, known in CATEGORIES.items():
             words: Category | None = getattr(classification, f"{category.value}_errors", None)
             if words is None:
                 entries[category] = (known,)
@@ -255,9 +178,9 @@ class DialectReader:
             return {}
         if isinstance(written, bool):
             self._refuse_cancellation(category, written, place)
-            whole = {code: place.said(written, "retryable") for code in codes.values()}
+            whole = {code: place.value(written, "retryable") for code in codes.values()}
             if written and ErrorCode.http_error in whole:
-                whole[ErrorCode.http_error] = place.said("conditional", "retryable")
+                whole[ErrorCode.http_error] = place.value("conditional", "retryable")
             return whole
         if not isinstance(written, Mapping):
             self.problems.append(place.problem("accepted: true, false, or a mapping of error codes", "retryable"))
@@ -275,7 +198,7 @@ class DialectReader:
                 self.problems.append(where.problem(f"accepted: true or false{also}", name))
             else:
                 self._refuse_cancellation(category, flag, place)
-                flags[codes[name]] = where.said(flag, name)
+                flags[codes[name]] = where.value(flag, name)
         return flags
 
     def _refuse_cancellation(self, category: ErrorCategory, flag: object, place: DialectPlace) -> None:
@@ -292,13 +215,13 @@ class DialectReader:
         for name, words in mapping.items():
             hundred = int(name[0])
             if words.retryable is not None:
-                hundreds[hundred] = place.said(words.retryable, name, "retryable")
+                hundreds[hundred] = place.value(words.retryable, name, "retryable")
             for status, flag in words.exceptions.items():
                 if not _is_status(status) or int(status) // 100 != hundred:
                     where = place.at(name, "exceptions")
                     self.problems.append(where.problem(f"accepted: a status of {name}, such as {hundred}08", status))
                     continue
-                statuses[int(status)] = place.said(flag, name, "exceptions", status)
+                statuses[int(status)] = place.value(flag, name, "exceptions", status)
         return StatusRules(hundreds, statuses)
 
     # ---- the connectors' dialect -----------------------------------------------------------------------------------
@@ -309,7 +232,7 @@ class DialectReader:
             place = DialectPlace(self.tree, ("retry_policies", name), Layer.TARGET)
             if not self._known_connector(name, place):
                 continue
-            entries[f"connector:{name}"] = (builtin.connector_entry(name), self._connector(name, (words,), place))
+            entries[f"connector:{name}"] = (connector_entry(name), self._connector(name, (words,), place))
         return entries
 
     def _known_connector(self, name: str, place: DialectPlace) -> bool:
@@ -322,9 +245,9 @@ class DialectReader:
         )
         return False
 
-    def _connector(self, name: str, spoken: tuple[ConnectorEntry, ...], place: DialectPlace) -> TargetEntry:
-        """`spoken` is the entry itself, then those beneath it: a null means "as other failures", whoever says that."""
-        words = spoken[0]
+    def _connector(self, name: str, entries: tuple[ConnectorEntry, ...], place: DialectPlace) -> TargetEntry:
+        """The entry of a connector. `entries` is its own and then those beneath: null means "as for other failures"."""
+        words = entries[0]
         fields: dict[str, Said] = {}
         overrides: dict[Condition, Patch] = {}
         defaults = {job_type.value: row for job_type, row in CONNECTORS.items()}.get(name, OTHER_CONNECTORS)
@@ -333,13 +256,15 @@ class DialectReader:
             value = getattr(words, word)
             match word:
                 case "transient_max_attempts":
-                    retries = value or _first(*(one.max_attempts for one in spoken), defaults.max_attempts)
-                    overrides[FailureType.TRANSIENT] = {"max_attempts": own.said(retries + 1, word)}
+                    retries = value or _first_given(*(one.max_attempts for one in entries), defaults.max_attempts)
+                    overrides[FailureType.TRANSIENT] = {"max_attempts": own.value(retries + 1, word)}
                 case "rate_limit_delay_seconds":
-                    delay = value or _first(*(one.base_delay_seconds for one in spoken), defaults.base_delay_seconds)
-                    overrides[FailureType.RATE_LIMITED] = {"base_delay": own.said(float(delay), word)}
+                    delay = value or _first_given(
+                        *(one.base_delay_seconds for one in entries), defaults.base_delay_seconds
+                    )
+                    overrides[FailureType.RATE_LIMITED] = {"base_delay": own.value(float(delay), word)}
                 case "permanent_failures_no_retry" if value is not None:
-                    overrides[FailureType.PERMANENT] = {"retryable": own.said(not value, word)}
+                    overrides[FailureType.PERMANENT] = {"retryable": own.value(not value, word)}
                 case _ if value is None:
                     message = "null is not a value here; leave the key out to keep the connector's default"
                     self.problems.append(place.problem(message, word))
@@ -347,7 +272,7 @@ class DialectReader:
                     continue
                 case _:
                     field, translate = CONNECTOR_WORDS[word]
-                    fields[field] = place.said(translate(value), word)
+                    fields[field] = place.value(translate(value), word)
         return TargetEntry(fields, overrides)
 
     def _sources(self) -> dict[str, tuple[str, TargetEntry]]:
@@ -381,16 +306,16 @@ class DialectReader:
             if not self._known_operation(name, target, place):
                 continue
             written[where] = name
-            beneath = entries.get(target, (builtin.operation_entry(target),))
+            beneath = entries.get(target, (operation_entry(target),))
             entries[target] = (*beneath, TargetEntry(self._operation(words, place)))
         return entries
 
     def _known_operation(self, name: str, target: str, place: DialectPlace) -> bool:
-        """Built in, or one's own by a dotted name that is not a slip of a built-in one."""
-        if target in builtin.TARGETS:
+        """Whether the name is built in, or a dotted name of the user's own that is no slip of a built-in one."""
+        if target in TARGETS:
             return True
         names, spelled = [one.name for one in RetryCategory], [one.spelled for one in RetryCategory]
-        is_slip = bool(get_close_matches(name.lower()[:_LONGEST_NAME], spelled, cutoff=_A_SLIP))
+        is_slip = bool(get_close_matches(name.lower()[:_LONGEST_NAME], spelled, cutoff=_SLIP_LIKENESS))
         if is_slip or not _OWN_OPERATION.fullmatch(name):
             accepted = f"{', '.join(names)}, or a dotted name of your own such as billing.charge"
             hint = suggest(name, [*names, *spelled])
@@ -407,27 +332,106 @@ class DialectReader:
                 self.problems.append(place.problem(message, word))
                 continue
             field, translate = OPERATION_WORDS[word]
-            fields[field] = place.said(translate(value), word)
+            fields[field] = place.value(translate(value), word)
         return fields
-
-
-_INHERITS = "null is not a value here; leave the key out to inherit it"
-_LONGEST_NAME = 64
-_OWN_OPERATION = re.compile(rf"(?=.{{3,{_LONGEST_NAME}}}\Z)[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
-_A_SLIP = 0.85
-"""How alike two names are when one of them is taken for the other, mistyped: `kv.gett` is, `kv.purge` is not."""
 
 
 def _is_status(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) == 3 and 100 <= int(key) <= 599
 
 
-def _first(*values: int | None) -> int:
+def _first_given(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
 def _connectors_by_entry_point() -> Iterator[str]:
-    """Connectors that other packages bring. Only asked for when a name is not built in; nothing is imported."""
+    """Names of connectors that other packages offer, read for a name that is not built in. Nothing is imported."""
     from importlib.metadata import entry_points
 
     return (point.name for point in entry_points(group="reefknot.connectors"))
+
+
+def strategy_named(name: str) -> RetryStrategy | str:
+    """The strategy of a name that `problem_with` accepts."""
+    return name if name in OWN_STRATEGIES else RetryStrategy(name)
+
+
+def problem_with(name: str) -> str:
+    """The mistake in a strategy's name, "" when it can be used; then it is loaded."""
+    if name in OWN_STRATEGIES or name in set(RetryStrategy):
+        return ""
+    offered = {point.name: point for point in _offered()}
+    if name not in offered:
+        hint = suggest(name, [*RetryStrategy, *offered])
+        return f"{shortened(name)!r} is not accepted; accepted: {accepted_strategies()}{hint}"
+    try:
+        register(name, offered[name].load())
+    except ParameterError as error:
+        return f"the strategy cannot be used: {error}"
+    except Exception as error:  # another package's code: whatever it raises
+        return f"the strategy cannot be loaded ({type(error).__name__}: {shortened(str(error), 200)})"
+    return ""
+
+
+def accepted_strategies() -> str:
+    """The names that a configuration may use, in words."""
+    known = ", ".join(repr(str(one)) for one in [*RetryStrategy, *sorted(point.name for point in _offered())])
+    return f"{known}, or what an installed package offers as an entry point of {GROUP}"
+
+
+def load_all() -> list[str]:
+    """Load every strategy that is offered, for replaying what others recorded. Returns what went wrong."""
+    return [problem for point in _offered() if (problem := problem_with(point.name))]
+
+
+def _offered() -> Iterator[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    yield from entry_points(group=GROUP)
+
+
+def _seconds(milliseconds: float) -> float:
+    return milliseconds / 1000
+
+
+def _executions(retries: int) -> int:
+    return retries + 1
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _jitter_switch(enabled: bool) -> Jitter:
+    return Jitter.PROPORTIONAL if enabled else Jitter.NONE
+
+
+BACKOFF_WORDS: dict[str, tuple[str, Any]] = {
+    "max_attempts": ("max_attempts", _executions),
+    "base_delay_ms": ("base_delay", _seconds),
+    "max_delay_ms": ("max_delay", _seconds),
+    "jitter_type": ("jitter", Jitter),
+    "jitter_factor": ("jitter_factor", float),
+    "exponential_base": ("multiplier", float),
+    "strategy": ("strategy", strategy_named),
+    "max_retry_after_ms": ("max_retry_after", _seconds),
+}
+CONNECTOR_WORDS: dict[str, tuple[str, Any]] = {
+    "strategy": ("strategy", strategy_named),
+    "max_attempts": ("max_attempts", _executions),
+    "base_delay_seconds": ("base_delay", float),
+    "max_delay_seconds": ("max_delay", float),
+    "jitter_factor": ("jitter_factor", float),
+    "backoff_multiplier": ("multiplier", float),
+}
+OPERATION_WORDS: dict[str, tuple[str, Any]] = {
+    "max_attempts": ("max_attempts", _unchanged),
+    "base_delay": ("base_delay", float),
+    "max_delay": ("max_delay", float),
+    "backoff_multiplier": ("multiplier", float),
+    "jitter_enabled": ("jitter", _jitter_switch),
+    "jitter_factor": ("jitter_factor", float),
+    "retryable_exceptions": ("retryable_exceptions", tuple),
+    "non_retryable_exceptions": ("non_retryable_exceptions", tuple),
+    "timeout": ("attempt_timeout", _unchanged),
+}

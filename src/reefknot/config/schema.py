@@ -68,7 +68,7 @@ class StatusHundred(Section):
 
 
 class Category(Backoff):
-    """One category of error codes. `retryable` is true, false, or a mapping of its codes."""
+    """A category of error codes. `retryable` is true, false, or a mapping of its codes."""
 
     retryable: Any = Field(
         default=None,
@@ -88,7 +88,7 @@ class NetworkCategory(Category):
 
 
 class ErrorClassification(Section):
-    """By category of error code."""
+    """Policies by category of error code."""
 
     validation_errors: Category = Category()
     execution_errors: Category = Category()
@@ -138,7 +138,7 @@ class DeferPolicy(RejectNewPolicy):
 
 
 class DegradationLevel(Section):
-    """What a level of degradation takes away."""
+    """The means that a level of degradation takes away."""
 
     skip_retries: bool = False
     reduce_timeout: bool = False
@@ -238,7 +238,7 @@ class Source(BaseModel):
 
 
 class IdempotencySection(Section):
-    """How long keys and their results are remembered, and how large they may be."""
+    """Retention and size limits of idempotency keys and their results."""
 
     retention_seconds: Annotated[float, Field(ge=1, le=315_360_000)] = 7 * 86_400.0
     largest_result_bytes: Annotated[int, Field(ge=1, le=67_108_864)] = 1_048_576
@@ -255,7 +255,7 @@ class JsonLinesFile(Section):
 
 
 class AuditSection(Section):
-    """What becomes of events: kept in the store for so long, copied elsewhere, and what a failing log means."""
+    """Audit events: how long the store keeps them, where they are copied, and what a failing log means."""
 
     on_failure: Literal["fail_open", "fail_closed"] = "fail_open"
     max_buffered: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
@@ -265,7 +265,7 @@ class AuditSection(Section):
 
 
 class RouterSection(Section):
-    """The router's own queue and patience. What is not said about the queue is as in `worker.queue.v2`."""
+    """The router's queue and patience. Keys of the queue that are not given are those of `worker.queue.v2`."""
 
     max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     max_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -292,7 +292,7 @@ DatabaseUrl = Annotated[
 
 
 class HttpBlockSection(Section):
-    """What `http.request` may call beyond public addresses, and how much it may read."""
+    """Addresses that `http.request` may call beyond public ones, and how much it may read."""
 
     allow: Annotated[list[str], Field(description="hosts, addresses and CIDRs, each with or without :PORT")] = []
     max_response_bytes: AnswerBytes = 1024 * 1024
@@ -336,7 +336,7 @@ class SqlBlockSection(Section):
 
 
 class BlocksSection(Section):
-    """What steps may reach. Without a word: public addresses, and neither files nor databases."""
+    """The reach of steps. By default: public addresses, and neither files nor databases."""
 
     http: HttpBlockSection | None = HttpBlockSection()
     fs: FsBlockSection | None = FsBlockSection()

@@ -449,7 +449,7 @@ def test_everything_built_in_makes_sense_for_every_failure(target: str) -> None:
 def test_a_policy_that_makes_no_sense_for_another_reason_is_told_in_its_own_words() -> None:
     tree = Tree({}, {(): Mark("nowhere")})
     book = builtin_book()
-    problem = check._placed(tree, book, "block:x", None, None, ParameterError("max_attempts", 0, "1 or more"))
+    problem = check._located(tree, book, "block:x", None, None, ParameterError("max_attempts", 0, "1 or more"))
 
     assert str(problem) == "nowhere: block:x: max_attempts=0 is not accepted: 1 or more"
 
