@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from reefknot.blocks import fs
-from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders
-from reefknot.blocks.settings import FsSettings
+from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders, FsSettings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import Block

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from reefknot.blocks.addresses import HttpSettings, read_allowed
 from reefknot.blocks.http import HttpRequest
-from reefknot.blocks.settings import HttpSettings, read_settings
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.retry.classify import classify
@@ -28,7 +28,7 @@ from tests.pace import within
 
 
 def settings(**more: Any) -> HttpSettings:
-    return read_settings({"http": {"allow": ["127.0.0.1", "localhost"], **more}}).http
+    return HttpSettings((read_allowed("127.0.0.1"), read_allowed("localhost")), **more)
 
 
 def block(**more: Any) -> HttpRequest:

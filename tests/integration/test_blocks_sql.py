@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from reefknot.blocks import sql_postgres
-from reefknot.blocks.settings import Access, SqlConnection, SqlSettings
 from reefknot.blocks.sql import SqlQuery
+from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from tests.integration.postgres import Server

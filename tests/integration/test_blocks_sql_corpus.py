@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from reefknot.blocks.settings import SqlConnection, SqlSettings
 from reefknot.blocks.sql import SqlQuery
+from reefknot.blocks.sql_rows import SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from tests.integration.postgres import Server

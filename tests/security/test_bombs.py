@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from reefknot.blocks.addresses import HttpSettings, read_allowed
 from reefknot.blocks.http import HttpRequest
-from reefknot.blocks.settings import read_settings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from tests.integration.stepping import Loopback, Reply, step
@@ -68,11 +68,11 @@ def server() -> Iterator[Loopback]:
         yield running
 
 
-def fetched(url: str, **limits: int) -> tuple[StepResult, float, int]:
+def fetched(url: str, most: int = MEGABYTE) -> tuple[StepResult, float, int]:
     """The result, how long it took, and the memory that Python had at its peak."""
 
     async def main() -> tuple[StepResult, float, int]:
-        block = HttpRequest(read_settings({"http": {"allow": ["127.0.0.1"], **limits}}).http)
+        block = HttpRequest(HttpSettings((read_allowed("127.0.0.1"),), most))
         tracemalloc.start()
         try:
             began = time.monotonic()
@@ -100,7 +100,7 @@ def test_a_bomb_is_refused_quickly_and_in_little_memory(server: Loopback, name: 
 
 @pytest.mark.parametrize("name", ["100 MB of zeros", "1 GB as zlib"])
 def test_a_generous_limit_is_no_way_around_the_ratio(server: Loopback, name: str) -> None:
-    result, took, memory = fetched(server.url(f"/{list(BOMBS).index(name)}"), max_response_bytes=64 * MEGABYTE)
+    result, took, memory = fetched(server.url(f"/{list(BOMBS).index(name)}"), 64 * MEGABYTE)
 
     assert result.error_code is ErrorCode.execution_failed
     assert "100-fold" in result.error_message

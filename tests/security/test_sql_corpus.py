@@ -10,8 +10,8 @@ import apsw
 import pytest
 
 from reefknot.blocks import sql_sqlite
-from reefknot.blocks.settings import SqlConnection, SqlSettings
 from reefknot.blocks.sql import SqlQuery
+from reefknot.blocks.sql_rows import SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from tests.integration.stepping import step

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from reefknot.blocks.addresses import HttpSettings, read_allowed
 from reefknot.blocks.http import HttpRequest
-from reefknot.blocks.settings import HttpSettings, read_settings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from tests.integration.stepping import Loopback, Reply, step
@@ -221,7 +221,7 @@ def test_no_redirect_reaches_another_socket() -> None:
     """The same corpus once more, behind a server that may be called."""
     targets = [url for url in CORPUS if url.isprintable() and url.isascii()]
     with Loopback(lambda seen: Reply(302, {"Location": targets[int(seen.path[1:])]})) as server:
-        settings = HttpSettings(read_settings({"http": {"allow": [f"127.0.0.1:{server.port}"]}}).http.allow)
+        settings = HttpSettings((read_allowed(f"127.0.0.1:{server.port}"),))
         urls = [server.url(f"/{number}") for number in range(len(targets))]
         with counted(server.port) as connected:
             answers = asyncio.run(results(HttpRequest(settings, resolve=obliging), urls))
@@ -273,8 +273,8 @@ def test_looking_twice_would_be_rebound() -> None:
 @pytest.mark.parametrize("listed", ["127.0.0.1:{other}", "localhost", "10.0.0.0/8"])
 def test_a_listed_place_opens_no_other(listed: str) -> None:
     with Loopback(lambda seen: Reply()) as server:
-        allow = [listed.format(other=server.port + 1 if server.port < 65535 else 1)]
-        block = HttpRequest(read_settings({"http": {"allow": allow}}).http)
+        allow = read_allowed(listed.format(other=server.port + 1 if server.port < 65535 else 1))
+        block = HttpRequest(HttpSettings((allow,)))
         answers = asyncio.run(results(block, [server.url()]))
 
     assert [answer.error_code for answer in answers.values()] == [ErrorCode.permission_denied]

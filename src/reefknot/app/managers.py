@@ -413,18 +413,15 @@ async def open_manager(
     from reefknot.app.audit_copies import kept_events
     from reefknot.app.stores import open_store, options_of
     from reefknot.config.book import PolicyBook
-    from reefknot.config.secrets import resolve_section
+    from reefknot.config.secrets import secret_texts
     from reefknot.config.settings import load_settings
 
     known = os.environ if environ is None else environ
     settings = load_settings(config, environ=known, cwd=Path.cwd())
-    folder = Path.cwd() if settings.path is None else settings.path.parent
-    assert settings.tree is not None
-    found, problems = resolve_section(settings.tree, environ=known, folder=folder)
+    secrets, problems = secret_texts(settings.tree, settings.path, environ=known)
     if problems:
         raise ConfigurationError(problems)
-    secrets = tuple(secret.reveal() for secret in found.values())
-    url = engine or _relative_to(folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}")
+    url = engine or _relative_to(settings.folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}")
     async with (
         open_store(url, **options_of(settings.configuration)) as store,
         kept_events(store, settings, secrets=secrets),

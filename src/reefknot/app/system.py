@@ -20,11 +20,11 @@ import msgspec
 
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
+from reefknot.app.block_settings import block_settings
 from reefknot.app.presence import OBSERVERS, STATUS, look_for_orphans
 from reefknot.app.stores import clock_of_this_loop, open_store, options_of
 from reefknot.audit.journal import event_id
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
-from reefknot.blocks.settings import read_settings
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core import checks as arguments
@@ -253,8 +253,7 @@ def worker_settings(settings: Settings) -> WorkerSettings:
 
 def blocks_for(settings: Settings, modules: Sequence[str] = ()) -> dict[str, Block]:
     """The steps this process can run: the standard ones, those of other packages, and one's own."""
-    folder = None if settings.path is None else settings.path.parent
-    standard = standard_blocks(read_settings(settings.configuration.blocks, folder=folder, place=settings.place))
+    standard = standard_blocks(block_settings(settings))
     own: dict[str, Block] = {}
     for module in modules:
         own |= load_module(module, path=str(Path.cwd()))

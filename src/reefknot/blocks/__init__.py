@@ -1,5 +1,5 @@
 """
-The steps a worker can run: http, files, databases, and one's own Python.
+Blocks: the steps that a worker can run. HTTP requests, files, databases, and Python functions.
 
 A block runs one attempt and says what came of it; it never tries again by itself. What it may reach is configured:
 public addresses, folders, databases. Anything else is `permission_denied`, which nobody retries.

@@ -1,13 +1,11 @@
 """
-Opening files beneath a folder, and nowhere else.
+`fs.blob_put`, `fs.blob_get`, `fs.delete`: whole files beneath configured folders, and nowhere else.
 
-The kernel does the confining: `openat2` with "beneath, no symbolic links", or, where there is none, a walk that opens
-one folder at a time and follows no link. A check of the path before opening it would be a race, and is not made.
-
-`fs.blob_put`, `fs.blob_get`, `fs.delete`: whole files beneath configured folders.
-
-A file is written beside its place and renamed into it, so nobody ever sees half of one. Regular files only; no symbolic
+A file is written under another name and renamed, so that nobody ever sees half of one. Regular files only; no symbolic
 link is followed, whoever made it. The work is done in threads of its own, and waited for as long as the attempt has.
+
+The kernel confines: `openat2` with "beneath, no symbolic links", or, where there is none, a walk that opens one folder
+at a time and follows no link. A check of the path before opening it would be a race, and is not made.
 """
 
 import asyncio
@@ -17,7 +15,6 @@ import os
 import platform
 import stat
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -28,22 +25,301 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
-from reefknot.blocks.settings import FsSettings
+from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid, text_or_base64
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext
 
 BENEATH = 0x08 | 0x04 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_MAGICLINKS
 _OPENAT2 = 437  # the same on every architecture but Alpha
-_SOME_TRIES = 16
+_MOST_TRIES = 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NOT_OFFERED = (errno.ENOSYS, errno.EPERM, errno.E2BIG, errno.EINVAL)
 LINKS = (errno.ELOOP, errno.EXDEV)
-"""What the kernel says when the way leads out, or over a link."""
+"""Errors of the kernel for a path that leads out of the folder, or over a link."""
+
+LONGEST_PATH = 4096
+_PATH = "a path beneath one of blocks.fs.roots"
+_TRANSIENT = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EMFILE", "ENFILE", "EIO", "EBUSY", "EAGAIN", "ESTALE", "ETIMEDOUT", "EINTR", "ENOMEM"),
+    )
+)
+_DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, *LINKS))
+_INVALID = frozenset((errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL))
 
 
-class _How(ctypes.Structure):
+class FsSettings(Struct, frozen=True):
+    """The folders that the blocks may touch, and the largest file."""
+
+    roots: tuple[Path, ...] = ()
+    max_bytes: int = 1024 * 1024
+
+
+class FsPath(Struct, frozen=True):
+    """A file by its root and the parts beneath it. `shown` is the path as it was given."""
+
+    root: Path
+    parts: tuple[str, ...]
+    shown: str
+
+
+class Folders:
+    """The roots that the three blocks share, and the threads that do their work."""
+
+    def __init__(self, settings: FsSettings | None = None) -> None:
+        self.settings = settings or FsSettings()
+        self._threads = ThreadPoolExecutor(8, "reefknot-files")
+        # Resolved once: a file system that hangs later must not delay the reading of a path.
+        self._known = [(root, name) for root in self.settings.roots for name in (str(root), os.path.realpath(root))]
+
+    def locate(self, path: str) -> FsPath:
+        """The root and parts of a path, by its text alone; the kernel keeps it beneath the root."""
+        roots = self.settings.roots
+        if not roots:
+            raise Refusal(ErrorCode.permission_denied, "path: no folder is open to this block; set blocks.fs.roots")
+        if not path or len(path) > LONGEST_PATH or not _is_encodable(path) or path.endswith("/"):
+            raise invalid("path", path, _PATH)
+        root, rest = roots[0], path
+        if path.startswith("/"):
+            root, rest = self._root_of(path)
+        parts = tuple(part for part in rest.split("/") if part not in ("", "."))
+        if ".." in parts:
+            raise _outside(path)
+        if not parts:
+            raise invalid("path", path, _PATH)
+        return FsPath(root, parts, path)
+
+    def _root_of(self, path: str) -> tuple[Path, str]:
+        for root, name in self._known:
+            if path.startswith(name.rstrip("/") + "/"):
+                return root, path.removeprefix(name)
+        raise _outside(path)
+
+    async def run(self, seconds: float, file: FsPath, work: Callable[[], dict[str, Any]]) -> StepResult:
+        """The result of `work`, run in a thread and bounded in time. An abandoned thread ends by itself."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(asyncio_timeout(seconds)):
+                return StepResult(outputs=await loop.run_in_executor(self._threads, work))
+        except TimeoutError:
+            return failed(ErrorCode.resource_unavailable, f"the file system did not answer within {seconds:.3g} s")
+        except Refusal as refusal:
+            return refusal.result
+        except OSError as error:
+            return failed(_error_code(error), _message(error, file.shown), errno=error.errno)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _FsBlock:
+    """The part that the three blocks share: reading the path, and running the work."""
+
+    def __init__(self, folders: Folders) -> None:
+        self._folders = folders
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        try:
+            return f"fs:{self._folders.locate(str(inputs.get('path', ''))).root}"
+        except Refusal:
+            return "fs"
+
+    async def close(self) -> None:
+        self._folders.close()
+
+    async def _with_path(
+        self, inputs: Mapping[str, Any], context: BlockContext, work: Callable[[FsPath], dict[str, Any]]
+    ) -> StepResult:
+        """Run a step that takes a path and nothing else."""
+        try:
+            asked = Inputs(inputs, "path")
+            file, seconds = self._path(asked), asked.seconds(context.seconds)
+        except Refusal as refusal:
+            return refusal.result
+        return await self._folders.run(seconds, file, lambda: work(file))
+
+    def _path(self, inputs: Inputs) -> FsPath:
+        return self._folders.locate(inputs.text("path", accepted=_PATH))
+
+
+class BlobPut(_FsBlock):
+    """The block `fs.blob_put`: writes a whole file, or leaves everything as it was."""
+
+    type = "fs.blob_put"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        try:
+            asked = Inputs(inputs, "path", "content", "base64", "overwrite")
+            file, content = self._path(asked), self._content(asked)
+            overwrite = asked.flag("overwrite", default=True)
+            seconds = asked.seconds(context.seconds)
+        except Refusal as refusal:
+            return refusal.result
+        return await self._folders.run(seconds, file, lambda: _put(file, content, overwrite=overwrite))
+
+    def _content(self, inputs: Inputs) -> bytes:
+        inputs.require("content", "base64", accepted="a text as content, or bytes as base64")
+        if inputs.has("content") and inputs.has("base64"):
+            raise Refusal(ErrorCode.invalid_input, "content: given together with base64; accepted: one of them")
+        try:
+            text = inputs.text("content", accepted="a text", default="")
+            raw = inputs.base64_bytes("base64") if inputs.has("base64") else text.encode()
+        except UnicodeEncodeError:
+            raise Refusal(ErrorCode.invalid_input, "content: cannot be written as UTF-8; use base64") from None
+        if len(raw) > self._folders.settings.max_bytes:
+            raise Refusal(ErrorCode.invalid_input, f"content: {len(raw)} bytes; {_limit_text(self._folders)}")
+        return raw
+
+
+class BlobGet(_FsBlock):
+    """The block `fs.blob_get`: reads a whole file."""
+
+    type = "fs.blob_get"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        return await self._with_path(inputs, context, lambda file: _get(file, self._folders))
+
+
+class Delete(_FsBlock):
+    """The block `fs.delete`: removes a file. A missing file is no error, so that a second attempt succeeds."""
+
+    type = "fs.delete"
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        return await self._with_path(inputs, context, _delete)
+
+
+def _put(file: FsPath, content: bytes, *, overwrite: bool) -> dict[str, Any]:
+    *folders, name = file.parts
+    with _open_root(file.root) as root, folder_beneath(root, folders, make=True) as folder:
+        created = not _is_regular(folder, name, file.shown)
+        if not created and not overwrite:
+            raise FileExistsError(errno.EEXIST, "there is a file already, and overwrite is false", file.shown)
+        spare = f".{name[:100]}.{token_hex(8)}.part"
+        try:
+            _write(folder, spare, content)
+            if overwrite:
+                os.rename(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
+            else:
+                os.link(spare, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(spare, dir_fd=folder)
+        os.fsync(folder)
+    return {"path": file.shown, "size": len(content), "created": created}
+
+
+def _write(folder: int, name: str, content: bytes) -> None:
+    descriptor = open_beneath(folder, (name,), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _get(file: FsPath, folders: Folders) -> dict[str, Any]:
+    most = folders.settings.max_bytes
+    with _open_root(file.root) as root:
+        descriptor = open_beneath(root, file.parts, os.O_RDONLY)
+        try:
+            about = os.fstat(descriptor)
+            _check_regular(about.st_mode, file.shown)
+            content = bytearray()
+            while len(content) <= most and (part := os.read(descriptor, min(most + 1 - len(content), 1 << 20))):
+                content += part
+        finally:
+            os.close(descriptor)
+    if len(content) > most:
+        raise Refusal(
+            ErrorCode.execution_failed, f"path: {file.shown} has {about.st_size} bytes; {_limit_text(folders)}"
+        )
+    modified = datetime.fromtimestamp(about.st_mtime, UTC).isoformat()
+    return {
+        "path": file.shown,
+        **text_or_base64(bytes(content), text="content", base64="base64"),
+        "size": len(content),
+        "modified": modified,
+    }
+
+
+def _delete(file: FsPath) -> dict[str, Any]:
+    *folders, name = file.parts
+    deleted = False
+    with suppress(FileNotFoundError), _open_root(file.root) as root, folder_beneath(root, folders) as folder:
+        if _is_regular(folder, name, file.shown):
+            os.unlink(name, dir_fd=folder)
+            os.fsync(folder)
+            deleted = True
+    return {"path": file.shown, "deleted": deleted}
+
+
+@contextmanager
+def _open_root(root: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"the folder {root} of blocks.fs.roots is not there; make it, or mend the configuration"
+        raise Refusal(ErrorCode.resource_unavailable, text) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_regular(folder: int, name: str, shown: str) -> bool:
+    """Whether there is a file of this name; anything else under the name is refused."""
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return False
+    _check_regular(mode, shown)
+    return True
+
+
+def _check_regular(mode: int, shown: str) -> None:
+    if not stat.S_ISREG(mode):
+        raise Refusal(ErrorCode.permission_denied, f"path: {shown} is not a regular file")
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+def _outside(path: str) -> Refusal:
+    return Refusal(ErrorCode.permission_denied, f"path: {path[:200]} is outside of blocks.fs.roots")
+
+
+def _limit_text(folders: Folders) -> str:
+    return f"accepted: at most {folders.settings.max_bytes} (blocks.fs.max_bytes)"
+
+
+def _error_code(error: OSError) -> ErrorCode:
+    if error.errno in _TRANSIENT:
+        return ErrorCode.resource_unavailable
+    if error.errno in _DENIED:
+        return ErrorCode.permission_denied
+    if error.errno in _INVALID:
+        return ErrorCode.invalid_input
+    return ErrorCode.execution_failed
+
+
+def _message(error: OSError, path: str) -> str:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return f"path: not found: {path}"
+    if error.errno in LINKS:
+        return f"path: {path} leads over a symbolic link, or outside of blocks.fs.roots"
+    return f"path: {error.strerror or error}: {path}"
+
+
+class _OpenHow(ctypes.Structure):
     """`struct open_how`."""
 
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
@@ -51,20 +327,20 @@ class _How(ctypes.Structure):
 
 def open_beneath(folder: int, parts: Sequence[str], flags: int, mode: int = 0o666) -> int:
     """
-    A descriptor of the file at `parts`, seen from the open folder. No part is `..`.
+    A descriptor of the file at `parts` beneath the open folder. No part is `..`.
 
-    It never blocks on a FIFO, and never becomes the controlling terminal.
+    Opening never blocks on a FIFO, and never takes a controlling terminal.
     """
     flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     if has_openat2():
-        return _by_kernel(folder, parts, flags, mode)
+        return _open_by_kernel(folder, parts, flags, mode)
     return open_by_walking(folder, parts, flags, mode)
 
 
-def _by_kernel(folder: int, parts: Sequence[str], flags: int, mode: int) -> int:
+def _open_by_kernel(folder: int, parts: Sequence[str], flags: int, mode: int) -> int:
     path = os.fsencode("/".join(parts))
-    how = _How(flags, mode if flags & os.O_CREAT else 0, BENEATH)
-    for _ in range(_SOME_TRIES):
+    how = _OpenHow(flags, mode if flags & os.O_CREAT else 0, BENEATH)
+    for _ in range(_MOST_TRIES):
         found: int = _libc().syscall(_OPENAT2, folder, path, ctypes.byref(how), ctypes.sizeof(how))
         if found >= 0:
             return found
@@ -75,8 +351,8 @@ def _by_kernel(folder: int, parts: Sequence[str], flags: int, mode: int) -> int:
 
 
 def open_by_walking(folder: int, parts: Sequence[str], flags: int, mode: int = 0o666) -> int:
-    """The same without the kernel's help: one part at a time, and none of them a link."""
-    with _held(os.dup(folder)) as held:
+    """`open_beneath` without the kernel's help: one part at a time, and none of them a link."""
+    with _walk_from(os.dup(folder)) as held:
         for part in parts[:-1]:
             held.move(_folder_in(held.descriptor, part))
         return os.open(parts[-1], flags | os.O_NOFOLLOW, mode, dir_fd=held.descriptor)
@@ -84,8 +360,8 @@ def open_by_walking(folder: int, parts: Sequence[str], flags: int, mode: int = 0
 
 @contextmanager
 def folder_beneath(root: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """The folder at `parts`, open; with `make`, missing ones are made on the way."""
-    with _held(os.dup(root)) as held:
+    """A descriptor of the folder at `parts`; with `make`, missing folders are made."""
+    with _walk_from(os.dup(root)) as held:
         for part in parts:
             try:
                 found = _folder_in(held.descriptor, part)
@@ -100,7 +376,7 @@ def folder_beneath(root: int, parts: Sequence[str], *, make: bool = False) -> It
 
 
 def _folder_in(folder: int, name: str) -> int:
-    """One step down. A name is one part, so not following it is all the confining there is to do."""
+    """A descriptor of the folder `name`. A name is one part, so not following a link confines it."""
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except NotADirectoryError:
@@ -109,8 +385,8 @@ def _folder_in(folder: int, name: str) -> int:
         raise
 
 
-class _Held:
-    """One descriptor at a time."""
+class _WalkedFolder:
+    """A descriptor that a walk replaces by the next one."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -121,8 +397,8 @@ class _Held:
 
 
 @contextmanager
-def _held(descriptor: int) -> Iterator[_Held]:
-    held = _Held(descriptor)
+def _walk_from(descriptor: int) -> Iterator[_WalkedFolder]:
+    held = _WalkedFolder(descriptor)
     try:
         yield held
     finally:
@@ -130,7 +406,7 @@ def _held(descriptor: int) -> Iterator[_Held]:
 
 
 _library: ctypes.CDLL | None = None
-_offered: bool | None = None
+_openat2_offered: bool | None = None
 
 
 def _libc() -> ctypes.CDLL:
@@ -141,296 +417,22 @@ def _libc() -> ctypes.CDLL:
 
 
 def has_openat2() -> bool:
-    """Whether this kernel, and whatever filters its calls, offers it. Asked once."""
-    global _offered
-    if _offered is None:
-        _offered = sys.platform == "linux" and platform.machine() != "alpha" and _answers()
-    return _offered
+    """Whether this kernel, and whatever filters its calls, offers `openat2`. Probed once."""
+    global _openat2_offered
+    if _openat2_offered is None:
+        _openat2_offered = sys.platform == "linux" and platform.machine() != "alpha" and _probe_openat2()
+    return _openat2_offered
 
 
-def _answers() -> bool:
+def _probe_openat2() -> bool:
     try:
         folder = os.open("/", _FOLDER)
     except OSError:
         return False
     try:
-        os.close(_by_kernel(folder, (".",), _FOLDER, 0))
+        os.close(_open_by_kernel(folder, (".",), _FOLDER, 0))
     except OSError as error:
         return error.errno not in _NOT_OFFERED
     finally:
         os.close(folder)
     return True
-
-
-LONGEST_PATH = 4096
-_PATH = "a path beneath one of blocks.fs.roots"
-_PASSING = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("ENOSPC", "EDQUOT", "EMFILE", "ENFILE", "EIO", "EBUSY", "EAGAIN", "ESTALE", "ETIMEDOUT", "EINTR", "ENOMEM"),
-    )
-)
-_DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, *LINKS))
-_MISPLACED = frozenset((errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL))
-
-
-class _Place(Struct, frozen=True):
-    """A file's way: its root, and the parts beneath it."""
-
-    root: Path
-    parts: tuple[str, ...]
-    shown: str
-
-
-class Folders:
-    """The roots that all blocks of files share, and the threads that do their work."""
-
-    def __init__(self, settings: FsSettings | None = None) -> None:
-        self.settings = settings or FsSettings()
-        self._threads = ThreadPoolExecutor(8, "reefknot-files")
-        # Asked once: a file system that hangs later must not hold up whoever only reads a path.
-        self._known = [(root, name) for root in self.settings.roots for name in (str(root), os.path.realpath(root))]
-
-    def place(self, path: str) -> _Place:
-        """Where a path leads, by its words alone. That it stays there is the kernel's business."""
-        roots = self.settings.roots
-        if not roots:
-            raise Refusal(ErrorCode.permission_denied, "path: no folder is open to this block; set blocks.fs.roots")
-        if not path or len(path) > LONGEST_PATH or not _can_be_written(path) or path.endswith("/"):
-            raise invalid("path", path, _PATH)
-        root, rest = roots[0], path
-        if path.startswith("/"):
-            root, rest = self._root_of(path)
-        parts = tuple(part for part in rest.split("/") if part not in ("", "."))
-        if ".." in parts:
-            raise _outside(path)
-        if not parts:
-            raise invalid("path", path, _PATH)
-        return _Place(root, parts, path)
-
-    def _root_of(self, path: str) -> tuple[Path, str]:
-        for root, name in self._known:
-            if path.startswith(name.rstrip("/") + "/"):
-                return root, path.removeprefix(name)
-        raise _outside(path)
-
-    async def within(self, seconds: float, place: _Place, work: Callable[[], dict[str, Any]]) -> StepResult:
-        """The work in a thread, bounded. A thread that is given up on ends by itself."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(limit(seconds)):
-                return StepResult(outputs=await loop.run_in_executor(self._threads, work))
-        except TimeoutError:
-            return failed(ErrorCode.resource_unavailable, f"the file system did not answer within {seconds:.3g} s")
-        except Refusal as refusal:
-            return refusal.result
-        except OSError as error:
-            return failed(_code_of(error), _words(error, place.shown), errno=error.errno)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class _FsBlock:
-    """What the three have in common: a path, and who does the work."""
-
-    def __init__(self, folders: Folders) -> None:
-        self._folders = folders
-
-    def destination(self, inputs: Mapping[str, Any]) -> str:
-        try:
-            return f"fs:{self._folders.place(str(inputs.get('path', ''))).root}"
-        except Refusal:
-            return "fs"
-
-    async def close(self) -> None:
-        self._folders.close()
-
-    async def _with_path(
-        self, inputs: Mapping[str, Any], context: BlockContext, work: Callable[[_Place], dict[str, Any]]
-    ) -> StepResult:
-        """A step that takes a path and nothing else."""
-        try:
-            asked = Inputs(inputs, "path")
-            place, seconds = self._path(asked), asked.seconds(context.seconds)
-        except Refusal as refusal:
-            return refusal.result
-        return await self._folders.within(seconds, place, lambda: work(place))
-
-    def _path(self, inputs: Inputs) -> _Place:
-        return self._folders.place(inputs.text("path", accepted=_PATH))
-
-
-class BlobPut(_FsBlock):
-    """Keeps a whole file, or leaves everything as it was."""
-
-    type = "fs.blob_put"
-
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        try:
-            asked = Inputs(inputs, "path", "content", "base64", "overwrite")
-            place, content = self._path(asked), self._content(asked)
-            overwrite = asked.flag("overwrite", default=True)
-            seconds = asked.seconds(context.seconds)
-        except Refusal as refusal:
-            return refusal.result
-        return await self._folders.within(seconds, place, lambda: _put(place, content, overwrite=overwrite))
-
-    def _content(self, inputs: Inputs) -> bytes:
-        inputs.need("content", "base64", accepted="a text as content, or bytes as base64")
-        if inputs.has("content") and inputs.has("base64"):
-            raise Refusal(ErrorCode.invalid_input, "content: given together with base64; accepted: one of them")
-        try:
-            text = inputs.text("content", accepted="a text", default="")
-            raw = inputs.octets("base64") if inputs.has("base64") else text.encode()
-        except UnicodeEncodeError:
-            raise Refusal(ErrorCode.invalid_input, "content: cannot be written as UTF-8; use base64") from None
-        if len(raw) > self._folders.settings.max_bytes:
-            raise Refusal(ErrorCode.invalid_input, f"content: {len(raw)} bytes; {_most(self._folders)}")
-        return raw
-
-
-class BlobGet(_FsBlock):
-    """Reads a whole file."""
-
-    type = "fs.blob_get"
-
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        return await self._with_path(inputs, context, lambda place: _get(place, self._folders))
-
-
-class Delete(_FsBlock):
-    """Takes a file away; one that is not there is gone already, so that a second attempt succeeds."""
-
-    type = "fs.delete"
-
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        return await self._with_path(inputs, context, _delete)
-
-
-def _put(place: _Place, content: bytes, *, overwrite: bool) -> dict[str, Any]:
-    *folders, name = place.parts
-    with _opened(place.root) as root, folder_beneath(root, folders, make=True) as folder:
-        created = not _is_regular(folder, name, place.shown)
-        if not created and not overwrite:
-            raise FileExistsError(errno.EEXIST, "there is a file already, and overwrite is false", place.shown)
-        spare = f".{name[:100]}.{token_hex(8)}.part"
-        try:
-            _write(folder, spare, content)
-            if overwrite:
-                os.rename(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
-            else:
-                os.link(spare, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(spare, dir_fd=folder)
-        os.fsync(folder)
-    return {"path": place.shown, "size": len(content), "created": created}
-
-
-def _write(folder: int, name: str, content: bytes) -> None:
-    descriptor = open_beneath(folder, (name,), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _get(place: _Place, folders: Folders) -> dict[str, Any]:
-    most = folders.settings.max_bytes
-    with _opened(place.root) as root:
-        descriptor = open_beneath(root, place.parts, os.O_RDONLY)
-        try:
-            about = os.fstat(descriptor)
-            _check_regular(about.st_mode, place.shown)
-            content = bytearray()
-            while len(content) <= most and (part := os.read(descriptor, min(most + 1 - len(content), 1 << 20))):
-                content += part
-        finally:
-            os.close(descriptor)
-    if len(content) > most:
-        raise Refusal(ErrorCode.execution_failed, f"path: {place.shown} has {about.st_size} bytes; {_most(folders)}")
-    modified = datetime.fromtimestamp(about.st_mtime, UTC).isoformat()
-    return {"path": place.shown, **_as_output(bytes(content)), "size": len(content), "modified": modified}
-
-
-def _delete(place: _Place) -> dict[str, Any]:
-    *folders, name = place.parts
-    deleted = False
-    with suppress(FileNotFoundError), _opened(place.root) as root, folder_beneath(root, folders) as folder:
-        if _is_regular(folder, name, place.shown):
-            os.unlink(name, dir_fd=folder)
-            os.fsync(folder)
-            deleted = True
-    return {"path": place.shown, "deleted": deleted}
-
-
-@contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    try:
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        text = f"the folder {root} of blocks.fs.roots is not there; make it, or mend the configuration"
-        raise Refusal(ErrorCode.resource_unavailable, text) from None
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _is_regular(folder: int, name: str, shown: str) -> bool:
-    """Whether a file is there; something else in its place is refused."""
-    try:
-        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return False
-    _check_regular(mode, shown)
-    return True
-
-
-def _check_regular(mode: int, shown: str) -> None:
-    if not stat.S_ISREG(mode):
-        raise Refusal(ErrorCode.permission_denied, f"path: {shown} is not a regular file")
-
-
-def _can_be_written(path: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-
-
-def _as_output(content: bytes) -> dict[str, str]:
-    try:
-        return {"content": content.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"base64": b64encode(content).decode()}
-
-
-def _outside(path: str) -> Refusal:
-    return Refusal(ErrorCode.permission_denied, f"path: {path[:200]} is outside of blocks.fs.roots")
-
-
-def _most(folders: Folders) -> str:
-    return f"accepted: at most {folders.settings.max_bytes} (blocks.fs.max_bytes)"
-
-
-def _code_of(error: OSError) -> ErrorCode:
-    if error.errno in _PASSING:
-        return ErrorCode.resource_unavailable
-    if error.errno in _DENIED:
-        return ErrorCode.permission_denied
-    if error.errno in _MISPLACED:
-        return ErrorCode.invalid_input
-    return ErrorCode.execution_failed
-
-
-def _words(error: OSError, path: str) -> str:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return f"path: not found: {path}"
-    if error.errno in LINKS:
-        return f"path: {path} leads over a symbolic link, or outside of blocks.fs.roots"
-    return f"path: {error.strerror or error}: {path}"

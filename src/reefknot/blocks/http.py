@@ -1,22 +1,20 @@
 """
-A response's body, read with a bound at every step.
+`http.request`: one request, and at most three redirects.
 
-One layer of gzip or deflate is undone piece by piece, and the reading stops as soon as the result is too large, or
-grows out of proportion to what came over the wire: a bomb is never held in memory, only its beginning.
-
-`http.request`: one request, and where redirects lead, at most three.
-
-    read the inputs → may this URL be called → send → follow or read the body → say what came of it
+    read the inputs → check the URL → send → follow a redirect, or read the body → make the result
 
 2xx is ok. Any other status is `http_error`, with the status and the server's own hints as metadata and the body kept.
 Each redirect is checked like the first URL, and loses credentials, cookies and the idempotency key when it leaves the
-origin. It refuses to be a way into the network; see `addresses`.
+origin. What may be called is in `addresses`.
+
+A body is read with a bound at every step. One layer of gzip or deflate is undone piece by piece, and the reading stops
+as soon as the result is too large, or grows out of proportion to what came over the wire: a bomb is never held in
+memory, only its beginning.
 """
 
 import asyncio
 import re
 import zlib
-from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -25,115 +23,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.blocks.addresses import BadUrl, Forbidden, Rules, Url, read_url
-from reefknot.blocks.http_client import Answer, HttpClient, Resolve, Unreachable
-from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
-from reefknot.blocks.settings import HttpSettings
+from reefknot.blocks.addresses import AddressRules, BadUrl, Forbidden, HttpSettings, Url, read_url
+from reefknot.blocks.http_client import HttpClient, HttpResponse, Resolve, Unreachable
+from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid, text_or_base64
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.redaction import telling_name
 from reefknot.ports.block import BlockContext
 from reefknot.retrying.failures import read_hints
-
-MOST_GROWTH = 100
-FREE_GROWTH = 64 * 1024
-"""Small texts may shrink by more than the ratio without being bombs."""
-_STEP = 64 * 1024
-_ACCEPTED = "gzip, deflate or none, one layer"
-ACCEPT_ENCODING = "gzip, deflate"
-
-
-class BodyRefused(Exception):  # noqa: N818 - it reads as what happened
-    """The body is too large, a bomb, or in an encoding that is not undone. `kept` is what was read until then."""
-
-    def __init__(self, message: str, kept: bytes) -> None:
-        super().__init__(message)
-        self.kept = kept
-
-
-async def read_body(parts: AsyncIterator[bytes], encoding: str, *, most: int) -> bytes:
-    """All of it, decoded, within bounds."""
-    inflate = _inflater(encoding)
-    kept = bytearray()
-    wire = 0
-    async for part in parts:
-        wire += len(part)
-        if inflate is None:
-            _take(kept, part, most)
-            continue
-        for piece in _undone(inflate, part, kept):
-            _take(kept, piece, most)
-            if len(kept) > FREE_GROWTH and len(kept) > wire * MOST_GROWTH:
-                text = f"the body grows more than {MOST_GROWTH}-fold when it is unpacked; it was not unpacked further"
-                raise BodyRefused(text, bytes(kept))
-    if inflate is not None and wire and not inflate.eof:
-        raise BodyRefused("the compressed body ends too early", bytes(kept))
-    return bytes(kept)
-
-
-def _take(kept: bytearray, piece: bytes, most: int) -> None:
-    kept += piece[: most - len(kept) + 1]
-    if len(kept) > most:
-        del kept[most:]
-        raise BodyRefused(
-            f"the body is larger than {most} bytes, the limit of blocks.http.max_response_bytes", bytes(kept)
-        )
-
-
-class _Inflater:
-    """zlib, gzip, or the bare deflate that some servers mean by it."""
-
-    def __init__(self, kind: str) -> None:
-        self._first = kind == "deflate"
-        self._wbits = zlib.MAX_WBITS | (16 if kind == "gzip" else 0)
-        self._zlib = zlib.decompressobj(self._wbits)
-
-    @property
-    def eof(self) -> bool:
-        return self._zlib.eof
-
-    def step(self, data: bytes) -> tuple[bytes, bytes]:
-        """A bounded piece, and what is still to be undone."""
-        if self._first and data:
-            self._first = False
-            if data[0] & 0x0F != 8:
-                self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
-        piece = self._zlib.decompress(data, _STEP)
-        rest = self._zlib.unused_data.lstrip(b"\0")  # zeros after the end are padding
-        if not rest:
-            return piece, self._zlib.unconsumed_tail
-        if self._wbits == zlib.MAX_WBITS:
-            raise zlib.error("bytes follow its end")
-        self._zlib = zlib.decompressobj(self._wbits)  # gzip may have several members, one after the other
-        return piece, rest
-
-
-def _undone(inflate: _Inflater, part: bytes, kept: bytearray) -> Iterator[bytes]:
-    rest, piece = part, b""
-    while rest or len(piece) == _STEP:  # a full piece: there may be more without more input
-        try:
-            piece, rest = inflate.step(rest)
-        except zlib.error as error:
-            raise BodyRefused(f"the compressed body is damaged: {error}", bytes(kept)) from error
-        yield piece
-
-
-def _inflater(encoding: str) -> _Inflater | None:
-    kind = encoding.strip().lower()
-    if kind in ("", "identity"):
-        return None
-    if kind in ("gzip", "x-gzip", "deflate"):
-        return _Inflater("deflate" if kind == "deflate" else "gzip")
-    raise BodyRefused(f"the body is encoded as {kind[:60]!r}; accepted: {_ACCEPTED}", b"")
-
-
-def as_output(body: bytes, name: str = "body") -> dict[str, str]:
-    """Text as text, anything else as base64 under a name that says so."""
-    try:
-        return {name: body.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": b64encode(body).decode()}
-
 
 MOST_REDIRECTS = 3
 MOST_HEADERS = 100
@@ -144,15 +41,23 @@ _HEADERS = "a mapping of names to texts"
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
 _BAD_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
-_OURS = frozenset(
+_RESERVED_HEADERS = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect")
 )
-_LEFT_BEHIND = frozenset(("authorization", "proxy-authorization", "cookie", "idempotency-key"))
-_OF_THE_BODY = frozenset(("content-type", "content-encoding", "content-language"))
+_ORIGIN_HEADERS = frozenset(("authorization", "proxy-authorization", "cookie", "idempotency-key"))
+_BODY_HEADERS = frozenset(("content-type", "content-encoding", "content-language"))
 _EXCERPT = 200
+MOST_GROWTH = 100
+FREE_GROWTH = 64 * 1024
+"""Bytes below which a body may grow by more than the ratio without being a bomb."""
+_STEP = 64 * 1024
+_ACCEPTED = "gzip, deflate or none, one layer"
+ACCEPT_ENCODING = "gzip, deflate"
 
 
 class _Request(Struct, frozen=True):
+    """A request that was read and checked."""
+
     url: Url
     method: str
     headers: dict[str, str]
@@ -160,32 +65,32 @@ class _Request(Struct, frozen=True):
 
 
 class HttpRequest:
-    """The block `http.request`."""
+    """The block `http.request`: sends one request and follows its redirects."""
 
     type = "http.request"
 
     def __init__(self, settings: HttpSettings | None = None, *, resolve: Resolve | None = None) -> None:
         self._settings = settings or HttpSettings()
-        self._rules = Rules(self._settings.allow)
+        self._rules = AddressRules(self._settings.allow)
         self._client = HttpClient(self._rules, resolve=resolve, ca_file=self._settings.ca_file)
 
     def destination(self, inputs: Mapping[str, Any]) -> str:
-        """Host and port, whoever asks for which page."""
+        """Host and port of the URL."""
         try:
-            return read_url(str(inputs.get("url", ""))).place
+            return read_url(str(inputs.get("url", ""))).endpoint
         except (BadUrl, Forbidden):
             return "http"
 
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
         try:
-            request, seconds = self._asked(inputs, context)
+            request, seconds = self._read_request(inputs, context)
         except Refusal as refusal:
             return refusal.result
         try:
-            async with asyncio.timeout(limit(seconds)):
-                return await self._followed(request, seconds)
+            async with asyncio.timeout(asyncio_timeout(seconds)):
+                return await self._follow(request, seconds)
         except TimeoutError:
-            return failed(ErrorCode.connection_timeout, f"{request.url.place} did not finish within {seconds:.3g} s")
+            return failed(ErrorCode.connection_timeout, f"{request.url.endpoint} did not finish within {seconds:.3g} s")
         except Unreachable as error:
             code = ErrorCode.connection_timeout if error.timed_out else ErrorCode.network_error
             return failed(code, str(error))
@@ -197,15 +102,13 @@ class HttpRequest:
     async def close(self) -> None:
         await self._client.close()
 
-    # ---- what is asked for ------------------------------------------------------------------------------------------
-
-    def _asked(self, given: Mapping[str, Any], context: BlockContext) -> tuple[_Request, float]:
+    def _read_request(self, given: Mapping[str, Any], context: BlockContext) -> tuple[_Request, float]:
         inputs = Inputs(given, "url", "method", "headers", "body", "body_base64")
         url = self._url(inputs.text("url", accepted=_URL))
         method = inputs.text("method", accepted=", ".join(METHODS), default="GET")
         if method.upper() not in METHODS:
             raise invalid("method", method, ", ".join(METHODS))
-        headers = _read_headers(inputs.any("headers"))
+        headers = _read_headers(inputs.value("headers"))
         body, content_type = _read_body(inputs)
         if content_type and "content-type" not in headers:
             headers["content-type"] = content_type
@@ -225,65 +128,64 @@ class HttpRequest:
             raise Refusal(ErrorCode.permission_denied, f"url: {error}") from None
         return url
 
-    # ---- the exchange -----------------------------------------------------------------------------------------------
-
-    async def _followed(self, request: _Request, seconds: float) -> StepResult:
+    async def _follow(self, request: _Request, seconds: float) -> StepResult:
         for _ in range(MOST_REDIRECTS + 1):
             headers = list(request.headers.items())
             if request.body or request.method in ("POST", "PUT", "PATCH"):
                 headers.append(("content-length", str(len(request.body))))
             async with self._client.send(
                 request.url, method=request.method, headers=headers, body=request.body, seconds=seconds
-            ) as answer:
-                _check_headers(answer)
-                location = answer.header("location")
-                if answer.status not in _REDIRECTS or not location:
-                    return await self._told(request, answer)
-                request = self._redirected(request, answer.status, location)
-        text = f"more than {MOST_REDIRECTS} redirects; the last one leads to {request.url.place}"
+            ) as response:
+                _check_headers(response)
+                location = response.header("location")
+                if response.status not in _REDIRECTS or not location:
+                    return await self._result(request, response)
+                request = self._redirected(request, response.status, location)
+        text = f"more than {MOST_REDIRECTS} redirects; the last one leads to {request.url.endpoint}"
         raise Refusal(ErrorCode.execution_failed, text)
 
     def _redirected(self, request: _Request, status: int, location: str) -> _Request:
         try:
             url = request.url.joined(location)
         except (BadUrl, ValueError) as error:
-            text = f"the redirect of {request.url.place} cannot be followed: {error}"
+            text = f"the redirect of {request.url.endpoint} cannot be followed: {error}"
             raise Refusal(ErrorCode.execution_failed, text, http_status_code=status) from None
         self._rules.check_host(url.host, url.port)
         if request.url.scheme == "https" and url.scheme == "http":
-            raise Forbidden(f"{request.url.place} redirects from https to http, which is not followed")
+            raise Forbidden(f"{request.url.endpoint} redirects from https to http, which is not followed")
         headers, method, body = dict(request.headers), request.method, request.body
         if url.origin != request.url.origin:
             headers = {name: value for name, value in headers.items() if not _belongs_to_origin(name)}
         if status == 303 or (status in (301, 302) and method == "POST"):
             method = method if method == "HEAD" else "GET"
             body = b""
-            headers = {name: value for name, value in headers.items() if name not in _OF_THE_BODY}
+            headers = {name: value for name, value in headers.items() if name not in _BODY_HEADERS}
         return _Request(url, method, headers, body)
 
-    async def _told(self, request: _Request, answer: Answer) -> StepResult:
-        ok = 200 <= answer.status < 300
+    async def _result(self, request: _Request, response: HttpResponse) -> StepResult:
+        ok = 200 <= response.status < 300
         problem = ""
         try:
-            encoding = "" if request.method == "HEAD" else answer.header("content-encoding")
-            body = await read_body(answer.body, encoding, most=self._settings.max_response_bytes)
+            encoding = "" if request.method == "HEAD" else response.header("content-encoding")
+            body = await read_body(response.body, encoding, most=self._settings.max_response_bytes)
         except BodyRefused as refused:
             if ok:
-                text = f"{request.url.place}: {refused}"
-                raise Refusal(ErrorCode.execution_failed, text, http_status_code=answer.status) from None
+                text = f"{request.url.endpoint}: {refused}"
+                raise Refusal(ErrorCode.execution_failed, text, http_status_code=response.status) from None
             body, problem = refused.kept, str(refused)
-        outputs = {"status_code": answer.status, "headers": _headers_out(answer), **as_output(body)}
+        outputs = {"status_code": response.status, "headers": _headers_out(response)}
+        outputs |= text_or_base64(body, text="body", base64="body_base64")
         if ok:
-            return StepResult(outputs=outputs, metadata={"http_status_code": answer.status})
-        metadata = _facts(answer)
+            return StepResult(outputs=outputs, metadata={"http_status_code": response.status})
+        metadata = _failure_metadata(response)
         if problem:
             metadata["body_cut"] = problem
-        text = _message(request.url, answer.status, body)
+        text = _message(request.url, response.status, body)
         return StepResult(StepStatus.ERROR, ErrorCode.http_error, outputs, text, metadata)
 
 
 def _belongs_to_origin(name: str) -> bool:
-    return name in _LEFT_BEHIND or telling_name(name)
+    return name in _ORIGIN_HEADERS or telling_name(name)
 
 
 def _read_headers(given: object) -> dict[str, str]:
@@ -302,7 +204,7 @@ def _read_headers(given: object) -> dict[str, str]:
         if not isinstance(value, str) or _BAD_VALUE.search(value):
             accepted = f"for {name} a text without line breaks or other control characters"
             raise Refusal(ErrorCode.invalid_input, f"headers: the value is not accepted; accepted: {accepted}")
-        if name.lower() in _OURS or name.lower() in headers:
+        if name.lower() in _RESERVED_HEADERS or name.lower() in headers:
             raise Refusal(ErrorCode.invalid_input, f"headers: {name} is set by the block itself, or given twice")
         headers[name.lower()] = value.strip()
     if sum(len(name) + len(value) for name, value in headers.items()) > LARGEST_HEADERS:
@@ -311,12 +213,12 @@ def _read_headers(given: object) -> dict[str, str]:
 
 
 def _read_body(inputs: Inputs) -> tuple[bytes, str]:
-    """The bytes, and their content type when the form says it: a text is text, bytes come as base64, else JSON."""
+    """The body's bytes and content type: text as text, bytes from base64, anything else as JSON."""
     if inputs.has("body") and inputs.has("body_base64"):
         raise Refusal(ErrorCode.invalid_input, "body: given together with body_base64; accepted: one of them")
     if inputs.has("body_base64"):
-        return inputs.octets("body_base64"), "application/octet-stream"
-    body = inputs.any("body")
+        return inputs.base64_bytes("body_base64"), "application/octet-stream"
+    body = inputs.value("body")
     if body is None:
         return b"", ""
     if isinstance(body, str):
@@ -330,34 +232,118 @@ def _read_body(inputs: Inputs) -> tuple[bytes, str]:
         raise invalid("body", body, "a text, or a value that JSON can say") from None
 
 
-def _check_headers(answer: Answer) -> None:
-    size = sum(len(name) + len(value) for name, value in answer.headers)
-    if len(answer.headers) > 2 * MOST_HEADERS or size > LARGEST_HEADERS:
+def _check_headers(response: HttpResponse) -> None:
+    size = sum(len(name) + len(value) for name, value in response.headers)
+    if len(response.headers) > 2 * MOST_HEADERS or size > LARGEST_HEADERS:
         accepted = f"at most {2 * MOST_HEADERS} of {LARGEST_HEADERS} bytes together"
-        text = f"the answer has {len(answer.headers)} headers of {size} bytes; accepted: {accepted}"
-        raise Refusal(ErrorCode.execution_failed, text, http_status_code=answer.status)
+        text = f"the response has {len(response.headers)} headers of {size} bytes; accepted: {accepted}"
+        raise Refusal(ErrorCode.execution_failed, text, http_status_code=response.status)
 
 
-def _headers_out(answer: Answer) -> dict[str, str]:
-    return {name: answer.header(name) for name in dict.fromkeys(name for name, _ in answer.headers)}
+def _headers_out(response: HttpResponse) -> dict[str, str]:
+    return {name: response.header(name) for name in dict.fromkeys(name for name, _ in response.headers)}
 
 
-def _facts(answer: Answer) -> dict[str, Any]:
-    """What the worker needs to judge the failure: the status, how long to wait, whether a limit is spent."""
-    _, hint, limit_reached = read_hints(SimpleNamespace(headers=dict(answer.headers)))
-    facts: dict[str, Any] = {"http_status_code": answer.status}
+def _failure_metadata(response: HttpResponse) -> dict[str, Any]:
+    """The metadata of a failure: the status, how long to wait, whether a limit is spent."""
+    _, hint, limit_reached = read_hints(SimpleNamespace(headers=dict(response.headers)))
+    metadata: dict[str, Any] = {"http_status_code": response.status}
     if hint is not None:
-        facts["retry_after"] = hint
+        metadata["retry_after"] = hint
     if limit_reached:
-        facts["limit_reached"] = True
-    return facts
+        metadata["limit_reached"] = True
+    return metadata
 
 
 def _message(url: Url, status: int, body: bytes) -> str:
-    """The status, and how the body begins: some services say "rate limit" nowhere else."""
+    """The status and the beginning of the body: some services say "rate limit" nowhere else."""
     try:
         phrase = f" {HTTPStatus(status).phrase}"
     except ValueError:
         phrase = ""
     excerpt = " ".join(body[: 4 * _EXCERPT].decode("utf-8", "replace").split())[:_EXCERPT]
-    return f"HTTP {status}{phrase} from {url.place}" + (f": {excerpt}" if excerpt else "")
+    return f"HTTP {status}{phrase} from {url.endpoint}" + (f": {excerpt}" if excerpt else "")
+
+
+class BodyRefused(Exception):  # noqa: N818 - it reads as what happened
+    """The body is too large, a bomb, or in an encoding that is not undone. `kept` is what was read before."""
+
+    def __init__(self, message: str, kept: bytes) -> None:
+        super().__init__(message)
+        self.kept = kept
+
+
+async def read_body(parts: AsyncIterator[bytes], encoding: str, *, most: int) -> bytes:
+    """The whole body, decoded; `BodyRefused` beyond the bounds."""
+    inflate = _inflater(encoding)
+    kept = bytearray()
+    wire = 0
+    async for part in parts:
+        wire += len(part)
+        if inflate is None:
+            _append(kept, part, most)
+            continue
+        for piece in _inflated(inflate, part, kept):
+            _append(kept, piece, most)
+            if len(kept) > FREE_GROWTH and len(kept) > wire * MOST_GROWTH:
+                text = f"the body grows more than {MOST_GROWTH}-fold when it is unpacked; it was not unpacked further"
+                raise BodyRefused(text, bytes(kept))
+    if inflate is not None and wire and not inflate.eof:
+        raise BodyRefused("the compressed body ends too early", bytes(kept))
+    return bytes(kept)
+
+
+def _append(kept: bytearray, piece: bytes, most: int) -> None:
+    kept += piece[: most - len(kept) + 1]
+    if len(kept) > most:
+        del kept[most:]
+        raise BodyRefused(
+            f"the body is larger than {most} bytes, the limit of blocks.http.max_response_bytes", bytes(kept)
+        )
+
+
+class _Inflater:
+    """A decoder of gzip, of zlib, and of the bare deflate that some servers send instead."""
+
+    def __init__(self, kind: str) -> None:
+        self._first = kind == "deflate"
+        self._wbits = zlib.MAX_WBITS | (16 if kind == "gzip" else 0)
+        self._zlib = zlib.decompressobj(self._wbits)
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    def step(self, data: bytes) -> tuple[bytes, bytes]:
+        """A bounded piece of output, and the input that is left."""
+        if self._first and data:
+            self._first = False
+            if data[0] & 0x0F != 8:
+                self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
+        piece = self._zlib.decompress(data, _STEP)
+        rest = self._zlib.unused_data.lstrip(b"\0")  # zeros after the end are padding
+        if not rest:
+            return piece, self._zlib.unconsumed_tail
+        if self._wbits == zlib.MAX_WBITS:
+            raise zlib.error("bytes follow its end")
+        self._zlib = zlib.decompressobj(self._wbits)  # gzip may have several members, one after the other
+        return piece, rest
+
+
+def _inflated(inflate: _Inflater, part: bytes, kept: bytearray) -> Iterator[bytes]:
+    rest, piece = part, b""
+    while rest or len(piece) == _STEP:  # a full piece: there may be more without more input
+        try:
+            piece, rest = inflate.step(rest)
+        except zlib.error as error:
+            raise BodyRefused(f"the compressed body is damaged: {error}", bytes(kept)) from error
+        yield piece
+
+
+def _inflater(encoding: str) -> _Inflater | None:
+    kind = encoding.strip().lower()
+    if kind in ("", "identity"):
+        return None
+    if kind in ("gzip", "x-gzip", "deflate"):
+        return _Inflater("deflate" if kind == "deflate" else "gzip")
+    raise BodyRefused(f"the body is encoded as {kind[:60]!r}; accepted: {_ACCEPTED}", b"")

@@ -1,9 +1,9 @@
 """
-The seam over the HTTP library: one request, one answer, to a checked address.
+`HttpClient`: one request and its response, over a connection to a checked address.
 
-Every connection is made in one place, which resolves the name once, checks all answers and connects to a checked one;
+`CheckedBackend` alone makes connections: it resolves the name once, checks all answers and connects to a checked one;
 Host and the TLS name stay the original. So there is no second look-up to lie to. No cookies, no proxies, no redirects,
-no retries here, and nothing is read from the environment.
+no retries, and nothing is read from the environment.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import httpcore2
 import httpx2
 from msgspec import Struct
 
-from reefknot.blocks.addresses import Address, Forbidden, Rules, Url, literal, unwrapped
+from reefknot.blocks.addresses import Address, AddressRules, Forbidden, Url, ipv4_of, literal_address
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 MOST_ANSWERS = 64
@@ -27,14 +27,14 @@ MOST_ADDRESSES_TRIED = 4
 
 
 class Unreachable(Exception):  # noqa: N818 - a fact about the other side
-    """The other side could not be talked to. `timed_out` says whether it was silence."""
+    """The server could not be reached, or broke off. `timed_out` tells silence from refusal."""
 
     def __init__(self, message: str, *, timed_out: bool = False) -> None:
         super().__init__(message)
         self.timed_out = timed_out
 
 
-class Answer(Struct, frozen=True):
+class HttpResponse(Struct, frozen=True):
     """Status and headers, and the body as it comes over the wire."""
 
     status: int
@@ -46,28 +46,28 @@ class Answer(Struct, frozen=True):
 
 
 class Resolver:
-    """The system's resolver, in threads of its own: a name that hangs holds up nobody else."""
+    """The system's resolver, in threads of its own, so that a name that hangs delays nothing else."""
 
     def __init__(self, threads: int = 8) -> None:
         self._threads = ThreadPoolExecutor(threads, "reefknot-resolve")
 
     async def __call__(self, host: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, _looked_up, host, port)
+        found = await loop.run_in_executor(self._threads, _getaddrinfo, host, port)
         return [str(entry[4][0]) for entry in found]
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _looked_up(host: str, port: int) -> list[Any]:
+def _getaddrinfo(host: str, port: int) -> list[Any]:
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
-    """The one place where a connection is made."""
+    """The network under the client: every connection is made here, to a checked address."""
 
-    def __init__(self, rules: Rules, resolve: Resolve) -> None:
+    def __init__(self, rules: AddressRules, resolve: Resolve) -> None:
         self._rules = rules
         self._resolve = resolve
         self._net = httpcore2.AnyIOBackend()
@@ -81,7 +81,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
         failure: Exception | None = None
-        for address in (await self._checked(host, port))[:MOST_ADDRESSES_TRIED]:
+        for address in (await self._checked_addresses(host, port))[:MOST_ADDRESSES_TRIED]:
             try:
                 return await self._net.connect_tcp(str(address), port, timeout)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
@@ -89,15 +89,15 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         assert failure is not None
         raise failure
 
-    async def _checked(self, host: str, port: int) -> list[Address]:
-        """The addresses behind a host, all of them allowed, or none."""
+    async def _checked_addresses(self, host: str, port: int) -> list[Address]:
+        """The addresses of a host; `Forbidden` unless all of them are allowed."""
         self._rules.check_host(host, port)
-        known = literal(host)
+        known = literal_address(host)
         if known is not None:
             return [known]
         try:
             answers = await self._resolve(host, port)
-            addresses = list(dict.fromkeys(unwrapped(ip_address(one)) for one in answers[:MOST_ANSWERS]))
+            addresses = list(dict.fromkeys(ipv4_of(ip_address(one)) for one in answers[:MOST_ANSWERS]))
         except (OSError, UnicodeError, ValueError) as error:
             raise Unreachable(f"{host} could not be resolved: {error}") from error
         if not addresses:
@@ -116,27 +116,29 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
 
 
 class HttpClient:
-    """Sends requests over connections that are kept and reused."""
+    """A client that keeps and reuses its connections."""
 
-    def __init__(self, rules: Rules, *, resolve: Resolve | None = None, ca_file: str = "", most: int = 64) -> None:
+    def __init__(
+        self, rules: AddressRules, *, resolve: Resolve | None = None, ca_file: str = "", max_connections: int = 64
+    ) -> None:
         self._resolver = Resolver() if resolve is None else None
         self._backend = CheckedBackend(rules, resolve or self._resolver or Resolver())
         self._ca_file = ca_file
-        self._most = most
+        self._max_connections = max_connections
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
     def _connections(self) -> httpcore2.AsyncConnectionPool:
         if self._pool is None:
             self._pool = httpcore2.AsyncConnectionPool(
-                ssl_context=self._trust(),
-                max_connections=self._most,
-                max_keepalive_connections=self._most,
+                ssl_context=self._ssl_context(),
+                max_connections=self._max_connections,
+                max_keepalive_connections=self._max_connections,
                 keepalive_expiry=10.0,
                 network_backend=self._backend,
             )
         return self._pool
 
-    def _trust(self) -> ssl.SSLContext:
+    def _ssl_context(self) -> ssl.SSLContext:
         if self._ca_file:
             return ssl.create_default_context(cafile=self._ca_file)
         return httpx2.create_ssl_context(trust_env=False)
@@ -144,8 +146,8 @@ class HttpClient:
     @asynccontextmanager
     async def send(
         self, url: Url, *, method: str, headers: list[tuple[str, str]], body: bytes, seconds: float
-    ) -> AsyncIterator[Answer]:
-        """One request; the answer's body can be read inside the block. The caller bounds the whole of it in time."""
+    ) -> AsyncIterator[HttpResponse]:
+        """Send one request; the body can be read inside the block. The caller bounds the whole in time."""
         request = httpcore2.Request(
             method,
             httpcore2.URL(
@@ -161,12 +163,12 @@ class HttpClient:
             response = await self._connections().handle_async_request(request)
             names = [(key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in response.headers]
             parts = _parts(response)
-            yield Answer(response.status, names, parts)
+            yield HttpResponse(response.status, names, parts)
         except httpcore2.TimeoutException as error:
-            text = f"{url.place} did not answer in time ({_words(error)})"
+            text = f"{url.endpoint} did not answer in time ({_reason(error)})"
             raise Unreachable(text, timed_out=True) from error
         except (httpcore2.NetworkError, httpcore2.ProtocolError, ssl.SSLError, OSError) as error:
-            raise Unreachable(f"{url.place}: {_words(error)}") from error
+            raise Unreachable(f"{url.endpoint}: {_reason(error)}") from error
         finally:
             if parts is not None:
                 await parts.aclose()
@@ -186,8 +188,8 @@ async def _parts(response: httpcore2.Response) -> AsyncGenerator[bytes, None]:
         yield part
 
 
-def _words(error: BaseException) -> str:
-    """What happened, also when the library's own error says nothing."""
+def _reason(error: BaseException) -> str:
+    """The text of the error, or of the first one behind it that has any."""
     link: BaseException | None = error
     while link is not None:
         if str(link):

@@ -1,11 +1,11 @@
 """
-What a block was asked for, field by field.
+`Inputs`: the inputs of one step, checked field by field.
 
 A field that is missing, unknown or of the wrong kind is refused by name, with what would have been accepted. Nothing is
 guessed and nothing is converted.
 """
 
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Any
@@ -15,11 +15,11 @@ from reefknot.core.messages import StepResult, StepStatus
 from reefknot.errors import shown
 
 TIMEOUT = "timeout_ms"
-"""Every block takes it: the assignment reads its time from the same place."""
+"""An input of every block: the time limit of one attempt."""
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer on its way out, not an error of ours
-    """A step that ends here, with its code and its words. It never leaves a block."""
+    """The end of a step with an error code and a message. It never leaves a block."""
 
     def __init__(self, code: ErrorCode, message: str, **metadata: Any) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer on its way out, not an
 
 
 def failed(code: ErrorCode, message: str, **metadata: Any) -> StepResult:
-    """A step that did not work."""
+    """The result of a step that did not work."""
     return StepResult(StepStatus.ERROR, code, error_message=message, metadata=metadata)
 
 
@@ -52,21 +52,21 @@ class Inputs:
         self._given = given
 
     def has(self, name: str) -> bool:
-        """Whether it was said at all; null is the same as not said."""
+        """Whether the input was given; null is the same as not given."""
         return self._given.get(name) is not None
 
-    def any(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
         return self._given.get(name)
 
-    def need(self, *names: str, accepted: str) -> None:
-        """One of these fields has to be there."""
+    def require(self, *names: str, accepted: str) -> None:
+        """Refuse the step unless at least one of these inputs was given."""
         if not any(self.has(name) for name in names):
             text = f"{' or '.join(names)}: missing; accepted: {accepted}"
             raise Refusal(ErrorCode.missing_required_field, text)
 
     def text(self, name: str, *, accepted: str, default: str | None = None) -> str:
         if default is None:
-            self.need(name, accepted=accepted)
+            self.require(name, accepted=accepted)
         value = self._given.get(name, default)
         if value is None:
             value = default
@@ -82,8 +82,8 @@ class Inputs:
             raise invalid(name, value, "true or false")
         return value
 
-    def octets(self, name: str) -> bytes:
-        """Bytes, from their base64 form."""
+    def base64_bytes(self, name: str) -> bytes:
+        """The bytes of a base64 text."""
         value = self.text(name, accepted="base64 text")
         try:
             return b64decode(value, validate=True)
@@ -91,7 +91,7 @@ class Inputs:
             raise invalid(name, value, "base64 text") from None
 
     def seconds(self, most: float) -> float:
-        """The attempt's own time limit, never longer than what is left."""
+        """The time limit of the attempt: its own, but never longer than `most`."""
         value = self._given.get(TIMEOUT)
         if value is None:
             return most
@@ -100,6 +100,14 @@ class Inputs:
         return min(most, value / 1000)
 
 
-def limit(seconds: float) -> float | None:
-    """As asyncio wants it: None for no limit."""
+def asyncio_timeout(seconds: float) -> float | None:
+    """The time limit as `asyncio.timeout` takes it: None for no limit."""
     return None if seconds == inf else seconds
+
+
+def text_or_base64(content: bytes, *, text: str, base64: str) -> dict[str, str]:
+    """The output of bytes: under the name `text` when they are UTF-8, else as base64 under the other name."""
+    try:
+        return {text: content.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {base64: b64encode(content).decode()}

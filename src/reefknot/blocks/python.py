@@ -1,13 +1,10 @@
 """
-One's own Python as a step.
+The blocks of a worker by name: the standard ones, and Python functions under `@block`.
 
 `@block("invoice.render")` registers a function of (inputs, context); a worker finds it by `--module`, or by an entry
 point of the group `reefknot.blocks`. Modules are named on the command line or by installed packages, never by data that
-came in. A plain function runs in a thread, where nobody can interrupt it.
-
-The blocks of a worker, by the names that assignments use.
-
-Short names stand for the same blocks: `http` is `http.request`.
+came in. A plain function runs in a thread, where nobody can interrupt it. Standard blocks have short names as well:
+`http` is `http.request`.
 """
 
 import asyncio
@@ -22,10 +19,13 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders
+from msgspec import Struct
+
+from reefknot.blocks.addresses import HttpSettings
+from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders, FsSettings
 from reefknot.blocks.inputs import failed
-from reefknot.blocks.settings import BlockSettings
 from reefknot.blocks.sql import SqlQuery
+from reefknot.blocks.sql_rows import SqlSettings
 from reefknot.core.canonical import plain
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
@@ -37,19 +37,19 @@ _TYPE = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:\.[a-z0-9][a-z0-9_-]{0,63}){0,7}")
 _ACCEPTED_TYPE = "a name in lower case, with dots between its parts: invoice.render"
 _ACCEPTED_ANSWER = "a dict of outputs, a StepResult or None"
 
-Answer = Mapping[str, Any] | StepResult | None
-BlockFunction = Callable[[Mapping[str, Any], BlockContext], Answer | Awaitable[Answer]]
+Outputs = Mapping[str, Any] | StepResult | None
+BlockFunction = Callable[[Mapping[str, Any], BlockContext], Outputs | Awaitable[Outputs]]
 Function = TypeVar("Function", bound=BlockFunction)
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Not the loop's own: it has few, and functions that wait would hold up everybody else's."""
+    """The threads of plain functions. Not the loop's own: functions that wait would use them up for everybody."""
     return ThreadPoolExecutor(64, "reefknot-block")
 
 
 class PythonBlock:
-    """A function, as the worker wants it."""
+    """A Python function as a block."""
 
     def __init__(self, type_name: str, function: BlockFunction, *, destination: str = "") -> None:
         self.type = type_name
@@ -63,7 +63,7 @@ class PythonBlock:
         return self._destination
 
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        """What the function raises goes up: the worker reads it."""
+        """The result of the function. Its exceptions are left to the worker."""
         answer: Any
         if self._awaits:
             answer = self.function(inputs, context)
@@ -75,7 +75,7 @@ class PythonBlock:
         return self._result(answer)
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
     def _result(self, answer: object) -> StepResult:
         if isinstance(answer, StepResult):
@@ -92,14 +92,14 @@ class PythonBlock:
 
 
 class BlockRegistry:
-    """Blocks by their type."""
+    """Blocks by their type; a type has one block."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, Block] = {}
 
     def add(self, block: Block) -> None:
         known = self._blocks.get(block.type)
-        if known is not None and not _same(known, block):
+        if known is not None and not _is_same_function(known, block):
             raise ParameterError("type", block.type, "a type that no other block has")
         self._blocks[block.type] = block
 
@@ -111,7 +111,7 @@ class BlockRegistry:
 
 
 registry = BlockRegistry()
-"""What `@block` fills. A process has one, like it has one `sys.modules`."""
+"""The registry that `@block` fills. A process has one, like it has one `sys.modules`."""
 
 
 def block(
@@ -120,7 +120,7 @@ def block(
     """
     Register a function as a step of this type; it stays an ordinary function.
 
-    It is called with the inputs and a context, and gives a dict of outputs, a `StepResult`, or None. `destination`
+    It is called with the inputs and a context, and returns a dict of outputs, a `StepResult`, or None. `destination`
     names what it talks to, for the throttle and the breaker; by default its type.
     """
     if not isinstance(type_name, str) or not _TYPE.fullmatch(type_name):
@@ -139,7 +139,7 @@ def block(
 
 
 def load_module(name: str, *, path: str | None = None) -> dict[str, Block]:
-    """Import a module, so that its `@block`s register; gives all that are registered."""
+    """Import a module, so that its `@block`s register. Returns all that are registered."""
     if path is not None and path not in sys.path:
         sys.path.insert(0, path)
     before = registry.blocks()
@@ -155,12 +155,12 @@ def load_module(name: str, *, path: str | None = None) -> dict[str, Block]:
 
 
 def load_entry_points(found: Iterable[EntryPoint] | None = None) -> dict[str, Block]:
-    """The blocks that installed packages bring: a function, a block, or a class of blocks, under the entry's name."""
+    """The blocks that installed packages offer: a function, a block, or a class of blocks, under the entry's name."""
     problems = []
     loaded: dict[str, Block] = {}
     for entry in entry_points(group=GROUP) if found is None else found:
         try:
-            one = _brought(entry.name, entry.load())
+            one = _offered_block(entry.name, entry.load())
             loaded[one.type] = one
         except Exception as error:  # somebody else's package
             problems.append(f"entry point {entry.name} = {entry.value}: {type(error).__name__}: {error}")
@@ -169,7 +169,7 @@ def load_entry_points(found: Iterable[EntryPoint] | None = None) -> dict[str, Bl
     return loaded
 
 
-def _brought(name: str, thing: Any) -> Block:
+def _offered_block(name: str, thing: Any) -> Block:
     if inspect.isclass(thing):
         thing = thing()
     if hasattr(thing, "run") and hasattr(thing, "destination") and hasattr(thing, "type"):
@@ -190,8 +190,8 @@ def _check_signature(function: Any) -> None:
         raise ParameterTypeError("function", function, f"a function of (inputs, context); {error}") from None
 
 
-def _same(known: Block, new: Block) -> bool:
-    """A module that is imported again registers the same function again."""
+def _is_same_function(known: Block, new: Block) -> bool:
+    """Whether both are the same function, which a module that is imported again registers again."""
     return _module_of(known) == _module_of(new) and _name_of(known) == _name_of(new) != ""
 
 
@@ -211,16 +211,24 @@ ALIASES: Mapping[str, str] = {
 }
 
 
+class BlockSettings(Struct, frozen=True):
+    """Settings of the standard blocks. By default they reach public addresses, and neither files nor databases."""
+
+    http: HttpSettings = HttpSettings()
+    fs: FsSettings = FsSettings()
+    sql: SqlSettings = SqlSettings()
+
+
 def standard_blocks(settings: BlockSettings | None = None) -> dict[str, Block]:
-    """The blocks that come with the package. `http.request` says so where its library is not installed."""
+    """The blocks of this package. Without its library, `http.request` fails and says what to install."""
     settings = settings or BlockSettings()
     folders = Folders(settings.fs)
     blocks: list[Block] = [BlobPut(folders), BlobGet(folders), Delete(folders), SqlQuery(settings.sql)]
-    blocks.insert(0, _http(settings))
+    blocks.insert(0, _http_block(settings))
     return {block.type: block for block in blocks}
 
 
-def _http(settings: BlockSettings) -> Block:
+def _http_block(settings: BlockSettings) -> Block:
     try:
         from reefknot.blocks.http import HttpRequest
     except ImportError:
@@ -229,7 +237,7 @@ def _http(settings: BlockSettings) -> Block:
 
 
 class MissingExtra:
-    """Stands for a block whose library is not installed: every step of it fails, and says what to install."""
+    """A block whose library is not installed: every step of it fails and says what to install."""
 
     def __init__(self, type_name: str, extra: str) -> None:
         self.type = type_name
@@ -243,11 +251,11 @@ class MissingExtra:
         return StepResult(StepStatus.ERROR, ErrorCode.execution_failed, error_message=text)
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
 
 def by_name(*groups: Mapping[str, Block]) -> dict[str, Block]:
-    """All blocks under all their names. Two blocks of one type are a mistake in the configuration."""
+    """All blocks under all their names. Two blocks of one type are a `ConfigurationError`."""
     blocks: dict[str, Block] = {}
     for group in groups:
         for name, block in group.items():

@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
-from reefknot.blocks.settings import SqlConnection, SqlSettings
-from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid
+from reefknot.blocks.sql_rows import Parameters, Rows, SqlConnection, SqlSettings
 from reefknot.blocks.sql_sqlite import SqliteQueries
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
@@ -24,17 +23,14 @@ MOST_PARAMETERS = 1000
 _PARAMETERS = "a list, or a mapping of names to values: texts, numbers, true, false, null"
 _PASSWORD = re.compile(r"(://[^/@\s]*)@|password=\S+", re.IGNORECASE)
 
-Parameters = list[Any] | dict[str, Any] | None
-
 
 class SqlQuery:
-    """The block `sql.query`."""
+    """The block `sql.query`: runs one statement on a configured connection."""
 
     type = "sql.query"
 
     def __init__(self, settings: SqlSettings | None = None) -> None:
         self._settings = settings or SqlSettings()
-        self._limits = Limits(self._settings.max_rows, self._settings.max_bytes)
         self._sqlite = SqliteQueries()
 
     def destination(self, inputs: Mapping[str, Any]) -> str:
@@ -47,9 +43,9 @@ class SqlQuery:
             asked = Inputs(inputs, "connection", "query", "params")
             connection = self._connection(asked.text("connection", accepted="the name of a configured connection"))
             query = _read_query(asked)
-            parameters = _read_parameters(asked.any("params"))
+            parameters = _read_parameters(asked.value("params"))
             seconds = asked.seconds(seconds)
-            async with asyncio.timeout(limit(seconds)):
+            async with asyncio.timeout(asyncio_timeout(seconds)):
                 rows = await self._rows(connection, query, parameters, seconds)
         except Refusal as refusal:
             return refusal.result
@@ -62,23 +58,23 @@ class SqlQuery:
 
     async def _rows(self, connection: SqlConnection, query: str, parameters: Parameters, seconds: float) -> Rows:
         if connection.sqlite_path is not None:
-            return await self._sqlite.run(connection, query, parameters, limits=self._limits, seconds=seconds)
+            return await self._sqlite.run(connection, query, parameters, limits=self._settings, seconds=seconds)
         try:
             from reefknot.blocks.sql_postgres import run
         except ImportError:
             text = "connection: PostgreSQL needs the extra 'sql': pip install reefknot[sql]"
             raise Refusal(ErrorCode.execution_failed, text) from None
-        return await run(connection, query, parameters, limits=self._limits, seconds=seconds)
+        return await run(connection, query, parameters, limits=self._settings, seconds=seconds)
 
     def _connection(self, name: str) -> SqlConnection:
-        """By its configured name; a URL is taken only when it is listed, and then for reading."""
+        """The connection of a configured name; a URL only when it is listed, and then for reading."""
         known = self._settings.connections.get(name) or self._settings.allow.get(name)
         if known is not None:
             return known
         accepted = ", ".join(sorted(self._settings.connections)) or "none is configured; set blocks.sql.connections"
         if ":" in name or "=" in name:
-            shape = _PASSWORD.sub("…", name)[:60]
-            text = f"connection: the URL {shape} is not listed in blocks.sql.allow; configured names: {accepted}"
+            shown = _PASSWORD.sub("…", name)[:60]
+            text = f"connection: the URL {shown} is not listed in blocks.sql.allow; configured names: {accepted}"
             raise Refusal(ErrorCode.permission_denied, text)
         raise invalid("connection", name, accepted)
 

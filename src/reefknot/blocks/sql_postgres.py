@@ -1,13 +1,13 @@
 """
-Statements on a server of PostgreSQL.
+PostgreSQL under `sql.query`: one statement in one transaction on a connection of its own.
 
-A connection for each statement, so nothing a statement sets outlives it. For reading: a read-only transaction, a
+Nothing that a statement sets outlives its connection. For reading: a read-only transaction, a
 statement that only asks, and no superuser, because a superuser's functions reach files from within a `SELECT`. The
 extended protocol takes one statement at a time, and parameters never become text.
 """
 
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from math import inf
 from typing import Any
@@ -18,12 +18,10 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.settings import Access, SqlConnection
-from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
 
-Parameters = list[Any] | dict[str, Any] | None
-_ASKING = frozenset(("select", "with", "values", "table", "show", "explain"))
+_READING = frozenset(("select", "with", "values", "table", "show", "explain"))
 _ROWS_FIRST = frozenset(("select", "values", "table", "show", "explain"))
 _NEVER = frozenset(
     ("copy", "do", "load", "listen", "set", "reset", "discard", "begin", "start", "commit", "end", "abort", "rollback")
@@ -31,7 +29,7 @@ _NEVER = frozenset(
 _SPACE = re.compile(r"(?:\s+|--[^\n]*(?:\n|\Z)|/\*(?:[^*/]|\*(?!/)|/(?!\*))*+\*/)*+[(\s]*+")
 _WORD = re.compile(r"[a-z]+", re.IGNORECASE)
 _RETURNING = re.compile(r"\breturning\b", re.IGNORECASE)
-_CLOSED = re.compile(
+_FORBIDDEN = re.compile(
     r"U&"
     r"|\b(?:lo_\w+|loread|lowrite|set_config|dblink\w*|(?:query|cursor|table|schema|database)_to_xml\w*"
     r"|pg_(?:read|ls|stat_file|file|logdir|current_logfile|reload|rotate|terminate|cancel|promote|switch|create|drop"
@@ -67,26 +65,28 @@ _CODES = {
     "42501": ErrorCode.permission_denied,
     "57P04": ErrorCode.execution_failed,
 }
-"""Codes that say something else than their class."""
+"""Codes that mean something else than their class."""
 
 
-async def run(connection: SqlConnection, query: str, parameters: Parameters, *, limits: Limits, seconds: float) -> Rows:
-    """One statement in one transaction. The caller bounds it in time as well."""
+async def run(
+    connection: SqlConnection, query: str, parameters: Parameters, *, limits: SqlSettings, seconds: float
+) -> Rows:
+    """The rows of one statement in one transaction. The caller bounds it in time as well."""
     reads = connection.access is Access.READ
     word = first_word(query)
     _check(word, query, reads=reads)
     try:
-        async with await _connected(connection, seconds) as server:
-            await _prepared(server, connection, reads=reads)
+        async with await _connect(connection, seconds) as server:
+            await _prepare_session(server, connection, reads=reads)
             if word in _ROWS_FIRST or reads:
-                return await _streamed(server, query, parameters, limits)
-            return await _written(server, query, parameters, limits, word)
+                return await _stream_rows(server, query, parameters, limits)
+            return await _run_write(server, query, parameters, limits, word)
     except psycopg.Error as error:
-        raise told(error) from error
+        raise refusal_for(error) from error
 
 
 def first_word(query: str) -> str:
-    """The statement's first word, comments and brackets aside."""
+    """The statement's first word in lower case, comments and brackets aside."""
     start = _SPACE.match(query)
     word = _WORD.match(query, start.end() if start else 0)
     return word[0].lower() if word else ""
@@ -96,18 +96,18 @@ def _check(word: str, query: str, *, reads: bool) -> None:
     if not word:
         text = "query: it does not begin with a word of SQL; nested comments before it are not read"
         raise Refusal(ErrorCode.invalid_input, text)
-    if reads and word not in _ASKING:
+    if reads and word not in _READING:
         text = f"query: {word.upper()} is not allowed on a connection for reading; allowed: SELECT, WITH, VALUES"
         raise Refusal(ErrorCode.permission_denied, text)
     if word in _NEVER:
         raise Refusal(ErrorCode.permission_denied, f"query: {word.upper()} is not allowed on any connection")
-    closed = _CLOSED.search(query) if reads else None
-    if closed is not None:
-        text = f"query: {closed[0].strip()[:60]} is not allowed on a connection for reading"
+    forbidden = _FORBIDDEN.search(query) if reads else None
+    if forbidden is not None:
+        text = f"query: {forbidden[0].strip()[:60]} is not allowed on a connection for reading"
         raise Refusal(ErrorCode.permission_denied, text)
 
 
-async def _connected(connection: SqlConnection, seconds: float) -> AsyncConnection[tuple[Any, ...]]:
+async def _connect(connection: SqlConnection, seconds: float) -> AsyncConnection[tuple[Any, ...]]:
     wait = 86_400_000 if seconds == inf else max(1, int(seconds * 1000))
     bounds = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     options = [f"-c {bound}={wait}" for bound in bounds]
@@ -123,8 +123,8 @@ async def _connected(connection: SqlConnection, seconds: float) -> AsyncConnecti
     )
 
 
-async def _prepared(server: AsyncConnection[Any], connection: SqlConnection, *, reads: bool) -> None:
-    """Bounds of the session, set before the statement's transaction begins."""
+async def _prepare_session(server: AsyncConnection[Any], connection: SqlConnection, *, reads: bool) -> None:
+    """Set the role and the bounds of the session, before the statement's transaction begins."""
     if connection.role:
         await server.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(connection.role)))
         await server.commit()
@@ -139,8 +139,8 @@ async def _prepared(server: AsyncConnection[Any], connection: SqlConnection, *, 
         raise Refusal(ErrorCode.permission_denied, text)
 
 
-async def _streamed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits) -> Rows:
-    """Row by row, so that an answer without end is left early."""
+async def _stream_rows(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings) -> Rows:
+    """The rows, read one by one, so that an answer without end is left early."""
     found = Rows(limits)
     named = False
     async with server.cursor() as cursor, aclosing(_stream(cursor, query, parameters)) as rows:
@@ -153,36 +153,38 @@ async def _streamed(server: AsyncConnection[Any], query: str, parameters: Parame
 
 
 def _stream(cursor: AsyncCursor[Any], query: str, parameters: Parameters) -> AsyncGenerator[Any, None]:
-    rows: Any = cursor.stream(query.encode(), _bound(parameters))  # which is a generator, and has to be ended as one
+    rows: Any = cursor.stream(query.encode(), parameters)  # which is a generator, and has to be ended as one
     answered: AsyncGenerator[Any, None] = rows
     return answered
 
 
-async def _written(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits, word: str) -> Rows:
-    """A statement that may change something. What it may answer is read row by row, like any other answer."""
+async def _run_write(
+    server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings, word: str
+) -> Rows:
+    """The rows of a statement that may change something, read one by one if it may answer any."""
     if not may_answer(word, query):
-        return await _executed(server, query, parameters, limits)
+        return await _execute(server, query, parameters, limits)
     try:
-        found = await _streamed(server, query, parameters, limits)
+        found = await _stream_rows(server, query, parameters, limits)
     except psycopg.ProgrammingError as error:
         if error.sqlstate is not None or "didn't produce a result" not in str(error):
             raise
         await server.rollback()  # it answers nothing: only another way of asking tells how many rows it changed
-        return await _executed(server, query, parameters, limits)
+        return await _execute(server, query, parameters, limits)
     found.affected = len(found.rows)
     return found
 
 
 def may_answer(word: str, query: str) -> bool:
-    """Whether a statement that is not plainly a question may have rows to give."""
+    """Whether a statement that is not plainly a query may answer rows."""
     return word == "with" or _RETURNING.search(query) is not None
 
 
-async def _executed(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: Limits) -> Rows:
-    """A statement that changes something and answers nothing, or next to nothing."""
+async def _execute(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings) -> Rows:
+    """The outcome of a statement that changes something and answers few rows or none."""
     found = Rows(limits)
     async with server.cursor() as cursor:
-        await cursor.execute(query.encode(), _bound(parameters), prepare=True)
+        await cursor.execute(query.encode(), parameters, prepare=True)
         if cursor.description is not None:
             found.name([column.name for column in cursor.description])
             async for row in cursor:
@@ -191,12 +193,8 @@ async def _executed(server: AsyncConnection[Any], query: str, parameters: Parame
     return found
 
 
-def _bound(parameters: Parameters) -> list[Any] | Mapping[str, Any] | None:
-    return parameters
-
-
-def told(error: psycopg.Error) -> Refusal:
-    """What the server said, in our words."""
+def refusal_for(error: psycopg.Error) -> Refusal:
+    """The refusal for an error of the server: its code, the input to blame, and the server's message."""
     state = error.sqlstate
     text = " ".join(str(error).split())[:500] or type(error).__name__
     if state is None:

@@ -1,12 +1,14 @@
 """
-Rows on their way out: named, in terms of JSON, counted.
+Connections, their settings and bounded rows: what `sql.query` shares with both databases.
 
-A name that comes twice would lose a column, and a row too many would cut the answer in silence; both are refused.
+Rows are named, made of JSON's kinds, and counted. A name that comes twice would lose a column, and a row too many would
+cut the answer in silence; both are refused.
 """
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
+from enum import StrEnum
 from math import isfinite
 from typing import Any
 
@@ -15,16 +17,44 @@ from msgspec import Struct
 from reefknot.blocks.inputs import Refusal
 from reefknot.core.failure import ErrorCode
 
+Parameters = list[Any] | dict[str, Any] | None
 
-class Limits(Struct, frozen=True):
-    rows: int
-    bytes: int
+
+class Access(StrEnum):
+    """The rights of a connection."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+class SqlConnection(Struct, frozen=True):
+    """A database: a file of SQLite or a server of PostgreSQL."""
+
+    url: str
+    access: Access = Access.READ
+    role: str = ""
+    """PostgreSQL: the role to become, with fewer rights than the one that logs in."""
+
+    @property
+    def sqlite_path(self) -> str | None:
+        """The path of the file, None for a server."""
+        return self.url.removeprefix("sqlite:").removeprefix("//") if self.url.startswith("sqlite:") else None
+
+
+class SqlSettings(Struct, frozen=True):
+    """The databases that `sql.query` may reach, and how much one answer may hold."""
+
+    connections: Mapping[str, SqlConnection] = {}
+    allow: Mapping[str, SqlConnection] = {}
+    """URLs that an assignment may name, as it has to write them; they are opened for reading."""
+    max_rows: int = 10_000
+    max_bytes: int = 1024 * 1024
 
 
 class Rows:
-    """What a statement gave, within bounds."""
+    """The rows that a statement answered, within the bounds of the settings."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SqlSettings) -> None:
         self.rows: list[dict[str, Any]] = []
         self.affected = 0
         self._limits = limits
@@ -39,12 +69,12 @@ class Rows:
                 raise Refusal(ErrorCode.invalid_input, text)
 
     def add(self, values: Iterable[Any]) -> None:
-        if len(self.rows) >= self._limits.rows:
-            raise self._too_much(f"{self._limits.rows} rows", "max_rows")
+        if len(self.rows) >= self._limits.max_rows:
+            raise self._too_much(f"{self._limits.max_rows} rows", "max_rows")
         row = dict(zip(self._names, map(plain, values), strict=True))
         self._size += sum(_weight(value) for value in row.values()) + 8 * len(row)
-        if self._size > self._limits.bytes:
-            raise self._too_much(f"{self._limits.bytes} bytes", "max_bytes")
+        if self._size > self._limits.max_bytes:
+            raise self._too_much(f"{self._limits.max_bytes} bytes", "max_bytes")
         self.rows.append(row)
 
     def _too_much(self, most: str, setting: str) -> Refusal:
@@ -63,7 +93,7 @@ def _weight(value: Any) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can say it: numbers that JSON has, everything else as text, bytes as base64."""
+    """The value in JSON's kinds: its numbers as they are, bytes as base64, everything else as text."""
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):

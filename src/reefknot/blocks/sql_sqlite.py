@@ -1,7 +1,7 @@
 """
-Statements on a file of SQLite.
+SQLite under `sql.query`: each statement on a connection of its own, in a thread.
 
-A connection of its own for each statement, in a thread. For reading there are two locks: the file is opened read-only,
+For reading there are two locks: the file is opened read-only,
 and an authorizer refuses whatever is not reading, because read-only alone still lets a statement make other files. A
 progress handler ends what takes too long, and limits bound what one value or one statement can be.
 """
@@ -18,12 +18,10 @@ from typing import Any
 import apsw
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.settings import Access, SqlConnection
-from reefknot.blocks.sql_rows import Limits, Rows
+from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
 
-Parameters = list[Any] | dict[str, Any] | None
-_STEPS_BETWEEN_LOOKS = 2000
+_STEPS_BETWEEN_CHECKS = 2000
 _LONGEST_BUSY_WAIT = 1.0
 _ONLY_COMMENTS = re.compile(r"(?:[\s;]++|--[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/)?)*+")
 _LIMITS = {
@@ -54,12 +52,12 @@ _WRITING = _READING | {
     *(apsw.SQLITE_DROP_TABLE, apsw.SQLITE_DROP_INDEX, apsw.SQLITE_DROP_VIEW, apsw.SQLITE_DROP_TRIGGER),
     apsw.SQLITE_REINDEX,
 }
-_TOUCHING = frozenset((apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE))
+_TABLE_ACTIONS = frozenset((apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE))
 _SAFE_PRAGMAS = frozenset(
     ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list")
 )
-_CLOSED_FUNCTIONS = frozenset(("load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"))
-_CLOSED_TABLES = frozenset(("sqlite_dbpage", "carray", "sqlite_stmt", "bytecode", "tables_used"))
+_FORBIDDEN_FUNCTIONS = frozenset(("load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"))
+_FORBIDDEN_TABLES = frozenset(("sqlite_dbpage", "carray", "sqlite_stmt", "bytecode", "tables_used"))
 
 _CODES: dict[type[Exception], ErrorCode] = {
     apsw.BusyError: ErrorCode.resource_unavailable,
@@ -82,19 +80,19 @@ _CODES: dict[type[Exception], ErrorCode] = {
 
 
 class SqliteQueries:
-    """Runs statements in threads of its own."""
+    """The threads that run statements."""
 
     def __init__(self, threads: int = 8) -> None:
         self._threads = ThreadPoolExecutor(threads, "reefknot-sqlite")
 
     async def run(
-        self, connection: SqlConnection, query: str, parameters: Parameters, *, limits: Limits, seconds: float
+        self, connection: SqlConnection, query: str, parameters: Parameters, *, limits: SqlSettings, seconds: float
     ) -> Rows:
         statement = _Statement(connection, query, parameters, limits, time.monotonic() + seconds)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, statement.rows)
         except asyncio.CancelledError:
-            statement.given_up = True
+            statement.cancelled = True
             raise
 
     def close(self) -> None:
@@ -102,10 +100,10 @@ class SqliteQueries:
 
 
 class _Statement:
-    """One statement, from opening the file to closing it."""
+    """A statement and its connection, from opening the file to closing it."""
 
     def __init__(
-        self, connection: SqlConnection, query: str, parameters: Parameters, limits: Limits, until: float
+        self, connection: SqlConnection, query: str, parameters: Parameters, limits: SqlSettings, until: float
     ) -> None:
         assert connection.sqlite_path is not None
         self._path = connection.sqlite_path
@@ -115,20 +113,20 @@ class _Statement:
         self._limits = limits
         self._until = until
         self._refused = ""
-        self.given_up = False
+        self.cancelled = False
 
     def rows(self) -> Rows:
         if not self._writes and not os.path.exists(self._path):
             raise Refusal(ErrorCode.execution_failed, f"connection: not found: {self._path}")
         try:
-            with closing(self._opened()) as connection, self._transaction(connection):
+            with closing(self._open()) as connection, self._transaction(connection):
                 return self._run(connection)
         except KeyError as missing:
             raise Refusal(ErrorCode.invalid_input, f"params: {missing} is in the query and not given") from None
         except apsw.Error as error:
-            raise self._told(error) from error
+            raise self._refusal(error) from error
 
-    def _opened(self) -> apsw.Connection:
+    def _open(self) -> apsw.Connection:
         flags = apsw.SQLITE_OPEN_READONLY
         if self._writes:
             flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
@@ -139,22 +137,22 @@ class _Statement:
             connection.config(switch, value)
         for kind, value in _LIMITS.items():
             connection.limit(kind, value)
-        connection.limit(apsw.SQLITE_LIMIT_LENGTH, max(self._limits.bytes, 1 << 20))
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, max(self._limits.max_bytes, 1 << 20))
         for name, trim in _TRIMS.items():
             connection.create_scalar_function(name, trim, 2, deterministic=True, flags=apsw.SQLITE_INNOCUOUS)
-        connection.set_progress_handler(self._is_late, _STEPS_BETWEEN_LOOKS)
+        connection.set_progress_handler(self._is_late, _STEPS_BETWEEN_CHECKS)
         return connection
 
     @contextmanager
     def _transaction(self, connection: apsw.Connection) -> Iterator[None]:
-        """All of a statement or nothing of it, also when its rows turn out to be too many."""
+        """Commit all of the statement or nothing of it, also when its rows turn out to be too many."""
         if not self._writes:
-            with self._guarded(connection):
+            with self._guard(connection):
                 yield
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            with self._guarded(connection):
+            with self._guard(connection):
                 yield
             connection.execute("COMMIT")
         except BaseException:
@@ -163,7 +161,7 @@ class _Statement:
             raise
 
     @contextmanager
-    def _guarded(self, connection: apsw.Connection) -> Iterator[None]:
+    def _guard(self, connection: apsw.Connection) -> Iterator[None]:
         connection.authorizer = self._authorize
         connection.exec_trace = self._only_one()
         try:
@@ -190,7 +188,7 @@ class _Statement:
         return found
 
     def _only_one(self) -> Callable[[Any, str, Any], bool]:
-        """Lets one statement begin, with all of its parameters and no others. Comments are no statements."""
+        """A hook that lets one statement begin, with its parameters and no others. Comments are no statements."""
         begun = False
 
         def begins(cursor: Any, statement: str, bindings: Any) -> bool:
@@ -208,7 +206,7 @@ class _Statement:
         return begins
 
     def _is_late(self) -> bool:
-        return self.given_up or time.monotonic() >= self._until
+        return self.cancelled or time.monotonic() >= self._until
 
     def _authorize(
         self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
@@ -223,12 +221,12 @@ class _Statement:
         if action == apsw.SQLITE_PRAGMA:
             return first in _SAFE_PRAGMAS
         if action == apsw.SQLITE_FUNCTION:
-            return second not in _CLOSED_FUNCTIONS
-        if action in _TOUCHING and first in _CLOSED_TABLES:
+            return second not in _FORBIDDEN_FUNCTIONS
+        if action in _TABLE_ACTIONS and first in _FORBIDDEN_TABLES:
             return False
         return action in (_WRITING if self._writes else _READING)
 
-    def _told(self, error: apsw.Error) -> Refusal:
+    def _refusal(self, error: apsw.Error) -> Refusal:
         if self._refused:
             how = "this connection is for reading" if not self._writes else "no connection may do this"
             return Refusal(ErrorCode.permission_denied, f"query: not allowed: {self._refused} ({how})")
@@ -241,7 +239,7 @@ class _Statement:
 
 
 def _trimming(*, left: bool, right: bool) -> Callable[..., str | None]:
-    """SQLite's own takes the product of both lengths, minutes for two long texts, and nothing can interrupt it."""
+    """A trim in linear time: SQLite's own takes the product of both lengths, and nothing can interrupt it."""
 
     def trim(value: Any, characters: Any) -> str | None:
         if value is None or characters is None:

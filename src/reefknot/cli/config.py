@@ -145,12 +145,11 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
 
 
 def _check_blocks(found: Settings) -> None:
-    """What steps may reach is read by the steps' own part; its mistakes are mistakes of the file all the same."""
-    if found.configuration.blocks:
-        from reefknot.blocks.settings import read_settings
+    """Refuse addresses of `blocks.http.allow` that the blocks cannot read."""
+    if "blocks" in found.configuration.model_fields_set:
+        from reefknot.app.block_settings import block_settings
 
-        folder = None if found.path is None else found.path.parent
-        read_settings(found.configuration.blocks, folder=folder, place=found.place)
+        block_settings(found)
 
 
 def _contents(found: Settings) -> str:

@@ -1,6 +1,7 @@
 """
-From what people write to what the program obeys.
+Configuration: from what people write to what the program obeys.
 
-`document` reads text into a checked tree that knows where everything was written, `load` finds the file and lays the
-environment and flags over it, `secrets` follows references. Nothing here acts on a setting.
+`reading` parses text and knows where everything was written, `layers` finds the file and lays environment and flags
+over it, `schema` and `check` refuse mistakes, `dialects` make the policy book, `secrets` follows references. Nothing
+here acts on a setting.
 """

@@ -1,8 +1,7 @@
 """
-`PolicyBook`: the front of the policy book.
+`PolicyBook`: the policies of a system, read from files, resolved with provenance, explained, and used by retriers.
 
-Reads the dialects from one file or several, resolves with provenance, explains, and hands out retriers. A book is
-reloaded only when asked, whole or not at all; policies that were handed out stay as they were.
+A book is reloaded only when asked, whole or not at all; policies that were resolved before stay as they were.
 """
 
 import os
@@ -11,8 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self, Unpack
 
-from reefknot.config.layers import environment, read_file, read_text
-from reefknot.config.reading.session import Tree, merge
+from reefknot.config.layers import Tree, environment, merge, read_file, read_text
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, Request, ResolvedPolicy
 from reefknot.core.retry.classify import classify, status_in
@@ -51,7 +49,7 @@ class PolicyBook:
 
     @classmethod
     def loads(cls, text: str, *, format: Literal["yaml", "json", "toml"] = "yaml", name: str = "<text>") -> Self:  # noqa: A002
-        """Read a text."""
+        """Read one text in one of the three formats."""
         book = cls()
         book._tree = read_text(text, name=name, format=format)
         book._book = _check().checked(book._tree)[1]
@@ -59,14 +57,14 @@ class PolicyBook:
 
     @classmethod
     def of(cls, book: Book) -> Self:
-        """The front of a book that was read elsewhere."""
+        """A `PolicyBook` around a snapshot that was read elsewhere."""
         front = cls()
         front._book = book
         return front
 
     def reload(self) -> bool:
         """
-        Read the files again: True when the policies changed. On a mistake the old ones stay, and it is raised.
+        Read the files again and return whether the policies changed. A mistake is raised, and the old policies stay.
 
         A book that was not read from files stays as it is.
         """
@@ -84,17 +82,17 @@ class PolicyBook:
 
     @property
     def hash(self) -> str:
-        """Stands for what the book says, wherever it was written."""
+        """The hash of the book's content, independent of where it was written."""
         return self._book.hash
 
     @property
     def snapshot(self) -> Book:
-        """The frozen book of this moment."""
+        """The frozen book in force now."""
         return self._book
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Every target that something is said about."""
+        """Every target that has an entry of its own."""
         return tuple(sorted(self._book.targets))
 
     @property
@@ -103,7 +101,7 @@ class PolicyBook:
         return {name: connector for name, (connector, _) in self._book.sources.items()}
 
     def dump(self) -> str:
-        """What was written, as YAML; loading it gives the same book."""
+        """The written settings as YAML; loading it gives the same book."""
         import yaml
 
         return str(yaml.safe_dump(self._tree.value, sort_keys=False, allow_unicode=True))
@@ -122,12 +120,12 @@ class PolicyBook:
         The policy for a target, with the provenance of every field.
 
         Of the failure: `code`, `http_status`, `failure_type`, `exception`, `message`, `retry_after`. Without any of
-        them the answer is the policy before anything has failed.
+        them the result is the policy before anything has failed.
         """
         key: object = (self._book, target, source, retry_count, timeout_ms, backoff_ms, *failure.items())
         try:
             found = self._resolved.get(key)
-        except TypeError:  # something that cannot be a key is looked at below, and refused there if it is wrong
+        except TypeError:  # not hashable: looked at below, and refused there if it is wrong
             key, found = None, None
         if found is None:
             request = request_of(retry_count=retry_count, timeout_ms=timeout_ms, backoff_ms=backoff_ms)
@@ -143,14 +141,14 @@ class PolicyBook:
         self._resolved[key] = found
 
     def explain(self, target: str, failure: Failure, *, source: str | None = None, **request: Any) -> Explanation:
-        """Would it be retried, why, and when?"""
+        """The decision for a failure: whether it is retried, why, and when."""
         seed = request.pop("seed", None)
         policy = self._book.resolve(_target(target), failure, source=source, request=request_of(**request))
         return explain(_target(target), policy, failure, seed=seed)
 
     def retrier(self, target: str, *, source: str | None = None, **options: Unpack[RetryOptions]) -> Retrier:
         """
-        A retrier that asks the book about every failure. Also good as `retry(policy=…)`.
+        A retrier that asks the book about every failure. It also serves as `retry(policy=…)`.
 
         After a reload, calls that begin to fail follow the new book; those under way keep theirs. Time limits are those
         of the book it was made from.
@@ -161,7 +159,7 @@ class PolicyBook:
 
 
 def _check() -> ModuleType:
-    """What checks files, loaded when there is something to check: it costs more than all the rest of the book."""
+    """The module that checks files, imported on first use: it costs more than all the rest of the book."""
     from reefknot.config import check
 
     return check
@@ -170,7 +168,7 @@ def _check() -> ModuleType:
 def request_of(
     *, retry_count: int | None = None, timeout_ms: int | None = None, backoff_ms: int | None = None
 ) -> Request:
-    """What one request says, checked."""
+    """The retry settings of one request, checked."""
     for name, value, least in (
         ("retry_count", retry_count, 0),
         ("timeout_ms", timeout_ms, 1),
@@ -194,7 +192,7 @@ def failure_of(
     message: str = "",
     retry_after: float | None = None,
 ) -> Failure:
-    """A failure from what is known of it."""
+    """The failure that the given facts describe."""
     if http_status is not None and (isinstance(http_status, bool) or not isinstance(http_status, int)):
         raise ParameterError("http_status", http_status, "a whole number, such as 503")
     known = _code(code)

@@ -1,9 +1,9 @@
 """
-All mistakes at once.
+`checked`: the whole configuration, or one error with all of its mistakes.
 
-The schema finds wrong names, kinds and bounds; the dialects find words that mean nothing; here both are gathered with
-what only shows when things are put together. Each mistake says where it is, what is accepted, and what was perhaps
-meant. Nothing is half-applied: either there is a whole configuration, or an error with all of them.
+The schema finds wrong names, kinds and bounds; the dialects find words that mean nothing; the rest only shows when
+things are put together. Each mistake says where it is, what is accepted, and what was perhaps meant. Nothing is
+half-applied.
 """
 
 import copy
@@ -15,11 +15,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from reefknot.config import dialects as strategies
-from reefknot.config.dialects import Reading
-from reefknot.config.layers import suggest
-from reefknot.config.reading.session import KeyPath, Problem, Tree, dotted, shortened
-from reefknot.config.schema import Configuration
+from reefknot.config.dialects import DialectReader, accepted_strategies
+from reefknot.config.layers import Tree, suggest
+from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
+from reefknot.config.schema import MAPPING, TEXT, Configuration
 from reefknot.config.secrets import is_reference
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
@@ -35,29 +34,29 @@ _NO_REFERENCE = "what is written here is not accepted; accepted: a reference, en
 def checked(tree: Tree) -> tuple[Configuration, Book]:
     """The configuration and its book, or `ConfigurationError` with every mistake."""
     configuration, kept, problems = _validated(tree)
-    reading = Reading(tree, configuration)
+    reader = DialectReader(tree, configuration)
     written = _retry_part(kept)
-    book = reading.book(book_hash(kept), written if any(written.values()) else None)
-    problems += [*reading.problems, *_queue_problems(tree, configuration), *_addresses(tree, configuration)]
+    book = reader.book(book_hash(kept), written if any(written.values()) else None)
+    problems += [*reader.problems, *_queue_problems(tree, configuration), *_engine_and_secrets(tree, configuration)]
     problems += _unresolvable(tree, book)
     if not problems:  # only a book that resolves has a horizon
-        problems += _forgetful(tree, configuration, book)
+        problems += _short_retention(tree, configuration, book)
     if problems:
-        problems.sort(key=_by_place)
+        problems.sort(key=_by_position)
         raise ConfigurationError(tuple(problems))
     return configuration, book
 
 
 def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]]:
-    """The configuration without what the schema refuses, so that the other mistakes are found in the same go."""
-    told: dict[KeyPath, Problem] = {}  # what is cut out for its kind is not missing as well
+    """The configuration, and its values, without what the schema refuses; and the refusals."""
+    noted: dict[KeyPath, Problem] = {}  # what is cut out for its kind is not missing as well
     value = tree.value
     while True:
         try:
-            return Configuration.model_validate(value), value, [*told.values()]
+            return Configuration.model_validate(value), value, [*noted.values()]
         except ValidationError as error:
             found = [(_path(one["loc"], value), one) for one in error.errors(include_url=False)]
-            told = {path: Problem(tree.mark(path), dotted(path), _message(path, one)) for path, one in found} | told
+            noted = {path: Problem(tree.mark(path), dotted(path), _message(path, one)) for path, one in found} | noted
             value = copy.deepcopy(value)
             cut = [_cut_out(value, path[:-1] if one["type"] == "missing" else path) for path, one in found]
             if not any(cut):  # what cannot be cut out cannot be checked around either
@@ -65,7 +64,7 @@ def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]
 
 
 def _cut_out(value: dict[str, Any], path: KeyPath) -> bool:
-    """Remove what stands at `path`, a list as a whole; what is left is smaller, so checking it comes to an end."""
+    """Remove the value at `path`, a list as a whole. The rest is smaller, so checking it comes to an end."""
     names = list(takewhile(lambda part: isinstance(part, str), path))
     holder: Any = value
     for name in names[:-1]:
@@ -77,12 +76,12 @@ _NOTHING = object()
 
 
 def book_hash(value: dict[str, Any]) -> str:
-    """Stands for what a configuration says about retries, wherever and in whatever order it was written."""
+    """The hash of everything a configuration says about retries, independent of file, order and layer."""
     return content_hash(_retry_part(value))
 
 
 def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
-    """What a book's hash stands for: the policies, wherever they were written."""
+    """The values that a book's hash covers: all policies, without the gate."""
     v2 = value.get("worker", {}).get("retries", {}).get("v2", {})
     sources = {
         name: {"connector": source.get("connector"), "retry": source.get("retry", {})}
@@ -96,7 +95,7 @@ def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _by_place(problem: Problem) -> tuple[str, int, int]:
+def _by_position(problem: Problem) -> tuple[str, int, int]:
     return problem.mark.source, problem.mark.line or 0, problem.mark.column or 0
 
 
@@ -104,7 +103,8 @@ def _by_place(problem: Problem) -> tuple[str, int, int]:
 
 
 def _path(location: KeyPath, value: Any) -> KeyPath:
-    """Where in the file. A refused key is marked by one more part, which is no key of the file."""
+    """The location in the file, without the parts that mark a refused key or the kind of a union."""
+    location = tuple(part for part in location if part not in (TEXT, MAPPING))
     if location[-1:] != ("[key]",):
         return location
     for part in location[:-1]:
@@ -123,6 +123,8 @@ def _message(path: KeyPath, found: Any) -> str:
             return f"unknown key; accepted: {', '.join(accepted)}{suggest(str(path[-1]), accepted)}"
         case "missing":
             return "missing; it must be given"
+        case "not_accepted":
+            return f"{_shown(redact(given))} is not accepted; accepted: {context['accepted']}"
         case "literal_error" if path[-1:] == (given,):
             return f"unknown key; accepted: {context['expected']}{_near(given, context['expected'])}"
         case "literal_error":
@@ -137,7 +139,7 @@ def _message(path: KeyPath, found: Any) -> str:
                 f"{_shown(given)} is not accepted; accepted: a mapping{keys and f' of {keys}'}, or no such key at all"
             )
         case "string_type" if path[-1:] == ("strategy",):
-            return f"{_shown(given)} is not accepted; accepted: {strategies.accepted()}"
+            return f"{_shown(given)} is not accepted; accepted: {accepted_strategies()}"
         case kind:
             return f"{_shown(given)} is {_WRONG_KIND.get(kind, found['msg'].lower())}"
 
@@ -154,7 +156,7 @@ _WRONG_KIND = {
 
 
 def _shown(value: object) -> str:
-    """A value as the file's formats spell it, cut."""
+    """The beginning of a value, in the spelling of the file's formats."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict):
@@ -170,7 +172,7 @@ def _near(given: object, expected: str) -> str:
 
 
 def _fields_at(path: KeyPath) -> Iterable[str]:
-    """The keys that are accepted at a place in the file."""
+    """The keys that are accepted at a path."""
     return [name for model in _models_at(path) for name in model.model_fields]
 
 
@@ -179,7 +181,7 @@ def _models_at(path: KeyPath) -> list[type[BaseModel]]:
 
 
 def _bounds(path: KeyPath) -> str:
-    """From where to where a number may go, read off the schema."""
+    """The bounds of a number, from the schema, in words."""
     lowest, highest = "", ""
     for bound in _metadata_at(path):
         for name, words in (("ge", "from {}"), ("gt", "above {}"), ("le", "to {}"), ("lt", "below {}")):
@@ -220,7 +222,7 @@ def _kind_at(path: KeyPath) -> Any:
 
 
 def _inside(kind: Any, key: str) -> Any:
-    """The kind of what stands under `key` in something of this kind."""
+    """The kind of the value under `key` in a value of this kind."""
     for one in _alternatives(kind):
         if isinstance(one, type) and issubclass(one, BaseModel) and key in one.model_fields:
             return _plain(one.model_fields[key].annotation)
@@ -230,7 +232,7 @@ def _inside(kind: Any, key: str) -> Any:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return tuple(map(_plain, get_args(kind))) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _plain(annotation: Any) -> Any:
@@ -257,8 +259,8 @@ def _queue_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
         yield Problem(tree.mark(path), dotted(path), message)
 
 
-def _addresses(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
-    """An engine that nobody knows, and a secret that stands in the file instead of a reference; it is not shown."""
+def _engine_and_secrets(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
+    """Mistakes in the engine's URL, and secrets that are written out instead of referred to; these are not shown."""
     engine = configuration.engine
     if engine is not None and not _is_engine(engine):
         later = "an engine over NATS is not built yet; " if engine.startswith(("nats:", "tls:")) else ""
@@ -279,26 +281,26 @@ _ANY_BLOCK = "block:*"
 
 
 def _probes(book: Book, target: str) -> Iterator[Failure | None]:
-    """Every failure that this target's layers could tell from another one. Only blocks look at codes and statuses."""
+    """Every failure that the target's layers could tell from another one. Only blocks look at codes and statuses."""
     yield None
     if not target.startswith("block:"):
         yield from (Failure(ErrorCode.execution_failed, failure_type) for failure_type in FailureType)
         return
-    spoken_of = {
+    mentioned = {
         condition for name in families(target) for one in book.targets.get(name, ()) for condition in one.overrides
     }
-    types = list(FailureType) if spoken_of & {*FailureType} else [FailureType.UNKNOWN]
-    statuses: list[int | None] = [None, *sorted(one for one in spoken_of if type(one) is int)]
+    types = list(FailureType) if mentioned & {*FailureType} else [FailureType.UNKNOWN]
+    statuses: list[int | None] = [None, *sorted(one for one in mentioned if type(one) is int)]
     for code, failure_type, status in product(ErrorCode, types, statuses):
         yield Failure(code, failure_type, "", status)
 
 
 def _unresolvable(tree: Tree, book: Book) -> Iterator[Problem]:
-    """Policies that make no sense once all layers are on each other: a base delay above its cap, say."""
-    told: set[tuple[str, str]] = set()
-    # What nobody spoke of is as it is built in, and a test holds that that makes sense.
-    spoken_of = (target for target, entries in book.targets.items() if entries is not TARGETS.get(target))
-    pairs: list[tuple[str, str | None]] = [(target, None) for target in spoken_of]
+    """Mistakes that only the merged layers show, such as a base delay above its cap."""
+    noted: set[tuple[str, str]] = set()
+    # Targets that no file mentions are built in, and a test holds that those make sense.
+    mentioned = (target for target, entries in book.targets.items() if entries is not TARGETS.get(target))
+    pairs: list[tuple[str, str | None]] = [(target, None) for target in mentioned]
     pairs += [(f"connector:{connector}", source) for source, (connector, _) in book.sources.items()]
     pairs.append((_ANY_BLOCK, None))
     for target, source in pairs:
@@ -306,13 +308,13 @@ def _unresolvable(tree: Tree, book: Book) -> Iterator[Problem]:
             try:
                 book.resolve(target, failure, source=source)
             except ParameterError as error:
-                problem = _placed(tree, book, target, source, failure, error)
-                if (str(problem.mark), problem.message) not in told:
-                    told.add((str(problem.mark), problem.message))
+                problem = _located(tree, book, target, source, failure, error)
+                if (str(problem.mark), problem.message) not in noted:
+                    noted.add((str(problem.mark), problem.message))
                     yield problem
 
 
-def _placed(
+def _located(
     tree: Tree, book: Book, target: str, source: str | None, failure: Failure | None, error: ParameterError
 ) -> Problem:
     settled = book.settled(target, failure, source=source)
@@ -321,18 +323,18 @@ def _placed(
     written = [path for path, mark in tree.marks.items() if str(mark) == blamed.source]
     if not written:
         return Problem(tree.mark(()), target, str(error))
-    # A variable marks all that it brings with one place: the word that speaks of the field is meant.
+    # A variable gives all of its values one mark: the word that sets the field is meant.
     path = max(written, key=lambda path: (str(path[-1:]).count(field), len(path)))
-    spoken = "any block" if target == _ANY_BLOCK else target
+    shown = "any block" if target == _ANY_BLOCK else target
     message = (
-        f"for {spoken}, the base delay of {base.value:g} s is above the cap of {cap.value:g} s;"
+        f"for {shown}, the base delay of {base.value:g} s is above the cap of {cap.value:g} s;"
         " accepted: base at most the cap"
     )
     return Problem(tree.mark(path), dotted(path), message)
 
 
-def _forgetful(tree: Tree, configuration: Configuration, book: Book) -> Iterator[Problem]:
-    """A key that is forgotten while its work is still being retried lets the effect happen twice."""
+def _short_retention(tree: Tree, configuration: Configuration, book: Book) -> Iterator[Problem]:
+    """A retention of keys that is shorter than the retries: a forgotten key would let the effect happen twice."""
     kept = configuration.idempotency.retention_seconds
     targets = [target for target in (*book.targets, "block:*") if not target.startswith("connector:")]
     longest, target = max((horizon(book.resolve(target)), target) for target in targets)

@@ -1,22 +1,13 @@
 """
-Text into a checked tree that knows where everything was written.
+Layers of configuration: a file, environment variables over it, flags over both, merged into one `Tree`.
 
-Files, environment variables and flags become the same `Tree`. Nothing here knows what a setting means: names, kinds and
-bounds are the schema's business.
+The file is the one that was named, the one of `REEFKNOT_CONFIG`, the nearest `reefknot.yaml` (or `.yml`, `.json`,
+`.toml`) upwards, or that of the user's configuration folder, in this order. Two candidates in one folder are a mistake,
+not a choice. `REEFKNOT__WORKER__QUEUE__V2__ENABLED=true` sets `worker.queue.v2.enabled`; a value is a word as in YAML,
+one that begins with a quote, a bracket or a brace is YAML in one piece, and an empty variable sets nothing.
 
-Settings that are said one by one: environment variables and flags.
-
-`REEFKNOT__WORKER__QUEUE__V2__ENABLED=true` says `worker.queue.v2.enabled`. A value is a word, as in YAML; one that
-begins with a quote, a bracket or a brace is read as YAML in one piece. An empty variable says nothing.
-
-Which file counts, and what is laid over it.
-
-In this order: the file that was named, the variable `REEFKNOT_CONFIG`, the nearest `reefknot.yaml` (or `.yml`, `.json`,
-`.toml`) upwards, the user's folder for configuration, none. Two files that could both be meant are a mistake, not a
-choice. Nothing is remembered: the caller says when to read again.
-
-The two gates between the baseline and v2 are here too: the environment wins both ways when it says yes or no; unset or
-empty it is silent, and the file speaks; else the gate is off.
+Nothing here knows what a setting means: names, kinds and bounds are the schema's. Nothing is cached either: the caller
+says when to read again.
 """
 
 import os
@@ -33,18 +24,13 @@ from reefknot.config.reading.session import (
     MOST_NODES,
     KeyPath,
     Mark,
-    MarkOf,
+    ParseSession,
     Problem,
-    Reading,
-    Tree,
     UnreadableError,
     dotted,
-    lay,
-    merge,
     read_small,
     shortened,
 )
-from reefknot.config.reading.yaml import WordError, plain_word
 from reefknot.errors import ConfigurationError, ConfigurationMissingError
 
 Format = Literal["yaml", "json", "toml"]
@@ -55,7 +41,83 @@ LONGEST_SUGGESTED = 64
 """Longer names are not compared: likeness costs the product of two lengths."""
 
 
-def _reader(written_in: Format) -> Callable[[str, Reading], Any]:
+MarkOf = Callable[[KeyPath], Mark | None]
+
+
+class Tree(Struct, frozen=True):
+    """A document as plain values, with the mark of every key and every list item."""
+
+    value: dict[str, Any]
+    marks: Mapping[KeyPath, Mark]
+
+    def mark(self, path: KeyPath) -> Mark:
+        """The mark of the path, or of the nearest path above it that has one."""
+        for length in range(len(path), 0, -1):
+            mark = self.marks.get(path[:length])
+            if mark is not None:
+                return mark
+        return self.marks[()]
+
+
+def _copied(value: Any, path: KeyPath, mark_of: MarkOf, marks: dict[KeyPath, Mark]) -> Any:
+    """A copy of a value, and of the marks at and below its path."""
+    mark = mark_of(path)
+    if mark is not None:
+        marks[path] = mark
+    match value:
+        case dict():
+            return {key: _copied(item, (*path, key), mark_of, marks) for key, item in value.items()}
+        case list():
+            return [_copied(item, (*path, index), mark_of, marks) for index, item in enumerate(value)]
+        case _:
+            return value
+
+
+def _forget(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> None:
+    """Drop the marks of a value that is being replaced."""
+    marks.pop(path, None)
+    match value:
+        case dict():
+            for key, item in value.items():
+                _forget(item, (*path, key), marks)
+        case list():
+            for index, item in enumerate(value):
+                _forget(item, (*path, index), marks)
+        case _:
+            pass
+
+
+def overlay(
+    over: Mapping[str, Any], onto: dict[str, Any], *, marks: dict[KeyPath, Mark], mark_of: MarkOf, at: KeyPath = ()
+) -> None:
+    """Lay one mapping over another in place, and its marks over the other's. Nothing of `over` is shared afterwards."""
+    for key, item in over.items():
+        path = (*at, key)
+        below = onto.get(key)
+        if isinstance(item, dict) and isinstance(below, dict):
+            # The mapping keeps its earlier mark: the file's line says more than the variable that changed one field.
+            overlay(item, below, marks=marks, mark_of=mark_of, at=path)
+            continue
+        if key in onto:
+            _forget(below, path, marks)
+        onto[key] = _copied(item, path, mark_of, marks)
+
+
+def merge(*trees: Tree) -> Tree:
+    """
+    The trees as one, later over earlier, field by field; layers meet nowhere else.
+
+    A key that is not given is inherited, null is a value, lists replace. The marks follow the values. Null over a
+    mapping forgets the mapping, so there, and only there, it matters which pair is merged first.
+    """
+    value: dict[str, Any] = {}
+    marks: dict[KeyPath, Mark] = {(): trees[0].marks[()] if trees else Mark("nothing configured")}
+    for tree in trees:
+        overlay(tree.value, value, marks=marks, mark_of=tree.marks.get)
+    return Tree(value, marks)
+
+
+def _reader(written_in: Format) -> Callable[[str, ParseSession], Any]:
     match written_in:
         case "yaml":
             from reefknot.config.reading.yaml import read_yaml
@@ -72,37 +134,37 @@ def _reader(written_in: Format) -> Callable[[str, Reading], Any]:
 
 
 def read_text(text: str, *, name: str = "<text>", format: Format = "yaml") -> Tree:  # noqa: A002 - what it is called everywhere
-    """The tree of a document. An empty one is an empty mapping; whatever is wrong with it is raised together."""
-    reading = Reading(name)
+    """The tree of a document; an empty one is an empty mapping. All mistakes are raised together."""
+    session = ParseSession(name)
     text = text.removeprefix("\ufeff")
-    reading.check_text(text)
-    value = _reader(format)(text, reading)
+    session.check_text(text)
+    value = _reader(format)(text, session)
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else "a single value"
-        reading.wrong(reading.marks[()], (), f"a configuration is a mapping of names to settings, not {kind}")
-    reading.settle()
-    return Tree(value, reading.marks)
+        session.wrong(session.marks[()], (), f"a configuration is a mapping of names to settings, not {kind}")
+    session.settle()
+    return Tree(value, session.marks)
 
 
-def _decoded(data: bytes, reading: Reading) -> str:
+def _decoded(data: bytes, session: ParseSession) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        _refuse_bytes(data, error.start, reading)
+        _refuse_bytes(data, error.start, session)
 
 
-def _refuse_bytes(data: bytes, start: int, reading: Reading) -> NoReturn:
+def _refuse_bytes(data: bytes, start: int, session: ParseSession) -> NoReturn:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        reading.refuse(reading.at(1, 1), (), "is not UTF-8; it looks like UTF-16: save it as UTF-8")
+        session.refuse(session.at(1, 1), (), "is not UTF-8; it looks like UTF-16: save it as UTF-8")
     line = data.count(b"\n", 0, start) + 1
     column = len(data[data.rfind(b"\n", 0, start) + 1 : start].decode("utf-8")) + 1
-    reading.refuse(reading.at(line, column), (), f"is not UTF-8: byte 0x{data[start]:02x} at offset {start}")
+    session.refuse(session.at(line, column), (), f"is not UTF-8: byte 0x{data[start]:02x} at offset {start}")
 
 
 def read_file(path: str | os.PathLike[str]) -> Tree:
     """The tree of a file, read by its suffix."""
     name = os.fspath(path)
-    reading = Reading(name)
+    session = ParseSession(name)
     try:
         data = read_small(name, MOST_BYTES)
     except UnreadableError as error:
@@ -111,8 +173,8 @@ def read_file(path: str | os.PathLike[str]) -> Tree:
     written_in = SUFFIXES.get(os.path.splitext(name)[1].lower())
     if written_in is None:
         accepted = ", ".join(SUFFIXES)
-        reading.refuse(Mark(name), (), f"the file's name does not say its format; accepted: {accepted}")
-    return read_text(_decoded(data, reading), name=name, format=written_in)
+        session.refuse(Mark(name), (), f"the file's name does not say its format; accepted: {accepted}")
+    return read_text(_decoded(data, session), name=name, format=written_in)
 
 
 def suggest(name: str, accepted: Iterable[str]) -> str:
@@ -121,9 +183,9 @@ def suggest(name: str, accepted: Iterable[str]) -> str:
 
     if not 0 < len(name) <= LONGEST_SUGGESTED:
         return ""
-    spelled = {word.lower().replace("-", "_"): word for word in accepted}
-    found = get_close_matches(name.lower().replace("-", "_"), spelled, n=1, cutoff=0.6)
-    return f"; did you mean {spelled[found[0]]!r}?" if found else ""
+    known = {word.lower().replace("-", "_"): word for word in accepted}
+    found = get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    return f"; did you mean {known[found[0]]!r}?" if found else ""
 
 
 PREFIX = "REEFKNOT__"
@@ -136,46 +198,46 @@ def _everywhere(mark: Mark) -> MarkOf:
     return lambda path: mark
 
 
-class _Sayings:
-    """Settings as they come, each with its path; a tree when all are there."""
+class _SingleSettings:
+    """Settings given one by one, each with its path, collected into a tree."""
 
-    __slots__ = ("problems", "said", "source")
+    __slots__ = ("given", "problems", "source")
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.said: dict[KeyPath, tuple[Mark, Any]] = {}
+        self.given: dict[KeyPath, tuple[Mark, Any]] = {}
         self.problems: list[Problem] = []
 
     def wrong(self, mark: Mark, path: KeyPath, message: str) -> None:
         self.problems.append(Problem(mark, dotted(path), message))
 
-    def say(self, path: KeyPath, value: Any, mark: Mark) -> None:
+    def add(self, path: KeyPath, value: Any, mark: Mark) -> None:
         if len(path) > MOST_LEVELS:
             self.wrong(mark, (), f"is nested deeper than the limit of {MOST_LEVELS} levels")
-        elif path in self.said:
-            self.wrong(mark, path, f"is also given by {self.said[path][0]}")
+        elif path in self.given:
+            self.wrong(mark, path, f"is also given by {self.given[path][0]}")
         else:
-            self.said[path] = mark, value
+            self.given[path] = mark, value
 
     def tree(self) -> Tree:
-        """All of it, short paths first, so that the more exact setting wins."""
+        """All settings as a tree, short paths first, so that the more exact setting wins."""
         value: dict[str, Any] = {}
         marks: dict[KeyPath, Mark] = {(): Mark(self.source)}
-        for path in sorted(self.said, key=lambda path: (len(path), path)):
-            mark, whole = self.said[path]
+        for path in sorted(self.given, key=lambda path: (len(path), path)):
+            mark, whole = self.given[path]
             if self.is_blocked(path, mark):
                 continue
             for name in reversed(path):
                 whole = {name: whole}
-            lay(whole, value, marks=marks, mark_of=_everywhere(mark))
+            overlay(whole, value, marks=marks, mark_of=_everywhere(mark))
         if self.problems:
             raise ConfigurationError(self.problems)
         return Tree(value, marks)
 
     def is_blocked(self, path: KeyPath, mark: Mark) -> bool:
-        """Whether a shorter path was given a value that nothing can stand under."""
+        """Whether a shorter path has a value that holds no further settings; notes it as a mistake."""
         for length in range(1, len(path)):
-            above = self.said.get(path[:length])
+            above = self.given.get(path[:length])
             if above is not None and not isinstance(above[1], dict):
                 self.wrong(
                     mark, path, f"{above[0]} gives {dotted(path[:length])} a value that holds no further settings"
@@ -184,26 +246,26 @@ class _Sayings:
         return False
 
 
-def _word_or_flow(text: str, reading: Reading) -> Any:
+def _word_or_flow(text: str, session: ParseSession) -> Any:
+    from reefknot.config.reading.yaml import WordError, plain_word, read_yaml
+
     text = text.strip()
     if text.startswith(_QUOTED_OR_FLOW):
-        from reefknot.config.reading.yaml import read_yaml
-
-        return read_yaml(text, reading)
-    mark = reading.marks[()]
-    reading.count_node(mark)
+        return read_yaml(text, session)
+    mark = session.marks[()]
+    session.count_node(mark)
     value: Any = None
     try:
         value = plain_word(text)
     except WordError as error:
-        reading.wrong(mark, (), str(error))
-    reading.check_scalar(value, mark, ())
+        session.wrong(mark, (), str(error))
+    session.check_scalar(value, mark, ())
     return value
 
 
 def environment(environ: Mapping[str, str]) -> Tree:
-    """What the variables `REEFKNOT__A__B` say about `a.b`. Their names are read in lower case."""
-    sayings = _Sayings("environment")
+    """The tree of the variables: `REEFKNOT__A__B` sets `a.b`. Names are read in lower case."""
+    collected = _SingleSettings("environment")
     nodes = size = 0
     for name in sorted(name for name in environ if name.startswith(PREFIX)):
         if not environ[name].strip():
@@ -211,31 +273,31 @@ def environment(environ: Mapping[str, str]) -> Tree:
         mark = Mark(f"environment {shortened(name, 200)}")
         path = tuple(name.removeprefix(PREFIX).lower().split("__"))
         if not all(path):
-            sayings.wrong(mark, (), f"a name is missing between the underscores; written as {PREFIX}A__B")
+            collected.wrong(mark, (), f"a name is missing between the underscores; written as {PREFIX}A__B")
             continue
-        reading = Reading(mark.source)
-        reading.nodes = nodes
+        session = ParseSession(mark.source)
+        session.nodes = nodes
         size += len(environ[name])
         try:
-            reading.check_text(environ[name])
+            session.check_text(environ[name])
             if size > MOST_BYTES:
-                reading.refuse(
+                session.refuse(
                     mark, path, f"the variables together are larger than the limit of {MOST_BYTES // 1024} kB"
                 )
-            value = _word_or_flow(environ[name], reading)
-            reading.settle()
+            value = _word_or_flow(environ[name], session)
+            session.settle()
         except ConfigurationError as error:
-            sayings.problems.extend(problem for problem in error.problems if isinstance(problem, Problem))
-            if size > MOST_BYTES or reading.nodes > MOST_NODES:
+            collected.problems.extend(problem for problem in error.problems if isinstance(problem, Problem))
+            if size > MOST_BYTES or session.nodes > MOST_NODES:
                 break
             continue
-        nodes = reading.nodes
-        sayings.say(path, value, mark)
-    return sayings.tree()
+        nodes = session.nodes
+        collected.add(path, value, mark)
+    return collected.tree()
 
 
 def _flag_path(name: str) -> KeyPath | None:
-    """The path of a dotted name, quotes around what has dots in it; None when it is none."""
+    """The path of a dotted name, with quotes around parts that have dots in them; None when it is none."""
     path: list[str | int] = []
     at = 0
     while found := _SEGMENT.match(name, at):
@@ -250,16 +312,16 @@ def _flag_path(name: str) -> KeyPath | None:
 
 
 def flags(settings: Mapping[str, Any]) -> Tree:
-    """What flags say: a dotted path, as `dotted` shows it, and a plain value each."""
-    sayings = _Sayings("flags")
+    """The tree of the flags: dotted paths, as `dotted` shows them, with plain values."""
+    collected = _SingleSettings("flags")
     for name, value in settings.items():
         mark = Mark(f"flag --{shortened(name, 200)}")
         path = _flag_path(name)
         if path is None:
-            sayings.wrong(mark, (), "is not a path of names with dots between them")
+            collected.wrong(mark, (), "is not a path of names with dots between them")
             continue
-        sayings.say(path, value, mark)
-    return sayings.tree()
+        collected.add(path, value, mark)
+    return collected.tree()
 
 
 VARIABLE = "REEFKNOT_CONFIG"
@@ -278,7 +340,7 @@ def _named(name: str, source: str, cwd: Path) -> Path:
 
 
 def _in_folder(folder: Path) -> Path | None:
-    """The folder's one configuration. A link that leads nowhere counts: reading it says what is wrong."""
+    """The folder's one configuration. A broken link counts: reading it says what is wrong."""
     found = [path for name in NAMES if os.path.lexists(path := folder / name) and not os.path.isdir(path)]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
@@ -304,7 +366,7 @@ def find(
     cwd: Path,
     home_config: Path | None = None,
 ) -> Path | None:
-    """The file that counts, None when there is none. A file that was named has to be there."""
+    """The configuration file to read, None when there is none. A file that was named has to exist."""
     if explicit is not None:
         return _named(explicit, "--config", cwd)
     if environ.get(VARIABLE):
@@ -351,7 +413,7 @@ _NO = frozenset({"false", "0", "no", "off"})
 
 
 class Gate(Struct, frozen=True):
-    """Whether v2 is in force, and who said so."""
+    """Whether v2 is in force, and where that was said."""
 
     on: bool
     said_by: str
@@ -361,7 +423,7 @@ class Gate(Struct, frozen=True):
 
 
 def gate(variable: str, environ: Mapping[str, str], configured: bool | None, *, where: str = "the file") -> Gate:
-    """The state of one gate."""
+    """The state of one gate: the environment wins both ways, then the file, and without either it is off."""
     said = said_by_environment(variable, environ)
     if said is not None:
         return Gate(said, f"environment {variable}")
@@ -371,7 +433,7 @@ def gate(variable: str, environ: Mapping[str, str], configured: bool | None, *, 
 
 
 def said_by_environment(variable: str, environ: Mapping[str, str]) -> bool | None:
-    """What the environment says; None when it is silent."""
+    """The environment's answer; None when the variable is unset or empty."""
     written = environ.get(variable, "").strip().lower()
     if not written:
         return None

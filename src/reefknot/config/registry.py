@@ -1,5 +1,5 @@
 """
-The connectors' own front to their policies, in their own words: retries, whole seconds, failure types.
+`RetryPolicyRegistry`: the policies of connectors in their own words: retries, whole seconds, failure types.
 
 `max_attempts` here counts retries, as connectors write it; only a resolved policy counts executions. The arithmetic is
 the core's.
@@ -24,7 +24,7 @@ from reefknot.core.failure import FailureType
 from reefknot.core.retry.backoff import delay_before, draw
 from reefknot.core.retry.defaults import CONNECTORS, OTHER_CONNECTORS, JobType
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
-from reefknot.runtime import seeds as chance
+from reefknot.runtime import seeds
 
 
 class ConnectorPolicy(BaseModel):
@@ -60,7 +60,7 @@ class ConnectorPolicy(BaseModel):
         return strategy_named(strategy)
 
     def retries_for(self, failure_type: FailureType) -> int:
-        """How many retries this kind of failure gets."""
+        """The number of retries for this kind of failure."""
         if self.strategy is RetryStrategy.NO_RETRY:
             return 0
         if failure_type is FailureType.PERMANENT and self.permanent_failures_no_retry:
@@ -70,7 +70,7 @@ class ConnectorPolicy(BaseModel):
         return self.max_attempts
 
     def resolved(self, failure_type: FailureType = FailureType.UNKNOWN) -> RetryPolicy:
-        """The policy of the core for one kind of failure: executions, seconds."""
+        """The core's policy for one kind of failure, in executions and seconds."""
         base = self.base_delay_seconds
         if failure_type is FailureType.RATE_LIMITED and self.rate_limit_delay_seconds is not None:
             base = self.rate_limit_delay_seconds
@@ -89,7 +89,7 @@ class ConnectorPolicy(BaseModel):
 
     def calculate_delay(self, attempt: int, failure_type: FailureType = FailureType.UNKNOWN) -> int:
         """Whole seconds before the retry after `attempt` retries; at least one, unless retries are immediate."""
-        chosen = draw(chance.process_seed, chance.next_key(), attempt)
+        chosen = draw(seeds.process_seed, seeds.next_key(), attempt)
         return int(delay_before(attempt, self.resolved(failure_type), draw=chosen))
 
 
@@ -112,7 +112,7 @@ class RetryBudget(Struct):
         return policy.calculate_delay(self.attempts, self.failure_type)
 
     def spend(self, delay_seconds: int, *, now: datetime | None = None) -> None:
-        """A retry was scheduled."""
+        """Count a retry that was scheduled."""
         at = now or datetime.now(UTC)
         self.first_attempt_at = self.first_attempt_at or at
         self.last_attempt_at = at
@@ -121,10 +121,10 @@ class RetryBudget(Struct):
 
 
 class RetryPolicyRegistry:
-    """The policies of all connectors: built in, from a file, or set by hand."""
+    """The policies of all connectors: built in, from a file, or set by the program."""
 
     DEFAULT_POLICIES: ClassVar[Mapping[JobType, ConnectorPolicy]]
-    """What is built in, by connector."""
+    """The built-in policy of each connector."""
 
     def __init__(self, config_path: str | os.PathLike[str] | None = None) -> None:
         self._policies = dict(self.DEFAULT_POLICIES)
@@ -140,7 +140,7 @@ class RetryPolicyRegistry:
             self.set_policy(_overlaid(self.get_policy(name), entry))
 
     def get_policy(self, job_type: JobType | str) -> ConnectorPolicy:
-        """The policy of a connector; one that nobody spoke of gets the default."""
+        """The policy of a connector; an unknown one gets the default."""
         try:
             return self._policies[JobType(job_type)]
         except ValueError:

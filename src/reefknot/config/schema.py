@@ -1,13 +1,14 @@
 """
-What a configuration file may say.
+The schema of a configuration file: every section with its names, kinds and bounds.
 
-Models of the written form only: names, kinds and bounds as people write them. What the words mean is for `dialects` to
-say; what is not written stays unset, because not said differs from "said: none".
+Models of the written form only; the policy words get their meaning in `dialects`. A key that is not written stays
+unset, because "not given" differs from "given: none".
 """
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
@@ -18,12 +19,14 @@ StrategyWord = Annotated[
         examples=["exponential_backoff", "linear_backoff", "fixed_delay", "immediate", "no_retry"],
     ),
 ]
-"""Which names there are depends on what is installed, and is for `strategies` to say."""
+"""Packages may offer more names than these, so `dialects` checks them."""
 Milliseconds = Annotated[float, Field(ge=0, le=86_400_000)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RetryCount = Annotated[int, Field(ge=0, le=100)]
 StatusFlags = dict[str, bool]
 ExceptionName = Annotated[str, Field(min_length=1)]
+FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
+AnswerBytes = Annotated[int, Field(ge=1, le=64 * 1024 * 1024)]
 
 
 class Section(BaseModel):
@@ -65,7 +68,7 @@ class StatusHundred(Section):
 
 
 class Category(Backoff):
-    """One category of error codes. `retryable` is true, false, or a mapping of its codes."""
+    """A category of error codes. `retryable` is true, false, or a mapping of its codes."""
 
     retryable: Any = Field(
         default=None,
@@ -85,7 +88,7 @@ class NetworkCategory(Category):
 
 
 class ErrorClassification(Section):
-    """By category of error code."""
+    """Policies by category of error code."""
 
     validation_errors: Category = Category()
     execution_errors: Category = Category()
@@ -121,21 +124,21 @@ class OverloadThresholds(Section):
     critical: Annotated[float, Field(gt=0, le=10)] = 1.0
 
 
-class RejectNew(Section):
+class RejectNewPolicy(Section):
     enabled: bool | None = None
     default: bool | None = None
 
 
-class DropOldest(RejectNew):
+class DropOldestPolicy(RejectNewPolicy):
     max_drop_age_ms: Annotated[int, Field(ge=0)] = 60_000
 
 
-class Defer(RejectNew):
+class DeferPolicy(RejectNewPolicy):
     max_defer_time_ms: Annotated[int, Field(ge=0)] = 30_000
 
 
-class Degradation(Section):
-    """What a level of degradation takes away."""
+class DegradationLevel(Section):
+    """The means that a level of degradation takes away."""
 
     skip_retries: bool = False
     reduce_timeout: bool = False
@@ -144,22 +147,22 @@ class Degradation(Section):
 
 
 class DegradationLevels(Section):
-    light: Degradation = Degradation()
-    medium: Degradation = Degradation(skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.8)
-    heavy: Degradation = Degradation(
+    light: DegradationLevel = DegradationLevel()
+    medium: DegradationLevel = DegradationLevel(skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.8)
+    heavy: DegradationLevel = DegradationLevel(
         skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.5, skip_circuit_breaker=True
     )
 
 
-class Degrade(RejectNew):
+class DegradePolicy(RejectNewPolicy):
     degradation_levels: DegradationLevels = DegradationLevels()
 
 
 class RejectionPolicies(Section):
-    reject_new: RejectNew = RejectNew()
-    drop_oldest: DropOldest = DropOldest()
-    defer: Defer = Defer()
-    degrade: Degrade = Degrade()
+    reject_new: RejectNewPolicy = RejectNewPolicy()
+    drop_oldest: DropOldestPolicy = DropOldestPolicy()
+    defer: DeferPolicy = DeferPolicy()
+    degrade: DegradePolicy = DegradePolicy()
 
 
 class ResourcePool(Section):
@@ -188,7 +191,9 @@ class Queue(Section):
     v2: QueueV2 = QueueV2()
 
 
-class Worker(Section):
+class WorkerSection(Section):
+    """`worker`: retries, queue, and what becomes of work that has ended."""
+
     retries: Retries = Retries()
     queue: Queue = Queue()
     quarantine_failed: bool = False
@@ -232,8 +237,8 @@ class Source(BaseModel):
     retry: ConnectorEntry = ConnectorEntry()
 
 
-class Idempotency(Section):
-    """How long keys and their results are remembered, and how large they may be."""
+class IdempotencySection(Section):
+    """Retention and size limits of idempotency keys and their results."""
 
     retention_seconds: Annotated[float, Field(ge=1, le=315_360_000)] = 7 * 86_400.0
     largest_result_bytes: Annotated[int, Field(ge=1, le=67_108_864)] = 1_048_576
@@ -243,14 +248,14 @@ class Idempotency(Section):
 class JsonLinesFile(Section):
     """A copy of every event as a line of JSON. A file that is full is followed by the next."""
 
-    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    path: FilePath
     max_file_bytes: Annotated[int, Field(ge=4096, le=1_099_511_627_776)] = 67_108_864
     max_files: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
     fsync: Literal["always", "rotate", "never"] = "always"
 
 
-class Audit(Section):
-    """What becomes of events: kept in the store for so long, copied elsewhere, and what a failing log means."""
+class AuditSection(Section):
+    """Audit events: how long the store keeps them, where they are copied, and what a failing log means."""
 
     on_failure: Literal["fail_open", "fail_closed"] = "fail_open"
     max_buffered: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
@@ -259,8 +264,8 @@ class Audit(Section):
     log: bool = False
 
 
-class Router(Section):
-    """The router's own queue and patience. What is not said about the queue is as in `worker.queue.v2`."""
+class RouterSection(Section):
+    """The router's queue and patience. Keys of the queue that are not given are those of `worker.queue.v2`."""
 
     max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     max_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -269,24 +274,90 @@ class Router(Section):
     shared_subject: Literal["ours", "cp1"] | None = None
 
 
-Unchecked = dict[str, Any]
+def _database_url(url: str) -> str:
+    if url.startswith("sqlite:"):
+        path = url.removeprefix("sqlite:").removeprefix("//")
+        if not path or path.startswith(":"):
+            raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH with the path of a file"})
+    elif not url.startswith(("postgresql://", "postgres://")) and "dbname=" not in url:
+        raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH or postgresql://…"})
+    return url
+
+
+DatabaseUrl = Annotated[
+    str,
+    AfterValidator(_database_url),
+    Field(description="sqlite:PATH or postgresql://…", examples=["sqlite:orders.db"]),
+]
+
+
+class HttpBlockSection(Section):
+    """Addresses that `http.request` may call beyond public ones, and how much it may read."""
+
+    allow: Annotated[list[str], Field(description="hosts, addresses and CIDRs, each with or without :PORT")] = []
+    max_response_bytes: AnswerBytes = 1024 * 1024
+    ca_file: Annotated[FilePath, Field(description="certificates to trust instead of the well-known ones")] | None = (
+        None
+    )
+
+
+class FsBlockSection(Section):
+    """The folders that `fs.blob_put`, `fs.blob_get` and `fs.delete` may touch."""
+
+    roots: list[FilePath] = []
+    max_bytes: AnswerBytes = 1024 * 1024
+
+
+class SqlConnectionEntry(Section):
+    """A database: a file of SQLite or a server of PostgreSQL."""
+
+    url: DatabaseUrl
+    access: Literal["read", "write"] = "read"
+    role: Annotated[str, Field(description="PostgreSQL: the role to become, with fewer rights")] = ""
+
+
+TEXT, MAPPING = "[text]", "[mapping]"
+"""Parts that a union adds to the location of a mistake; they are no keys of the file."""
+
+
+class SqlBlockSection(Section):
+    """The databases that `sql.query` may reach, and how much it may answer. A URL alone is a connection for reading."""
+
+    connections: dict[
+        str,
+        Annotated[
+            Annotated[DatabaseUrl, Tag(TEXT)] | Annotated[SqlConnectionEntry, Tag(MAPPING)],
+            Discriminator(lambda given: TEXT if isinstance(given, str) else MAPPING),
+        ],
+    ] = {}
+    allow: Annotated[list[DatabaseUrl], Field(description="URLs that an assignment may name; opened for reading")] = []
+    max_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    max_bytes: AnswerBytes = 1024 * 1024
+
+
+class BlocksSection(Section):
+    """The reach of steps. By default: public addresses, and neither files nor databases."""
+
+    http: HttpBlockSection | None = HttpBlockSection()
+    fs: FsBlockSection | None = FsBlockSection()
+    sql: SqlBlockSection | None = SqlBlockSection()
 
 
 class Configuration(Section):
     """The whole file."""
 
-    worker: Worker = Worker()
+    worker: WorkerSection = WorkerSection()
     retry_policies: dict[str, ConnectorEntry] = {}
     operations: dict[str, OperationEntry] = {}
     sources: dict[str, Source] = {}
     engine: str | None = None
     secrets: dict[str, str] = {}
-    idempotency: Idempotency = Idempotency()
-    audit: Audit = Audit()
-    router: Router = Router()
-    blocks: Unchecked = {}
-    dashboard: Unchecked = {}
+    idempotency: IdempotencySection = IdempotencySection()
+    audit: AuditSection = AuditSection()
+    router: RouterSection = RouterSection()
+    blocks: BlocksSection = BlocksSection()
+    dashboard: dict[str, Any] = {}
 
 
 UNCHECKED_SECTIONS = ("dashboard",)
-"""Read by parts that check them themselves."""
+"""Accepted and not read yet."""

@@ -1,8 +1,8 @@
 """
 Secrets by reference: `env:NAME` and `file:PATH`.
 
-A configuration names where a secret is, never the secret. What a reference leads to is wrapped so that showing, logging
-or encoding it by accident shows nothing, and no message here holds a value.
+A configuration names where a secret is, never the secret. A resolved one is wrapped so that showing, logging or
+encoding it by accident shows nothing, and no message here holds a value.
 """
 
 import hmac
@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from reefknot.config.reading.session import Mark, Problem, Tree, UnreadableError, dotted, read_small, shortened
+from reefknot.config.layers import Tree
+from reefknot.config.reading.session import Mark, Problem, UnreadableError, dotted, read_small, shortened
 
 MOST_SECRET_BYTES = 64 * 1024
 ACCEPTED = "a reference: env:NAME or file:PATH"
 
 
 class SecretText:
-    """A text that does not show itself. `reveal` hands it out."""
+    """A text that does not show itself; `reveal` returns it."""
 
     __slots__ = ("__text",)
 
@@ -56,7 +57,7 @@ class SecretText:
 
 
 def is_reference(text: object) -> bool:
-    """Whether it has the form of a reference."""
+    """Whether the text has the form of a reference."""
     return isinstance(text, str) and text.startswith(("env:", "file:")) and text.partition(":")[2] != ""
 
 
@@ -68,7 +69,7 @@ def resolve(
     mark: Mark,
     path: str = "",
 ) -> SecretText | Problem:
-    """What a reference leads to, or what is wrong with it. A file's path is taken from the configuration's folder."""
+    """The secret behind a reference, or the mistake. A file's path is beneath the configuration's folder."""
     if not is_reference(reference):
         return Problem(mark, path, f"is not {ACCEPTED}")
     kind, _, name = reference.partition(":")
@@ -109,17 +110,26 @@ def _is_encodable(text: str) -> bool:
     return True
 
 
+def secret_texts(
+    tree: Tree, path: Path | None, *, environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
+    """
+    The texts of all secrets that can be read, for redaction, and the mistakes in the others.
+
+    `tree` and `path` are those of `load_tree` or `Settings`. Whether a mistake ends the process is the caller's choice.
+    """
+    folder = Path.cwd() if path is None else path.parent
+    found, problems = resolve_section(tree, environ=environ, folder=folder)
+    return tuple(secret.reveal() for secret in found.values()), problems
+
+
 def resolve_section(
-    tree: Tree,
-    *,
-    environ: Mapping[str, str],
-    folder: str | os.PathLike[str],
-    section: str = "secrets",
+    tree: Tree, *, environ: Mapping[str, str], folder: str | os.PathLike[str]
 ) -> tuple[dict[str, SecretText], tuple[Problem, ...]]:
-    """Every named secret of a section, and every mistake in it."""
+    """The secrets of `secrets` by name, and every mistake in that section."""
     found: dict[str, SecretText] = {}
     problems: list[Problem] = []
-    for name, outcome in _outcomes(tree, section, environ=environ, folder=folder):
+    for name, outcome in _outcomes(tree, environ=environ, folder=folder):
         if isinstance(outcome, Problem):
             problems.append(outcome)
         else:
@@ -128,16 +138,16 @@ def resolve_section(
 
 
 def _outcomes(
-    tree: Tree, section: str, *, environ: Mapping[str, str], folder: str | os.PathLike[str]
+    tree: Tree, *, environ: Mapping[str, str], folder: str | os.PathLike[str]
 ) -> Iterator[tuple[str, SecretText | Problem]]:
-    written = tree.value.get(section)
+    written = tree.value.get("secrets")
     if written is None:
         return
     if not isinstance(written, dict):
-        yield section, Problem(tree.mark((section,)), section, f"is a mapping of names, each to {ACCEPTED}")
+        yield "secrets", Problem(tree.mark(("secrets",)), "secrets", f"is a mapping of names, each to {ACCEPTED}")
         return
     for name, reference in written.items():
-        path = (section, name)
+        path = ("secrets", name)
         mark = tree.mark(path)
         if not isinstance(reference, str):
             yield name, Problem(mark, dotted(path), f"is not {ACCEPTED}")

@@ -1,5 +1,5 @@
 """
-Everything a process is told before it starts: the file, the environment over it, flags over that; frozen.
+`Settings`: the checked configuration of a process, its policy book and its gates, frozen before anything starts.
 
 A named file that is missing is an error. The worker's own commands forgive it when the environment alone opened the
 gate: then the baseline is in force, and a warning says so.
@@ -12,15 +12,24 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.config.check import checked
-from reefknot.config.layers import QUEUE, RETRIES, Gate, environment, flags, gate, load_tree, said_by_environment
-from reefknot.config.reading.session import KeyPath as Written
-from reefknot.config.reading.session import Tree, merge
+from reefknot.config.layers import (
+    QUEUE,
+    RETRIES,
+    Gate,
+    Tree,
+    environment,
+    flags,
+    gate,
+    load_tree,
+    merge,
+    said_by_environment,
+)
 from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
 from reefknot.core.retry.book import Book
 
 
 class Settings(Struct, frozen=True):
-    """A checked configuration, its book, its gates, and what a person should know about them."""
+    """A checked configuration, its book, its gates, and warnings for people."""
 
     configuration: Configuration
     book: Book
@@ -28,12 +37,13 @@ class Settings(Struct, frozen=True):
     queue_gate: Gate
     path: Path | None
     warnings: tuple[str, ...] = ()
-    tree: Tree | None = None
-    """What was written, and where."""
+    tree: Tree = merge()
+    """The values as they were written, with their positions."""
 
-    def place(self, path: Written) -> str:
-        """Where a setting was written: file, line and column."""
-        return "" if self.tree is None else str(self.tree.mark(path))
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths are beneath: the file's, without a file the working directory."""
+        return Path.cwd() if self.path is None else self.path.parent
 
 
 def load_settings(
@@ -45,7 +55,7 @@ def load_settings(
     forgiving: bool = False,
 ) -> Settings:
     """
-    Read, check and freeze.
+    The settings of this process: read, checked, frozen.
 
     `forgiving` is for `worker start`, `run` and `up`: with the environment's gate open, no file means the baseline.
     """
@@ -68,7 +78,7 @@ def load_settings(
 
 
 def _baseline(named: str, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
-    """Without the file; what variables and flags say still holds."""
+    """The settings without the file; variables and flags still hold."""
     tree = merge(environment(environ), flags(overrides))
     configuration, book = checked(tree)
     warning = (

@@ -12,8 +12,8 @@ import pytest
 from reefknot.app import open_store
 from reefknot.app.presence import OBSERVERS, STATUS, living_systems
 from reefknot.app.system import System, running_system
-from reefknot.blocks.python import by_name, standard_blocks
-from reefknot.blocks.settings import read_settings
+from reefknot.blocks.fs import FsSettings
+from reefknot.blocks.python import BlockSettings, by_name, standard_blocks
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.messages import ExecAssignment, Job
 from reefknot.engines.clocks import SystemClock
@@ -92,7 +92,7 @@ def test_a_router_and_a_worker_in_two_systems_over_one_file_do_the_work_of_one(
     async def main() -> str:
         (tmp_path / "a.txt").write_text("ahoy")
         url = f"sqlite:{tmp_path / 'state.db'}"
-        blocks = read_settings({"fs": {"roots": [str(tmp_path)]}}, folder=tmp_path)
+        blocks = BlockSettings(fs=FsSettings((tmp_path,)))
         async with open_store(url) as here, open_store(url) as there, asyncio.timeout(20):
             clock, plain = SystemClock(), default_settings()
             router = System(here, clock, settings=plain, blocks={}, workers=(), router="router-1")

@@ -1,4 +1,4 @@
-"""Which hosts and addresses may be called."""
+"""URLs that can be read in exactly one way, and the hosts and addresses that may be called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from ipaddress import ip_address
 
 import pytest
 
-from reefknot.blocks.addresses import Forbidden, Rules, is_public, read_allowed, spelled
+from reefknot.blocks.addresses import (
+    LONGEST,
+    AddressRules,
+    BadUrl,
+    Forbidden,
+    is_public,
+    normalised_host,
+    read_allowed,
+    read_url,
+)
 
 PUBLIC = ("1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450:4001::1", "64:ff9b::808:808")
 INSIDE = (
@@ -49,7 +58,7 @@ def test_the_standard_library_alone_would_let_some_of_them_through() -> None:
     ],
 )
 def test_a_host_has_one_spelling(written: str, spelling: str) -> None:
-    assert spelled(written) == spelling
+    assert normalised_host(written) == spelling
 
 
 @pytest.mark.parametrize(
@@ -63,17 +72,17 @@ def test_a_host_has_one_spelling(written: str, spelling: str) -> None:
 )
 def test_an_unusual_spelling_is_refused(host: str) -> None:
     with pytest.raises(Forbidden):
-        spelled(host)
+        normalised_host(host)
 
 
-def called(rules: Rules, host: str, port: int) -> None:
+def called(rules: AddressRules, host: str, port: int) -> None:
     """As it goes: the host, then what the name is resolved to."""
     rules.check_host(host, port)
     rules.check_address(host, ip_address("192.168.7.7"), port)
 
 
-def allowing(*listed: str) -> Rules:
-    return Rules(read_allowed(one) for one in listed)
+def allowing(*listed: str) -> AddressRules:
+    return AddressRules(read_allowed(one) for one in listed)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +138,11 @@ def test_a_listed_range_holds_for_the_addresses_of_any_name() -> None:
 @pytest.mark.parametrize("host", ["localhost", "a.localhost", "printer.local", "db.internal", "intranet", "home.arpa"])
 def test_names_of_the_inside_are_refused_before_anybody_resolves_them(host: str) -> None:
     with pytest.raises(Forbidden):
-        Rules().check_host(host, 80)
+        AddressRules().check_host(host, 80)
 
 
 def test_a_public_name_is_left_to_the_resolver() -> None:
-    Rules().check_host("example.com", 443)
+    AddressRules().check_host("example.com", 443)
 
 
 @pytest.mark.parametrize(
@@ -142,3 +151,74 @@ def test_a_public_name_is_left_to_the_resolver() -> None:
 def test_an_entry_that_is_no_host_is_a_mistake(text: str) -> None:
     with pytest.raises(ValueError, match="a host, an address or a CIDR"):
         read_allowed(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("http://example.com", "http://example.com/"),
+        ("HTTPS://Example.com:443/A?b=c#d", "https://example.com/A?b=c"),
+        ("http://example.com:8080?q", "http://example.com:8080/?q"),
+        ("http://example.com:/x", "http://example.com/x"),
+        ("http://[2606:4700::1111]:81/", "http://[2606:4700::1111]:81/"),
+        ("http://example.com/ü", "http://example.com/%C3%BC"),
+        ("http://example.com/a%20b//c", "http://example.com/a%20b//c"),
+    ],
+)
+def test_a_url_is_put_together_from_its_checked_parts(text: str, whole: str) -> None:
+    assert str(read_url(text)) == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["ftp://a.com", "file:///etc/passwd", "gopher://a/", "http://u:p@a.com", "https://@a.com"]
+)
+def test_other_schemes_and_passwords_are_forbidden(text: str) -> None:
+    with pytest.raises(Forbidden):
+        read_url(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "example.com", "//example.com", "http:/a.com", "http:a.com", "http://a.com:0", "http://a.com:65536"),
+        *(
+            "http://a.com:8x/",
+            "http://a.com:80:80/",
+            "http://a.com\\@b.com/",
+            "http://a.com /",
+            "http://a.com/\r\nX: y",
+        ),
+        *("http://a.com/\x00", "\thttp://a.com", "http://a\u2028.com", "http://[::1/", "http://a]b/"),
+        "http://a.com/" + "x" * LONGEST,
+    ],
+)
+def test_what_two_programs_could_read_differently_is_refused(text: str) -> None:
+    with pytest.raises((BadUrl, Forbidden)):
+        read_url(text)
+
+
+@pytest.mark.parametrize(
+    ("location", "whole"),
+    [
+        ("/b", "https://a.com/b"),
+        ("c", "https://a.com/x/c"),
+        ("//b.com/y", "https://b.com/y"),
+        ("http://b.com", "http://b.com/"),
+        ("?q=1", "https://a.com/x/y?q=1"),
+    ],
+)
+def test_a_redirect_is_read_like_any_other_url(location: str, whole: str) -> None:
+    assert str(read_url("https://a.com/x/y").joined(location)) == whole
+
+
+@pytest.mark.parametrize(
+    "location", ["file:///etc/passwd", "http://a@b/", "http://127.1/", "javascript:1", "http://a b/"]
+)
+def test_a_redirect_leads_to_no_odd_url(location: str) -> None:
+    with pytest.raises((BadUrl, Forbidden)):
+        read_url("https://a.com/").joined(location)
+
+
+def test_the_endpoint_of_a_url_is_its_host_and_port() -> None:
+    assert read_url("https://a.com/x").endpoint == "a.com:443"
+    assert read_url("http://[2606::1]/").endpoint == "[2606::1]:80"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.blocks.inputs import Inputs, Refusal
+from reefknot.blocks.inputs import Inputs, Refusal, text_or_base64
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepStatus
 
@@ -47,9 +47,9 @@ def test_a_flag_is_true_or_false_and_nothing_like_it(value: object) -> None:
 
 @pytest.mark.parametrize("value", ["not base64!", "YQ", 7])
 def test_bytes_come_as_base64(value: object) -> None:
-    assert Inputs({"x": "YQ=="}, "x").octets("x") == b"a"
+    assert Inputs({"x": "YQ=="}, "x").base64_bytes("x") == b"a"
     with pytest.raises(Refusal, match=r"x: .* accepted: base64 text"):
-        Inputs({"x": value}, "x").octets("x")
+        Inputs({"x": value}, "x").base64_bytes("x")
 
 
 def test_the_time_limit_is_the_shorter_of_two() -> None:
@@ -62,3 +62,8 @@ def test_the_time_limit_is_the_shorter_of_two() -> None:
 def test_a_time_limit_is_a_number_above_nothing(value: object) -> None:
     with pytest.raises(Refusal, match="timeout_ms"):
         Inputs({"timeout_ms": value}).seconds(10.0)
+
+
+def test_text_goes_out_as_text_and_bytes_as_base64() -> None:
+    assert text_or_base64("é".encode(), text="body", base64="raw") == {"body": "é"}
+    assert text_or_base64(b"\xff", text="body", base64="raw") == {"raw": "/w=="}

@@ -1,4 +1,4 @@
-"""One's own functions as steps."""
+"""Functions as blocks, and the names under which a worker finds its blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from reefknot.blocks import python
-from reefknot.blocks.python import BlockRegistry, PythonBlock, block, load_entry_points, load_module
+from reefknot.blocks.python import (
+    ALIASES,
+    BlockRegistry,
+    PythonBlock,
+    block,
+    by_name,
+    load_entry_points,
+    load_module,
+    standard_blocks,
+)
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.errors import ConfigurationError, ParameterError, ParameterTypeError
@@ -197,3 +206,34 @@ def test_every_broken_entry_point_is_named() -> None:
 
 def test_without_installed_packages_there_are_no_entry_points() -> None:
     assert load_entry_points() == {}
+
+
+def test_the_standard_blocks_are_there_under_all_their_names() -> None:
+    blocks = by_name(standard_blocks())
+
+    assert sorted(blocks) == sorted(
+        [
+            *("http.request", "fs.blob_put", "fs.blob_get", "fs.delete", "sql.query"),
+            *("http", "fs_blob_put", "fs_blob_get", "sql"),
+        ]
+    )
+    assert all(blocks[alias] is blocks[name] for alias, name in ALIASES.items())
+    assert all(block.type == name for name, block in standard_blocks().items())
+
+
+@pytest.mark.parametrize("taken", ["http.request", "http"])
+def test_a_name_that_is_taken_is_a_configuration_error(taken: str) -> None:
+    own = PythonBlock(taken, lambda inputs, context: None)
+
+    with pytest.raises(ConfigurationError, match=f"block {taken}: there is another block"):
+        by_name(standard_blocks(), {taken: own})
+
+
+def test_without_its_library_an_http_step_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reefknot.blocks.http", None)
+    block = by_name(standard_blocks())["http"]
+
+    step = asyncio.run(block.run({"url": "https://example.org"}, CONTEXT))
+
+    assert step.error_code is ErrorCode.execution_failed
+    assert step.error_message == "http.request needs the extra 'http': pip install reefknot[http]"

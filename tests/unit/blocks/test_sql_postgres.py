@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.errors import lookup
 
-from reefknot.blocks.sql_postgres import first_word, told
+from reefknot.blocks.sql_postgres import first_word, refusal_for
 from reefknot.core.failure import ErrorCode
 from reefknot.core.retry.classify import retryable_code
 
@@ -30,12 +30,12 @@ def error_of(state: str) -> psycopg.Error:
 
 @pytest.mark.parametrize("state", PASSING)
 def test_what_passes_is_told_by_a_code_that_is_retried(state: str) -> None:
-    assert retryable_code(told(error_of(state)).code)
+    assert retryable_code(refusal_for(error_of(state)).code)
 
 
 @pytest.mark.parametrize(("state", "code"), LASTING.items())
 def test_what_stays_is_told_by_a_code_that_is_not(state: str, code: str) -> None:
-    refusal = told(error_of(state))
+    refusal = refusal_for(error_of(state))
 
     assert refusal.code is ErrorCode[code]
     assert not retryable_code(refusal.code)
@@ -43,11 +43,11 @@ def test_what_stays_is_told_by_a_code_that_is_not(state: str, code: str) -> None
 
 
 def test_a_server_that_cannot_be_reached_is_a_network_error() -> None:
-    assert told(psycopg.OperationalError("connection refused")).code is ErrorCode.network_error
+    assert refusal_for(psycopg.OperationalError("connection refused")).code is ErrorCode.network_error
 
 
 def test_parameters_that_do_not_fit_are_named() -> None:
-    refusal = told(psycopg.ProgrammingError("the query has 2 placeholders but 1 parameters were passed"))
+    refusal = refusal_for(psycopg.ProgrammingError("the query has 2 placeholders but 1 parameters were passed"))
 
     assert refusal.code is ErrorCode.invalid_input
     assert str(refusal).startswith("params: ")

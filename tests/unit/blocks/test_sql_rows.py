@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.sql_rows import Limits, Rows, plain
+from reefknot.blocks.sql_rows import Rows, SqlSettings, plain
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_a_value_goes_out_as_json_can_say_it(value: Any, out: Any) -> None:
 
 def test_a_column_is_never_lost_behind_another_of_its_name() -> None:
     with pytest.raises(Refusal, match="two columns are called 'a'"):
-        Rows(Limits(10, 1000)).name(["a", "b", "a"])
+        Rows(SqlSettings(max_rows=10, max_bytes=1000)).name(["a", "b", "a"])
 
 
 def test_a_row_too_many_is_an_error_and_no_cut() -> None:
-    rows = Rows(Limits(2, 1000))
+    rows = Rows(SqlSettings(max_rows=2, max_bytes=1000))
     rows.name(["a"])
     rows.add([1])
     rows.add([2])
@@ -54,7 +54,7 @@ def test_a_row_too_many_is_an_error_and_no_cut() -> None:
 
 @pytest.mark.parametrize("value", ["x" * 101, ["x" * 60, "x" * 60], {"k": "x" * 120}, b"x" * 100])
 def test_bytes_are_counted_wherever_they_are(value: Any) -> None:
-    rows = Rows(Limits(10, 100))
+    rows = Rows(SqlSettings(max_rows=10, max_bytes=100))
     rows.name(["a"])
 
     with pytest.raises(Refusal, match=r"more than 100 bytes.*blocks\.sql\.max_bytes"):

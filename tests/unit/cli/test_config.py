@@ -176,7 +176,8 @@ def test_secrets_are_never_shown_and_references_are(rk: Commands) -> None:
         "sources:\n"
         "  a: {connector: imap_mailbox, password: canary-2, host: mail.example, login: {token: canary-3}}\n"
         "  b: {connector: imap_mailbox, password: 'env:MAIL_PASSWORD', urls: ['https://u:canary-4@x/']}\n"
-        "blocks: {sql: {connections: {main: {url: 'postgres://u:canary-5@db/x', pin_token: 5551234}}}}\n"
+        "  c: {connector: imap_mailbox, pin_token: 5551234}\n"
+        "blocks: {sql: {connections: {main: {url: 'postgres://u:canary-5@db/x'}}}}\n"
     )
     rk.environment.setenv("MAIL_PASSWORD", "canary-6")
 
@@ -247,9 +248,12 @@ def test_what_becomes_of_events_is_shown_with_where_it_was_said(rk: Commands) ->
         ("audit: {max_buffered: 0}", ":1:9: audit.max_buffered: 0 is out of bounds; accepted: from 1 to 1000000"),
         ("worker: {retention_seconds: soon}", "worker.retention_seconds: 'soon' is not accepted; accepted: a number"),
         ("idempotency: {max_keys: 0}", ":1:15: idempotency.max_keys: 0 is out of bounds; accepted: from 1"),
-        ("blocks: {http: {alow: []}}", ":1:17: blocks.http.alow: no such key; accepted: allow"),
-        ("blocks:\n  fs:\n    roots: [a, 7]", ":3:16: blocks.fs.roots[1]: 7 is not accepted; accepted: a text"),
-        ("blocks: {sql: {connections: {a.b: {url: x}}}}", ":1:36: blocks.sql.connections.a.b.url: 'x' is not accepted"),
+        ("blocks: {http: {alow: []}}", ":1:17: blocks.http.alow: unknown key; accepted: allow"),
+        ("blocks:\n  fs:\n    roots: [a, 7]", ":3:16: blocks.fs.roots[1]: 7 is not accepted; accepted: text"),
+        (
+            "blocks: {sql: {connections: {a.b: {url: x}}}}",
+            ":1:36: blocks.sql.connections.\"a.b\".url: 'x' is not accepted",
+        ),
     ],
 )
 def test_a_mistake_in_any_section_is_told_with_file_line_and_column(rk: Commands, text: str, said: str) -> None:
@@ -267,7 +271,7 @@ def test_a_mistake_under_blocks_stops_a_system_with_its_place(rk: Commands) -> N
     ended = rk("run", "none.jsonl", "--engine", "memory:")
 
     assert ended.code == 78
-    assert "reefknot.yaml:1:17: blocks.http.alow: no such key" in ended.err
+    assert "reefknot.yaml:1:17: blocks.http.alow: unknown key" in ended.err
 
 
 @pytest.mark.parametrize("command", [["config", "check"], ["run", "work.jsonl"], ["up", "--for", "0"]])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from reefknot.config import check
 from reefknot.config.check import book_hash, checked
-from reefknot.config.layers import read_text
-from reefknot.config.reading.session import Mark, Problem, Tree
+from reefknot.config.layers import Tree, read_text
+from reefknot.config.reading.session import Mark, Problem
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.defaults import OTHERS, TARGETS, builtin_book
 from reefknot.errors import ConfigurationError, ParameterError
@@ -449,7 +449,7 @@ def test_everything_built_in_makes_sense_for_every_failure(target: str) -> None:
 def test_a_policy_that_makes_no_sense_for_another_reason_is_told_in_its_own_words() -> None:
     tree = Tree({}, {(): Mark("nowhere")})
     book = builtin_book()
-    problem = check._placed(tree, book, "block:x", None, None, ParameterError("max_attempts", 0, "1 or more"))
+    problem = check._located(tree, book, "block:x", None, None, ParameterError("max_attempts", 0, "1 or more"))
 
     assert str(problem) == "nowhere: block:x: max_attempts=0 is not accepted: 1 or more"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.config.layers import Format, read_file, read_text, suggest
-from reefknot.config.reading.session import Mark, Problem, Tree, dotted
+from reefknot.config.layers import Format, Tree, read_file, read_text, suggest
+from reefknot.config.reading.session import Mark, Problem, dotted
 from reefknot.errors import ConfigurationError, ConfigurationMissingError, ReefknotError
 
 

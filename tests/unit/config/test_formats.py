@@ -7,8 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.config.layers import Format, read_text
-from reefknot.config.reading.session import Tree
+from reefknot.config.layers import Format, Tree, read_text
 from reefknot.errors import ConfigurationError
 
 

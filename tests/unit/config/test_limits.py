@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.config.layers import Format, read_file, read_text
-from reefknot.config.reading.session import MOST_BYTES, MOST_LEVELS, MOST_NODES, LineIndex, place
+from reefknot.config.reading.session import MOST_BYTES, MOST_LEVELS, MOST_NODES, LineIndex
 from reefknot.errors import ConfigurationError
 from tests.pace import slowness
 from tests.unit.config.hostile import HOSTILE, Hostile
@@ -125,5 +125,3 @@ def test_offsets_become_lines_and_columns_whatever_ends_the_lines() -> None:
     expected = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1), (5, 1), (5, 2)]
     index = LineIndex(text)
     assert [index(offset) for offset in range(len(text) + 1)] == expected
-    # Inside "\r\n" the two may differ by nothing: the break is not over yet.
-    assert [place(text, offset) for offset in (0, 3, 4, 6, 8, 9, 10)] == [expected[n] for n in (0, 3, 4, 6, 8, 9, 10)]

@@ -123,3 +123,32 @@ def test_the_schema_can_be_published() -> None:
     assert schema["additionalProperties"] is False
     retryable = schema["$defs"]["Category"]["properties"]["retryable"]
     assert [one["type"] for one in retryable["anyOf"]] == ["boolean", "object"]
+
+
+def test_the_schema_describes_what_blocks_may_reach() -> None:
+    """Editors complete and check `blocks` like every other section."""
+    schema = Configuration.model_json_schema()
+    models = schema["$defs"]
+
+    assert schema["properties"]["blocks"]["$ref"] == "#/$defs/BlocksSection"
+    assert set(models["BlocksSection"]["properties"]) == {"http", "fs", "sql"}
+    assert models["BlocksSection"]["additionalProperties"] is False
+    assert set(models["HttpBlockSection"]["properties"]) == {"allow", "max_response_bytes", "ca_file"}
+    assert set(models["FsBlockSection"]["properties"]) == {"roots", "max_bytes"}
+    assert set(models["SqlBlockSection"]["properties"]) == {"connections", "allow", "max_rows", "max_bytes"}
+    assert models["SqlConnectionEntry"]["required"] == ["url"]
+    assert models["SqlConnectionEntry"]["properties"]["access"]["enum"] == ["read", "write"]
+    assert models["HttpBlockSection"]["properties"]["max_response_bytes"]["maximum"] == 67_108_864
+
+    text, entry = models["SqlBlockSection"]["properties"]["connections"]["additionalProperties"]["oneOf"]
+    assert (text["type"], entry["$ref"]) == ("string", "#/$defs/SqlConnectionEntry")
+
+
+def test_every_section_but_those_that_are_not_read_yet_has_a_model_or_is_a_plain_value() -> None:
+    bare = [
+        name
+        for name, one in Configuration.model_json_schema()["properties"].items()
+        if one.get("additionalProperties") is True
+    ]
+
+    assert bare == list(UNCHECKED_SECTIONS)

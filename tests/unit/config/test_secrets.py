@@ -13,7 +13,7 @@ import pytest
 
 from reefknot.config.layers import read_text
 from reefknot.config.reading.session import Mark, Problem
-from reefknot.config.secrets import MOST_SECRET_BYTES, SecretText, is_reference, resolve, resolve_section
+from reefknot.config.secrets import MOST_SECRET_BYTES, SecretText, is_reference, resolve, resolve_section, secret_texts
 
 CANARY = "s3cret-canary-value"
 HERE = Mark("f", 1, 2)
@@ -94,6 +94,20 @@ def test_a_section_is_resolved_with_every_mistake_at_its_place(tmp_path: Path) -
 def test_a_section_that_is_missing_or_no_mapping(text: str, count: int, tmp_path: Path) -> None:
     found, problems = resolve_section(read_text(text), environ={}, folder=tmp_path)
     assert (found, len(problems)) == ({}, count)
+
+
+def test_the_texts_of_a_configuration_are_found_beneath_its_folder_and_without_a_file_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(CANARY)
+    tree = read_text("secrets:\n  one: env:ONE\n  gone: env:NONE\n  two: file:token\n", name="f")
+    expected = ["f:3:3: secrets.gone: env:NONE: there is no such environment variable"]
+
+    found, problems = secret_texts(tree, tmp_path / "f", environ={"ONE": "1st"})
+    assert (found, list(map(str, problems))) == (("1st", CANARY), expected)
+
+    monkeypatch.chdir(tmp_path)
+    assert secret_texts(tree, None, environ={"ONE": "1st"}) == (found, problems)
 
 
 def test_a_secret_does_not_show_itself(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,329 +1,256 @@
 """
-JSON, with the position of every key.
+JSON and TOML: values by the standard library, positions by one locator.
 
-The standard reader forgets positions and accepts NaN and repeated keys, so the walk is ours and only the decoding of
-one string is its. Nothing beyond JSON is accepted: no comments, no trailing commas, no single quotes.
-
-TOML, read by the standard library, with positions of our own.
-
-The scan over the text finds where keys stand and holds the limits before the real reader is let at it. It is lenient:
-what it does not understand it leaves to the reader, whose errors are better than a guess. Dates become text.
+`json` and `tomllib` forget where a key stands, recurse without a bound, and one of them takes repeated keys. So a
+`_Locator` first walks over the text: it marks keys and list items, finds repeated keys and holds the limits. Then the
+library makes the values.
 """
 
+import json
 import re
+import tomllib
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from reefknot.config.reading.session import KeyPath, LineIndex, Mark, Reading, shortened
-from reefknot.config.reading.yaml import LONGEST_NUMBER
-
-_BLANK = re.compile(r"[ \t\r\n]*+")
-_STRING = re.compile(r'"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+"')
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(\.[0-9]++)?([eE][-+]?[0-9]++)?(?![0-9A-Za-z_.+-])")
-_WORD = re.compile(r"[-+A-Za-z0-9_.]++")
-_WORDS = {"true": True, "false": False, "null": None}
+from reefknot.config.reading.session import LONGEST_NUMBER, KeyPath, LineIndex, Mark, ParseSession, shortened
 
 
-class _JsonText:
-    """One text and how far it has been read."""
+class _Locator:
+    """
+    A pass over JSON text that marks its keys and list items. `_TomlLocator` adds what TOML has beyond that.
 
-    __slots__ = ("at", "mark_of", "reading", "text")
+    It is strict, and `json` reads only what has passed: the library's own errors have no path, stand one character late
+    for `01` and `1.`, and differ between versions for a comma too many.
+    """
 
-    def __init__(self, text: str, reading: Reading) -> None:
+    __slots__ = ("at", "position", "session", "text")
+
+    BLANK: ClassVar = re.compile(r"[ \t\r\n]*+")
+    SPACE: ClassVar = BLANK
+    """The blank around an assignment."""
+    SCALAR: ClassVar = re.compile(
+        r"(?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?|true|false|null|NaN|-?Infinity)"
+        r"(?![0-9A-Za-z_.+-])"
+    )
+    """The library reads NaN and infinity too; they are refused with the other numbers that are not finite."""
+    STRING: ClassVar = re.compile(r'"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+"')
+    ASSIGNMENT = ":"
+    TRAILING_COMMA = False
+
+    def __init__(self, text: str, session: ParseSession) -> None:
         self.text = text
-        self.reading = reading
+        self.session = session
         self.at = 0
-        self.mark_of = LineIndex(text)
+        self.position = LineIndex(text)
 
     def mark(self) -> Mark:
-        return self.reading.at(*self.mark_of(self.at))
+        return self.session.at(*self.position(self.at))
 
-    def refuse(self, path: KeyPath, expected: str) -> NoReturn:
-        found = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
-        self.reading.refuse(self.mark(), path, f"is not JSON: {found} where {expected} is expected")
-
-    def next(self) -> str:
+    def next(self, blank: re.Pattern[str] | None = None) -> str:
         """The next character that is not blank, '' at the end."""
-        found = _BLANK.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        if found := (blank or self.BLANK).match(self.text, self.at):
+            self.at = found.end()
         return self.text[self.at : self.at + 1]
 
-    def take(self, char: str, path: KeyPath, expected: str) -> None:
-        if self.next() != char:
-            self.refuse(path, expected)
-        self.at += 1
+    def take(self, token: str, path: KeyPath, expected: str) -> None:
+        if not self.text.startswith(token, self.at):
+            self.unexpected(path, expected)
+        self.at += len(token)
 
-    def value(self, path: KeyPath, level: int) -> Any:
-        char = self.next()
+    def unexpected(self, path: KeyPath, expected: str) -> NoReturn:
+        """Refuse what stands here. Of the text only one character is shown: it may be a secret without its quotes."""
+        found = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
+        self.session.refuse(self.mark(), path, f"is not JSON: {found} where {expected} is expected")
+
+    def value(self, path: KeyPath) -> None:
+        char = self.next(self.SPACE)
         mark = self.mark()
-        self.reading.count_node(mark, path)
-        if char == "{":
-            self.reading.check_level(level, mark)
-            return self.object(path, level)
+        self.session.count_node(mark, path)
         if char == "[":
-            self.reading.check_level(level, mark)
-            return self.array(path, level)
-        value = self.string(path) if char == '"' else self.bare(path)
-        self.reading.check_scalar(value, mark, path)
-        return value
+            self.session.check_level(len(path) + 1, mark)
+            for index in self.elements("]", path, "a comma or the closing bracket"):
+                self.session.marks[*path, index] = self.mark()
+                self.value((*path, index))
+        elif char == "{":
+            self.session.check_level(len(path) + 1, mark)
+            given: dict[KeyPath, Mark] = {}
+            for _ in self.elements("}", path, "a comma or the closing brace"):
+                self.pair(path, given)
+        else:
+            self.scalar(path, mark)
 
-    def object(self, path: KeyPath, level: int) -> dict[str, Any]:
-        built: dict[str, Any] = {}
+    def elements(self, closing: str, path: KeyPath, expected: str) -> Iterator[int]:
+        """The index of each element between two brackets, while the position is at its beginning."""
         self.at += 1
-        if self.next() == "}":
-            self.at += 1
-            return built
-        while True:
-            if self.next() != '"':
-                self.refuse(path, "a key in double quotes")
-            mark = self.mark()
-            key = self.string(path)
-            self.reading.check_scalar(key, mark, path)
-            self.take(":", (*path, key), "a colon")
-            inner = (*path, key)
-            if key in built:
-                first = self.reading.marks[inner]
-                self.reading.wrong(mark, inner, f"the key is already given at line {first.line}, column {first.column}")
-            else:
-                self.reading.marks[inner] = mark
-            value = self.value(inner, level + 1)
-            built.setdefault(key, value)
-            if self.next() == "}":
-                self.at += 1
-                return built
-            self.take(",", path, "a comma or the closing brace")
-
-    def array(self, path: KeyPath, level: int) -> list[Any]:
-        built: list[Any] = []
-        self.at += 1
-        if self.next() == "]":
-            self.at += 1
-            return built
-        while True:
-            inner = (*path, len(built))
+        index = 0
+        while self.next() != closing or (index and not self.TRAILING_COMMA):
+            yield index
+            index += 1
+            if self.next() == closing:
+                break
+            self.take(",", path, expected)
             self.next()
-            self.reading.marks[inner] = self.mark()
-            built.append(self.value(inner, level + 1))
-            if self.next() == "]":
-                self.at += 1
-                return built
-            self.take(",", path, "a comma or the closing bracket")
+        self.at += 1
+
+    def pair(self, table: KeyPath, given: dict[KeyPath, Mark]) -> None:
+        path, mark = self.key(table)
+        self.next(self.SPACE)
+        self.take(self.ASSIGNMENT, path, "a colon")
+        self.once(path, mark, given)
+        self.value(path)
+
+    def once(self, path: KeyPath, mark: Mark, given: dict[KeyPath, Mark]) -> None:
+        """Mark a key; note it as a mistake when it is among those given already."""
+        self.session.marks.setdefault(path, mark)
+        first = given.setdefault(path, mark)
+        if first is not mark:
+            message = f"the key is already given at line {first.line}, column {first.column}"
+            self.session.wrong(mark, path, message)
+
+    def key(self, table: KeyPath) -> tuple[KeyPath, Mark]:
+        if self.next() != '"':
+            self.unexpected(table, "a key in double quotes")
+        mark = self.mark()
+        name = self.string(table)
+        self.session.check_scalar(name, mark, table)
+        return (*table, name), mark
+
+    def scalar(self, path: KeyPath, mark: Mark) -> None:
+        """Pass by a number, a text, true, false or null, and check it while its position is known."""
+        if self.text.startswith('"', self.at):
+            self.session.check_scalar(self.string(path), mark, path)
+            return
+        found = self.SCALAR.match(self.text, self.at)
+        if found is None:
+            self.unexpected(path, "a value (text stands in double quotes)")
+        if len(found[0]) > LONGEST_NUMBER:
+            self.session.refuse(mark, path, f"a number has at most {LONGEST_NUMBER} digits")
+        self.session.check_scalar(json.loads(found[0]), mark, path)
+        self.at = found.end()
 
     def string(self, path: KeyPath) -> str:
-        found = _STRING.match(self.text, self.at)
+        found = self.STRING.match(self.text, self.at)
         if found is None:
-            self.reading.refuse(self.mark(), path, "is not JSON: the text that begins here has no end on its line")
+            self.session.refuse(self.mark(), path, "is not JSON: the text that begins here has no end on its line")
         if "\\" not in found[0]:
             self.at = found.end()
             return found[0][1:-1]
-
-        import json
-
         try:
             text: str = json.loads(found[0])
         except json.JSONDecodeError as error:
             self.at += error.pos
-            self.reading.refuse(self.mark(), path, f"is not JSON: {error.msg.lower()}")
+            self.session.refuse(self.mark(), path, f"is not JSON: {error.msg.lower()}")
         self.at = found.end()
         return text
 
-    def bare(self, path: KeyPath) -> int | float | bool | None:
-        """A number, true, false or null."""
-        if found := _NUMBER.match(self.text, self.at):
-            if len(found[0]) > LONGEST_NUMBER:
-                self.reading.refuse(self.mark(), path, f"a number has at most {LONGEST_NUMBER} digits")
-            self.at = found.end()
-            is_whole = found[1] is None and found[2] is None
-            return int(found[0]) if is_whole else float(found[0])
-        word = _WORD.match(self.text, self.at)
-        if word is None or word[0] not in _WORDS:
-            self.refuse_word(word, path)
-        self.at = word.end()
-        return _WORDS[word[0]]
-
-    def refuse_word(self, word: re.Match[str] | None, path: KeyPath) -> NoReturn:
-        if word is not None and word[0].lstrip("-+") in ("NaN", "Infinity"):
-            self.reading.refuse(self.mark(), path, "a number is finite: neither infinite nor NaN")
-        # The word itself is not shown: it may be a secret without its quotes.
-        self.refuse(path, "a value (text stands in double quotes)")
-
-
-def read_json(text: str, reading: Reading) -> Any:
-    """The plain value of a JSON document, an empty mapping when it says nothing."""
-    document = _JsonText(text, reading)
-    if not document.next():
-        return {}
-    reading.marks[()] = document.mark()
-    value = document.value((), 1)
-    if document.next():
-        document.refuse((), "the end of the document")
-    return value
-
-
-_TOML_BLANK = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*+")
-_SPACE = re.compile(r"[ \t]*+")
-_KEY = re.compile(r"""[A-Za-z0-9_-]++|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+'""")
-_LONG_STRING = re.compile(
-    r'''"""(?:[^"\\]++|\\.|"(?!""))*+""""{0,2}'''
-    r"""|'''(?:[^']++|'(?!''))*+''''{0,2}""",
-    re.DOTALL,
-)
-_TOML_STRING = re.compile(r""""(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+'""")
-_BARE = re.compile(r"[^,\]}#\r\n]++")
-_REPORTED = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)\Z")
-
 
 class _LostError(Exception):
-    """The scan met something it does not know; the reader has the word."""
+    """The locator met something it does not know; `tomllib` has the word."""
 
 
-class _TomlScan:
-    """One pass over the text: marks, duplicates and limits. It makes no values."""
+class _TomlLocator(_Locator):
+    """
+    A pass over TOML text: headers, dotted keys, comments, and values in brackets as in JSON.
 
-    __slots__ = ("arrays", "at", "given", "mark_of", "reading", "tables", "text")
+    It is lenient: where it does not understand the text it ends, and `tomllib` says what is wrong, better than a guess.
+    """
 
-    def __init__(self, text: str, reading: Reading) -> None:
-        self.text = text
-        self.reading = reading
-        self.at = 0
-        self.mark_of = LineIndex(text)
+    __slots__ = ("arrays", "given", "tables")
+
+    BLANK = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*+")
+    SPACE = re.compile(r"[ \t]*+")
+    KEY = re.compile(r"""[A-Za-z0-9_-]++|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+'""")
+    SCALAR = re.compile(
+        r'''"""(?:[^"\\]++|\\.|"(?!""))*+""""{0,2}'''
+        r"""|'''(?:[^']++|'(?!''))*+''''{0,2}"""
+        r"""|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+'|[^,\]}#\r\n]++""",
+        re.DOTALL,
+    )
+    ASSIGNMENT = "="
+    TRAILING_COMMA = True
+
+    def __init__(self, text: str, session: ParseSession) -> None:
+        super().__init__(text, session)
         self.arrays: dict[KeyPath, int] = {}
         """The index of the newest table in each array of tables."""
         self.given: dict[KeyPath, Mark] = {}
         self.tables: dict[KeyPath, Mark] = {}
 
-    def mark(self) -> Mark:
-        return self.reading.at(*self.mark_of(self.at))
-
-    def skip(self, blank: re.Pattern[str]) -> str:
-        """The next character that counts, '' at the end."""
-        found = blank.match(self.text, self.at)
-        self.at = found.end() if found else self.at
-        return self.text[self.at : self.at + 1]
-
-    def take(self, token: str) -> None:
-        if not self.text.startswith(token, self.at):
-            raise _LostError
-        self.at += len(token)
+    def unexpected(self, path: KeyPath, expected: str) -> NoReturn:
+        raise _LostError
 
     def document(self) -> None:
         table: KeyPath = ()
-        while char := self.skip(_TOML_BLANK):
+        while char := self.next():
             if char == "[":
                 table = self.header()
             else:
-                self.pair(table)
+                self.pair(table, self.given)
 
     def header(self) -> KeyPath:
-        is_array = self.text.startswith("[[", self.at)
-        self.take("[[" if is_array else "[")
+        """The path of the table that a header opens."""
+        closing = "]]" if self.text.startswith("[[", self.at) else "]"
+        self.at += len(closing)
         start = self.mark()
-        keys = self.keys()
-        self.take("]]" if is_array else "]")
-        path = self.enter((), keys[:-1])
-        name, mark = keys[-1]
-        path = (*path, name)
-        if is_array:
-            self.reading.marks.setdefault(path, mark)
-            index = self.arrays[path] = self.arrays.get(path, -1) + 1
-            path = (*path, index)
-            self.reading.marks[path] = start
-            self.reading.count_node(start, path)
-            self.reading.check_level(len(path) + 1, start)
-            return path
-        self.once(path, mark, self.tables)
-        self.reading.marks.setdefault(path, mark)
-        self.reading.count_node(mark, path)
-        return self.newest(path)
+        *parents, (name, mark) = self.names()
+        self.take(closing, (), closing)
+        path = (*self.enter((), parents), name)
+        if closing == "]":
+            self.once(path, mark, self.tables)
+            self.session.count_node(mark, path)
+            return self.newest(path)
+        self.session.marks.setdefault(path, mark)
+        index = self.arrays[path] = self.arrays.get(path, -1) + 1
+        path = (*path, index)
+        self.session.marks[path] = start
+        self.session.count_node(start, path)
+        self.session.check_level(len(path) + 1, start)
+        return path
+
+    def key(self, table: KeyPath) -> tuple[KeyPath, Mark]:
+        *parents, (name, mark) = self.names()
+        path = (*self.enter(table, parents), name)
+        self.session.check_level(len(path), mark)
+        return path, mark
+
+    def names(self) -> list[tuple[str, Mark]]:
+        """The parts of the dotted key that stands here, each with its mark."""
+        found: list[tuple[str, Mark]] = []
+        while True:
+            self.next(self.SPACE)
+            token = self.KEY.match(self.text, self.at)
+            if token is None:
+                raise _LostError
+            found.append((_toml_key(token[0]), self.mark()))
+            self.session.check_level(len(found), self.mark())
+            self.at = token.end()
+            if self.next(self.SPACE) != ".":
+                return found
+            self.at += 1
+
+    def enter(self, path: KeyPath, names: list[tuple[str, Mark]]) -> KeyPath:
+        """The path below these names. Tables that are named here for the first time get their marks."""
+        for name, mark in names:
+            path = (*path, name)
+            if path not in self.session.marks:
+                self.session.marks[path] = mark
+                self.session.count_node(mark, path)
+            path = self.newest(path)
+        return path
 
     def newest(self, path: KeyPath) -> KeyPath:
         return (*path, self.arrays[path]) if path in self.arrays else path
 
-    def enter(self, path: KeyPath, keys: list[tuple[str, Mark]]) -> KeyPath:
-        """Go down the keys, marking what is named here for the first time."""
-        for name, mark in keys:
-            path = (*path, name)
-            if path not in self.reading.marks:
-                self.reading.marks[path] = mark
-                self.reading.count_node(mark, path)
-            path = self.newest(path)
-        return path
-
-    def once(self, path: KeyPath, mark: Mark, seen: dict[KeyPath, Mark]) -> None:
-        first = seen.setdefault(path, mark)
-        if first is not mark:
-            self.reading.wrong(mark, path, f"the key is already given at line {first.line}, column {first.column}")
-
-    def keys(self) -> list[tuple[str, Mark]]:
-        """A dotted key's parts, each with its mark."""
-        found: list[tuple[str, Mark]] = []
-        while True:
-            self.skip(_SPACE)
-            token = _KEY.match(self.text, self.at)
-            if token is None:
-                raise _LostError
-            mark = self.mark()
-            found.append((_key_text(token[0]), mark))
-            self.reading.check_level(len(found), mark)
-            self.at = token.end()
-            if self.skip(_SPACE) != ".":
-                return found
-            self.at += 1
-
-    def pair(self, table: KeyPath) -> None:
-        keys = self.keys()
-        path = (*self.enter(table, keys[:-1]), keys[-1][0])
-        mark = keys[-1][1]
-        self.reading.check_level(len(path), mark)
-        self.once(path, mark, self.given)
-        self.reading.marks.setdefault(path, mark)
-        self.take("=")
-        self.value(path)
-
-    def value(self, path: KeyPath) -> None:
-        char = self.skip(_SPACE)
-        mark = self.mark()
-        self.reading.count_node(mark, path)
-        if char == "[":
-            self.reading.check_level(len(path) + 1, mark)
-            self.array(path)
-        elif char == "{":
-            self.reading.check_level(len(path) + 1, mark)
-            self.inline_table(path)
-        else:
-            token = (
-                _LONG_STRING.match(self.text, self.at)
-                or _TOML_STRING.match(self.text, self.at)
-                or _BARE.match(self.text, self.at)
-            )
-            if token is None:
-                raise _LostError
-            self.at = token.end()
-
-    def array(self, path: KeyPath) -> None:
-        self.at += 1
-        index = 0
-        while self.skip(_TOML_BLANK) not in ("]", ""):
-            self.reading.marks[*path, index] = self.mark()
-            self.value((*path, index))
-            index += 1
-            if self.skip(_TOML_BLANK) == ",":
-                self.at += 1
-        self.take("]")
-
-    def inline_table(self, path: KeyPath) -> None:
-        self.at += 1
-        while self.skip(_TOML_BLANK) not in ("}", ""):
-            self.pair(path)
-            if self.skip(_TOML_BLANK) == ",":
-                self.at += 1
-        self.take("}")
+    def scalar(self, path: KeyPath, mark: Mark) -> None:
+        token = self.SCALAR.match(self.text, self.at)
+        if token is None:
+            raise _LostError
+        self.at = token.end()
 
 
-def _key_text(token: str) -> str:
+def _toml_key(token: str) -> str:
     if token[0] == '"' and "\\" in token:
-        import tomllib
-
         try:
             return next(iter(tomllib.loads(f"{token} = 0")))
         except tomllib.TOMLDecodeError:
@@ -331,45 +258,58 @@ def _key_text(token: str) -> str:
     return token[1:-1] if token[0] in "\"'" else token
 
 
-def _plain(value: Any, path: KeyPath, reading: Reading) -> Any:
-    """The value without TOML's own kinds. It counts again, for what the scan could not follow."""
-    mark = reading.marks.get(path) or reading.marks[()]
-    reading.count_node(mark, path)
-    if isinstance(value, dict | list):
-        reading.check_level(len(path) + 1, mark)
-    match value:
-        case dict():
-            for key in value:
-                reading.check_scalar(key, reading.marks.get((*path, key), mark), path)
-            return {key: _plain(item, (*path, key), reading) for key, item in value.items()}
-        case list():
-            return [_plain(item, (*path, index), reading) for index, item in enumerate(value)]
-        case str() | bool() | int() | float():
-            reading.check_scalar(value, mark, path)
-            return value
-        case _:  # a date, a time or both
-            return value.isoformat()
+def read_json(text: str, session: ParseSession) -> Any:
+    """The plain value of a JSON document, an empty mapping for blank text."""
+    locator = _Locator(text, session)
+    if not locator.next():
+        return {}
+    session.marks[()] = locator.mark()
+    locator.value(())
+    if locator.next():
+        locator.unexpected((), "the end of the document")
+    session.settle()
+    return json.loads(text)
 
 
-def read_toml(text: str, reading: Reading) -> Any:
-    """The plain value of a TOML document. Marks and mistakes go to the reading."""
-    import tomllib
+_REPORTED = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)\Z")
 
-    scan = _TomlScan(text, reading)
+
+def read_toml(text: str, session: ParseSession) -> Any:
+    """The plain value of a TOML document."""
+    locator = _TomlLocator(text, session)
     with suppress(_LostError):
-        scan.document()
-    reading.settle()
+        locator.document()
+    session.settle()
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         found = _REPORTED.search(message)
-        mark = reading.at(*scan.mark_of(len(text)))
+        mark = session.at(*locator.position(len(text)))
         if found is not None and found[1] is not None:
-            mark = reading.at(int(found[1]), int(found[2]))
-        message = _REPORTED.sub("", message)
-        reading.refuse(mark, (), f"is not TOML: {shortened(message, 300)}")
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; what the scan could not follow
-        reading.refuse(reading.marks[()], (), f"is not TOML that can be read: {shortened(str(error), 300)}")
-    reading.nodes = 0
-    return _plain(value, (), reading)
+            mark = session.at(int(found[1]), int(found[2]))
+        session.refuse(mark, (), f"is not TOML: {shortened(_REPORTED.sub('', message), 300)}")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; what the locator could not follow
+        session.refuse(session.marks[()], (), f"is not TOML that can be read: {shortened(str(error), 300)}")
+    session.nodes = 0
+    return _plain(value, (), session)
+
+
+def _plain(value: Any, path: KeyPath, session: ParseSession) -> Any:
+    """The value without TOML's own kinds. Limits are held again, for what the locator could not follow."""
+    mark = session.marks.get(path) or session.marks[()]
+    session.count_node(mark, path)
+    if isinstance(value, dict | list):
+        session.check_level(len(path) + 1, mark)
+    match value:
+        case dict():
+            for key in value:
+                session.check_scalar(key, session.marks.get((*path, key), mark), path)
+            return {key: _plain(item, (*path, key), session) for key, item in value.items()}
+        case list():
+            return [_plain(item, (*path, index), session) for index, item in enumerate(value)]
+        case str() | bool() | int() | float():
+            session.check_scalar(value, mark, path)
+            return value
+        case _:  # a date, a time or both
+            return value.isoformat()

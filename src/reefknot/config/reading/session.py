@@ -1,21 +1,10 @@
 """
-Where something was written, and what is wrong with it there.
+`ParseSession`: the positions, the mistakes and the limits of one document while it is read.
 
-Every text here becomes one printable line, because file names and keys come from outside and end in terminals and logs.
-
-How much one document may ask for.
-
-A `Reading` is the account of one document while it is read: the marks, the mistakes so far, and what is used of the
-limits. A mistake that leaves the rest readable is noted; a limit ends the reading at once, because going on is what the
-limit forbids.
-
-Small files, read whole and never more than was allowed.
-
-It reads regular files only: a pipe may never end, and a device has no size.
-
-A document as plain values, and one document laid over another.
-
-`merge` is the only place where layers of configuration meet.
+A mistake that leaves the rest readable is noted; a limit ends the parsing at once, because going on is what the limit
+forbids. All text in a message becomes one printable line: file names and keys come from outside and end in terminals
+and logs. Files are read whole, never beyond the limit, and only regular ones: a pipe may never end, and a device has no
+size.
 """
 
 import math
@@ -23,35 +12,41 @@ import os
 import re
 import stat
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from itertools import islice
+from typing import NoReturn
 
 from msgspec import Struct
 
 from reefknot.errors import ConfigurationError
+from reefknot.runtime.log import printable
 
 KeyPath = tuple[str | int, ...]
-"""The keys and list indexes that lead to a place in a document. `()` is the document itself."""
+"""The keys and list indexes that lead to a value of a document. `()` is the document itself."""
 
+MOST_BYTES = 256 * 1024
+MOST_LEVELS = 32
+MOST_NODES = 10_000
+MOST_ALIASES = 100
+MOST_PROBLEMS = 1000
+LARGEST_INTEGER = 2**63 - 1
+LONGEST_NUMBER = 100
 LONGEST_SEGMENT = 60
 
 _BARE = re.compile(r"[\w/+-]+\Z")
-
-
-def printable(text: str) -> str:
-    """The text as one line that cannot steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+_UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""Characters that an editor hides or shows as another. U+2028 ends a comment in YAML 1.1, and in no editor."""
+_UNFIT_DECODED = re.compile("[\x00\ud800-\udfff]")
+"""Characters refused even as an escape: no file name, variable or UTF-8 text can hold them."""
+_LINE_BREAK = re.compile("\r\n|\r|\n")
 
 
 def shortened(text: str, most: int = LONGEST_SEGMENT) -> str:
     """The text's bounded beginning, on one line."""
-    return printable(text if len(text) <= most else text[: most - 1] + "…")
+    return printable(text, most=most)
 
 
 def dotted(path: KeyPath) -> str:
-    """A path as people write it: `worker.retries.v2`, `sources[0].name`, `operations."nats.publish"`."""
+    """The path as people write it: `worker.retries.v2`, `sources[0].name`, `operations."nats.publish"`."""
     shown = ""
     for segment in path:
         if isinstance(segment, int):
@@ -65,14 +60,14 @@ def dotted(path: KeyPath) -> str:
 
 
 class Mark(Struct, frozen=True):
-    """A place: a file with line and column, counted from 1, or the name of what else was read."""
+    """A position: a file with line and column, counted from 1, or the name of another source."""
 
     source: str
     line: int | None = None
     column: int | None = None
 
     def __str__(self) -> str:
-        shown = printable(self.source)
+        shown = printable(self.source, most=len(self.source))
         if self.line is not None:
             shown += f":{self.line}"
             if self.column is not None:
@@ -81,41 +76,19 @@ class Mark(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True):
-    """One mistake: where it stands, the path of the setting, and what is wrong."""
+    """A mistake: its position, the path of the setting, and what is wrong."""
 
     mark: Mark
     path: str
     message: str
 
     def __str__(self) -> str:
-        where = f"{self.mark}: {self.path}: " if self.path else f"{self.mark}: "
-        return printable(where + self.message)
-
-
-MOST_BYTES = 256 * 1024
-MOST_LEVELS = 32
-MOST_NODES = 10_000
-MOST_ALIASES = 100
-MOST_PROBLEMS = 1000
-LARGEST_INTEGER = 2**63 - 1
-
-_UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-"""What an editor does not show, or shows as something else. U+2028 ends a comment in YAML 1.1, and in no editor."""
-_UNFIT_DECODED = re.compile("[\x00\ud800-\udfff]")
-"""What may not even be written as an escape: no file name, variable or UTF-8 text can hold it."""
-_LINE_BREAK = re.compile("\r\n|\r|\n")
-
-
-def place(text: str, offset: int) -> tuple[int, int]:
-    """Line and column of an offset, both counted from 1. It counts from the beginning: for errors only."""
-    line, start = 1, 0
-    for found in _LINE_BREAK.finditer(text, 0, offset):
-        line, start = line + 1, found.end()
-    return line, offset - start + 1
+        line = f"{self.mark}: {self.path}: {self.message}" if self.path else f"{self.mark}: {self.message}"
+        return printable(line, most=len(line))
 
 
 class LineIndex:
-    """Line and column of many offsets in one text."""
+    """Line and column, both counted from 1, of any offset in one text."""
 
     __slots__ = ("_starts",)
 
@@ -127,8 +100,8 @@ class LineIndex:
         return line, offset - self._starts[line - 1] + 1
 
 
-class Reading:
-    """One document's marks, mistakes and use of the limits."""
+class ParseSession:
+    """Marks, mistakes and used limits of one document. A reader of a format fills it and obeys it."""
 
     __slots__ = ("_noted", "aliases", "marks", "nodes", "problems", "source")
 
@@ -141,11 +114,11 @@ class Reading:
         self.aliases = 0
 
     def at(self, line: int, column: int) -> Mark:
-        """The mark of a place in this document."""
+        """The mark of a position in this document."""
         return Mark(self.source, line, column)
 
     def wrong(self, mark: Mark, path: KeyPath, message: str) -> None:
-        """Note a mistake and go on, up to a thousand. What an alias brings to several paths is still one mistake."""
+        """Note a mistake and go on, up to a thousand. A mistake that an alias repeats at several paths counts once."""
         if (mark, message) not in self._noted:
             self._noted.add((mark, message))
             self.problems.append(Problem(mark, dotted(path), message))
@@ -153,12 +126,12 @@ class Reading:
                 self.settle()
 
     def refuse(self, mark: Mark, path: KeyPath, message: str) -> NoReturn:
-        """Note a mistake that nothing can be read behind."""
+        """Raise all mistakes so far and this one, behind which nothing can be read."""
         self.wrong(mark, path, message)
         raise ConfigurationError(self.problems)
 
     def settle(self) -> None:
-        """Raise when anything was wrong."""
+        """Raise `ConfigurationError` if anything was wrong."""
         if self.problems:
             raise ConfigurationError(self.problems)
 
@@ -167,23 +140,21 @@ class Reading:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size > MOST_BYTES:
             self.refuse(self.marks[()], (), f"is larger than the limit of {MOST_BYTES // 1024} kB")
-        for found in _UNFIT.finditer(text):
-            mark = self.at(*place(text, found.start()))
-            self.wrong(
-                mark, (), f"character U+{ord(found[0]):04X} is not accepted; write it as an escape, or leave it out"
-            )
-            if len(self.problems) == 10:
-                break
+        if unfit := list(islice(_UNFIT.finditer(text), 10)):
+            position = LineIndex(text)
+            for found in unfit:
+                message = f"character U+{ord(found[0]):04X} is not accepted; write it as an escape, or leave it out"
+                self.wrong(self.at(*position(found.start())), (), message)
         self.settle()
 
     def count_node(self, mark: Mark, path: KeyPath = ()) -> None:
-        """One more value, wherever it comes from: an alias counts as all that it stands for."""
+        """Count a value. An alias counts as all that it stands for."""
         self.nodes += 1
         if self.nodes > MOST_NODES:
             self.refuse(mark, path, f"holds more values than the limit of {MOST_NODES}, aliases expanded")
 
     def count_alias(self, mark: Mark) -> None:
-        """One more alias."""
+        """Count an alias."""
         self.aliases += 1
         if self.aliases > MOST_ALIASES:
             self.refuse(mark, (), f"holds more aliases than the limit of {MOST_ALIASES}")
@@ -210,7 +181,7 @@ class Reading:
 
 
 class UnreadableError(Exception):
-    """A file cannot be read. The text says why and shows nothing of what is in it."""
+    """A file cannot be read. The text says why and shows nothing of its content."""
 
     def __init__(self, reason: str, *, is_missing: bool = False) -> None:
         super().__init__(reason)
@@ -248,7 +219,7 @@ def _open(path: str | os.PathLike[str]) -> int:
 
 
 def read_small(path: str | os.PathLike[str], most: int) -> bytes:
-    """All bytes of a regular file of at most so many bytes."""
+    """All bytes of a regular file that has at most `most` of them."""
     descriptor = _open(path)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -265,79 +236,3 @@ def read_small(path: str | os.PathLike[str], most: int) -> bytes:
     if len(data) > most:
         raise UnreadableError(f"is larger than the limit of {most // 1024} kB")
     return data
-
-
-MarkOf = Callable[[KeyPath], Mark | None]
-
-
-class Tree(Struct, frozen=True):
-    """A document as plain values, with the mark of every key and every list item."""
-
-    value: dict[str, Any]
-    marks: Mapping[KeyPath, Mark]
-
-    def mark(self, path: KeyPath) -> Mark:
-        """Where the path is written, or the nearest place above it that is."""
-        for length in range(len(path), 0, -1):
-            mark = self.marks.get(path[:length])
-            if mark is not None:
-                return mark
-        return self.marks[()]
-
-
-def _copied(value: Any, path: KeyPath, mark_of: MarkOf, marks: dict[KeyPath, Mark]) -> Any:
-    """A copy of a value, and of the marks at and below its path."""
-    mark = mark_of(path)
-    if mark is not None:
-        marks[path] = mark
-    match value:
-        case dict():
-            return {key: _copied(item, (*path, key), mark_of, marks) for key, item in value.items()}
-        case list():
-            return [_copied(item, (*path, index), mark_of, marks) for index, item in enumerate(value)]
-        case _:
-            return value
-
-
-def _forget(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> None:
-    """Drop the marks of a value that is being replaced."""
-    marks.pop(path, None)
-    match value:
-        case dict():
-            for key, item in value.items():
-                _forget(item, (*path, key), marks)
-        case list():
-            for index, item in enumerate(value):
-                _forget(item, (*path, index), marks)
-        case _:
-            pass
-
-
-def lay(
-    over: Mapping[str, Any], onto: dict[str, Any], *, marks: dict[KeyPath, Mark], mark_of: MarkOf, at: KeyPath = ()
-) -> None:
-    """Lay one mapping over another in place, and its marks over the other's. Nothing of `over` is shared afterwards."""
-    for key, item in over.items():
-        path = (*at, key)
-        below = onto.get(key)
-        if isinstance(item, dict) and isinstance(below, dict):
-            # The mapping keeps its earlier mark: the file's line says more than the variable that changed one field.
-            lay(item, below, marks=marks, mark_of=mark_of, at=path)
-            continue
-        if key in onto:
-            _forget(below, path, marks)
-        onto[key] = _copied(item, path, mark_of, marks)
-
-
-def merge(*trees: Tree) -> Tree:
-    """
-    Later over earlier, field by field.
-
-    What is not given is inherited, null given is a value, lists replace. The marks follow the values. Null over a
-    mapping forgets the mapping, so there, and only there, it matters which pair is merged first.
-    """
-    value: dict[str, Any] = {}
-    marks: dict[KeyPath, Mark] = {(): trees[0].marks[()] if trees else Mark("nothing configured")}
-    for tree in trees:
-        lay(tree.value, value, marks=marks, mark_of=tree.marks.get)
-    return Tree(value, marks)

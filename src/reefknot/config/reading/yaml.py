@@ -1,21 +1,23 @@
 """
-What a word without quotes means.
+YAML: the values and positions of a document, from libyaml's events.
 
-The rules are YAML's, with the surprises taken out: `1e3` is a number, `12:30` and `2026-01-01` stay text, and `0123`,
-which is eighty-three to one reader and a hundred and twenty-three to another, is refused.
+`yaml.CSafeLoader` parses (`SafeLoader` where libyaml is missing); composing and constructing are done here. libyaml's
+own composer recurses in C without a bound and ends the process at some 100,000 brackets, refuses an anchor that is
+given anew, and forgets where an alias stands. PyYAML's constructor shares what an alias stands for, takes the last of
+two equal keys, and can count neither.
 
-YAML, from its events to plain values.
-
-The parser is PyYAML's (libyaml's when it is there); composing and constructing are ours, because the limits have to
-hold while the text is read, duplicate keys are mistakes, and no tag may name a type. Keys stay as they are written:
-`429`, `on` and `null` are the texts "429", "on" and "null".
+Words without quotes follow YAML with the surprises taken out: `1e3` is a number, `12:30` and `2026-01-01` stay text,
+and `0123`, which is 83 to one reader and 123 to another, is refused. Keys stay as they are written: `429`, `on` and
+`null` are the texts "429", "on" and "null".
 """
 
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from reefknot.config.reading.session import KeyPath, Mark, Reading, shortened
+import yaml
+
+from reefknot.config.reading.session import LONGEST_NUMBER, KeyPath, Mark, ParseSession, shortened
 
 NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _TRUE = ("true", "yes", "on")
@@ -26,8 +28,6 @@ BOOLEANS = {
     for word in words
     for form in (word, word.capitalize(), word.upper())
 }
-
-LONGEST_NUMBER = 100
 
 _MAYBE_NUMBER = re.compile(r"[-+.0-9]")
 _DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)\Z")
@@ -43,7 +43,7 @@ class WordError(Exception):
 
 
 def _number(text: str) -> int | float | None:
-    """The number a word stands for, None when it is a word."""
+    """The number that a word stands for, None when it is text."""
     if len(text) > LONGEST_NUMBER:
         if _DECIMAL.match(text) or _FLOAT.match(text):
             raise WordError(f"a number has at most {LONGEST_NUMBER} digits; put text in quotes")
@@ -108,279 +108,229 @@ TAGGED: dict[str, Callable[[str], str | int | float | bool | None]] = {
     "tag:yaml.org,2002:str": str,
     "!": str,
 }
-"""What an explicit tag makes of a scalar's text."""
+"""By explicit tag: the conversion of a scalar's text."""
 
 
 _MERGE = "<<"
 _PREFIX = "tag:yaml.org,2002:"
 
 
-class _Node:
-    """A piece of the document: where it begins, and the tag that was written on it."""
-
-    __slots__ = ("mark", "tag")
-
-    def __init__(self, mark: Mark, tag: str | None) -> None:
-        self.mark = mark
-        self.tag = tag
+class _Alias(yaml.Node):
+    """Another node, its `value`, once more; its own mark is where the alias stands."""
 
 
-class _Scalar(_Node):
-    __slots__ = ("plain", "text")
-
-    def __init__(self, mark: Mark, tag: str | None, text: str, *, plain: bool) -> None:
-        super().__init__(mark, tag)
-        self.text = text
-        self.plain = plain
+def _target(node: yaml.Node) -> yaml.Node:
+    target: yaml.Node = node.value if isinstance(node, _Alias) else node
+    return target
 
 
-class _Sequence(_Node):
-    __slots__ = ("is_open", "items")
-
-    def __init__(self, mark: Mark, tag: str | None) -> None:
-        super().__init__(mark, tag)
-        self.items: list[_Node] = []
-        self.is_open = True
-
-    @property
-    def awaits_key(self) -> bool:
-        return False
+def _is_plain(node: yaml.Node) -> bool:
+    """Whether the text has neither quotes nor a tag that gives it a kind."""
+    return isinstance(node, yaml.ScalarNode) and not node.style and node.tag in (None, "!")
 
 
-class _Mapping(_Sequence):
-    """A mapping's keys and values follow each other in `items`, as they do in the text."""
-
-    __slots__ = ()
-
-    @property
-    def awaits_key(self) -> bool:
-        return len(self.items) % 2 == 0
-
-
-class _Alias(_Node):
-    """Another node once more. Its own mark is where the alias stands."""
-
-    __slots__ = ("target",)
-
-    def __init__(self, mark: Mark, target: _Node) -> None:
-        super().__init__(mark, None)
-        self.target = target
-
-
-def _check_directives(text: str, reading: Reading) -> None:
+def _check_directives(text: str, session: ParseSession) -> None:
     """Refuse `%TAG` before the parser sees it: it compares each with all before it."""
     if not text.startswith(("%", "#", " ", "\t", "\n", "\r")):
         return
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("%") and not line.startswith("%YAML"):
-            reading.refuse(reading.at(number, 1), (), "directives other than %YAML are not accepted")
+            session.refuse(session.at(number, 1), (), "directives other than %YAML are not accepted")
         if line.strip() and not line.startswith(("%", "#")) and not line.lstrip().startswith("#"):
             return
 
 
-def _compose(events: Iterator[Any], reading: Reading) -> _Node | None:
-    """The nodes of the one document, None when there is none. It keeps its own stack: depth is bounded by us."""
-    import yaml
-
-    root: _Node | None = None
+def _compose(events: Iterator[Any], session: ParseSession) -> yaml.Node | None:
+    """The nodes of the one document, None when there is none. Nothing recurses: the stack's depth is a limit."""
+    root: yaml.Node | None = None
     documents = 0
-    stack: list[_Sequence] = []
-    anchors: dict[str, _Node] = {}
-    before = reading.nodes
+    stack: list[yaml.CollectionNode] = []
+    anchors: dict[str, yaml.Node] = {}
+    before = session.nodes
     for event in events:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                mark = _mark(event, reading)
-                reading.refuse(mark, (), "a second document begins here; a configuration is one document")
-            continue
-        if isinstance(event, yaml.CollectionEndEvent):
-            stack.pop().is_open = False
-            continue
-        if not isinstance(event, yaml.NodeEvent):
-            continue
-        mark = _mark(event, reading)
-        if not (stack and stack[-1].awaits_key):
-            reading.count_node(mark)
-        node = _node(event, mark, anchors, reading)
-        if event.anchor is not None and not isinstance(node, _Alias):
-            anchors[event.anchor] = node
-        if stack:
-            stack[-1].items.append(node)
-        else:
-            root = node
-        if isinstance(node, _Sequence):
-            stack.append(node)
-            reading.check_level(len(stack), mark)
-    reading.nodes = before  # counted again, expanded, when it is constructed
+                session.refuse(
+                    _mark(event, session), (), "a second document begins here; a configuration is one document"
+                )
+        elif isinstance(event, yaml.CollectionEndEvent):
+            stack.pop()
+        elif isinstance(event, yaml.NodeEvent):
+            mark = _mark(event, session)
+            parent = stack[-1] if stack else None
+            is_key = isinstance(parent, yaml.MappingNode) and len(parent.value) % 2 == 0
+            if not is_key:
+                session.count_node(mark)
+            node = _node(event, anchors, stack, session)
+            if event.anchor is not None and not isinstance(node, _Alias):
+                anchors[event.anchor] = node
+            if parent is None:
+                root = node
+            else:
+                parent.value.append(node)  # of a mapping: keys and values in turn, as in the text
+            if isinstance(node, yaml.CollectionNode):
+                stack.append(node)
+                session.check_level(len(stack), mark)
+    session.nodes = before  # counted again, aliases expanded, when the values are constructed
     return root
 
 
-def _mark(event: Any, reading: Reading) -> Mark:
-    return reading.at(event.start_mark.line + 1, event.start_mark.column + 1)
+def _mark(where: Any, session: ParseSession) -> Mark:
+    """The mark of an event or a node."""
+    return session.at(where.start_mark.line + 1, where.start_mark.column + 1)
 
 
-def _node(event: Any, mark: Mark, anchors: dict[str, _Node], reading: Reading) -> _Node:
-    import yaml
-
-    match event:
-        case yaml.AliasEvent():
-            reading.count_alias(mark)
-            name = event.anchor or ""
-            target = anchors.get(name)
-            name = shortened(name)
-            if target is None:
-                reading.refuse(mark, (), f"alias *{name} has no anchor &{name} before it")
-            if isinstance(target, _Sequence) and target.is_open:
-                reading.refuse(mark, (), f"alias *{name} stands inside what it refers to: it would never end")
-            return _Alias(mark, target)
-        case yaml.ScalarEvent():
-            return _Scalar(mark, event.tag, event.value, plain=event.implicit[0])
-        case yaml.SequenceStartEvent():
-            return _Sequence(mark, event.tag)
-        case _:
-            return _Mapping(mark, event.tag)
-
-
-def _tag_refused(node: _Node, path: KeyPath, reading: Reading) -> None:
-    tag = node.tag or ""
-    shown = f"!!{tag.removeprefix(_PREFIX)}" if tag.startswith(_PREFIX) else tag
-    reading.wrong(node.mark, path, f"tag {shortened(shown)} is not accepted here; values need no tags")
+def _node(
+    event: Any, anchors: dict[str, yaml.Node], stack: list[yaml.CollectionNode], session: ParseSession
+) -> yaml.Node:
+    tag: Any = getattr(event, "tag", None)  # not resolved: PyYAML's own nodes always have a tag
+    anchor, start = event.anchor, event.start_mark
+    if isinstance(event, yaml.ScalarEvent):
+        return yaml.ScalarNode(tag, event.value, start, style=event.style)
+    if isinstance(event, yaml.CollectionStartEvent):
+        kind = yaml.SequenceNode if isinstance(event, yaml.SequenceStartEvent) else yaml.MappingNode
+        return kind(tag, [], start)
+    mark = _mark(event, session)
+    session.count_alias(mark)
+    target = anchors.get(anchor)
+    name = shortened(anchor)
+    if target is None:
+        session.refuse(mark, (), f"alias *{name} has no anchor &{name} before it")
+    if any(target is one for one in stack):
+        session.refuse(mark, (), f"alias *{name} stands inside what it refers to: it would never end")
+    return _Alias(tag, target, start, None)
 
 
 class _Construction:
-    """Nodes into values, with a mark for each. What is wrong is noted, and the rest is still looked at."""
+    """Nodes into values, with a mark for each. Mistakes are noted, and the rest is still looked at."""
 
-    __slots__ = ("reading",)
+    __slots__ = ("session",)
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
+    def __init__(self, session: ParseSession) -> None:
+        self.session = session
 
-    def value(self, node: _Node, path: KeyPath, level: int = 1) -> Any:
-        """The plain value of a node. An alias is built anew at each place: nothing is shared."""
-        if isinstance(node, _Alias):
-            node = node.target
-        self.reading.count_node(node.mark, path)
-        match node:
-            case _Mapping():
-                self.reading.check_level(level, node.mark)
-                return self.mapping(node, path, level)
-            case _Sequence():
-                self.reading.check_level(level, node.mark)
-                if node.tag not in (None, "!", _PREFIX + "seq"):
-                    _tag_refused(node, path, self.reading)
-                return [self.item(item, (*path, index), level + 1) for index, item in enumerate(node.items)]
-            case _Scalar():
-                return self.scalar(node, path)
-            case _:
-                raise AssertionError("unreachable: an alias never stands for an alias")
+    def wrong(self, node: yaml.Node, path: KeyPath, message: str) -> None:
+        self.session.wrong(_mark(node, self.session), path, message)
 
-    def item(self, node: _Node, path: KeyPath, level: int) -> Any:
-        self.reading.marks[path] = node.mark
-        return self.value(node, path, level)
+    def check_tag(self, node: yaml.Node, path: KeyPath, *accepted: str) -> None:
+        if node.tag in (None, "!", *(_PREFIX + name for name in accepted)):
+            return
+        shown = f"!!{node.tag.removeprefix(_PREFIX)}" if node.tag.startswith(_PREFIX) else node.tag
+        self.wrong(node, path, f"tag {shortened(shown)} is not accepted here; values need no tags")
 
-    def scalar(self, node: _Scalar, path: KeyPath) -> Any:
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        """The plain value of a node. An alias is built anew each time: nothing is shared."""
+        node = _target(node)
+        mark = _mark(node, self.session)
+        self.session.count_node(mark, path)
+        if isinstance(node, yaml.ScalarNode):
+            return self.scalar(node, path)
+        self.session.check_level(len(path) + 1, mark)
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path)
+        self.check_tag(node, path, "seq")
+        return [self.marked(item, _mark(item, self.session), (*path, index)) for index, item in enumerate(node.value)]
+
+    def marked(self, node: yaml.Node, mark: Mark, path: KeyPath) -> Any:
+        self.session.marks[path] = mark
+        return self.value(node, path)
+
+    def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         value: Any = None
         try:
-            if node.tag is None:
-                value = plain_word(node.text) if node.plain else node.text
-            elif node.tag in TAGGED:
-                value = TAGGED[node.tag](node.text)
+            if node.tag in TAGGED:
+                value = TAGGED[node.tag](node.value)
+            elif node.tag is None:
+                value = node.value if node.style else plain_word(node.value)
             else:
-                _tag_refused(node, path, self.reading)
+                self.check_tag(node, path)
         except WordError as error:
-            self.reading.wrong(node.mark, path, str(error))
-        self.reading.check_scalar(value, node.mark, path)
+            self.wrong(node, path, str(error))
+        self.session.check_scalar(value, _mark(node, self.session), path)
         return value
 
-    def mapping(self, node: _Mapping, path: KeyPath, level: int) -> dict[str, Any]:
-        if node.tag not in (None, "!", _PREFIX + "map"):
-            _tag_refused(node, path, self.reading)
-        entries: dict[str, tuple[Mark, _Node]] = {}
-        merged: list[_Node] = []
-        pairs = iter(node.items)
-        for key, value in zip(pairs, pairs, strict=True):
+    def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        self.check_tag(node, path, "map")
+        entries: dict[str, tuple[Mark, yaml.Node]] = {}
+        merged: list[yaml.Node] = []
+        for key, value in _pairs(node):
             name = self.key(key, path)
             if name is None:
                 continue
-            if name == _MERGE and isinstance(key, _Scalar) and key.plain:
+            mark = _mark(key, self.session)
+            if name == _MERGE and _is_plain(key):
                 merged.append(value)
             elif name in entries:
                 first = entries[name][0]
                 message = f"the key is already given at line {first.line}, column {first.column}"
-                self.reading.wrong(key.mark, (*path, name), message)
+                self.session.wrong(mark, (*path, name), message)
             else:
-                entries[name] = key.mark, value
+                entries[name] = mark, value
         for source in merged:
             self.inherit(source, entries, path)
-        built: dict[str, Any] = {}
-        for name, (mark, value) in entries.items():
-            self.reading.marks[*path, name] = mark
-            built[name] = self.value(value, (*path, name), level + 1)
-        return built
+        return {name: self.marked(value, mark, (*path, name)) for name, (mark, value) in entries.items()}
 
-    def key(self, node: _Node, path: KeyPath) -> str | None:
+    def key(self, node: yaml.Node, path: KeyPath) -> str | None:
         """A key's text as it is written, None when it cannot be a key."""
-        if not isinstance(node, _Scalar):
-            self.reading.wrong(node.mark, path, "a key is text: neither a list, nor a mapping, nor an alias")
+        if not isinstance(node, yaml.ScalarNode):
+            self.wrong(node, path, "a key is text: neither a list, nor a mapping, nor an alias")
             return None
-        if node.tag not in (None, "!", _PREFIX + "str", _PREFIX + "int"):
-            _tag_refused(node, path, self.reading)
-        if node.plain and not node.text:
-            self.reading.wrong(node.mark, path, "a key is missing before the colon")
+        self.check_tag(node, path, "str", "int")
+        if not node.value and _is_plain(node):
+            self.wrong(node, path, "a key is missing before the colon")
             return None
-        self.reading.check_scalar(node.text, node.mark, path)
-        return node.text
+        name: str = node.value
+        self.session.check_scalar(name, _mark(node, self.session), path)
+        return name
 
-    def inherit(self, source: _Node, entries: dict[str, tuple[Mark, _Node]], path: KeyPath) -> None:
-        """Fill in from `<<`: what the mapping says itself wins, then what is named first."""
-        node = source.target if isinstance(source, _Alias) else source
-        if isinstance(node, _Sequence) and not isinstance(node, _Mapping):
-            for item in node.items:
-                self.inherit_one(item, entries, path)
-        else:
-            self.inherit_one(source, entries, path)
-
-    def inherit_one(self, source: _Node, entries: dict[str, tuple[Mark, _Node]], path: KeyPath) -> None:
-        node = source.target if isinstance(source, _Alias) else source
-        if not isinstance(node, _Mapping):
-            self.reading.wrong(source.mark, path, "<< takes a mapping, or a list of mappings")
-            return
-        pairs = iter(node.items)
-        for key, value in zip(pairs, pairs, strict=True):
-            self.reading.count_node(source.mark, path)
-            if isinstance(key, _Scalar) and key.plain and key.text == _MERGE:
-                self.inherit(value, entries, path)
-            elif isinstance(key, _Scalar) and (key.text or not key.plain):
-                entries.setdefault(key.text, (key.mark, value))
+    def inherit(self, source: yaml.Node, entries: dict[str, tuple[Mark, yaml.Node]], path: KeyPath) -> None:
+        """Fill in from `<<`: the mapping's own keys win, then the source that is named first."""
+        node = _target(source)
+        for one in node.value if isinstance(node, yaml.SequenceNode) else [source]:
+            mapping = _target(one)
+            if not isinstance(mapping, yaml.MappingNode):
+                self.wrong(one, path, "<< takes a mapping, or a list of mappings")
+                continue
+            for key, value in _pairs(mapping):
+                self.session.count_node(_mark(one, self.session), path)
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                if key.value == _MERGE and _is_plain(key):
+                    self.inherit(value, entries, path)
+                elif key.value or not _is_plain(key):
+                    entries.setdefault(key.value, (_mark(key, self.session), value))
 
 
-def _syntax(error: Any, reading: Reading) -> None:
-    """The parser's complaint, in our words as far as there are any."""
+def _pairs(node: yaml.MappingNode) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    pairs = iter(node.value)
+    return zip(pairs, pairs, strict=True)
+
+
+def _syntax(error: Any, session: ParseSession) -> None:
+    """Note the parser's error, with a hint for the two that people meet most."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    where = reading.marks[()] if mark is None else reading.at(mark.line + 1, mark.column + 1)
+    where = session.marks[()] if mark is None else session.at(mark.line + 1, mark.column + 1)
     parts = [part for part in (getattr(error, "problem", None), getattr(error, "context", None)) if part]
     message = ", ".join(parts) or "cannot be read"
     if "cannot start any token" in message:
         message += " (indent with spaces, not tabs; put text that begins with a sign in quotes)"
     if "mapping values are not allowed" in message:
         message += " (indent the keys of one mapping alike; put text such as 'memory:' in quotes)"
-    reading.wrong(where, (), f"is not YAML: {shortened(message, 300)}")
+    session.wrong(where, (), f"is not YAML: {shortened(message, 300)}")
 
 
-def read_yaml(text: str, reading: Reading) -> Any:
-    """The plain value of a YAML document, an empty mapping when it says nothing."""
-    import yaml
-
-    _check_directives(text, reading)
+def read_yaml(text: str, session: ParseSession) -> Any:
+    """The plain value of a YAML document, an empty mapping for one without content."""
+    _check_directives(text, session)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        root = _compose(yaml.parse(text, Loader=loader), reading)
+        root = _compose(yaml.parse(text, Loader=loader), session)
     except yaml.YAMLError as error:
-        _syntax(error, reading)
+        _syntax(error, session)
         root = None
-    reading.settle()
-    if root is None or (isinstance(root, _Scalar) and root.plain and not root.text):
+    session.settle()
+    if root is None or (isinstance(root, yaml.ScalarNode) and _is_plain(root) and not root.value):
         return {}
-    reading.marks[()] = root.mark
-    return _Construction(reading).value(root, ())
+    session.marks[()] = _mark(root, session)
+    return _Construction(session).value(root, ())

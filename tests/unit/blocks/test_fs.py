@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.blocks import fs as confined
+from reefknot.blocks import fs
 from reefknot.blocks.fs import LINKS, folder_beneath, open_beneath
 
 Open = Callable[[tuple[str, ...]], bytes]
@@ -18,7 +18,7 @@ Open = Callable[[tuple[str, ...]], bytes]
 def read(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Reads a file beneath `root`; beside it there is a secret, and links that lead to it."""
     if request.param == "walk":
-        monkeypatch.setattr(confined, "_offered", False)
+        monkeypatch.setattr(fs, "_openat2_offered", False)
     root = tmp_path / "root"
     (root / "inner").mkdir(parents=True)
     (root / "inner" / "file").write_text("inside")
@@ -57,14 +57,14 @@ def test_a_pipe_without_a_writer_does_not_block(read: Open) -> None:
 
 def test_this_kernel_confines_by_itself() -> None:
     """The tests above are two different ones only where the kernel offers `openat2`."""
-    assert confined.has_openat2()
+    assert fs.has_openat2()
 
 
 @pytest.mark.parametrize("offered", [True, False])
 def test_folders_are_made_on_the_way_but_never_through_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offered: bool
 ) -> None:
-    monkeypatch.setattr(confined, "_offered", offered)
+    monkeypatch.setattr(fs, "_openat2_offered", offered)
     (tmp_path / "outside").mkdir()
     root = tmp_path / "root"
     root.mkdir()
@@ -89,7 +89,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         with folder_beneath(descriptor, parts, make=True):
             pass
         with pytest.raises(FileNotFoundError):
-            confined.open_by_walking(descriptor, (*parts, "x", "y"), os.O_RDONLY)
+            fs.open_by_walking(descriptor, (*parts, "x", "y"), os.O_RDONLY)
 
     assert len(os.listdir("/proc/self/fd")) == before
     os.close(descriptor)

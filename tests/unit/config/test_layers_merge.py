@@ -3,8 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.config.layers import read_text
-from reefknot.config.reading.session import Tree, merge
+from reefknot.config.layers import Tree, merge, read_text
 
 PLAIN = st.recursive(
     st.none() | st.integers(0, 3) | st.sampled_from(["x", "y"]),

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from reefknot.blocks.http import BodyRefused, as_output, read_body
+from reefknot.blocks.http import BodyRefused, read_body
 
 TEXT = b"a line of text, and another one\n" * 500
 
@@ -109,8 +109,3 @@ def test_all_members_of_a_gzip_body_are_read(size: int) -> None:
 def test_a_damaged_body_is_refused(packed: bytes, encoding: str) -> None:
     with pytest.raises(BodyRefused, match="damaged"):
         read(packed, encoding)
-
-
-def test_text_goes_out_as_text_and_bytes_as_base64() -> None:
-    assert as_output("é".encode()) == {"body": "é"}
-    assert as_output(b"\xff") == {"body_base64": "/w=="}
