@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from reefknot.core.idempotency import (
-    Asking,
     Claimed,
+    ClaimRequest,
     Done,
     Failed,
     KeyRecord,
@@ -51,7 +51,7 @@ def moves_on_the_page(title: str, text: str | None = None) -> set[Move]:
 
 def moves_of_a_key() -> Iterator[Move]:
     """Whatever can happen to a record of any state: held or not, guarded or not, remembered or not."""
-    ours = Asking("k", "me", "", 100)
+    ours = ClaimRequest("k", "me", "", 100)
     first = claim(None, ours, fence=1, now=NOW, retention_ms=1)
     assert isinstance(first, Claimed)
     yield ABSENT, first.record.state.value
@@ -66,7 +66,7 @@ def moves_of_a_key() -> Iterator[Move]:
 
 
 def changes(record: KeyRecord, first: Claimed) -> Iterator[KeyRecord]:
-    asked = claim(record, Asking("k", "another", "", 100), fence=2, now=NOW, retention_ms=1)
+    asked = claim(record, ClaimRequest("k", "another", "", 100), fence=2, now=NOW, retention_ms=1)
     if isinstance(asked, Claimed | Uncertain):
         yield asked.record
     endings = (Done("1"), Failed("1"), Released(), Unknown())

@@ -18,7 +18,7 @@ from msgspec import Struct
 from reefknot import clock as timing
 from reefknot.audit.books import Shelf
 from reefknot.audit.journal import AuditSink, Journal, OnFailure, event_id, now_text
-from reefknot.core import checks as arguments
+from reefknot.core import checks
 from reefknot.core.audit.event import (
     DecisionRecord,
     Event,
@@ -30,7 +30,7 @@ from reefknot.core.audit.event import (
     RetryRefused,
     TimeoutOccurred,
 )
-from reefknot.core.canonical import canonical, checked_type, plain
+from reefknot.core.canonical import canonical, checked_result_type, json_value
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.defaults import RetryCategory, operation_target
@@ -95,8 +95,8 @@ class RetryManager:
         lease: float = 60.0,
         wait_for_result: float = 60.0,
     ) -> None:
-        arguments.seconds("lease", lease)
-        arguments.seconds("wait_for_result", wait_for_result, or_zero=True, most=inf)
+        checks.seconds("lease", lease)
+        checks.seconds("wait_for_result", wait_for_result, or_zero=True, most=inf)
         self._book = book
         self._redactor = Redactor(secrets)
         self.journal = Journal(audit, on_failure=on_audit_failure, redactor=self._redactor)
@@ -134,8 +134,8 @@ class RetryManager:
         """
         if not callable(coro):
             raise ParameterTypeError("coro", coro, what_to_pass(coro))
-        arguments.text("operation", operation, "a text that names the operation")
-        arguments.text("category", category, "a RetryCategory, or a text")
+        checks.text("operation", operation, "a text that names the operation")
+        checks.text("category", category, "a RetryCategory, or a text")
         if policy is not None and not isinstance(policy, RetryPolicy):
             raise ParameterTypeError("policy", policy, "a RetryPolicy, or None for the category's own")
         call = self._call(category, operation, tenant_id, correlation_id, trace_id, additional_context)
@@ -151,7 +151,7 @@ class RetryManager:
             result, telling.with_record[:] = await self._tried(call, plan, coro)
             return result
 
-        how = How(chosen, self._lease, self._wait, fingerprint, checked_type(result_type))
+        how = How(chosen, self._lease, self._wait, fingerprint, checked_result_type(result_type))
         telling = Telling(
             self.journal, lambda action: self._key_event(call, idempotency_key, action), one_chain=self._one_chain
         )
@@ -175,7 +175,7 @@ class RetryManager:
         trace_id: str | None,
         context: Mapping[str, Any] | None,
     ) -> _Call:
-        shown = None if context is None else plain(dict(context), "additional_context")
+        shown = None if context is None else json_value(dict(context), "additional_context")
         canonical(shown)  # what no event could hold is refused before anything happens
         return _Call(
             _wire(category),

@@ -7,7 +7,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, TypedDict
 
 from reefknot.app.retention import Note, Retention, Tidier, retention_said
-from reefknot.core import checks as arguments
+from reefknot.core import checks
 from reefknot.errors import ParameterError
 from reefknot.idempotency import manager as ambient
 from reefknot.ports.audit_log import AuditLog
@@ -43,11 +43,11 @@ async def open_store(
     (90 days unless said), ended work after `work_retention` (7 days unless said); None is for ever, and what somebody
     said is noted beside the file. With `tidy=False`, and in a virtual loop, nothing is removed.
     """
-    arguments.text("url", url, _ACCEPTED)
-    arguments.seconds("retention", retention)
-    arguments.whole("largest_result", largest_result)
+    checks.text("url", url, _ACCEPTED)
+    checks.seconds("retention", retention)
+    checks.whole_number("largest_result", largest_result)
     if most_keys is not None:
-        arguments.whole("most_keys", most_keys)
+        checks.whole_number("most_keys", most_keys)
     said = retention_said(audit_retention, work_retention)
     now = clock or clock_of_this_loop()
     store = await _opened(url, now, retention=retention, largest_result=largest_result, most_keys=most_keys)

@@ -31,7 +31,7 @@ from reefknot.blocks.inputs import Inputs, Refusal, failed, invalid, limit
 from reefknot.blocks.settings import HttpSettings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
-from reefknot.core.redaction import telling_name
+from reefknot.core.redaction import is_secret_name
 from reefknot.ports.block import BlockContext
 from reefknot.retrying.failures import read_hints
 
@@ -283,7 +283,7 @@ class HttpRequest:
 
 
 def _belongs_to_origin(name: str) -> bool:
-    return name in _LEFT_BEHIND or telling_name(name)
+    return name in _LEFT_BEHIND or is_secret_name(name)
 
 
 def _read_headers(given: object) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, Unpack
 
 from reefknot.config.layers import environment, read_file, read_text
 from reefknot.config.reading.session import Tree, merge
+from reefknot.core import checks
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, Request, ResolvedPolicy
 from reefknot.core.retry.classify import classify, status_in
@@ -176,8 +177,8 @@ def request_of(
         ("timeout_ms", timeout_ms, 1),
         ("backoff_ms", backoff_ms, 0),
     ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ParameterError(name, value, f"a whole number, {least} or more")
+        if value is not None:
+            checks.whole_number(name, value, least=least)
     return Request(
         retries=retry_count,
         base_delay=None if backoff_ms is None else backoff_ms / 1000,
@@ -195,7 +196,7 @@ def failure_of(
     retry_after: float | None = None,
 ) -> Failure:
     """A failure from what is known of it."""
-    if http_status is not None and (isinstance(http_status, bool) or not isinstance(http_status, int)):
+    if http_status is not None and not checks.is_whole_number(http_status):
         raise ParameterError("http_status", http_status, "a whole number, such as 503")
     known = _code(code)
     status = http_status if http_status is not None else status_in(message)
@@ -228,12 +229,7 @@ def _code(code: ErrorCode | str | None) -> ErrorCode | None:
 
 
 def _failure_type(failure_type: FailureType | str | None) -> FailureType | None:
-    if failure_type is None:
-        return None
-    try:
-        return FailureType(failure_type)
-    except ValueError:
-        raise ParameterError("failure_type", failure_type, f"one of {', '.join(FailureType)}") from None
+    return None if failure_type is None else checks.choice("failure_type", failure_type, FailureType)
 
 
 def _ancestry(name: str) -> tuple[str, ...]:

@@ -25,10 +25,10 @@ from reefknot.config.reading.session import KeyPath, Problem, Tree, dotted, shor
 from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
 from reefknot.core.retry import defaults as builtin
-from reefknot.core.retry.backoff import register
-from reefknot.core.retry.book import Book, CategoryEntry, Condition, Layer, Patch, Said, StatusRules, TargetEntry
+from reefknot.core.retry.backoff import register_strategy
+from reefknot.core.retry.book import Book, CategoryEntry, Condition, FieldValue, Layer, Patch, StatusRules, TargetEntry
 from reefknot.core.retry.defaults import CONNECTORS, OTHER_CONNECTORS, RetryCategory, operation_target
-from reefknot.core.retry.policy import OWN_STRATEGIES, Jitter, RetryStrategy
+from reefknot.core.retry.policy import CUSTOM_STRATEGIES, Jitter, RetryStrategy
 from reefknot.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -39,19 +39,19 @@ GROUP = "reefknot.strategies"
 
 def strategy_named(name: str) -> RetryStrategy | str:
     """The strategy of a name that `problem_with` has nothing against."""
-    return name if name in OWN_STRATEGIES else RetryStrategy(name)
+    return name if name in CUSTOM_STRATEGIES else RetryStrategy(name)
 
 
 def problem_with(name: str) -> str:
     """What is wrong with a strategy's name, "" when it can be used; then it is loaded."""
-    if name in OWN_STRATEGIES or name in set(RetryStrategy):
+    if name in CUSTOM_STRATEGIES or name in set(RetryStrategy):
         return ""
     offered = {point.name: point for point in _offered()}
     if name not in offered:
         hint = suggest(name, [*RetryStrategy, *offered])
         return f"{shortened(name)!r} is not accepted; accepted: {accepted()}{hint}"
     try:
-        register(name, offered[name].load())
+        register_strategy(name, offered[name].load())
     except ParameterError as error:
         return f"the strategy cannot be used: {error}"
     except Exception as error:  # another package's code: whatever it raises
@@ -139,8 +139,8 @@ class Place(NamedTuple):
     def on(self, layer: Layer) -> Place:
         return Place(self.tree, self.path, layer)
 
-    def said(self, value: Any, *more: str) -> Said:
-        return Said(value, self.layer, str(self.tree.mark((*self.path, *more))))
+    def said(self, value: Any, *more: str) -> FieldValue:
+        return FieldValue(value, self.layer, str(self.tree.mark((*self.path, *more))))
 
     def problem(self, message: str, *more: str) -> Problem:
         path = (*self.path, *more)
@@ -174,7 +174,7 @@ class Reading:
     # ---- the worker's dialect --------------------------------------------------------------------------------------
 
     def _backoff(self, words: Backoff, place: Place) -> Patch:
-        fields: dict[str, Said] = {}
+        fields: dict[str, FieldValue] = {}
         for word in sorted(words.model_fields_set):
             value = getattr(words, word)
             if word not in BACKOFF_WORDS:
@@ -248,7 +248,7 @@ class Reading:
             entries[category] = (known, CategoryEntry(self._backoff(words, place), self._flags(category, words, place)))
         return entries
 
-    def _flags(self, category: ErrorCategory, words: Category, place: Place) -> dict[ErrorCode, Said]:
+    def _flags(self, category: ErrorCategory, words: Category, place: Place) -> dict[ErrorCode, FieldValue]:
         codes = {code.name: code for code in ErrorCode if code.category is category}
         written = words.retryable
         if "retryable" not in words.model_fields_set:
@@ -262,7 +262,7 @@ class Reading:
         if not isinstance(written, Mapping):
             self.problems.append(place.problem("accepted: true, false, or a mapping of error codes", "retryable"))
             return {}
-        flags: dict[ErrorCode, Said] = {}
+        flags: dict[ErrorCode, FieldValue] = {}
         for name, flag in written.items():
             where = place.at("retryable")
             if name not in codes:
@@ -285,8 +285,8 @@ class Reading:
     def _statuses(self) -> StatusRules:
         mapping = self.configuration.worker.retries.v2.error_classification.network_errors.http_status_mapping
         place = Place(self.tree, (*V2, "error_classification", "network_errors", "http_status_mapping"), Layer.CATEGORY)
-        hundreds: dict[int, Said] = {}
-        statuses: dict[int, Said] = {}
+        hundreds: dict[int, FieldValue] = {}
+        statuses: dict[int, FieldValue] = {}
         for name, words in mapping.items():
             hundred = int(name[0])
             if words.retryable is not None:
@@ -323,7 +323,7 @@ class Reading:
     def _connector(self, name: str, spoken: tuple[ConnectorEntry, ...], place: Place) -> TargetEntry:
         """`spoken` is the entry itself, then those beneath it: a null means "as other failures", whoever says that."""
         words = spoken[0]
-        fields: dict[str, Said] = {}
+        fields: dict[str, FieldValue] = {}
         overrides: dict[Condition, Patch] = {}
         defaults = {job_type.value: row for job_type, row in CONNECTORS.items()}.get(name, OTHER_CONNECTORS)
         own = place.on(Layer.OVERRIDE)
@@ -357,7 +357,7 @@ class Reading:
             beneath = self.configuration.retry_policies.get(source.connector, ConnectorEntry())
             said = self._connector(source.connector, (source.retry, beneath), place.at("retry"))
             overrides = {
-                condition: {field: Said(one.value, Layer.SOURCE, one.source) for field, one in fields.items()}
+                condition: {field: FieldValue(one.value, Layer.SOURCE, one.source) for field, one in fields.items()}
                 for condition, fields in said.overrides.items()
             }
             entries[name] = (source.connector, TargetEntry(said.policy, overrides))
@@ -397,7 +397,7 @@ class Reading:
         return True
 
     def _operation(self, words: OperationEntry, place: Place) -> Patch:
-        fields: dict[str, Said] = {}
+        fields: dict[str, FieldValue] = {}
         for word in sorted(words.model_fields_set):
             value = getattr(words, word)
             if value is None and word != "timeout":

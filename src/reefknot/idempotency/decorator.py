@@ -21,7 +21,7 @@ import msgspec
 
 from reefknot.audit.journal import Journal, OnFailure, event_id, now_text, on_failure_named
 from reefknot.core.audit.event import IdempotencyEvent
-from reefknot.core.canonical import canonical, checked_type, plain
+from reefknot.core.canonical import canonical, checked_result_type, json_value
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.redaction import Redactor
 from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
@@ -76,7 +76,10 @@ def idempotent(
     chosen = mode_named(mode)
     told = _Told(Redactor(secrets), None if on_audit_failure is None else on_failure_named(on_audit_failure))
     how = How(
-        chosen, _seconds("lease", lease, above_zero=True), _seconds("wait", wait), result_type=checked_type(result_type)
+        chosen,
+        _seconds("lease", lease, above_zero=True),
+        _seconds("wait", wait),
+        result_type=checked_result_type(result_type),
     )
 
     def decorate(fn: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -164,7 +167,7 @@ def _fingerprint(
     if wanted is False:
         return ""
     if wanted is not True:
-        return fingerprint_of(plain(wanted(*args, **kwargs)))
+        return fingerprint_of(json_value(wanted(*args, **kwargs)))
     bound = shape.bind_partial(*args, **kwargs)
     bound.apply_defaults()
     return fingerprint_of({name: _seen(value) for name, value in bound.arguments.items()})
@@ -172,7 +175,7 @@ def _fingerprint(
 
 def _seen(value: object) -> object:
     try:
-        seen = plain(value)
+        seen = json_value(value)
         canonical(seen)
     except NotJsonError:
         return {"class": type(value).__qualname__}

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from reefknot.audit.journal import Journal, event_id, now_text
 from reefknot.core.audit.event import IdempotencyEvent
-from reefknot.core.canonical import fingerprint, plain, text_of
+from reefknot.core.canonical import fingerprint, json_value, result_to_json
 from reefknot.core.idempotency import KeyState, compute_key
 from reefknot.errors import KeyConflictError, NoStoreError
 from reefknot.idempotency.events import Telling
@@ -109,8 +109,8 @@ class IdempotencyManager:
 
     async def record_result(self, idempotency_key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
         """Put a result on record by hand. The same once more is fine; another answer than the recorded is refused."""
-        given = plain(result)
-        kept = None if metadata is None else text_of(dict(metadata))
+        given = json_value(result)
+        kept = None if metadata is None else result_to_json(dict(metadata))
 
         async def known() -> Any:
             return given

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from reefknot import clock as timing
 from reefknot.audit.journal import event_id
-from reefknot.core.canonical import canonical, read_as, text_of
+from reefknot.core.canonical import canonical, result_from_json, result_to_json
 from reefknot.core.idempotency import (
     Busy,
     Claim,
@@ -187,7 +187,7 @@ class Once:
     async def _record(self, claim: Claim, value: Any, how: How, telling: Telling) -> Any:
         refused: Exception | None = None
         try:
-            ending: Done | Failed = Done(text_of(value), how.metadata)
+            ending: Done | Failed = Done(result_to_json(value), how.metadata)
         except NotJsonError as error:
             ending, refused = _unfit(error), error
         try:
@@ -203,7 +203,7 @@ class Once:
         if refused is not None:
             raise refused
         assert isinstance(ending, Done)
-        return read_as(ending.result, how.result_type)
+        return result_from_json(ending.result, how.result_type)
 
     async def _write_down_and_tell(self, claim: Claim, ending: Done | Failed, how: How, telling: Telling) -> None:
         trouble = await self._write_down(claim, ending, how, telling)
@@ -292,14 +292,14 @@ def _answer(late: Outstanding, how: How, telling: Telling) -> Any:
     telling.saw("hit")
     if isinstance(late.ending, Failed):
         raise RecordedFailureError(late.claim.key, failure=late.ending.failure)
-    return read_as(late.ending.result, how.result_type)
+    return result_from_json(late.ending.result, how.result_type)
 
 
 def _on_record(record: KeyRecord, how: How) -> Any:
     if record.state is KeyState.FAILED:
         raise RecordedFailureError(record.key, failure=record.failure or "")
     assert record.result is not None
-    return read_as(record.result, how.result_type)
+    return result_from_json(record.result, how.result_type)
 
 
 def _say(what: str, claim: Claim, trouble: Exception) -> None:

@@ -20,9 +20,9 @@ from reefknot.core.redaction import redact
 from reefknot.core.retry.classify import (
     Kind,
     classify,
+    is_transient,
     kind_of_class,
     kind_of_text,
-    passing_by_nature,
     retryable_code,
     status_in,
 )
@@ -38,7 +38,7 @@ def by_nature(error: Exception, failure: Failure) -> Answer:
     if isinstance(error, BaseExceptionGroup):
         return every_leaf(error, lambda leaf: by_nature(leaf, read_failure(leaf)))
     declared = _declared(error, failure)
-    return passing_by_nature(failure) if declared is None else declared
+    return is_transient(failure) if declared is None else declared
 
 
 def _declared(error: Exception, failure: Failure) -> bool | None:

@@ -14,6 +14,7 @@ from reefknot.core.failure import FailureType
 from reefknot.core.retry.defaults import JobType
 from reefknot.core.retry.policy import RetryStrategy
 from reefknot.errors import ConfigurationError
+from tests.rows import for_each_row
 
 PLAIN = ConnectorPolicy(connector_type="x", jitter_factor=0)
 
@@ -55,7 +56,7 @@ def test_a_base_above_the_cap_is_refused() -> None:
     assert policy(base_delay_seconds=60, max_delay_seconds=60).base_delay_seconds == 60
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("fields", "retries"),
     [
         ({}, [3, 3, 0, 3]),
@@ -70,7 +71,7 @@ def test_a_kind_of_failure_gets_its_own_number_of_retries(fields: dict[str, Any]
     assert [policy(**fields).retries_for(one) for one in FailureType] == retries
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("strategy", "delays"),
     [
         ("exponential_backoff", [60, 120, 240, 480, 600, 600]),
@@ -117,8 +118,8 @@ def test_a_resolved_policy_counts_executions() -> None:
     assert policy().resolved().max_attempts == 4
 
 
-@pytest.mark.parametrize("job_type", [*JobType, "rss_feed"])
-@pytest.mark.parametrize("failure_type", FailureType)
+@for_each_row("job_type", [*JobType, "rss_feed"])
+@for_each_row("failure_type", FailureType)
 def test_registry_and_book_agree_about_every_connector(job_type: str, failure_type: FailureType) -> None:
     mine = RetryPolicyRegistry().get_policy(job_type).resolved(failure_type)
     books = PolicyBook().resolve(f"connector:{job_type}", failure_type=failure_type)
@@ -143,7 +144,7 @@ def test_a_budget_of_three_allows_three_retries() -> None:
     assert allowed == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("failure_type", "most"),
     [(FailureType.TRANSIENT, 7), (FailureType.RATE_LIMITED, 3), (FailureType.PERMANENT, 0), (FailureType.UNKNOWN, 3)],
 )

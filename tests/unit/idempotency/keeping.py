@@ -10,7 +10,7 @@ from typing import Any
 
 from reefknot.audit.journal import Journal, event_id, now_text
 from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, decode
-from reefknot.core.idempotency import Answer, Claim, Ending, KeyRecord
+from reefknot.core.idempotency import Claim, ClaimResult, Ending, KeyRecord
 from reefknot.errors import StoreUnavailableError
 from reefknot.idempotency.events import Telling
 from reefknot.idempotency.once import How, Once
@@ -48,8 +48,8 @@ class Failing:
             raise copy(self.error)  # a fresh one: a traceback would hold on to what it passed
         return answer
 
-    async def claim(self, key: str, **more: Any) -> Answer:
-        answer: Answer = await self._through("claim", lambda: self._inner.claim(key, **more))
+    async def claim(self, key: str, **more: Any) -> ClaimResult:
+        answer: ClaimResult = await self._through("claim", lambda: self._inner.claim(key, **more))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from reefknot.core.audit.chain import Head, Mismatch
-from reefknot.core.audit.lines import Line, filed_in, read_line, verify_lines
+from reefknot.core.audit.lines import LogLine, index_of, read_line, verify_lines
 from reefknot.engines.jsonlines.writer import Fsync, LineWriter, Opened, files_of, lines_of, opening_in, translated
 from reefknot.errors import ParameterError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
@@ -154,18 +154,18 @@ def _page(files: list[Path], query: AuditQuery) -> list[KeptEntry]:
         line = read_line(text)
         if len(found) >= query.limit:
             break
-        if isinstance(line, Line) and line.sequence > query.after and _matches(query, line):
+        if isinstance(line, LogLine) and line.sequence > query.after and _matches(query, line):
             found.append(KeptEntry(line.sequence, line.hash, _entry(line)))
     return found
 
 
-def _entry(line: Line) -> AuditEntry:
-    filed = line.filed or filed_in(line.body)
+def _entry(line: LogLine) -> AuditEntry:
+    filed = line.filed or index_of(line.body)
     return AuditEntry(line.body, filed.event_type, line.at or 0, filed.correlation_id, filed.trace_id, filed.work_id)
 
 
-def _matches(query: AuditQuery, line: Line) -> bool:
-    filed = line.filed or filed_in(line.body)
+def _matches(query: AuditQuery, line: LogLine) -> bool:
+    filed = line.filed or index_of(line.body)
     at = line.at or 0
     wanted = ("event_type", "correlation_id", "trace_id", "work_id")
     return (

@@ -15,11 +15,11 @@ Works on `sqlite3`, `apsw` and `psycopg` connections. A driver is told by its cl
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
+from reefknot.core import checks
 from reefknot.engines.ledger.claims import TABLE, Ledger, LedgerBlock, LedgerClaim, Table, Transaction
-from reefknot.errors import ParameterError, ParameterTypeError, StoreUnavailableError
+from reefknot.errors import ParameterTypeError, StoreUnavailableError
 from reefknot.runtime import open_files
 
 __all__ = ["Ledger", "LedgerBlock", "LedgerClaim", "ledger"]
@@ -35,7 +35,7 @@ def ledger(conn: Any, *, table: str = TABLE, wait: float = 30.0) -> Ledger:
     `table` may be qualified: `billing.ledger`.
     """
     ours = Table.named(table)
-    seconds = _seconds(wait)
+    seconds = checks.seconds("wait", wait, or_zero=True, most=checks.LARGEST_FLOAT)
 
     def transaction() -> Transaction:
         return _transaction(conn, ours, seconds)
@@ -83,12 +83,3 @@ def _driver(conn: object) -> str:
         if package == "psycopg" and cls.__name__ in ("Connection", "AsyncConnection"):
             return package
     return ""
-
-
-def _seconds(wait: float) -> float:
-    accepted = "a finite number of seconds, 0 or more"
-    if isinstance(wait, bool) or not isinstance(wait, int | float):
-        raise ParameterTypeError("wait", wait, accepted)
-    if not (wait >= 0 and isfinite(wait)):
-        raise ParameterError("wait", wait, accepted)
-    return float(wait)

@@ -16,7 +16,17 @@ from itertools import count
 
 from reefknot.core import idempotency as core
 from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, anchor_body, link, verify
-from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
+from reefknot.core.idempotency import (
+    Claim,
+    Claimed,
+    ClaimRequest,
+    ClaimResult,
+    Ending,
+    KeyRecord,
+    KeyState,
+    Lost,
+    checked_key,
+)
 from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
@@ -187,9 +197,9 @@ class MemoryIdempotencyStore:
         lease: float = 60.0,
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
-    ) -> Answer:
+    ) -> ClaimResult:
         now = self._shared.now()
-        asking = Asking(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
         old = self._records.get(key)
         if old is None:
             self._make_room(now)

@@ -12,7 +12,17 @@ import apsw
 from msgspec import Struct, json, structs
 
 from reefknot.core import idempotency as core
-from reefknot.core.idempotency import Answer, Asking, Claim, Claimed, Ending, KeyRecord, KeyState, Lost, checked_key
+from reefknot.core.idempotency import (
+    Claim,
+    Claimed,
+    ClaimRequest,
+    ClaimResult,
+    Ending,
+    KeyRecord,
+    KeyState,
+    Lost,
+    checked_key,
+)
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite import upkeep as retention_of
 from reefknot.engines.sqlite.audit import SqliteAuditLog
@@ -66,7 +76,7 @@ class _Resolving(Struct, frozen=True):
     ending: Ending
 
 
-_Wish = Asking | _Renewing | _Finishing | _Resolving
+_Wish = ClaimRequest | _Renewing | _Finishing | _Resolving
 _Step = tuple[str, _Wish, Sequence[AuditEntry]]
 
 
@@ -95,9 +105,9 @@ class SqliteIdempotencyStore:
         lease: float = 60.0,
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
-    ) -> Answer:
-        asking = Asking(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
-        answer: Answer = await self._write(self._handler, (key, asking, events))
+    ) -> ClaimResult:
+        asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        answer: ClaimResult = await self._write(self._handler, (key, asking, events))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
@@ -185,7 +195,7 @@ class SqliteIdempotencyStore:
             if new is not None and new is not old:
                 records[key] = changed[key] = new
                 transaction.touched.add(f"key:{key}")
-                if events and (not isinstance(step, Asking) or isinstance(answer, Claimed)):
+                if events and (not isinstance(step, ClaimRequest) or isinstance(answer, Claimed)):
                     transaction.tell(events)
         if changed:
             _save(transaction, changed.values(), stored)
@@ -196,7 +206,7 @@ class SqliteIdempotencyStore:
     ) -> tuple[Any, KeyRecord | None]:
         now, retention_ms = transaction.now, self._retention_ms
         match step:
-            case Asking():
+            case ClaimRequest():
                 counters = transaction.counters
                 if old is None:
                     self._make_room(transaction, records)

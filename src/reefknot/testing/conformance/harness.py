@@ -44,6 +44,6 @@ def event(name: str, **fields: Any) -> AuditEntry:
     return AuditEntry(canonical({"event_type": name}), name, fields.pop("at", 0), **fields)
 
 
-async def told(store: Store) -> list[str]:
+async def event_types(store: Store) -> list[str]:
     """The types of all events in the log, in their order."""
     return [kept.entry.event_type for kept in await store.audit.read()]

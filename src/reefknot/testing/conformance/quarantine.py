@@ -5,7 +5,7 @@ from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Enqueued, Settlement
-from reefknot.testing.conformance.harness import Harness, event, told
+from reefknot.testing.conformance.harness import Harness, event, event_types
 
 PAYLOAD = bytes(range(256))
 
@@ -58,7 +58,7 @@ class QuarantineContract:
             assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
             assert item.payload == PAYLOAD
             assert [(chapter.what, chapter.who) for chapter in item.history][-1] == ("requeued", "ann")
-            assert await told(store) == ["requeued"]
+            assert await event_types(store) == ["requeued"]
 
         harness.run(story)
 
@@ -107,7 +107,7 @@ class QuarantineContract:
             assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=told_of) == ["a"]
             assert await store.quarantine.purge(ALL, dry_run=True, events=told_of) == ["a"]
             assert await store.quarantine.show("a") is not None
-            assert await told(store) == []
+            assert await event_types(store) == []
 
         harness.run(story)
 
@@ -146,7 +146,7 @@ class QuarantineContract:
             assert await store.quarantine.purge(ALL, events=[event("purged")]) == ["b"]
             assert await store.work.get("b") is None
             assert await store.quarantine.requeue(ALL, who="ann", events=[event("nothing")]) == []
-            assert await told(store) == ["purged"]
+            assert await event_types(store) == ["purged"]
             assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
 
         harness.run(story)

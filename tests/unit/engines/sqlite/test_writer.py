@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.core.idempotency import Asking, Claimed, Done
+from reefknot.core.idempotency import Claimed, ClaimRequest, Done
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.sqlite import SqliteStore, writer
 from tests.pace import slowness
@@ -126,7 +126,7 @@ def test_a_loop_that_stopped_before_it_woke_the_thread_holds_up_no_other(tmp_pat
 def test_what_was_handed_in_right_before_closing_is_written(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
-            asking: Any = ("k", Asking("k", "me", "", 1000), ())
+            asking: Any = ("k", ClaimRequest("k", "me", "", 1000), ())
             future = store._writer.submit(store.idempotency._handler, asking)
             await store.close()
             assert isinstance(await future, Claimed)
