@@ -91,7 +91,7 @@ class RetryAfter(ReefknotError):  # noqa: N818 - a promise of the public surface
 
 
 class AttemptTimeoutError(ReefknotError, TimeoutError):
-    """One attempt exceeded its own time limit."""
+    """An attempt exceeded its own time limit."""
 
     def __init__(self, *, seconds: float, abandoned: bool = False) -> None:
         tail = "; its thread was abandoned and may still be running" if abandoned else ""

@@ -63,7 +63,7 @@ class FailureType(StrEnum):
 
 
 class Failure(Struct, frozen=True, gc=False):
-    """One failed execution, ready to be decided on, stored and decided on again."""
+    """A failed execution, ready to be decided on, stored and decided on again."""
 
     code: ErrorCode
     failure_type: FailureType

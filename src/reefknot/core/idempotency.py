@@ -240,7 +240,7 @@ def is_spent(record: KeyRecord, now: Moment) -> bool:
 
 
 def renew(record: KeyRecord | None, claim: Claim, *, now: Moment, lease_ms: int, retention_ms: int) -> KeyRecord | Lost:
-    """Extend the lease. An expired lease that nobody took over is still the owner's."""
+    """Extend the lease. An expired lease that was not taken over is still the owner's."""
     if record is None or not _owns(record, claim) or record.state is not KeyState.IN_PROGRESS:
         return Lost(record)
     return structs.replace(

@@ -217,7 +217,7 @@ class Fleet(Struct, frozen=True):
 
 
 class StepRequest(Struct, frozen=True):
-    """One step for a block to run."""
+    """A step for a block to run."""
 
     type: str
     inputs: dict[str, Any] = {}
@@ -234,7 +234,7 @@ class StepRequest(Struct, frozen=True):
         return cls(job.type, job.payload, job.resources or {}, assignment.timeout_ms, assignment.retries)
 
     def degraded(self, *, skip_retries: bool, timeout_factor: float) -> "StepRequest":
-        """The same step, degraded: without retries if so wanted, in a part of the time."""
+        """A degraded copy of the step: less time, and no retries if they are skipped."""
         retries = 0 if skip_retries else self.retry_count
         timeout = max(1, int(self.timeout_ms * timeout_factor))
         return StepRequest(self.type, self.inputs, self.resources, timeout, retries)
@@ -331,8 +331,8 @@ def _trace_of(traceparent: str | None) -> str | None:
 
 
 def _invalid(body: bytes, error: msgspec.ValidationError) -> InvalidMessage:
-    text, _, place = str(error).partition(" - at `$")
-    field = place.rstrip("`").lstrip(".")
+    text, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
     for missing in ("assignment_id", "request_id", "job", "type"):
         if text == f"Object missing required field `{missing}`":
             field = f"{field}.{missing}".lstrip(".")

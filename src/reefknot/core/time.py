@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Moment(NamedTuple):
-    """One point in time, by both clocks."""
+    """A point in time, by both clocks."""
 
     steady: int
     wall: int

@@ -14,7 +14,7 @@ from reefknot.core.audit.chain import Head, Mismatch
 
 
 class AuditEntry(Struct, frozen=True):
-    """One event to store: canonical JSON, and the fields to find it by. `at` is milliseconds UTC."""
+    """An event to store: canonical JSON, and the fields to find it by. `at` is milliseconds UTC."""
 
     body: bytes
     event_type: str

@@ -37,14 +37,14 @@ class QuarantineStats(Struct, frozen=True):
     oldest_at: int | None
 
 
-class Quarantine(Protocol):
+class QuarantineStore(Protocol):
     """The quarantine of a store: lists items, and does what an operator decided."""
 
     async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
         """Items in the order of their ids, without payloads."""
 
     async def show(self, work_id: str) -> WorkItem | None:
-        """One item with its payload; None when it is not in quarantine."""
+        """An item with its payload; None when it is not in quarantine."""
 
     async def requeue(
         self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()

@@ -9,7 +9,7 @@ from typing import Protocol
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
-from reefknot.ports.quarantine import Quarantine
+from reefknot.ports.quarantine import QuarantineStore
 from reefknot.ports.transport import Transport
 from reefknot.ports.work_queue import Leases, WorkQueue
 
@@ -31,7 +31,7 @@ class Store(Protocol):
     def work(self) -> WorkQueue: ...
 
     @property
-    def quarantine(self) -> Quarantine: ...
+    def quarantine(self) -> QuarantineStore: ...
 
     @property
     def control(self) -> Control: ...

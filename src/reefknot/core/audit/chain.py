@@ -31,7 +31,7 @@ class Head(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """One recorded body with its number and its hash."""
+    """A recorded body with its number and its hash."""
 
     sequence: int
     hash: str

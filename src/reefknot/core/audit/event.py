@@ -213,7 +213,7 @@ class IdempotencyEvent(_OfOperation, frozen=True, tag="idempotency", kw_only=Tru
 
 
 class TimeoutOccurred(_OfOperation, frozen=True, tag="timeout_occurred", kw_only=True):
-    """One attempt, or the whole piece of work, ran out of time."""
+    """An attempt, or the whole piece of work, exceeded its time limit."""
 
     event_code: str = "RK-105"
     attempt_number: int

@@ -48,7 +48,7 @@ class LogHeader(Struct, frozen=True):
 
 
 class LogLine(Struct, frozen=True, omit_defaults=True):
-    """One event. `more` lines of the same batch follow; `filed` is only set when the event itself has other fields."""
+    """The line of an event. `more` lines of its batch follow; `filed` is only set when the event says otherwise."""
 
     event: Raw
     hash: str

@@ -266,7 +266,7 @@ class Book:
         yield request.patch()
 
     def _category(self, failure: Failure) -> Iterator[Patch]:
-        asked = False
+        by_status = False
         for entry in self.categories.get(failure.category, ()):
             yield entry.policy
             flag = entry.codes.get(failure.code)
@@ -274,8 +274,8 @@ class Book:
                 continue
             if flag.value != "conditional":
                 yield {"retryable": flag}
-            elif not asked:
-                asked = True
+            elif not by_status:
+                by_status = True
                 yield from self._by_status(failure)
 
     def _by_status(self, failure: Failure) -> Iterator[Patch]:

@@ -126,9 +126,9 @@ def _kind(
     failure_type: FailureType | None,
     exceptions: tuple[str, ...],
     status: int | None,
-    told_to_wait: bool,
+    must_wait: bool,
 ) -> Kind:
-    if status == 429 or (status == 403 and (told_to_wait or _says(message, _RATE_LIMITED))):
+    if status == 429 or (status == 403 and (must_wait or _any_of(_RATE_LIMITED, _words(message)))):
         return Kind(code or ErrorCode.http_error, FailureType.RATE_LIMITED)
     if failure_type is not None:
         return Kind(code or (ErrorCode.http_error if status else _CODE_OF_TYPE[failure_type]), failure_type)
@@ -215,10 +215,6 @@ def is_transient(failure: Failure) -> bool:
             return True
         kind = kind_of_status(failure.http_status)
     return kind is not None and kind.failure_type is not FailureType.PERMANENT
-
-
-def _says(message: str, terms: tuple[str, ...]) -> bool:
-    return _any_of(terms, _words(message))
 
 
 def _words(message: str) -> str:

@@ -51,7 +51,7 @@ Decision = Again | Stop
 
 
 class History(Struct, frozen=True, gc=False):
-    """Everything spent so far: executions, seconds since the first began, the last wait."""
+    """The executions so far, the seconds since the first began, and the last wait."""
 
     attempts: int
     elapsed: float = 0.0
@@ -134,7 +134,7 @@ T = TypeVar("T")
 
 
 class AttemptRecord(Struct, frozen=True):
-    """One failed execution and the wait that followed; None when it was the last."""
+    """A failed execution and the wait that followed; None when it was the last."""
 
     number: int
     failure: Failure

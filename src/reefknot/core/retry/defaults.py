@@ -82,7 +82,7 @@ class RetryCategory(StrEnum):
 
 
 class OperationDefaults(NamedTuple):
-    """One row of the matrix of operations: attempts, delays, and the time limit of one attempt."""
+    """A row of the matrix of operations: attempts, delays, and the time limit of one attempt."""
 
     max_attempts: int
     base_delay: float

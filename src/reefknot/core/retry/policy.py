@@ -38,7 +38,7 @@ MOST_ATTEMPTS = 1_000_000_000
 
 
 class RetryStrategy(StrEnum):
-    """How the delay, before jitter, grows from retry to retry."""
+    """The growth of the delay, before jitter, from retry to retry."""
 
     EXPONENTIAL_BACKOFF = "exponential_backoff"
     LINEAR_BACKOFF = "linear_backoff"
@@ -48,7 +48,7 @@ class RetryStrategy(StrEnum):
 
 
 class Jitter(StrEnum):
-    """How a random draw spreads a delay."""
+    """The way in which a random draw spreads a delay."""
 
     NONE = "none"
     FULL = "full"
@@ -88,7 +88,7 @@ FIELDS = (
 
 class RetryPolicy:
     """
-    One policy: everything that `decide` needs to know about what is wanted.
+    A retry policy: attempts, delays, jitter and limits, checked and immutable.
 
     `RetryPolicy()` is three executions, 1 s doubling up to 30 s, ±10 %. It also takes `backoff_multiplier`,
     `jitter_enabled`, `retryable_exceptions` and `non_retryable_exceptions`; the most specific class listed decides.

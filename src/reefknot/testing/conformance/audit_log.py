@@ -1,4 +1,4 @@
-"""What every audit log does."""
+"""Conformance suite: the contract of an audit log."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from reefknot.testing.conformance.harness import Harness, event, event_types
 
 
 class AuditLogContract:
-    """Subclass it, and give it a `harness`."""
+    """Tests that every audit log has to pass. A subclass provides the fixture `harness`."""
 
     def test_events_come_back_in_the_order_they_came_with_their_bodies_byte_for_byte(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:

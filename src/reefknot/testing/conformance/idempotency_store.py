@@ -1,4 +1,4 @@
-"""What every idempotency store does."""
+"""Conformance suite: the contract of an idempotency store."""
 
 import asyncio
 from itertools import count
@@ -29,7 +29,7 @@ async def claimed(store: Store, key: str = "k", *, lease: float = 60.0, guard: b
 
 
 class IdempotencyContract:
-    """Subclass it, and give it a `harness`."""
+    """Tests that every idempotency store has to pass. A subclass provides the fixture `harness`."""
 
     def test_the_first_caller_gets_the_key_and_the_second_is_told_who_has_it(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
