@@ -47,6 +47,7 @@ ACCEPTED: list[tuple[Callable[..., Any], dict[str, Any], Any, Any]] = [
     (checks.seconds, {"most": inf}, inf, inf),
     (checks.seconds_or_none, {"meaning": "for ever"}, None, None),
     (checks.seconds_or_none, {"meaning": "for ever"}, 3, 3.0),
+    (checks.seconds_or_none, {"meaning": "for ever"}, 0.5, 0.5),
     (checks.seconds_or_none, {"meaning": "for ever"}, checks.LARGEST_FLOAT, checks.LARGEST_FLOAT),
     (checks.whole_number, {}, 1, 1),
     (checks.whole_number, {}, HUGE, HUGE),
