@@ -21,27 +21,6 @@ from reefknot.core import checks
 from reefknot.core.retry.policy import CUSTOM_STRATEGIES, SHORT_STRATEGIES, Jitter, RetryPolicy, RetryStrategy
 from reefknot.errors import ParameterError, ParameterTypeError
 
-_MASK = (1 << 64) - 1
-_BY_KEY = 0x9E3779B97F4A7C15
-_BY_INDEX = 0xD1B54A32D192ED03
-
-
-def draw(seed: int, key: int, index: int) -> float:
-    """A number in [0, 1) that belongs to this retry of this work under this seed."""
-    z = (seed + key * _BY_KEY + (index + 1) * _BY_INDEX) & _MASK
-    # The finaliser of splitmix64: every input bit reaches every output bit.
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return ((z ^ (z >> 31)) >> 11) / 9007199254740992.0
-
-
-def key_number(key: str) -> int:
-    """The number that `draw` takes for a text key; the same in every process."""
-    from hashlib import blake2b
-
-    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-
-
 _SAFE_INDEX = 64
 """Below this index `base * multiplier**k` cannot overflow a float: 1e8 * 1000**64 is 1e200."""
 
@@ -51,6 +30,37 @@ _EXPONENTIAL, _LINEAR, _FIXED = (
     RetryStrategy.FIXED_DELAY,
 )
 _NONE, _FULL, _EQUAL, _PROPORTIONAL = Jitter.NONE, Jitter.FULL, Jitter.EQUAL, Jitter.PROPORTIONAL
+
+
+def delay_before(k: int, policy: RetryPolicy, *, draw: float, previous: float = 0.0) -> float:
+    """
+    The wait before retry `k`.
+
+    `draw` is in [0, 1); `previous` is the wait before the previous retry, which only decorrelated jitter uses.
+    """
+    if policy.base_delay == 0.0 and not policy.whole_seconds:
+        return 0.0
+    low, high = wait_range(k, policy, previous=previous)
+    delay = low + draw * (high - low)
+    return in_whole_seconds(delay, policy) if policy.whole_seconds else delay
+
+
+def wait_range(k: int, policy: RetryPolicy, *, previous: float = 0.0) -> tuple[float, float]:
+    """The shortest and the longest possible wait before retry `k`."""
+    delay, cap = delay_without_jitter(k, policy), policy.max_delay
+    if delay == 0.0:
+        return 0.0, 0.0
+    jitter = policy.jitter
+    if jitter is _FULL:
+        return 0.0, delay
+    if jitter is _NONE:
+        return delay, delay
+    if jitter is _EQUAL:
+        return delay / 2, delay
+    if jitter is _PROPORTIONAL:
+        return delay * (1 - policy.jitter_factor), min(cap, delay * (1 + policy.jitter_factor))
+    base = policy.base_delay
+    return base, min(cap, max(base, 3 * previous if k else 3 * base))
 
 
 def delay_without_jitter(k: int, policy: RetryPolicy) -> float:
@@ -83,42 +93,32 @@ def _grown(base: float, multiplier: float, k: int, cap: float) -> float:
     return base * multiplier**k
 
 
-def wait_range(k: int, policy: RetryPolicy, *, previous: float = 0.0) -> tuple[float, float]:
-    """The shortest and the longest possible wait before retry `k`."""
-    delay, cap = delay_without_jitter(k, policy), policy.max_delay
-    if delay == 0.0:
-        return 0.0, 0.0
-    jitter = policy.jitter
-    if jitter is _FULL:
-        return 0.0, delay
-    if jitter is _NONE:
-        return delay, delay
-    if jitter is _EQUAL:
-        return delay / 2, delay
-    if jitter is _PROPORTIONAL:
-        return delay * (1 - policy.jitter_factor), min(cap, delay * (1 + policy.jitter_factor))
-    base = policy.base_delay
-    return base, min(cap, max(base, 3 * previous if k else 3 * base))
-
-
-def delay_before(k: int, policy: RetryPolicy, *, draw: float, previous: float = 0.0) -> float:
-    """
-    The wait before retry `k`.
-
-    `draw` is in [0, 1); `previous` is the wait before the previous retry, which only decorrelated jitter uses.
-    """
-    if policy.base_delay == 0.0 and not policy.whole_seconds:
-        return 0.0
-    low, high = wait_range(k, policy, previous=previous)
-    delay = low + draw * (high - low)
-    return in_whole_seconds(delay, policy) if policy.whole_seconds else delay
-
-
 def in_whole_seconds(delay: float, policy: RetryPolicy) -> float:
     """The delay in whole seconds, at least one, unless the strategy retries at once."""
     if policy.strategy in (RetryStrategy.IMMEDIATE, RetryStrategy.NO_RETRY):
         return delay
     return float(max(1, int(delay)))
+
+
+_MASK = (1 << 64) - 1
+_BY_KEY = 0x9E3779B97F4A7C15
+_BY_INDEX = 0xD1B54A32D192ED03
+
+
+def draw(seed: int, key: int, index: int) -> float:
+    """A number in [0, 1) that belongs to this retry of this work under this seed."""
+    z = (seed + key * _BY_KEY + (index + 1) * _BY_INDEX) & _MASK
+    # The finaliser of splitmix64: every input bit reaches every output bit.
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / 9007199254740992.0
+
+
+def key_number(key: str) -> int:
+    """The number that `draw` takes for a text key; the same in every process."""
+    from hashlib import blake2b
+
+    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}\Z")
