@@ -18,11 +18,11 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     ACK,
     RESULT,
+    AssignmentOptions,
     ExecAssignment,
     ExecAssignmentAck,
     ExecResult,
     Job,
-    Options,
     StepResult,
     StepStatus,
     assign_subject,
@@ -86,7 +86,7 @@ class Step:
 
 
 def work(name: str, payload: dict[str, Any] | None = None, *, job: str = "test.step", **options: Any) -> ExecAssignment:
-    return ExecAssignment(name, f"r-{name}", Job(job, payload or {}), options=Options(**options))
+    return ExecAssignment(name, f"r-{name}", Job(job, payload or {}), options=AssignmentOptions(**options))
 
 
 class Shop:

@@ -1,42 +1,42 @@
 """
-Everything reefknot raises.
+The error tree: every exception that reefknot raises.
 
     ReefknotError
     ├── ParameterError (ValueError)        an argument has a value that cannot be used
-    │   └── ParameterTypeError (TypeError) an argument is of a kind that cannot be used
-    ├── RetryAfter                         raised by *your* code: "again, but not before"
-    ├── AttemptTimeoutError (TimeoutError) one attempt ran longer than it may
-    ├── DeadlineExceededError (TimeoutError)  the whole piece of work ran out of time
+    │   └── ParameterTypeError (TypeError) an argument is of a type that cannot be used
+    ├── RetryAfter                         raised by *your* code: "retry, but not before"
+    ├── AttemptTimeoutError (TimeoutError) one attempt exceeded its time limit
+    ├── DeadlineExceededError (TimeoutError)  the deadline over all attempts passed
     ├── RejectedError                      the work was refused before it ran
-    │   ├── BreakerOpenError               the destination is being left alone
-    │   └── QueueFullError                 a bounded queue has no free place
+    │   ├── BreakerOpenError               a circuit breaker is open
+    │   └── QueueFullError                 a bounded queue is full
     ├── NameTakenError                     a worker or router of this name is running already
-    ├── ResultPendingError (TimeoutError)  submitted work has no result yet; it goes on
-    ├── LoopMisuseError (RuntimeError)     a retry loop was driven in a way that cannot work
-    ├── VirtualDeadlockError (RuntimeError)  in virtual time, nothing can ever happen again
+    ├── ResultPendingError (TimeoutError)  submitted work has no result yet and continues
+    ├── LoopMisuseError (RuntimeError)     a retry loop was used in a way that cannot work
+    ├── VirtualDeadlockError (RuntimeError)  in virtual time, every task waits for ever
     ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
     ├── StoreError                         a store cannot do what it was asked for
-    │   ├── StoreUnavailableError          it cannot be opened or reached, or was given up
-    │   ├── StoreFullError                 there is no room for the write
-    │   ├── StoreCorruptError              what is stored is damaged
-    │   └── StoreVersionError              it is of another version, or no store of ours
-    ├── NoStoreError (RuntimeError)        a store is needed, and none is open around this code
+    │   ├── StoreUnavailableError          the store cannot be opened or reached, or was closed after an error
+    │   ├── StoreFullError                 the disk or the store is full
+    │   ├── StoreCorruptError              the stored data is damaged
+    │   └── StoreVersionError              the store has another version, or is no reefknot store
+    ├── NoStoreError (RuntimeError)        a store is needed, and none is in scope
     ├── IdempotencyError                   an idempotency key cannot be used in this way
     │   ├── KeyConflictError               the key was used with another payload
-    │   ├── KeyInProgressError             somebody else holds the key right now
-    │   ├── KeyTooLongError (ValueError)   the key is longer than a key may be
-    │   ├── KeyQuotaError                  the store holds as many keys as it may
-    │   ├── ResultTooLargeError (ValueError)  the result is larger than a record may be
-    │   ├── RecordedFailureError           the key is on record as failed for good
-    │   ├── OutcomeUnknownError            nobody knows whether the effect happened
-    │   └── LeaseLostError                 somebody else owns it by now; the late write was refused
-    ├── AuditUnavailableError              events cannot be kept, and the setting says that work stops then
-    ├── RetryError                         an operation of a RetryManager was given up; it holds the history
-    ├── IllegalMoveError (RuntimeError)    a piece of work cannot go from this state to that
-    └── ConfigurationError                 what was configured cannot be used; it lists every mistake
-        └── ConfigurationMissingError      a configuration file that was named is not there
+    │   ├── KeyInProgressError             another owner holds the key
+    │   ├── KeyTooLongError (ValueError)   the key is too long
+    │   ├── KeyQuotaError                  the store's limit of keys is reached
+    │   ├── ResultTooLargeError (ValueError)  the result is too large to be recorded
+    │   ├── RecordedFailureError           the key is recorded as permanently failed
+    │   ├── OutcomeUnknownError            the effect may or may not have happened
+    │   └── LeaseLostError                 another owner took over; the late write was refused
+    ├── AuditUnavailableError              events cannot be stored, and the setting is fail_closed
+    ├── RetryError                         an operation of a RetryManager was given up
+    ├── IllegalMoveError (RuntimeError)    a state transition of work is not allowed
+    └── ConfigurationError                 the configuration is invalid; lists every mistake
+        └── ConfigurationMissingError      a named configuration file does not exist
 
-A class per fact, numbers as fields. All of them survive pickling, because user code sends them between processes.
+A class per fact, numbers as fields. All of them can be pickled, because user code sends them between processes.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def _rebuild(cls: type[ReefknotError], args: tuple[Any, ...], state: dict[str, A
 
 
 class ReefknotError(Exception):
-    """The root: `except ReefknotError` catches whatever reefknot itself has to say."""
+    """The root of the tree: `except ReefknotError` catches every error of reefknot itself."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 class ParameterError(ReefknotError, ValueError):
-    """A parameter was given a value that is not accepted."""
+    """A parameter has a value that is not accepted."""
 
     def __init__(self, parameter: str, given: object, accepted: str) -> None:
         super().__init__(f"{parameter}={shown(given)} is not accepted: {accepted}")
@@ -71,14 +71,14 @@ class ParameterError(ReefknotError, ValueError):
 
 
 class ParameterTypeError(ParameterError, TypeError):
-    """A parameter was given something of the wrong kind."""
+    """A parameter has a value of the wrong type."""
 
 
 class RetryAfter(ReefknotError):  # noqa: N818 - a promise of the public surface; it reads as what it asks for
     """
-    Raise it to ask for another attempt, not before `seconds` have passed.
+    Raised by user code to ask for another attempt, not before `seconds` have passed.
 
-    It is heard whatever `on=` says, and is bounded like a server's own hint.
+    It is retried whatever `on=` says, and is bounded like a server's own hint.
     """
 
     def __init__(self, seconds: float, message: str = "") -> None:
@@ -91,7 +91,7 @@ class RetryAfter(ReefknotError):  # noqa: N818 - a promise of the public surface
 
 
 class AttemptTimeoutError(ReefknotError, TimeoutError):
-    """One attempt ran into its own time limit."""
+    """An attempt exceeded its own time limit."""
 
     def __init__(self, *, seconds: float, abandoned: bool = False) -> None:
         tail = "; its thread was abandoned and may still be running" if abandoned else ""
@@ -124,10 +124,10 @@ class BreakerOpenError(RejectedError):
 
 
 class QueueFullError(RejectedError):
-    """A queue that is bounded in count and in time cannot take it; `retry_after` says when to come back."""
+    """A queue, bounded in count and in waiting time, is full; try again in `retry_after` seconds."""
 
     def __init__(self, *, depth: int, limit: int, retry_after: float = 1.0, reason: str = "queue is full") -> None:
-        super().__init__(f"{reason}: {depth} of {limit} places taken; come back in {retry_after:.3g} s")
+        super().__init__(f"{reason}: {depth} of {limit} places taken; try again in {retry_after:.3g} s")
         self.reason = reason
         self.depth = depth
         self.limit = limit
@@ -145,28 +145,30 @@ class NameTakenError(ReefknotError):
 
 
 class ResultPendingError(ReefknotError, TimeoutError):
-    """Submitted work has no result yet. It is kept and goes on; ask again."""
+    """Submitted work has no result yet. It is stored and continues; ask again."""
 
     def __init__(self, *, assignment_id: str, seconds: float) -> None:
-        super().__init__(f"{assignment_id} has no result after {seconds:g} s; it is kept and goes on: ask again later")
+        super().__init__(
+            f"{assignment_id} has no result after {seconds:g} s; it is stored and continues: ask again later"
+        )
         self.assignment_id = assignment_id
         self.seconds = seconds
 
 
 class LoopMisuseError(ReefknotError, RuntimeError):
-    """A retry loop was driven in a way that can never end well."""
+    """A retry loop was used in a way that cannot work."""
 
 
 class VirtualDeadlockError(ReefknotError, RuntimeError):
     """Every task of a virtual loop waits for something that no timer, socket or thread will bring."""
 
     def __init__(self, waiting: str) -> None:
-        super().__init__(f"nothing can ever happen again in this virtual loop; what waits: {waiting}")
+        super().__init__(f"deadlock in virtual time: nothing can wake these tasks: {waiting}")
         self.waiting = waiting
 
 
 class ConfigurationError(ReefknotError):
-    """The configuration cannot be used. `problems` holds every mistake that was found; nothing was applied."""
+    """The configuration is invalid. `problems` holds every mistake that was found; nothing was applied."""
 
     def __init__(self, problems: Iterable[object]) -> None:
         self.problems = tuple(problems)
@@ -177,7 +179,7 @@ class ConfigurationError(ReefknotError):
 
 
 class ConfigurationMissingError(ConfigurationError):
-    """A configuration file was named, and there is none at that place."""
+    """A named configuration file does not exist."""
 
 
 class NotJsonError(ReefknotError, ValueError):
@@ -190,7 +192,7 @@ class NotJsonError(ReefknotError, ValueError):
 
 
 class StoreError(ReefknotError):
-    """A store cannot do what it was asked for. The message says the way out."""
+    """A store cannot do what it was asked for. The message says what to do."""
 
     def __init__(self, store: str, problem: str, way_out: str) -> None:
         super().__init__(f"store {store}: {problem}; {way_out}")
@@ -200,19 +202,19 @@ class StoreError(ReefknotError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store cannot be opened or reached, or was given up after an error that must not be retried."""
+    """The store cannot be opened or reached, or was closed after an error that must not be retried."""
 
 
 class StoreFullError(StoreError):
-    """There is no room for the write. Nothing of it was kept."""
+    """The disk or the store is full. Nothing of the write was stored."""
 
 
 class StoreCorruptError(StoreError):
-    """What is stored is damaged."""
+    """The stored data is damaged."""
 
 
 class StoreVersionError(StoreError):
-    """The store was written by a newer version, or is no store of ours."""
+    """The store was written by a newer version, or is no reefknot store."""
 
 
 class NoStoreError(ReefknotError, RuntimeError):
@@ -225,12 +227,12 @@ class NoStoreError(ReefknotError, RuntimeError):
 
 
 class AuditUnavailableError(ReefknotError):
-    """The audit log cannot be written, and the setting is `fail_closed`: no work without its record."""
+    """The audit log cannot be written, and the setting is `fail_closed`: no work without its events."""
 
     def __init__(self, *, events: int) -> None:
         super().__init__(
-            f"{events} events could not be put on record, and audit is set to fail_closed; "
-            "mend the log, or set fail_open to work without it"
+            f"{events} events could not be written to the audit log, and audit is set to fail_closed; "
+            "repair the log, or set fail_open to work without it"
         )
         self.events = events
 
@@ -253,7 +255,7 @@ class IdempotencyError(ReefknotError):
 
 
 class KeyConflictError(IdempotencyError):
-    """The same key came with another payload."""
+    """A key was used again with another payload."""
 
     def __init__(self, key: str, *, recorded: str, given: str) -> None:
         super().__init__(
@@ -266,10 +268,10 @@ class KeyConflictError(IdempotencyError):
 
 
 class KeyInProgressError(IdempotencyError):
-    """Somebody else holds the key right now."""
+    """Another owner holds the key."""
 
     def __init__(self, key: str, *, owner: str, retry_after: float) -> None:
-        lease = f"; its lease runs out in {retry_after:.3g} s" if retry_after else ""  # a transaction has none
+        lease = f"; its lease expires in {retry_after:.3g} s" if retry_after else ""  # a transaction has none
         super().__init__(f"key {shown(key)} is in progress at {owner}{lease}")
         self.key = key
         self.owner = owner
@@ -277,7 +279,7 @@ class KeyInProgressError(IdempotencyError):
 
 
 class KeyTooLongError(IdempotencyError, ValueError):
-    """The key is longer than a key may be."""
+    """The key is too long."""
 
     def __init__(self, *, length: int, limit: int) -> None:
         super().__init__(f"the key has {length} bytes, {limit} are allowed; use a hash of it")
@@ -286,7 +288,7 @@ class KeyTooLongError(IdempotencyError, ValueError):
 
 
 class KeyQuotaError(IdempotencyError):
-    """The store holds as many keys as it may, and all of them are live."""
+    """The store's limit of keys is reached, and none of them is past its retention."""
 
     def __init__(self, *, keys: int, limit: int) -> None:
         super().__init__(
@@ -298,37 +300,37 @@ class KeyQuotaError(IdempotencyError):
 
 
 class ResultTooLargeError(IdempotencyError, ValueError):
-    """The result is larger than a record may be."""
+    """The result is too large to be recorded."""
 
     def __init__(self, *, size: int, limit: int) -> None:
-        super().__init__(f"the result has {size} bytes, {limit} are allowed; keep it elsewhere and record where")
+        super().__init__(f"the result has {size} bytes, {limit} are allowed; store it elsewhere and record where")
         self.size = size
         self.limit = limit
 
 
 class RecordedFailureError(IdempotencyError):
-    """The work of this key failed for good, and that is on record: every caller gets this answer."""
+    """The work of this key failed permanently, which is recorded: every caller gets this answer."""
 
     def __init__(self, key: str, *, failure: str) -> None:
-        super().__init__(f"key {shown(key)} is on record as failed: {failure}")
+        super().__init__(f"key {shown(key)} is recorded as failed: {failure}")
         self.key = key
         self.failure = failure
 
 
 class OutcomeUnknownError(IdempotencyError):
-    """The owner failed or vanished, its effect may have happened, and it must not happen twice."""
+    """The owner failed or vanished; its effect may have happened and must not happen twice."""
 
     def __init__(self, key: str, *, owner: str) -> None:
         super().__init__(
-            f"key {shown(key)}: nobody knows whether what {owner} began has happened; find out, then resolve the key "
-            "(reefknot idempotency resolve)"
+            f"key {shown(key)}: it is not known whether the effect that {owner} began has happened; find out, then "
+            "resolve the key (reefknot idempotency resolve)"
         )
         self.key = key
         self.owner = owner
 
 
 class LeaseLostError(IdempotencyError):
-    """The lease ran out and somebody else took over: the late write was refused."""
+    """The lease expired and another owner took over: the late write was refused."""
 
     def __init__(self, key: str, *, owner: str, fence: int) -> None:
         super().__init__(
@@ -340,7 +342,7 @@ class LeaseLostError(IdempotencyError):
 
 
 class IllegalMoveError(ReefknotError, RuntimeError):
-    """A piece of work cannot go from this state to that."""
+    """A state transition of work is not allowed."""
 
     def __init__(self, *, old: str, new: str) -> None:
         super().__init__(f"work that is {old} cannot become {new}")
@@ -349,7 +351,7 @@ class IllegalMoveError(ReefknotError, RuntimeError):
 
 
 def shown(value: object, most: int = 60) -> str:
-    """A value as an error message may show it: short, and never raising."""
+    """The `repr` of a value for an error message: cut to `most` characters, and never raising."""
     try:
         text = repr(value)
     except Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import reefknot as rk
-from reefknot.core.retry.backoff import delay_before, draw, undisturbed, wait_range
+from reefknot.core.retry.backoff import delay_before, delay_without_jitter, draw, wait_range
 from reefknot.engines.clocks import VirtualClock
 from tests.acceptance.steps import Work
 
@@ -39,7 +39,7 @@ def waits(jitter: rk.Jitter) -> list[float]:
     ],
 )
 def test_4_1_the_delay_doubles_from_100_ms_and_is_capped_at_30_s(k: int, milliseconds: int) -> None:
-    assert undisturbed(k, POLICY) * 1000 == pytest.approx(milliseconds)
+    assert delay_without_jitter(k, POLICY) * 1000 == pytest.approx(milliseconds)
 
 
 def test_4_1_a_call_that_keeps_failing_waits_exactly_these_delays(virtual_time: VirtualClock) -> None:
@@ -51,7 +51,7 @@ def test_4_1_a_call_that_keeps_failing_waits_exactly_these_delays(virtual_time: 
 
 @pytest.mark.parametrize(("multiplier", "milliseconds"), [(1.0, 100), (1.5, 337.5), (3.0, 2700), (10.0, 30000)])
 def test_4_1_the_exponential_base_is_configurable(multiplier: float, milliseconds: float) -> None:
-    assert undisturbed(3, POLICY.replace(multiplier=multiplier)) * 1000 == pytest.approx(milliseconds)
+    assert delay_without_jitter(3, POLICY.replace(multiplier=multiplier)) * 1000 == pytest.approx(milliseconds)
 
 
 def test_4_2_full_jitter_of_800_ms_lies_between_0_and_800_ms() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.core.failure import ErrorCode
-from reefknot.core.retry.backoff import undisturbed
+from reefknot.core.retry.backoff import delay_without_jitter
 from reefknot.core.retry.classify import retryable_code
 from tests.acceptance.steps import V2, StepError, Work, worker
 
@@ -142,12 +142,12 @@ def test_poc_008_a_denied_permission_has_one_attempt(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("k", "milliseconds"), [(0, 100), (1, 200), (2, 400), (8, 25600), (9, 30000)])
 def test_requirement_1_backoff_doubles_and_is_capped(k: int, milliseconds: int) -> None:
-    assert undisturbed(k, V2) * 1000 == pytest.approx(milliseconds)
+    assert delay_without_jitter(k, V2) * 1000 == pytest.approx(milliseconds)
 
 
 @pytest.mark.parametrize(("k", "milliseconds"), [(0, 100), (1, 200), (2, 300), (3, 400), (9, 1000)])
 def test_the_baseline_adds_100_ms_for_every_attempt(k: int, milliseconds: int) -> None:
-    assert undisturbed(k, BASELINE) * 1000 == pytest.approx(milliseconds)
+    assert delay_without_jitter(k, BASELINE) * 1000 == pytest.approx(milliseconds)
 
 
 @pytest.mark.parametrize(

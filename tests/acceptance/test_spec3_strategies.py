@@ -11,7 +11,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.core.failure import Failure, FailureType
-from reefknot.core.retry.backoff import delay_before, draw, undisturbed, wait_range
+from reefknot.core.retry.backoff import delay_before, delay_without_jitter, draw, wait_range
 from reefknot.core.retry.decide import History, Stop, decide
 from reefknot.engines.clocks import VirtualClock
 from tests.acceptance.steps import Work
@@ -144,8 +144,8 @@ def test_at_the_cap_waits_are_spread_below_it_and_do_not_pile_up() -> None:
 
 @pytest.mark.parametrize("k", [0, 1, 5, 100, 10**9])
 def test_a_large_index_gives_the_cap_and_no_overflow(k: int) -> None:
-    exponential = undisturbed(k, STEADY)
-    linear = undisturbed(k, STEADY.replace(strategy="linear_backoff"))
+    exponential = delay_without_jitter(k, STEADY)
+    linear = delay_without_jitter(k, STEADY.replace(strategy="linear_backoff"))
 
     assert exponential == min(3600.0, 60.0 * 2 ** min(k, 10))
     assert linear == min(3600.0, 60.0 * (k + 1))

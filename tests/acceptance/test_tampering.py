@@ -22,7 +22,7 @@ from reefknot.app import open_store
 from reefknot.cli.audit_source import OfStore, exported
 from reefknot.core.audit.chain import Head, Mismatch, link
 from reefknot.core.audit.event import OperatorAction, encode
-from reefknot.core.audit.lines import Line, line_of, read_line, verify_lines
+from reefknot.core.audit.lines import LogLine, event_line, read_line, verify_lines
 from reefknot.ports.audit_log import AuditEntry
 
 EVENTS = 60
@@ -95,8 +95,8 @@ def swap_two_events(lines: Lines, dice: random.Random) -> Lines:
     """The events change places, the numbers and hashes stay."""
     one, other = dice.sample(range(1, len(lines)), 2)
     first, second = _line(lines[one]), _line(lines[other])
-    lines[one] = line_of(Head("", first.sequence, first.hash), second.body)
-    lines[other] = line_of(Head("", second.sequence, second.hash), first.body)
+    lines[one] = event_line(Head("", first.sequence, first.hash), second.body)
+    lines[other] = event_line(Head("", second.sequence, second.hash), first.body)
     return lines
 
 
@@ -113,7 +113,7 @@ def insert_a_forged_event(lines: Lines, dice: random.Random) -> Lines:
     head = Head(chain) if before is None else Head(chain, before.sequence, before.hash)
     forged = dice.choice(entries()).body.replace(b"actor ", b"nobody ")
     head, _ = link(head, forged)
-    lines.insert(at, line_of(head, forged))
+    lines.insert(at, event_line(head, forged))
     return lines
 
 
@@ -144,20 +144,20 @@ def chained(opening: bytes, bodies: list[bytes]) -> Lines:
     head, lines = Head(_chain([opening])), [opening]
     for body in bodies:
         head, _ = link(head, body)
-        lines.append(line_of(head, body))
+        lines.append(event_line(head, body))
     return lines
 
 
-def _line(text: bytes) -> Line:
+def _line(text: bytes) -> LogLine:
     line = read_line(text)
-    assert isinstance(line, Line)
+    assert isinstance(line, LogLine)
     return line
 
 
 def _chain(lines: Lines) -> str:
     opening = read_line(lines[0])
     assert opening is not None
-    assert not isinstance(opening, Line)
+    assert not isinstance(opening, LogLine)
     return opening.chain
 
 

@@ -87,8 +87,8 @@ class Race:
 def _open_the_door() -> None:
     """The broken variant: everybody may, and whoever records last wins."""
 
-    def claim(record: Any, asking: Any, *, fence: int, now: Any, retention_ms: int) -> Claimed:
-        return Claimed(idempotency._held(asking, fence, now, retention_ms))
+    def claim(record: Any, request: Any, *, fence: int, now: Any, retention_ms: int) -> Claimed:
+        return Claimed(idempotency._held(request, fence, now, retention_ms))
 
     take_the_fences_down()
     idempotency.claim = claim

@@ -24,7 +24,16 @@ from reefknot.app import open_store
 from reefknot.app.stores import clock_of_this_loop
 from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import ACK, ExecAssignment, Job, Options, RetryOptions, StepResult, StepStatus, encode
+from reefknot.core.messages import (
+    ACK,
+    AssignmentOptions,
+    ExecAssignment,
+    Job,
+    RetryOptions,
+    StepResult,
+    StepStatus,
+    encode,
+)
 from reefknot.core.work import SUBMISSION, TryAgain, WorkDone, WorkItem, submitted
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
@@ -195,7 +204,7 @@ class Effect:
 
 def assignment(name: str, stage: str) -> ExecAssignment:
     fails = name == VICTIM and stage == "waiting"
-    options = Options(retry=RetryOptions(max_attempts=3, backoff_ms=BACKOFF_MS))
+    options = AssignmentOptions(retry=RetryOptions(max_attempts=3, backoff_ms=BACKOFF_MS))
     return ExecAssignment(name, f"r-{name}", Job("demo.effect", {"fails": fails}), options=options)
 
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from reefknot.app.system import System, running_system
 from reefknot.config.settings import Settings, load_settings
-from reefknot.core.messages import ACK, ExecAssignment, ExecAssignmentAck, Job, Options
+from reefknot.core.messages import ACK, AssignmentOptions, ExecAssignment, ExecAssignmentAck, Job
 from reefknot.errors import QueueFullError
 from reefknot.ports.audit_log import AuditQuery
 
@@ -167,7 +167,7 @@ class _Run:
     async def _ask(self, number: int) -> None:
         load, loop = self.load, asyncio.get_running_loop()
         came, status = loop.time(), "unanswered"
-        options = Options(deadline_ms=load.deadline_ms if load.told else None, retry_count=0)
+        options = AssignmentOptions(deadline_ms=load.deadline_ms if load.told else None, retry_count=0)
         job = Job("http.request", {"url": f"http://127.0.0.1:{load.port}/{number}"})
         try:
             answer = await self.system.submit(ExecAssignment(f"a{number}", f"r{number}", job, options=options))

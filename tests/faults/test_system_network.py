@@ -15,7 +15,7 @@ import pytest
 
 from reefknot.app.system import System, running_system
 from reefknot.config.settings import load_settings
-from reefknot.core.messages import ExecAssignment, ExecResult, Job, Options, ResultStatus
+from reefknot.core.messages import AssignmentOptions, ExecAssignment, ExecResult, Job, ResultStatus
 from tests.faults.proxy import Fault, Trouble, Way, nobody_accepts, nobody_there, proxied
 
 BODY = 50_000
@@ -45,7 +45,7 @@ class Case:
 
     name: str
     trouble: Trouble
-    options: Options
+    options: AssignmentOptions
     attempt_ms: int | None = None
     statuses: tuple[ResultStatus, ...] = (ResultStatus.SUCCESS,)
     codes: tuple[str | None, ...] = (None,)
@@ -63,10 +63,10 @@ class Case:
 BROKEN = (ResultStatus.ERROR,), ("NETWORK_ERROR",)
 SILENT = (ResultStatus.ERROR,), ("CONNECTION_TIMEOUT",)
 OUT_OF_TIME = (ResultStatus.TIMEOUT,), ("CANCELLED_BY_TIMEOUT", "CONNECTION_TIMEOUT")
-DEADLINE = Options(deadline_ms=BUDGET_MS, retry_count=0)
-BUDGET = Options(timeout_ms=BUDGET_MS, retry_count=0)
-PATIENT = Options(timeout_ms=20_000, retry_count=0)
-AGAIN = Options(timeout_ms=20_000, retry_count=2)
+DEADLINE = AssignmentOptions(deadline_ms=BUDGET_MS, retry_count=0)
+BUDGET = AssignmentOptions(timeout_ms=BUDGET_MS, retry_count=0)
+PATIENT = AssignmentOptions(timeout_ms=20_000, retry_count=0)
+AGAIN = AssignmentOptions(timeout_ms=20_000, retry_count=2)
 
 
 def at_every_step() -> list[Case]:
@@ -96,8 +96,8 @@ def before_any_connection(there: int, accepts: int) -> list[Case]:
         Case("never accepted, one attempt", none, PATIENT, ATTEMPT_MS, *SILENT, half, port=accepts),
         Case("never accepted, budget", none, BUDGET, None, *OUT_OF_TIME, port=accepts),
         Case("never accepted, deadline", none, DEADLINE, None, *OUT_OF_TIME, port=accepts),
-        Case("never accepted, retried until the deadline", none, Options(deadline_ms=BUDGET_MS, retry_count=9), 150,
-             *OUT_OF_TIME, port=accepts),
+        Case("never accepted, retried until the deadline", none,
+             AssignmentOptions(deadline_ms=BUDGET_MS, retry_count=9), 150, *OUT_OF_TIME, port=accepts),
     ]  # fmt: skip
 
 

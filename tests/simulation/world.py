@@ -24,11 +24,11 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     ACK,
     AckStatus,
+    AssignmentOptions,
     ExecAssignment,
     ExecAssignmentAck,
     ExecResult,
     Job,
-    Options,
     StepResult,
     StepStatus,
 )
@@ -250,7 +250,7 @@ class World:
             (rng.choice([0.01, 0.1, 0.5, 2.0, 5.0]), rng.choice(["ok", "ok", "ok", "raise", "busy", "denied"]))
             for _ in range(4)
         ]
-        options = Options(
+        options = AssignmentOptions(
             priority=rng.choice([0, 0, 0, 10, -10]),
             deadline_ms=rng.choice([None, None, 4000, 20000]),
             timeout_ms=rng.choice([None, None, 3000]),

@@ -36,7 +36,7 @@ from reefknot.core.audit.event import (
     RetryRefused,
     TimeoutOccurred,
 )
-from reefknot.core.canonical import canonical, checked_type, plain, text_of
+from reefknot.core.canonical import canonical, checked_result_type, json_value, result_to_json
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.idempotency import KeyState, compute_key
 from reefknot.core.redaction import Redactor
@@ -128,8 +128,8 @@ class IdempotencyManager:
 
     async def record_result(self, idempotency_key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
         """Record a result by hand. Recording the same result again is fine; another one is refused."""
-        given = plain(result)
-        options = KeyOptions(wait=0.0, metadata=None if metadata is None else text_of(dict(metadata)))
+        given = json_value(result)
+        options = KeyOptions(wait=0.0, metadata=None if metadata is None else result_to_json(dict(metadata)))
 
         async def known() -> Any:
             return given
@@ -263,7 +263,7 @@ class RetryManager:
             key = self._redactor(idempotency_key)
             return IdempotencyEvent(**described.fields(), idempotency_key=key, action=action)
 
-        options = KeyOptions(chosen, self._lease, self._wait, fingerprint, checked_type(result_type))
+        options = KeyOptions(chosen, self._lease, self._wait, fingerprint, checked_result_type(result_type))
         events = KeyEvents(self.journal, event, one_chain=self._one_chain)
         return await self.idempotency_manager.once.run(idempotency_key, work, options, events)
 
@@ -291,7 +291,7 @@ class RetryManager:
 
     def _context(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The context, redacted. One that no event could hold is refused before any work begins."""
-        context = None if given is None else plain(dict(given), "additional_context")
+        context = None if given is None else json_value(dict(given), "additional_context")
         canonical(context)
         return self._redactor.tree(context)  # type: ignore[return-value]  # a dictionary stays one
 

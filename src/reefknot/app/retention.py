@@ -14,15 +14,14 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 from types import EllipsisType
 
 import msgspec
 from msgspec import Struct
 
+from reefknot.core import checks
 from reefknot.core.time import Timeline
-from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.runtime.log import logger, printable
@@ -170,17 +169,6 @@ def retention_given(events: float | EllipsisType | None, work: float | EllipsisT
         return None
     built_in = Retention()
     return Retention(
-        built_in.events if events is ... else _checked("audit_retention", events),
-        built_in.work if work is ... else _checked("work_retention", work),
+        built_in.events if events is ... else checks.seconds_or_none("audit_retention", events, meaning="for ever"),
+        built_in.work if work is ... else checks.seconds_or_none("work_retention", work, meaning="for ever"),
     )
-
-
-def _checked(name: str, seconds: float | None) -> float | None:
-    accepted = "a number of seconds above 0, or None for ever"
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ParameterTypeError(name, seconds, accepted)
-    if not 0 < seconds < inf:
-        raise ParameterError(name, seconds, accepted)
-    return float(seconds)

@@ -49,9 +49,9 @@ async def open_store(
     """
     checks.text("url", url, _ACCEPTED)
     checks.seconds("retention", retention)
-    checks.whole("largest_result", largest_result)
+    checks.whole_number("largest_result", largest_result)
     if most_keys is not None:
-        checks.whole("most_keys", most_keys)
+        checks.whole_number("most_keys", most_keys)
     given = retention_given(audit_retention, work_retention)
     now = clock or clock_of_this_loop()
     store = await _opened(url, now, retention=retention, largest_result=largest_result, most_keys=most_keys)

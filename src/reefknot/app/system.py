@@ -27,7 +27,7 @@ from reefknot.audit.journal import event_id
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
-from reefknot.core import checks as arguments
+from reefknot.core import checks
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.errors import NameTakenError
 from reefknot.ports.block import Block
@@ -320,7 +320,7 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
 
     `size` bounds what may wait there for a router.
     """
-    arguments.whole("size", size)
+    checks.whole_number("size", size)
     async with open_store(url) as store:
         yield Client(
             store,

@@ -28,7 +28,7 @@ from reefknot.blocks.http_client import HttpClient, HttpResponse, Resolve, Unrea
 from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid, text_or_base64
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
-from reefknot.core.redaction import telling_name
+from reefknot.core.redaction import is_secret_name
 from reefknot.ports.block import BlockContext
 from reefknot.retrying.failures import read_hints
 
@@ -185,7 +185,7 @@ class HttpRequest:
 
 
 def _belongs_to_origin(name: str) -> bool:
-    return name in _ORIGIN_HEADERS or telling_name(name)
+    return name in _ORIGIN_HEADERS or is_secret_name(name)
 
 
 def _read_headers(given: object) -> dict[str, str]:

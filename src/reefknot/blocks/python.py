@@ -26,7 +26,7 @@ from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders, FsSettings
 from reefknot.blocks.inputs import failed
 from reefknot.blocks.sql import SqlQuery
 from reefknot.blocks.sql_rows import SqlSettings
-from reefknot.core.canonical import plain
+from reefknot.core.canonical import json_value
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.errors import ConfigurationError, NotJsonError, ParameterError, ParameterTypeError
@@ -86,7 +86,7 @@ class PythonBlock:
             text = f"the block {self.type} returned {type(answer).__name__}; accepted: {_ACCEPTED_ANSWER}"
             return failed(ErrorCode.execution_failed, text)
         try:
-            return StepResult(outputs=plain(dict(answer)))
+            return StepResult(outputs=json_value(dict(answer)))
         except NotJsonError as error:
             return failed(ErrorCode.execution_failed, f"the block {self.type} returned what JSON cannot say: {error}")
 

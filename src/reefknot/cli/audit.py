@@ -30,10 +30,10 @@ from reefknot.cli.audit_source import PAGE, evidence, exported, pages_of, shown_
 from reefknot.cli.options import Config, Engine, Json
 from reefknot.cli.output import progress, put, put_json, put_table, say
 from reefknot.cli.stores import opened, place, run
-from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, moment
+from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, epoch_seconds
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode
-from reefknot.core.audit.lines import UNREADABLE, line_of
+from reefknot.core.audit.lines import UNREADABLE, event_line
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditQuery, KeptEntry
 
@@ -77,7 +77,7 @@ def moment_of(text: str | None, *, now: datetime | None = None, flag: str = "--s
         except OverflowError:
             return 0
         return int(at.timestamp() * 1000)
-    seconds = moment(text)
+    seconds = epoch_seconds(text)
     if seconds is None:
         accepted = "a time such as 2026-01-25T21:15:00Z, or how long ago: 90s, 15m, 2h, 7d"
         raise CommandError(f"{flag}: {text[:60]!r} is not accepted: {accepted}")
@@ -154,9 +154,9 @@ def put_events(events: list[KeptEntry], *, json: bool) -> None:
 def _line(one: KeptEntry) -> bytes:
     head = Head("", one.sequence, one.hash)
     try:
-        return line_of(head, one.entry.body)
+        return event_line(head, one.entry.body)
     except NotJsonError:  # somebody changed it: shown as text
-        return line_of(head, msgspec.json.encode(one.entry.body.decode("utf-8", "replace")))
+        return event_line(head, msgspec.json.encode(one.entry.body.decode("utf-8", "replace")))
 
 
 def described(kept: KeptEntry) -> str:
@@ -200,7 +200,7 @@ async def analysed(
                     except msgspec.DecodeError:
                         unreadable += 1
                         continue
-                    at = None if since is None else moment(event.timestamp)
+                    at = None if since is None else epoch_seconds(event.timestamp)
                     if since is None or (at is not None and at * 1000 >= since):
                         analyser.add(event)
                 advance(page.size)
@@ -401,7 +401,7 @@ def replay(file: File = None, /, *, engine: Engine = None, config: Config = None
             with progress("replaying", found.total) as advance:
                 async for page in found.pages():
                     for event in page.events:
-                        for one in replayer.take(event.body):
+                        for one in replayer.add(event.body):
                             total += 1
                             if total <= MOST_SHOWN:
                                 told = {"event_type": one.event_type, "recorded": one.recorded, "decided": one.decided}

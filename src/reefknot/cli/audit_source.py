@@ -19,17 +19,17 @@ from msgspec import Struct
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.output import Advance, printable, progress
 from reefknot.cli.stores import opened, place
-from reefknot.core.audit.chain import Head, Mismatch, anchored
+from reefknot.core.audit.chain import Head, Mismatch, anchor_in
 from reefknot.core.audit.lines import (
     UNREADABLE,
-    Filed,
-    Line,
-    Opening,
-    line_of,
-    misfiled,
-    opening_of,
+    EventIndex,
+    LogHeader,
+    LogLine,
+    event_line,
+    header_line,
     read_line,
     verify_lines,
+    wrong_index_field,
 )
 from reefknot.engines.jsonlines.writer import files_of, lines_of
 from reefknot.errors import NotJsonError
@@ -112,7 +112,7 @@ class OfFiles:
     def _refuse_no_log(self) -> None:
         """What is no log has nothing in it that could come out differently."""
         first = next(lines_of(self._files), b"")
-        if not isinstance(read_line(first), Opening):
+        if not isinstance(read_line(first), LogHeader):
             began = printable(first[:40].decode("utf-8", "replace").rstrip("\n")) or "nothing"
             expected = '{"chain":"…","format":1,"hash":"…","sequence":0}, as `reefknot audit export` writes it'
             message = f"{self._files[0]}:1: this is no audit log: expected {expected}; found {began!r}"
@@ -126,7 +126,7 @@ class OfFiles:
         end = Head("?")
         for text in _told(lines_of(self._files), advance):
             found = read_line(text)
-            if isinstance(found, Opening):
+            if isinstance(found, LogHeader):
                 end = found.head
             elif found is not None:
                 end = Head(end.chain, found.sequence, found.hash)
@@ -181,15 +181,15 @@ async def exported(log: AuditLog, head: Head) -> AsyncIterator[bytes]:
     async for page in pages_of(log, until=head.sequence):
         if start is None:
             start = await _start(log, head, page[0].sequence)
-            yield opening_of(start)
+            yield header_line(start)
         yield b"".join(_exported(head.chain, one) for one in page)
     if start is None:
-        yield opening_of(head)
+        yield header_line(head)
 
 
 def _exported(chain: str, one: KeptEntry) -> bytes:
     try:
-        return line_of(Head(chain, one.sequence, one.hash), one.entry.body, filed=_filed(one))
+        return event_line(Head(chain, one.sequence, one.hash), one.entry.body, filed=_filed(one))
     except NotJsonError as error:
         raise CommandError(f"event {one.sequence} was changed ({error}); see `audit verify`", Exit.MISMATCH) from error
 
@@ -202,7 +202,7 @@ async def _start(log: AuditLog, head: Head, first: int) -> Head:
     if first > 1:
         async for page in pages_of(log, AuditQuery(event_type="anchor")):
             for one in page:
-                found = anchored(one.entry.body)
+                found = anchor_in(one.entry.body)
                 if found is not None and found.sequence == first - 1:
                     start = found
     return start
@@ -235,17 +235,17 @@ def _recorded(text: bytes) -> Recorded | None:
     found = read_line(text)
     if found is None:
         return Recorded(0, text)
-    return Recorded(found.sequence, found.body) if isinstance(found, Line) else None
+    return Recorded(found.sequence, found.body) if isinstance(found, LogLine) else None
 
 
-def _filed(one: KeptEntry) -> Filed:
+def _filed(one: KeptEntry) -> EventIndex:
     entry = one.entry
-    return Filed(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
+    return EventIndex(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
 
 
 def _misfiled(one: KeptEntry) -> Mismatch | None:
-    wrong = misfiled(one.entry.body, _filed(one))
-    return None if wrong is None else Mismatch(one.sequence, f"it is filed under another {wrong} than its own")
+    wrong = wrong_index_field(one.entry.body, _filed(one))
+    return None if wrong is None else Mismatch(one.sequence, f"the event is filed under another {wrong} than its own")
 
 
 def shown_lines(bodies: list[bytes]) -> Iterator[str]:

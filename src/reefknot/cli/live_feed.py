@@ -19,7 +19,7 @@ import msgspec
 from reefknot.cli.audit_source import PAGE
 from reefknot.cli.stores import places
 from reefknot.core.audit import event as told
-from reefknot.core.audit.analysis import moment
+from reefknot.core.audit.analysis import epoch_seconds
 from reefknot.core.messages import AckStatus
 from reefknot.ports.audit_log import AuditQuery, KeptEntry
 
@@ -85,7 +85,7 @@ def _failure(kind: str, message: str) -> str:
 
 def line_of(event: AnyEvent, kind: str, words: str) -> str:
     """`12:00:01  retry        a1 (http.request): attempt 1 failed: …`"""
-    seconds = moment(event.timestamp)
+    seconds = epoch_seconds(event.timestamp)
     clock = event.timestamp if seconds is None else f"{datetime.fromtimestamp(seconds, UTC).astimezone():%H:%M:%S}"
     subject = event.work_id or ""
     operation = getattr(event, "operation", None)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from reefknot.cli.policy_view import Answer
     from reefknot.config.layers import Gate
     from reefknot.core.failure import Failure
-    from reefknot.core.retry.book import Settled
+    from reefknot.core.retry.book import FieldOrigin
     from reefknot.core.retry.policy import RetryPolicy
 
 CONTROL_FLOW = frozenset(
@@ -273,7 +273,7 @@ def _answer(
     happened: Happened,
     failure: Failure,
     policy: RetryPolicy,
-    provenance: Mapping[str, Settled],
+    provenance: Mapping[str, FieldOrigin],
     seed: int | None,
 ) -> Answer:
     from reefknot.cli.policy_view import CONTROL_FLOW, RETRYABLE, Answer
@@ -293,12 +293,12 @@ def _baseline_answer(
 ) -> Answer:
     from reefknot.cli.policy_view import baseline_provenance
     from reefknot.core.failure import ErrorCategory
-    from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT, as_the_baseline_sees, baseline
+    from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT, baseline, without_retry_after
 
     if not name.startswith("block:"):
         raise CommandError(f"--baseline: {name} has none; the gate worker.retries.v2 governs blocks alone")
     request = asked.request()
-    failure = as_the_baseline_sees(failure)
+    failure = without_retry_after(failure)
     policy = baseline(
         BASELINE_RETRIES if request.retries is None else request.retries,
         timeout=DEFAULT_TIMEOUT if request.time_budget is None else request.time_budget,

@@ -19,7 +19,17 @@ from reefknot.cli import output as wording
 from reefknot.cli.output import jsonable, long_seconds, put, put_table, seconds, span, where
 from reefknot.cli.policy import all_targets
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.book import SHOWN_FIELDS, Book, Condition, Layer, Patch, ResolvedPolicy, Said, Settled, merge
+from reefknot.core.retry.book import (
+    SHOWN_FIELDS,
+    Book,
+    Condition,
+    FieldOrigin,
+    FieldValue,
+    Layer,
+    Patch,
+    ResolvedPolicy,
+    merge,
+)
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import RetryPolicy
@@ -176,7 +186,7 @@ class Answer(Struct, frozen=True):
     target: str
     failure: Failure
     policy: RetryPolicy
-    provenance: Mapping[str, Settled]
+    provenance: Mapping[str, FieldOrigin]
     reason: str
     """`retryable`, or why not."""
     schedule: tuple[PlannedWait, ...]
@@ -188,34 +198,34 @@ class Answer(Struct, frozen=True):
         return self.reason == RETRYABLE
 
 
-def settled_fields(policy: RetryPolicy, provenance: Mapping[str, Settled]) -> dict[str, Settled]:
+def settled_fields(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> dict[str, FieldOrigin]:
     """Every shown field with the policy's own value, and where it came from."""
-    fields: dict[str, Settled] = {}
+    fields: dict[str, FieldOrigin] = {}
     for name in FIELDS:
         known = provenance["max_attempts" if name == "retries" else name]
         if name == "retries":
-            beaten = tuple(Said(one.value - 1, one.layer, one.source) for one in known.overrode)
+            beaten = tuple(FieldValue(one.value - 1, one.layer, one.source) for one in known.overrode)
         else:
             beaten = known.overrode
-        fields[name] = Settled(getattr(policy, name), known.layer, known.source, beaten)
+        fields[name] = FieldOrigin(getattr(policy, name), known.layer, known.source, beaten)
     return fields
 
 
-def baseline_provenance(policy: RetryPolicy, *, counted: bool, timed: bool) -> dict[str, Settled]:
+def baseline_provenance(policy: RetryPolicy, *, counted: bool, timed: bool) -> dict[str, FieldOrigin]:
     """The preset's fields, and what the request said over them."""
     from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT
 
     source = "built-in: baseline"
-    fields = {name: Settled(getattr(policy, name), Layer.BUILTIN, source) for name in SHOWN_FIELDS}
+    fields = {name: FieldOrigin(getattr(policy, name), Layer.BUILTIN, source) for name in SHOWN_FIELDS}
     said = {"max_attempts": (counted, BASELINE_RETRIES + 1), "attempt_timeout": (timed, DEFAULT_TIMEOUT)}
     for name, (by_request, before) in said.items():
         if by_request:
-            beaten = (Said(before, Layer.BUILTIN, source),)
-            fields[name] = Settled(getattr(policy, name), Layer.REQUEST, "request", beaten)
+            beaten = (FieldValue(before, Layer.BUILTIN, source),)
+            fields[name] = FieldOrigin(getattr(policy, name), Layer.REQUEST, "request", beaten)
     return fields
 
 
-def policy_json(policy: RetryPolicy, provenance: Mapping[str, Settled]) -> dict[str, Any]:
+def policy_json(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> dict[str, Any]:
     return {
         name: {
             "value": jsonable(field.value),
@@ -271,7 +281,7 @@ def put_answer(answer: Answer) -> None:
         put(gate_line(answer.gate, answer.gate_said_by))
 
 
-def put_policy(policy: RetryPolicy, provenance: Mapping[str, Settled]) -> None:
+def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> None:
     rows = [
         (
             name,
@@ -287,7 +297,7 @@ def put_policy(policy: RetryPolicy, provenance: Mapping[str, Settled]) -> None:
     put_table(columns, rows, styles=("", "bold", "cyan", "", "dim"), whole=("field", "value", "layer"))
 
 
-def instead_of(name: str, said: Said) -> str:
+def instead_of(name: str, said: FieldValue) -> str:
     value = wording.count(said.value) if name == "max_attempts" else wording.field_value(name, said.value)
     return f"{value}, {where(said.source)}"
 
@@ -344,5 +354,5 @@ def _why_not(answer: Answer) -> str:
             return reason
 
 
-def _who(field: Settled) -> str:
+def _who(field: FieldOrigin) -> str:
     return f"{field.layer.value}, {where(field.source)}" if field.layer is not Layer.REQUEST else "the request"

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Literal, Self, Unpack
 
 from reefknot.config.layers import Tree, environment, merge, read_file, read_text
+from reefknot.core import checks
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, Request, ResolvedPolicy
 from reefknot.core.retry.classify import classify, status_in
@@ -174,8 +175,8 @@ def request_of(
         ("timeout_ms", timeout_ms, 1),
         ("backoff_ms", backoff_ms, 0),
     ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ParameterError(name, value, f"a whole number, {least} or more")
+        if value is not None:
+            checks.whole_number(name, value, least=least)
     return Request(
         retries=retry_count,
         base_delay=None if backoff_ms is None else backoff_ms / 1000,
@@ -226,12 +227,7 @@ def _code(code: ErrorCode | str | None) -> ErrorCode | None:
 
 
 def _failure_type(failure_type: FailureType | str | None) -> FailureType | None:
-    if failure_type is None:
-        return None
-    try:
-        return FailureType(failure_type)
-    except ValueError:
-        raise ParameterError("failure_type", failure_type, f"one of {', '.join(FailureType)}") from None
+    return None if failure_type is None else checks.choice("failure_type", failure_type, FailureType)
 
 
 def _ancestry(name: str) -> tuple[str, ...]:

@@ -317,8 +317,8 @@ def _unresolvable(tree: Tree, book: Book) -> Iterator[Problem]:
 def _located(
     tree: Tree, book: Book, target: str, source: str | None, failure: Failure | None, error: ParameterError
 ) -> Problem:
-    settled = book.settled(target, failure, source=source)
-    base, cap = settled["base_delay"], settled["max_delay"]
+    fields = book.origins(target, failure, source=source)
+    base, cap = fields["base_delay"], fields["max_delay"]
     field, blamed = ("max_delay", cap) if cap.layer.rank > base.layer.rank else ("base_delay", base)
     written = [path for path, mark in tree.marks.items() if str(mark) == blamed.source]
     if not written:

@@ -18,8 +18,8 @@ from reefknot.config.layers import Tree, suggest
 from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
 from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
-from reefknot.core.retry.backoff import register
-from reefknot.core.retry.book import Book, CategoryEntry, Condition, Layer, Patch, Said, StatusRules, TargetEntry
+from reefknot.core.retry.backoff import register_strategy
+from reefknot.core.retry.book import Book, CategoryEntry, Condition, FieldValue, Layer, Patch, StatusRules, TargetEntry
 from reefknot.core.retry.defaults import (
     BASE,
     CATEGORIES,
@@ -33,7 +33,7 @@ from reefknot.core.retry.defaults import (
     operation_entry,
     operation_target,
 )
-from reefknot.core.retry.policy import OWN_STRATEGIES, Jitter, RetryStrategy
+from reefknot.core.retry.policy import CUSTOM_STRATEGIES, Jitter, RetryStrategy
 from reefknot.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class DialectPlace(NamedTuple):
     def on(self, layer: Layer) -> DialectPlace:
         return DialectPlace(self.tree, self.path, layer)
 
-    def value(self, value: Any, *more: str) -> Said:
-        return Said(value, self.layer, str(self.tree.mark((*self.path, *more))))
+    def value(self, value: Any, *more: str) -> FieldValue:
+        return FieldValue(value, self.layer, str(self.tree.mark((*self.path, *more))))
 
     def problem(self, message: str, *more: str) -> Problem:
         path = (*self.path, *more)
@@ -97,7 +97,7 @@ class DialectReader:
     # ---- the worker's dialect --------------------------------------------------------------------------------------
 
     def _backoff(self, words: Backoff, place: DialectPlace) -> Patch:
-        fields: dict[str, Said] = {}
+        fields: dict[str, FieldValue] = {}
         for word in sorted(words.model_fields_set):
             value = getattr(words, word)
             if word not in BACKOFF_WORDS:
@@ -171,7 +171,7 @@ class DialectReader:
             entries[category] = (known, CategoryEntry(self._backoff(words, place), self._flags(category, words, place)))
         return entries
 
-    def _flags(self, category: ErrorCategory, words: Category, place: DialectPlace) -> dict[ErrorCode, Said]:
+    def _flags(self, category: ErrorCategory, words: Category, place: DialectPlace) -> dict[ErrorCode, FieldValue]:
         codes = {code.name: code for code in ErrorCode if code.category is category}
         written = words.retryable
         if "retryable" not in words.model_fields_set:
@@ -185,7 +185,7 @@ class DialectReader:
         if not isinstance(written, Mapping):
             self.problems.append(place.problem("accepted: true, false, or a mapping of error codes", "retryable"))
             return {}
-        flags: dict[ErrorCode, Said] = {}
+        flags: dict[ErrorCode, FieldValue] = {}
         for name, flag in written.items():
             where = place.at("retryable")
             if name not in codes:
@@ -210,8 +210,8 @@ class DialectReader:
         place = DialectPlace(
             self.tree, (*V2, "error_classification", "network_errors", "http_status_mapping"), Layer.CATEGORY
         )
-        hundreds: dict[int, Said] = {}
-        statuses: dict[int, Said] = {}
+        hundreds: dict[int, FieldValue] = {}
+        statuses: dict[int, FieldValue] = {}
         for name, words in mapping.items():
             hundred = int(name[0])
             if words.retryable is not None:
@@ -248,7 +248,7 @@ class DialectReader:
     def _connector(self, name: str, entries: tuple[ConnectorEntry, ...], place: DialectPlace) -> TargetEntry:
         """The entry of a connector. `entries` is its own and then those beneath: null means "as for other failures"."""
         words = entries[0]
-        fields: dict[str, Said] = {}
+        fields: dict[str, FieldValue] = {}
         overrides: dict[Condition, Patch] = {}
         defaults = {job_type.value: row for job_type, row in CONNECTORS.items()}.get(name, OTHER_CONNECTORS)
         own = place.on(Layer.OVERRIDE)
@@ -284,7 +284,7 @@ class DialectReader:
             beneath = self.configuration.retry_policies.get(source.connector, ConnectorEntry())
             said = self._connector(source.connector, (source.retry, beneath), place.at("retry"))
             overrides = {
-                condition: {field: Said(one.value, Layer.SOURCE, one.source) for field, one in fields.items()}
+                condition: {field: FieldValue(one.value, Layer.SOURCE, one.source) for field, one in fields.items()}
                 for condition, fields in said.overrides.items()
             }
             entries[name] = (source.connector, TargetEntry(said.policy, overrides))
@@ -324,7 +324,7 @@ class DialectReader:
         return True
 
     def _operation(self, words: OperationEntry, place: DialectPlace) -> Patch:
-        fields: dict[str, Said] = {}
+        fields: dict[str, FieldValue] = {}
         for word in sorted(words.model_fields_set):
             value = getattr(words, word)
             if value is None and word != "timeout":
@@ -353,19 +353,19 @@ def _connectors_by_entry_point() -> Iterator[str]:
 
 def strategy_named(name: str) -> RetryStrategy | str:
     """The strategy of a name that `problem_with` accepts."""
-    return name if name in OWN_STRATEGIES else RetryStrategy(name)
+    return name if name in CUSTOM_STRATEGIES else RetryStrategy(name)
 
 
 def problem_with(name: str) -> str:
     """The mistake in a strategy's name, "" when it can be used; then it is loaded."""
-    if name in OWN_STRATEGIES or name in set(RetryStrategy):
+    if name in CUSTOM_STRATEGIES or name in set(RetryStrategy):
         return ""
     offered = {point.name: point for point in _offered()}
     if name not in offered:
         hint = suggest(name, [*RetryStrategy, *offered])
         return f"{shortened(name)!r} is not accepted; accepted: {accepted_strategies()}{hint}"
     try:
-        register(name, offered[name].load())
+        register_strategy(name, offered[name].load())
     except ParameterError as error:
         return f"the strategy cannot be used: {error}"
     except Exception as error:  # another package's code: whatever it raises

@@ -1,1 +1,1 @@
-"""What decides. Pure: no I/O, no clock, no dice, no await. Time and chance arrive as arguments."""
+"""The pure core, which decides: no I/O, no clock, no random numbers, no await. Time and draws are arguments."""

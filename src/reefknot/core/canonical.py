@@ -1,14 +1,12 @@
 """
-One text for one value.
+Canonical JSON: one text for one value, for fingerprints, hashes and recorded results.
 
-Canonical JSON: keys sorted at every depth, no spaces, UTF-8, no NaN and no infinity. Keys are text only, because
-`{1: …}` and `{"1": …}` would otherwise read alike. What is not JSON is refused with its place, never turned into its
-`repr`.
+Keys are sorted at every depth, without spaces, in UTF-8, without NaN and infinity. Keys are text only, because `{1: …}`
+and `{"1": …}` would otherwise be written alike. A value without a JSON form is refused with its path, never written as
+its `repr`.
 
-A result, as it is recorded and as it is given back.
-
-Every caller of a key gets what the record gives back, the first one too: as JSON has it, or as the type that was asked
-for. What JSON cannot say is refused, never turned into its `repr`.
+Every caller of an idempotency key gets what the record gives back, the first one too: as plain JSON, or as the type
+that was asked for.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def canonical(value: object, name: str = "") -> bytes:
     """
     The canonical JSON of a value made of None, booleans, numbers, text, lists, tuples and dictionaries.
 
-    `name` is what the value is called when it is refused.
+    `name` stands for the value in the error.
     """
     _check(value, name, DEEPEST)
     try:
@@ -44,7 +42,7 @@ def canonical(value: object, name: str = "") -> bytes:
 
 
 def canonical_record(record: msgspec.Struct) -> bytes:
-    """The canonical JSON of one of our own records. An infinite number is `null`, which is how records say "none"."""
+    """The canonical JSON of a record. An infinite number is `null`, which stands for "none" in records."""
     return _records.encode(record)
 
 
@@ -54,7 +52,7 @@ def record_fingerprint(record: msgspec.Struct) -> str:
 
 
 def fingerprint(value: object) -> str:
-    """SHA-256 of the canonical form, in hexadecimal."""
+    """SHA-256 of a value's canonical form, in hexadecimal."""
     return sha256(canonical(value)).hexdigest()
 
 
@@ -79,35 +77,35 @@ def _check(value: object, path: str, depth: int) -> None:
         raise NotJsonError(path, f"{type(value).__name__} has no JSON form")
 
 
-_FITTING = "Any, or a type that JSON can be read as: a record, a dataclass, a collection, a number, a date …"
+_ACCEPTED = "Any, or a type that JSON can be read as: a record, a dataclass, a collection, a number, a date …"
 
 
-def text_of(value: Any) -> str:
-    """The value as canonical JSON; records, dates and the like as msgspec writes them."""
-    return canonical(plain(value, "the result")).decode()
+def result_to_json(value: Any) -> str:
+    """The canonical JSON of a result; records, dates and the like as msgspec writes them."""
+    return canonical(json_value(value, "the result")).decode()
 
 
-def plain(value: Any, name: str = "") -> Any:
-    """The value in terms of JSON; `NotJsonError`, with the name of what it is, where there is no such thing."""
+def json_value(value: Any, name: str = "") -> Any:
+    """The value converted to JSON types; `NotJsonError` with `name` where that is not possible."""
     try:
         return msgspec.to_builtins(value, str_keys=True, order="deterministic")
-    except Exception as error:  # TypeError mostly; a circular or very deep value is a RecursionError
+    except Exception as error:  # mostly TypeError; a circular or very deep value is a RecursionError
         raise NotJsonError(name, str(error) or type(error).__name__) from error
 
 
-def checked_type(result_type: Any) -> Any:
-    """The type, if answers can be read as it."""
+def checked_result_type(result_type: Any) -> Any:
+    """The type, if results can be decoded as it; `ParameterTypeError` otherwise."""
     try:
         info = msgspec.inspect.type_info(result_type)
     except Exception as error:
-        raise ParameterTypeError("result_type", result_type, f"{_FITTING} ({error})") from error
+        raise ParameterTypeError("result_type", result_type, f"{_ACCEPTED} ({error})") from error
     if isinstance(info, msgspec.inspect.CustomType):
-        raise ParameterTypeError("result_type", result_type, _FITTING)
+        raise ParameterTypeError("result_type", result_type, _ACCEPTED)
     return result_type
 
 
-def read_as(text: str, result_type: Any) -> Any:
-    """What was recorded, as the type that was asked for."""
+def result_from_json(text: str, result_type: Any) -> Any:
+    """The recorded result, decoded as the type."""
     try:
         return msgspec.json.decode(text, type=result_type)
     except (msgspec.ValidationError, TypeError) as error:

@@ -1,39 +1,105 @@
 """
-Numbers and texts that callers give, checked where they come in.
+Argument checks: each returns the value, or raises `ParameterError` with the parameter's name and what is accepted.
 
-Each is refused by its name, with what is accepted, before anything is opened or begun. Nothing is converted.
+A value of another type is a `ParameterTypeError`. Arguments are checked where they come in, before anything is opened
+or started. Nothing is converted, except that a whole number becomes a float where a float is meant. `RetryPolicy` uses
+this module, so it loads nothing but the errors.
 """
+
+from __future__ import annotations
 
 from math import inf
 
 from reefknot.errors import ParameterError, ParameterTypeError
 
+TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
+if TYPE_CHECKING:
+    from enum import StrEnum
+    from typing import Any, TypeGuard, TypeVar
+
+    Choice = TypeVar("Choice", bound=StrEnum)
+
+LARGEST_FLOAT = 1.7976931348623157e308
+"""An `int` may be larger, and then has no float."""
 LONGEST_S = 100 * 365 * 86_400.0
-"""A hundred years: what is longer does not fit where times are kept."""
+"""A hundred years in seconds: a longer time does not fit into a stored timestamp."""
+
+_NUMBER = (int, float)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is an `int` or a `float`. A `bool` is neither, although Python says so."""
+    return isinstance(value, _NUMBER) and not isinstance(value, bool)
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """Whether the value is an `int` and no `bool`."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def number(
+    name: str, given: object, *, least: float = 0.0, most: float = LARGEST_FLOAT, above: bool = False, unit: str = ""
+) -> float:
+    """A number from `least` to `most` as a float; `above` excludes `least`. Infinity only if `most` is infinite."""
+    if not is_number(given):
+        raise ParameterTypeError(name, given, _accepted(least, most, above, unit))
+    if not least <= given <= most or (above and given == least) or LARGEST_FLOAT < given < inf:
+        raise ParameterError(name, given, _accepted(least, most, above, unit))
+    return float(given)
 
 
 def seconds(name: str, given: object, *, or_zero: bool = False, most: float = LONGEST_S) -> float:
-    """A span of time; nothing at all only when that means something."""
-    end = "" if most == inf else f" and at most {most:g}"
-    accepted = f"a number of seconds, {'0 or more' if or_zero else 'above 0'}{end}"
-    if isinstance(given, bool) or not isinstance(given, int | float):
+    """A duration in seconds above 0, or from 0 on with `or_zero`."""
+    return number(name, given, most=most, above=not or_zero, unit=" of seconds")
+
+
+def seconds_or_none(name: str, given: object, *, meaning: str) -> float | None:
+    """A duration in seconds above 0, or None, whose `meaning` the error explains: "for no limit"."""
+    accepted = f"a number of seconds above 0, or None {meaning}"
+    if given is None:
+        return None
+    if not is_number(given):
         raise ParameterTypeError(name, given, accepted)
-    if not 0 <= given <= most or (given == 0 and not or_zero):
+    if not 0 < given <= LARGEST_FLOAT:
         raise ParameterError(name, given, accepted)
     return float(given)
 
 
-def whole(name: str, given: object, *, least: int = 1) -> int:
-    """A whole number, `least` or more."""
-    accepted = f"a whole number, {least} or more"
-    if isinstance(given, bool) or not isinstance(given, int):
+def whole_number(name: str, given: object, *, least: int = 1, most: int | None = None, note: str = "") -> int:
+    """A whole number, at least `least` and at most `most`. The error ends with `note`."""
+    accepted = f"a whole number{f', {least} or more' if most is None else f' from {least} to {most}'}{note}"
+    if not is_whole_number(given):
         raise ParameterTypeError(name, given, accepted)
-    if given < least:
+    if given < least or (most is not None and given > most):
         raise ParameterError(name, given, accepted)
     return given
 
 
-def text(name: str, given: object, accepted: str) -> str:
+def text(name: str, given: object, accepted: str = "text") -> str:
+    """A `str`, also an empty one."""
     if not isinstance(given, str):
         raise ParameterTypeError(name, given, accepted)
     return given
+
+
+def flag(name: str, given: object) -> bool:
+    """A `bool`; neither 0 nor 1 nor a word."""
+    if not isinstance(given, bool):
+        raise ParameterTypeError(name, given, "True or False")
+    return given
+
+
+def choice(name: str, given: Any, choices: type[Choice]) -> Choice:
+    """A member of the enumeration, given as such or by its value."""
+    try:
+        return choices(given)
+    except ValueError:
+        raise ParameterError(name, given, f"one of {', '.join(choices)}") from None
+
+
+def _accepted(least: float, most: float, above: bool, unit: str) -> str:
+    if most < LARGEST_FLOAT:
+        bounds = f" above {least:g}, at most {most:.0f}" if above else f" from {least:g} to {most:.0f}"
+        return f"a number{unit}{bounds}"
+    finite = "finite " if most == LARGEST_FLOAT else ""
+    return f"a {finite}number{unit}{f' above {least:g}' if above else f', {least:g} or more'}"

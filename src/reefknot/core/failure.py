@@ -1,8 +1,8 @@
 """
-What went wrong, as data.
+Failures as data: error codes, failure types, and the record of one failed execution.
 
-A `Failure` is cut and redacted when it is built. Whoever decides, records or repeats a decision sees this record and
-nothing else, so a decision repeated next year sees what the first one saw.
+A `Failure` is cut and redacted when it is built. Deciding, recording and replaying use this record and nothing else, so
+a decision that is replayed next year sees what the first one saw.
 """
 
 from enum import IntEnum, StrEnum
@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class ErrorCategory(StrEnum):
-    """The thousands of an `ErrorCode`."""
+    """The category of an `ErrorCode`: its thousands."""
 
     NONE = "none"
     VALIDATION = "validation"
@@ -22,7 +22,7 @@ class ErrorCategory(StrEnum):
 
 
 class ErrorCode(IntEnum):
-    """What a step can fail with. The numbers are part of the wire and never change."""
+    """The codes that a step can fail with. The numbers are part of the wire and never change."""
 
     none = 0
     invalid_input = 1001
@@ -46,7 +46,7 @@ class ErrorCode(IntEnum):
 
     @property
     def wire(self) -> str:
-        """The name as messages carry it."""
+        """The name of the code in messages."""
         return self.name.upper()
 
 
@@ -54,7 +54,7 @@ _CATEGORIES = tuple(ErrorCategory)
 
 
 class FailureType(StrEnum):
-    """How a failure bears on another try."""
+    """The kind of a failure with regard to retrying."""
 
     TRANSIENT = "transient"
     RATE_LIMITED = "rate_limited"
@@ -63,7 +63,7 @@ class FailureType(StrEnum):
 
 
 class Failure(Struct, frozen=True, gc=False):
-    """One failed execution, ready to be judged, stored and judged again."""
+    """A failed execution, ready to be decided on, stored and decided on again."""
 
     code: ErrorCode
     failure_type: FailureType
@@ -71,9 +71,9 @@ class Failure(Struct, frozen=True, gc=False):
     http_status: int | None = None
     retry_after: float | None = None
     exceptions: tuple[str, ...] = ()
-    """The exception's class names, qualified, most specific first."""
+    """The qualified class names of the exception, most specific first."""
     exhausted: bool = False
-    """An inner retry already gave up on this very failure."""
+    """Whether an inner retry already gave up on this very failure."""
 
     @property
     def category(self) -> ErrorCategory:

@@ -1,15 +1,13 @@
 """
-Who may do it, and what came of it.
-
-One key goes
+Idempotency keys: the states of a key, and who may run the effect under it.
 
     absent ──claim──▶ in progress ──▶ done | failed            a result for every later caller
-                        │   ▲  └────▶ released                 nothing happened: the next caller may
-                        │   └──takeover, with a higher fence   the lease ran out
-                        └──────────▶ unknown                   guarded, and nobody can tell: a person resolves it
+                        │   ▲  └────▶ released                 nothing happened: the next caller may run it
+                        │   └──takeover, with a higher fence   the lease expired
+                        └──────────▶ unknown                   guarded, outcome not known: an operator resolves it
 
-Every function takes the record as it stands and answers with a value; a store applies it in one atomic step. Leases are
-measured in steady time, retention in wall time. Nothing here reads a clock or invents a number.
+Every function takes the current record and returns a value; a store applies it in one atomic step. Leases are measured
+in steady time, retention in wall time. Pure: no clock is read, no number is drawn.
 """
 
 from collections.abc import Mapping
@@ -17,12 +15,13 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
+from reefknot.core import checks
 from reefknot.core.canonical import fingerprint
 from reefknot.core.time import Moment
-from reefknot.errors import KeyTooLongError, ParameterError, ParameterTypeError, ResultTooLargeError
+from reefknot.errors import KeyTooLongError, ParameterError, ResultTooLargeError
 
 LONGEST_KEY = 512
-"""Bytes of a key in UTF-8."""
+"""The longest key, in bytes of UTF-8."""
 
 
 class KeyState(StrEnum):
@@ -34,7 +33,7 @@ class KeyState(StrEnum):
 
 
 class KeyRecord(Struct, frozen=True, array_like=True):
-    """Everything a store keeps of one key. `result`, `failure` and `metadata` are JSON text."""
+    """The stored record of one key. `result`, `failure` and `metadata` are JSON text."""
 
     key: str
     state: KeyState
@@ -53,7 +52,7 @@ class KeyRecord(Struct, frozen=True, array_like=True):
 
 
 class Claim(Struct, frozen=True):
-    """What an owner shows to prove that it still is the owner."""
+    """The proof of ownership that every write of an owner carries."""
 
     key: str
     owner: str
@@ -61,7 +60,7 @@ class Claim(Struct, frozen=True):
 
 
 class ClaimRequest(Struct, frozen=True):
-    """A caller asks for a key. `owner` is unique to this call; an empty fingerprint is not compared."""
+    """A caller's request for a key. `owner` is unique to this call; an empty fingerprint is not compared."""
 
     key: str
     owner: str
@@ -71,7 +70,7 @@ class ClaimRequest(Struct, frozen=True):
 
 
 class Claimed(Struct, frozen=True):
-    """The key is the caller's. `taken_over`: an earlier owner let its lease run out and may have done the work."""
+    """The caller owns the key. `taken_over`: an earlier owner's lease expired, and it may have run the effect."""
 
     record: KeyRecord
     taken_over: bool = False
@@ -82,67 +81,67 @@ class Claimed(Struct, frozen=True):
 
 
 class Hit(Struct, frozen=True):
-    """It is finished: this is what came of it."""
+    """The key is done or failed: the record holds the result."""
 
     record: KeyRecord
 
 
 class Busy(Struct, frozen=True):
-    """Somebody holds the key, for `remaining_ms` at most unless it renews."""
+    """Another owner holds the key, for at most `remaining_ms` unless it renews its lease."""
 
     record: KeyRecord
     remaining_ms: int
 
 
 class Conflict(Struct, frozen=True):
-    """The key belongs to another payload."""
+    """The key was used with another payload, whose fingerprint differs."""
 
     record: KeyRecord
     given: str
 
 
 class Uncertain(Struct, frozen=True):
-    """It may have happened and must not happen twice."""
+    """The effect may have happened and must not happen twice."""
 
     record: KeyRecord
 
 
-Answer = Claimed | Hit | Busy | Conflict | Uncertain
+ClaimResult = Claimed | Hit | Busy | Conflict | Uncertain
 
 
 class Lost(Struct, frozen=True):
-    """The claim is not the current one: what its owner wanted to write is refused."""
+    """The claim is not the current one: the owner's write is refused."""
 
     record: KeyRecord | None
 
 
 class Done(Struct, frozen=True):
-    """It happened, with this result (JSON text)."""
+    """The effect happened, with this result (JSON text)."""
 
     result: str
     metadata: str | None = None
 
 
 class Failed(Struct, frozen=True):
-    """It failed for good, with this failure (JSON text)."""
+    """The effect failed permanently, with this failure (JSON text)."""
 
     failure: str
     metadata: str | None = None
 
 
 class Released(Struct, frozen=True):
-    """Nothing happened: whoever comes next may try."""
+    """Nothing happened: the next caller may run the effect."""
 
 
 class Unknown(Struct, frozen=True):
-    """Nobody knows whether it happened."""
+    """The owner cannot tell whether the effect happened."""
 
     failure: str | None = None
 
 
 Ending = Done | Failed | Released | Unknown
 
-# Looked up once: on Python 3.11 finding a member of an enumeration costs as much as making a small record.
+# Looked up once: on Python 3.11 the lookup of an enumeration's member costs as much as making a small record.
 _IN_PROGRESS = KeyState.IN_PROGRESS
 _DONE = KeyState.DONE
 _OPEN = (KeyState.IN_PROGRESS, KeyState.UNKNOWN)
@@ -155,7 +154,7 @@ def compute_key(
     correlation_id: str | None = None,
     additional_params: Mapping[str, object] | None = None,
 ) -> str:
-    """The key of an operation: the same for the same four, whatever the order inside the parameters."""
+    """The key of an operation: the same for the same arguments, whatever the order inside the parameters."""
     return fingerprint(
         {
             "operation": operation,
@@ -167,11 +166,10 @@ def compute_key(
 
 
 def checked_key(key: str) -> str:
-    """The key, if it can be one."""
-    if not isinstance(key, str):
-        raise ParameterTypeError("key", key, f"a text of 1 to {LONGEST_KEY} bytes")
-    if not key:
-        raise ParameterError("key", key, f"a text of 1 to {LONGEST_KEY} bytes")
+    """The key, if it is valid; an error otherwise."""
+    accepted = f"a text of 1 to {LONGEST_KEY} bytes"
+    if not checks.text("key", key, accepted):
+        raise ParameterError("key", key, accepted)
     try:
         length = len(key) if key.isascii() else len(key.encode())
     except UnicodeEncodeError as error:
@@ -181,66 +179,68 @@ def checked_key(key: str) -> str:
     return key
 
 
-def claim(record: KeyRecord | None, asking: ClaimRequest, *, fence: int, now: Moment, retention_ms: int) -> Answer:
+def claim(
+    record: KeyRecord | None, request: ClaimRequest, *, fence: int, now: Moment, retention_ms: int
+) -> ClaimResult:
     """
-    May this caller do it?
+    The answer to a request for a key.
 
-    `fence` is higher than every fence the store gave out before. The answer's record is the one to keep; when it is the
-    very record that was passed in, nothing has changed.
+    `fence` is higher than every fence the store gave out before. The result's record is the one to store; when it is
+    the very record that was passed in, nothing has changed.
     """
     if record is None or is_spent(record, now):
-        return Claimed(_held(asking, fence, now, retention_ms))
-    if record.fingerprint and asking.fingerprint and record.fingerprint != asking.fingerprint:
-        return Conflict(record, asking.fingerprint)
+        return Claimed(_held(request, fence, now, retention_ms))
+    if record.fingerprint and request.fingerprint and record.fingerprint != request.fingerprint:
+        return Conflict(record, request.fingerprint)
     match record.state:
         case KeyState.DONE | KeyState.FAILED:
             return Hit(record)
         case KeyState.UNKNOWN:
             return Uncertain(record)
         case KeyState.RELEASED:
-            return Claimed(_held(asking, fence, now, retention_ms, since=record.created_at))
+            return Claimed(_held(request, fence, now, retention_ms, since=record.created_at))
         case _:
-            return _claim_held(record, asking, fence, now, retention_ms)
+            return _claim_held(record, request, fence, now, retention_ms)
 
 
-def _claim_held(record: KeyRecord, asking: ClaimRequest, fence: int, now: Moment, retention_ms: int) -> Answer:
-    if record.owner == asking.owner:  # the same call once more, its first answer having been lost
+def _claim_held(record: KeyRecord, request: ClaimRequest, fence: int, now: Moment, retention_ms: int) -> ClaimResult:
+    if record.owner == request.owner:  # the same call once more, after its first answer was lost
         return Claimed(record)
     if now.steady < record.lease_until:
         return Busy(record, record.lease_until - now.steady)
     if record.guard:
         return Uncertain(structs.replace(record, state=KeyState.UNKNOWN, updated_at=now.wall))
-    return Claimed(_held(asking, fence, now, retention_ms, since=record.created_at), taken_over=True)
+    return Claimed(_held(request, fence, now, retention_ms, since=record.created_at), taken_over=True)
 
 
-def _held(asking: ClaimRequest, fence: int, now: Moment, retention_ms: int, since: int | None = None) -> KeyRecord:
+def _held(request: ClaimRequest, fence: int, now: Moment, retention_ms: int, since: int | None = None) -> KeyRecord:
     return KeyRecord(
-        key=asking.key,
+        key=request.key,
         state=_IN_PROGRESS,
-        owner=asking.owner,
+        owner=request.owner,
         fence=fence,
-        lease_until=now.steady + asking.lease_ms,
-        lease_ms=asking.lease_ms,
-        fingerprint=asking.fingerprint,
-        guard=asking.guard,
+        lease_until=now.steady + request.lease_ms,
+        lease_ms=request.lease_ms,
+        fingerprint=request.fingerprint,
+        guard=request.guard,
         result=None,
         failure=None,
         metadata=None,
         created_at=now.wall if since is None else since,
         updated_at=now.wall,
-        expires_at=now.wall + asking.lease_ms + retention_ms,
+        expires_at=now.wall + request.lease_ms + retention_ms,
     )
 
 
 def is_spent(record: KeyRecord, now: Moment) -> bool:
-    """Past its retention. A live lease and an unknown outcome never are, nor is a guarded key whose owner vanished."""
+    """Whether retention is over. Never for a live lease, an unknown outcome, or a guarded key whose owner vanished."""
     if record.expires_at > now.wall or record.state not in _MAY_BE_CLAIMED_ANEW:
         return False
     return record.state is not KeyState.IN_PROGRESS or (not record.guard and record.lease_until <= now.steady)
 
 
 def renew(record: KeyRecord | None, claim: Claim, *, now: Moment, lease_ms: int, retention_ms: int) -> KeyRecord | Lost:
-    """Hold the key for longer. A lease that ran out but that nobody took is still the owner's."""
+    """Extend the lease. An expired lease that was not taken over is still the owner's."""
     if record is None or not _owns(record, claim) or record.state is not KeyState.IN_PROGRESS:
         return Lost(record)
     return structs.replace(
@@ -256,9 +256,9 @@ def finish(
     record: KeyRecord | None, claim: Claim, ending: Ending, *, now: Moment, retention_ms: int
 ) -> KeyRecord | Lost:
     """
-    Write down what came of it. The same ending once more changes nothing; another one is refused.
+    Record the ending. The same ending once more changes nothing; a different one is refused.
 
-    An outcome that was unknown only because its owner was slow may still be told by that owner.
+    An outcome that is unknown only because its owner was slow may still be recorded by that owner.
     """
     if record is None or not _owns(record, claim):
         return Lost(record)
@@ -269,7 +269,7 @@ def finish(
 
 
 def resolve(record: KeyRecord | None, ending: Ending, *, now: Moment, retention_ms: int) -> KeyRecord | Lost:
-    """A person found out what happened to an unknown outcome."""
+    """Record the ending of an unknown outcome, as an operator found it out."""
     if record is None or record.state is not KeyState.UNKNOWN:
         return Lost(record)
     return _ended(record, ending, now, retention_ms)
@@ -290,7 +290,7 @@ def _ended(record: KeyRecord, ending: Ending, now: Moment, retention_ms: int) ->
             state, failure = KeyState.UNKNOWN, ending.failure
         case _:
             state = KeyState.RELEASED
-    return KeyRecord(  # all fields by their places: a third of the time that `replace` takes
+    return KeyRecord(  # all fields by position: a third of the time that `replace` takes
         record.key,
         state,
         record.owner,
@@ -313,7 +313,7 @@ def _same_ending(record: KeyRecord, ended: KeyRecord) -> bool:
 
 
 def checked_ending(ending: Ending, limit: int) -> None:
-    """Refuse an ending that is larger than a record may be."""
+    """Raise `ResultTooLargeError` for an ending that is larger than a record may be."""
     texts: tuple[str | None, ...]
     match ending:
         case Done():

@@ -1,8 +1,8 @@
 """
-What travels between routers and workers: version 1 of the wire, frozen.
+Messages between routers and workers: version 1 of the wire, frozen.
 
-Records with checks. New fields are optional, unknown ones are ignored, numbers are numbers. What cannot be read or used
-becomes an `InvalidMessage` that names the field; it never becomes an exception in a worker.
+New fields are optional, unknown ones are ignored, numbers are never text. A message that cannot be read or used becomes
+an `InvalidMessage` that names the field; it never becomes an exception in a worker.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from reefknot.core.checks import is_whole_number
 from reefknot.core.failure import ErrorCode
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.errors import shown
@@ -26,26 +27,24 @@ FLEET = "caf.worker.fleet.v1"
 LARGEST_MESSAGE = 1024 * 1024
 LONGEST_ID = 256
 LONGEST_REFERENCE = 4096
-"""Where a payload lies may be a long address."""
+"""The longest `payload_ref`, which may be a URL."""
 LONGEST_MS = 10 * 365 * 86_400_000
-"""Ten years: what is longer is a mistake, and would not fit where times are kept."""
+"""Ten years: a longer time is a mistake, and would not fit into a stored timestamp."""
 HIGHEST_PRIORITY = 1_000_000
 DEFAULT_TIMEOUT_MS = 30_000
 SHORT_NAMES = {"http": "http.request", "fs_blob_put": "fs.blob_put", "fs_blob_get": "fs.blob_get", "sql": "sql.query"}
-"""What a job type may also be called."""
+"""Other names of job types."""
 PRIORITIES = {"low": -10, "normal": 0, "high": 10, "critical": 20}
-
-
 PART_NAME = "printable text without blanks and without . * > @ # /"
 
 
 def can_name_a_part(name: str) -> bool:
-    """Whether a worker or router may be called so: names become parts of subjects and of queues."""
+    """Whether a worker or router may have this name: names become parts of subjects and of queues."""
     return bool(name) and name.isprintable() and not set(name) & set(" .*>@#/")
 
 
 def assign_subject(worker_id: str) -> str:
-    """Where one worker alone is spoken to."""
+    """The subject of assignments to one worker."""
     return f"{ASSIGN}.w.{worker_id}"
 
 
@@ -70,7 +69,7 @@ class StepStatus(StrEnum):
 
 
 class Job(Struct, frozen=True, omit_defaults=True):
-    """What to do: the block's type, and its inputs."""
+    """The work to do: the block's type, and its inputs."""
 
     type: str
     payload: dict[str, Any] = {}
@@ -84,13 +83,13 @@ class Executor(Struct, frozen=True, omit_defaults=True):
 
 
 class RetryOptions(Struct, frozen=True, omit_defaults=True):
-    """What a request says about its retries: how many, and how long the first wait is."""
+    """The retry options of a request: how many retries, and how long the first wait is."""
 
     max_attempts: int | None = None
     backoff_ms: int | None = None
 
 
-class Options(Struct, frozen=True, omit_defaults=True):
+class AssignmentOptions(Struct, frozen=True, omit_defaults=True):
     priority: int | str = 0
     deadline_ms: int | None = None
     timeout_ms: int | None = None
@@ -104,7 +103,7 @@ class Correlation(Struct, frozen=True, omit_defaults=True):
 
 
 class ExecAssignment(Struct, frozen=True, omit_defaults=True):
-    """A router asks a worker to do something."""
+    """A router's request that a worker runs a job."""
 
     assignment_id: str
     request_id: str
@@ -112,7 +111,7 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
     version: str = VERSION
     tenant_id: str | None = None
     executor: Executor | None = None
-    options: Options = Options()
+    options: AssignmentOptions = AssignmentOptions()
     resource_class: str | None = None
     correlation: Correlation | None = None
     decision: dict[str, Any] | None = None
@@ -129,7 +128,7 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
 
     @property
     def retries(self) -> int | None:
-        """Retries asked for, by either of their two names."""
+        """The retries that the request asks for, under either of their two names; None leaves it to the policy."""
         options = self.options
         if options.retry is not None and options.retry.max_attempts is not None:
             return options.retry.max_attempts
@@ -141,12 +140,12 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
         given = self.options.timeout_ms
         if given is None:
             inside = self.job.payload.get("timeout_ms")
-            given = inside if isinstance(inside, int) and not isinstance(inside, bool) else None
+            given = inside if is_whole_number(inside) else None
         return DEFAULT_TIMEOUT_MS if given is None else given
 
 
 class ExecAssignmentAck(Struct, frozen=True, omit_defaults=True):
-    """A worker says whether it took it. The fields after `message` are version 2's and are left out by the baseline."""
+    """A worker's acknowledgement of an assignment. The baseline leaves out the fields after `message`."""
 
     assignment_id: str
     status: AckStatus
@@ -159,13 +158,13 @@ class ExecAssignmentAck(Struct, frozen=True, omit_defaults=True):
 
 
 class ResultJob(Struct, frozen=True):
-    """What a result tells of its job."""
+    """The job of a result."""
 
     type: str
 
 
 class ExecResult(Struct, frozen=True, omit_defaults=True):
-    """What came of it."""
+    """The result of an assignment."""
 
     assignment_id: str
     request_id: str
@@ -187,7 +186,7 @@ class ExecResult(Struct, frozen=True, omit_defaults=True):
 
 
 class ClassHealth(Struct, frozen=True):
-    """One resource class of a worker, as its heartbeat tells."""
+    """The state of one resource class of a worker."""
 
     status: OverloadStatus
     queue_depth: int
@@ -196,12 +195,14 @@ class ClassHealth(Struct, frozen=True):
 
 
 class Heartbeat(Struct, frozen=True):
+    """A worker's state, sent at intervals."""
+
     worker_id: str
     timestamp: int
     classes: dict[str, ClassHealth]
     draining: bool = False
     incarnation: str = ""
-    """Another one each time the worker starts: what it had in its hands may be in its store only."""
+    """A new value each time the worker starts: assignments of the previous one may only be in its store."""
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):
@@ -210,13 +211,13 @@ class Cancel(Struct, frozen=True, omit_defaults=True):
 
 
 class Fleet(Struct, frozen=True):
-    """How many workers are alive, as a router tells them: they share the retry tokens of every destination."""
+    """The number of live workers, from a router to them: they share the retry tokens of every destination."""
 
     workers: int
 
 
 class StepRequest(Struct, frozen=True):
-    """One step, as a block is asked for it."""
+    """A step for a block to run."""
 
     type: str
     inputs: dict[str, Any] = {}
@@ -224,23 +225,23 @@ class StepRequest(Struct, frozen=True):
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     """Time for all executions, from the first one on."""
     retry_count: int | None = None
-    """Retries that this request asks for; None leaves it to the policy."""
+    """The retries that the request asks for; None leaves it to the policy."""
 
     @classmethod
     def of(cls, assignment: ExecAssignment) -> "StepRequest":
-        """What an assignment asks for, by whichever of its names."""
+        """The step that an assignment asks for."""
         job = assignment.job
         return cls(job.type, job.payload, job.resources or {}, assignment.timeout_ms, assignment.retries)
 
     def degraded(self, *, skip_retries: bool, timeout_factor: float) -> "StepRequest":
-        """The same for less: without retries, in a part of the time."""
+        """A degraded copy of the step: less time, and no retries if they are skipped."""
         retries = 0 if skip_retries else self.retry_count
         timeout = max(1, int(self.timeout_ms * timeout_factor))
         return StepRequest(self.type, self.inputs, self.resources, timeout, retries)
 
 
 class StepResult(Struct, frozen=True):
-    """What a step gave."""
+    """The result of a step."""
 
     status: StepStatus = StepStatus.OK
     error_code: ErrorCode = ErrorCode.none
@@ -258,9 +259,9 @@ class StepResult(Struct, frozen=True):
 
     @property
     def http_status(self) -> int | None:
-        """Where a status is read: the metadata, then the outputs."""
+        """The HTTP status in the metadata, else in the outputs."""
         for value in (self.metadata.get("http_status_code"), self.outputs.get("status_code")):
-            if isinstance(value, int) and not isinstance(value, bool):
+            if is_whole_number(value):
                 return value
             if isinstance(value, str) and value.isdigit():
                 return int(value)
@@ -268,7 +269,7 @@ class StepResult(Struct, frozen=True):
 
 
 class InvalidMessage(Struct, frozen=True):
-    """A message that cannot be used. `readable` says whether it could at least be read as JSON with an id in it."""
+    """A message that cannot be used. `readable`: it is JSON that may hold the id of an assignment."""
 
     message: str
     field: str = ""
@@ -281,7 +282,7 @@ class InvalidMessage(Struct, frozen=True):
 
 
 class _Named(Struct):
-    """As much of a message as is needed to answer it."""
+    """The part of a message that is needed to answer it."""
 
     assignment_id: str
 
@@ -298,7 +299,7 @@ def encode(message: Struct) -> bytes:
 
 
 def read_assignment(body: bytes, headers: Mapping[str, str] | None = None) -> ExecAssignment | InvalidMessage:
-    """An assignment from its bytes, checked. Headers beat the payload."""
+    """The assignment of these bytes, checked. Headers override the payload."""
     if len(body) > LARGEST_MESSAGE:
         text = f"the message: it has {len(body)} bytes; accepted: at most {LARGEST_MESSAGE}"
         return _refused(body, "", text)
@@ -330,8 +331,8 @@ def _trace_of(traceparent: str | None) -> str | None:
 
 
 def _invalid(body: bytes, error: msgspec.ValidationError) -> InvalidMessage:
-    text, _, place = str(error).partition(" - at `$")
-    field = place.rstrip("`").lstrip(".")
+    text, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
     for missing in ("assignment_id", "request_id", "job", "type"):
         if text == f"Object missing required field `{missing}`":
             field = f"{field}.{missing}".lstrip(".")
@@ -340,7 +341,7 @@ def _invalid(body: bytes, error: msgspec.ValidationError) -> InvalidMessage:
 
 
 def _refused(body: bytes, field: str, message: str) -> InvalidMessage:
-    """With the id of the assignment, if it can be found: then the sender is told which one it was."""
+    """An invalid message with the id of its assignment, if that can be read, for the acknowledgement."""
     try:
         name = _named.decode(body).assignment_id
     except msgspec.ValidationError:
@@ -351,12 +352,12 @@ def _refused(body: bytes, field: str, message: str) -> InvalidMessage:
 
 
 def _shown_id(name: str) -> str:
-    """As much of an id as an answer may carry; none of one that nobody can read."""
+    """The part of an id that an acknowledgement may carry; nothing of one that is not printable."""
     return name[:LONGEST_ID] if name.isprintable() else ""
 
 
 def checked(assignment: ExecAssignment) -> ExecAssignment | InvalidMessage:
-    """The assignment, if every field of it can be used."""
+    """The assignment, if all of its fields are valid; otherwise an `InvalidMessage` with the first mistake."""
     found = _first_mistake(assignment)
     if found is None:
         return assignment
@@ -375,8 +376,8 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     ):
         if not 0 < len(text) <= LONGEST_ID or not text.isprintable():
             return field, f"accepted: printable text of 1 to {LONGEST_ID} characters"
-    for field, said, longest in () if _is_plain(assignment) else _optional_texts(assignment):
-        if said is not None and not (len(said) <= longest and said.isprintable()):
+    for field, given, longest in () if _is_plain(assignment) else _optional_texts(assignment):
+        if given is not None and not (len(given) <= longest and given.isprintable()):
             return field, f"accepted: printable text of at most {longest} characters"
     timeout = "options.timeout_ms" if options.timeout_ms is not None else "job.payload.timeout_ms"
     retry = options.retry or RetryOptions()
@@ -391,24 +392,23 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
         if number is not None and not least <= number <= most:
             return field, f"{number} is not accepted; accepted: a whole number from {least} to {most}"
     if isinstance(options.priority, str) and options.priority not in PRIORITIES:
-        words = ", ".join(PRIORITIES)
-        given = shown(options.priority)
-        return "options.priority", f"{given} is not accepted; accepted: a whole number, or one of {words}"
+        accepted = f"a whole number, or one of {', '.join(PRIORITIES)}"
+        return "options.priority", f"{shown(options.priority)} is not accepted; accepted: {accepted}"
     return None
 
 
 def _is_plain(assignment: ExecAssignment) -> bool:
-    """Most say little, and then one look at all of it is enough."""
+    """Whether all optional texts are valid at one look, as in most assignments: that is faster than one by one."""
     job, correlation = assignment.job, assignment.correlation
     if assignment.executor is not None or job.resources is not None or job.payload_ref is not None:
         return False
     trace = "" if correlation is None else correlation.trace_id
-    said = f"{assignment.tenant_id or ''}{trace or ''}{assignment.resource_class or ''}"
-    return len(said) <= LONGEST_ID and said.isprintable()
+    texts = f"{assignment.tenant_id or ''}{trace or ''}{assignment.resource_class or ''}"
+    return len(texts) <= LONGEST_ID and texts.isprintable()
 
 
 def _optional_texts(assignment: ExecAssignment) -> tuple[tuple[str, str | None, int], ...]:
-    """Texts that go on into events, columns and answers: none of them may be long, or hold what is no text."""
+    """Texts that are copied into events, columns and acknowledgements: all are bounded and printable."""
     executor, job = assignment.executor or _NOBODY, assignment.job
     inside = None if job.resources is None else job.resources.get("class")
     return (
@@ -427,10 +427,10 @@ def _number(given: int | str) -> int | None:
 
 
 def resource_class(assignment: ExecAssignment) -> str:
-    """The pool that runs it: as said, else by its type."""
-    said = assignment.resource_class or (assignment.job.resources or {}).get("class")
-    if isinstance(said, str) and said:
-        return said
+    """The resource class of an assignment: the one it names, else by its job type."""
+    given = assignment.resource_class or (assignment.job.resources or {}).get("class")
+    if isinstance(given, str) and given:
+        return given
     job_type = assignment.job.type
     family = SHORT_NAMES.get(job_type, job_type).partition(".")[0]
     if family in ("http", "fs"):

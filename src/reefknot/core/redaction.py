@@ -1,9 +1,9 @@
 """
-Secrets out of text, before anybody sees it.
+Redaction: removes secrets from text before it is decided on, logged or written.
 
-One pass of one regular expression over text that was cut first, so the cost is bounded whatever comes in. It finds what
-is secret by its place: credentials in URLs, values beside telling names, authorization headers. Values that are secret
-by configuration are a `Redactor`'s business.
+`redact` is one pass of one regular expression over text that was cut first, so the cost is bounded for any input. It
+finds secrets by their context: credentials in URLs, values beside names such as `password`, authorization headers. A
+`Redactor` also removes the values that are configured as secrets.
 """
 
 import re
@@ -12,9 +12,9 @@ from collections.abc import Iterable
 LONGEST_TEXT = 4096
 HIDDEN = "[redacted]"
 SHORTEST_SECRET = 4
-"""What is shorter would be found in too many innocent words."""
+"""A shorter secret would be found in too many innocent words."""
 
-_TELLING = (
+_TELLTALE = (
     # Anywhere at the end of a name: dbpassword, accessToken, X-Api-Key.
     r"(?:pass(?:word|wd|phrase)|secret|token|(?:api|access|private)[_-]?key|credentials?|signature|session[_-]?id"
     # Only as a word of its own or a CamelCase hump: "compass=north" is no secret.
@@ -23,14 +23,14 @@ _TELLING = (
 _NAME = r"(?<![\w.-])[\w.-]{0,128}?"
 _IS = r"""\\*["']?[^\S\r\n]*[:=]=?>?(?!//)[^\S\r\n]*"""
 _QUOTED = r"""(\\*["'])(?:(?!\{0})(?:\\.|[^\\]))*+(?:\{0})?"""
-"""To the closing quote, or to the end when the text was cut before it. The quotes themselves may be escaped."""
+"""A quoted value: to the closing quote, or to the end when the text was cut before it. The quotes may be escaped."""
 _OPAQUE = (
     # "basic authentication" is prose: a token has a digit, a sign or a hump in it, or is longer than words are.
     r"(?:(?=[a-z]*(?:[0-9_~+/=-]|\.[a-z0-9]|(?-i:(?<=[a-z])[A-Z])))[a-z0-9._~+/=-]{8,}|[a-z]{24,})"
 )
 _SCHEME = r"(?:(?:basic|bearer|digest|token|apikey|key|negotiate|hmac)[^\S\r\n]+)?"
 _BARE = r"""[^\s,"'&;)\]}]"""
-_PLACES = re.compile(
+_PATTERN = re.compile(
     rf"""
     (?P<url>\b[a-z][a-z0-9+.-]{{0,20}}://)(?:
         [^\s/?\#'"]*(?:@|…\Z)    # user:password@, or the text was cut before the @
@@ -38,12 +38,12 @@ _PLACES = re.compile(
     | (?P<cookie>\bcookie[^\S\r\n]*:)[^\r\n"']+
     | (?P<header>{_NAME}authorization{_IS})(?:{_QUOTED.format(4)}|{_SCHEME}[^\s,"'&;]+(?:[ ]+{_OPAQUE})?)
     | (?P<scheme>\b(?:bearer|basic)\s+){_OPAQUE}
-    | (?P<named>{_NAME}{_TELLING}{_IS})(?:{_QUOTED.format(7)}|{_SCHEME}(?:\[redacted\]{_BARE}*|{_BARE}+))
+    | (?P<named>{_NAME}{_TELLTALE}{_IS})(?:{_QUOTED.format(7)}|{_SCHEME}(?:\[redacted\]{_BARE}*|{_BARE}+))
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 
-_SIGNS = (
+_HINTS = (
     "://",
     "pass",
     "pwd",
@@ -57,7 +57,7 @@ _SIGNS = (
     "cookie",
     "jwt",
 )
-"""Text without any of them has no such place; looking for them costs a fiftieth of looking for the places."""
+"""Text without any of these has no secret by context; looking for them costs a fiftieth of matching the pattern."""
 
 
 def _hide(match: re.Match[str]) -> str:
@@ -69,25 +69,25 @@ def _hide(match: re.Match[str]) -> str:
 
 
 def redact(text: str) -> str:
-    """The text, cut to its bound, without what is secret by its place."""
+    """The text, cut to its bound, with secrets replaced by `[redacted]`."""
     if len(text) > LONGEST_TEXT:
         text = text[: LONGEST_TEXT - 1] + "…"
     low = text.lower()
-    if "bearer" in low or "basic" in low or ((":" in text or "=" in text) and any(sign in low for sign in _SIGNS)):
-        return _PLACES.sub(_hide, text)
+    if "bearer" in low or "basic" in low or ((":" in text or "=" in text) and any(sign in low for sign in _HINTS)):
+        return _PATTERN.sub(_hide, text)
     return text
 
 
-_TELLING_KEY = re.compile(rf"(?:{_TELLING}|authorization)\Z", re.IGNORECASE)
+_SECRET_KEY = re.compile(rf"(?:{_TELLTALE}|authorization)\Z", re.IGNORECASE)
 
 
-def telling_name(name: str) -> bool:
-    """Whether a key's name says that its value is secret: `password`, `x-api-key`, `client_secret`."""
-    return _TELLING_KEY.search(name) is not None
+def is_secret_name(name: str) -> bool:
+    """Whether the value under this name is secret: `password`, `x-api-key`, `client_secret`."""
+    return _SECRET_KEY.search(name) is not None
 
 
 class Redactor:
-    """`redact`, and also every configured secret: raw, escaped as in JSON or a `repr`, URL-encoded or in base64."""
+    """Redacts like `redact`, and also configured secrets: raw, escaped as in JSON or `repr`, URL-encoded, in base64."""
 
     __slots__ = ("_forms", "_longest", "_values")
 
@@ -115,14 +115,14 @@ class Redactor:
         return text if self._values is None else self._values.sub(HIDDEN, text)
 
     def tree(self, value: object, *, deepest: int = 16) -> object:
-        """JSON-like data with its texts redacted, and with the values beside telling keys hidden."""
+        """JSON-like data with its texts redacted, and with the values under secret names hidden."""
         if isinstance(value, str):
             return self(value)
         if deepest == 0:
             return HIDDEN
         if isinstance(value, dict):
             return {
-                self(str(key)): HIDDEN if telling_name(str(key)) else self.tree(one, deepest=deepest - 1)
+                self(str(key)): HIDDEN if is_secret_name(str(key)) else self.tree(one, deepest=deepest - 1)
                 for key, one in value.items()
             }
         if isinstance(value, list | tuple):
@@ -130,7 +130,7 @@ class Redactor:
         return value
 
     def _cut(self, text: str, values: re.Pattern[str]) -> str:
-        """The text's bounded beginning, with no secret cut in two: half of one would not be known as a secret."""
+        """The bounded beginning of the text, with no secret cut in two: half of a secret would not be recognised."""
         if len(text) <= LONGEST_TEXT:
             return text
         end = LONGEST_TEXT
@@ -140,7 +140,7 @@ class Redactor:
         return text[:end] + "…"
 
     def _without_torn_end(self, text: str) -> str:
-        """Somebody cut the text before we saw it: the beginning of a secret at its end goes too."""
+        """The text without the beginning of a secret at its end: the caller had cut the text there."""
         kept = len(text) - 1
         for form in self._forms:
             for length in range(min(len(form), kept), SHORTEST_SECRET - 1, -1):

@@ -1,23 +1,23 @@
 """
-Two readings of one moment.
+Moments in steady and wall time, in whole milliseconds.
 
 `steady` only goes forward, for every process of one machine alike: leases are measured with it, so a wall clock that
-jumps by a day moves none of them. `wall` is UTC as the process believed it when it started, carried on by the steady
-clock: due times and retention are measured with it. Both are whole milliseconds. Nothing here reads a clock.
+jumps by a day moves none of them. `wall` is UTC as the process believed it when it started, advanced by the steady
+clock: due times and retention are measured with it. Pure: no clock is read.
 """
 
 from typing import NamedTuple
 
 
 class Moment(NamedTuple):
-    """Now, in both readings."""
+    """A point in time, by both clocks."""
 
     steady: int
     wall: int
 
 
 class Timeline:
-    """Where the two clocks stood when a store was opened."""
+    """The offset between the two clocks when a store was opened."""
 
     __slots__ = ("_offset",)
 
@@ -30,5 +30,5 @@ class Timeline:
 
 
 def milliseconds(seconds: float) -> int:
-    """A duration as it is stored; never rounded down to nothing."""
+    """A duration in whole milliseconds; a positive one is at least 1."""
     return (round(seconds * 1000) or 1) if seconds > 0 else 0

@@ -22,7 +22,7 @@ from reefknot import clock
 from reefknot.audit.journal import Journal, OnFailure, envelope, on_failure_named
 from reefknot.core import checks
 from reefknot.core.audit.event import IdempotencyEvent
-from reefknot.core.canonical import canonical, checked_type, plain
+from reefknot.core.canonical import canonical, checked_result_type, json_value
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.redaction import Redactor
 from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
@@ -77,7 +77,7 @@ def idempotent(
         mode_named(mode),
         checks.seconds("lease", lease),
         checks.seconds("wait", wait, or_zero=True),
-        result_type=checked_type(result_type),
+        result_type=checked_result_type(result_type),
     )
     on_failure = None if on_audit_failure is None else on_failure_named(on_audit_failure)
     guard = _Guard(key, options, store, fingerprint, Redactor(secrets), on_failure)
@@ -151,7 +151,7 @@ def _fingerprint(
     if wanted is False:
         return ""
     if wanted is not True:
-        return fingerprint_of(plain(wanted(*args, **kwargs)))
+        return fingerprint_of(json_value(wanted(*args, **kwargs)))
     bound = shape.bind_partial(*args, **kwargs)
     bound.apply_defaults()
     return fingerprint_of({name: _comparable(value) for name, value in bound.arguments.items()})
@@ -159,7 +159,7 @@ def _fingerprint(
 
 def _comparable(value: object) -> object:
     try:
-        comparable = plain(value)
+        comparable = json_value(value)
         canonical(comparable)
     except NotJsonError:
         return {"class": type(value).__qualname__}

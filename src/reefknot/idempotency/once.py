@@ -23,12 +23,12 @@ from msgspec import Struct
 
 from reefknot import clock
 from reefknot.audit.journal import event_id
-from reefknot.core.canonical import canonical, read_as, text_of
+from reefknot.core.canonical import canonical, result_from_json, result_to_json
 from reefknot.core.idempotency import (
-    Answer,
     Busy,
     Claim,
     Claimed,
+    ClaimResult,
     Conflict,
     Done,
     Ending,
@@ -150,7 +150,7 @@ class Once:
                         raise KeyInProgressError(key, owner=record.owner, retry_after=remaining / 1000)
                     await self._wait(key, min(left, max(0.001, remaining / 1000)))
 
-    async def _claim(self, key: str, options: KeyOptions) -> Answer:
+    async def _claim(self, key: str, options: KeyOptions) -> ClaimResult:
         owner = event_id()
         try:
             return await self._claim_as(owner, key, options)
@@ -164,7 +164,7 @@ class Once:
         if isinstance(answer, Claimed):
             await self._finish(answer.claim, Released(), ())
 
-    async def _claim_as(self, owner: str, key: str, options: KeyOptions) -> Answer:
+    async def _claim_as(self, owner: str, key: str, options: KeyOptions) -> ClaimResult:
         guard = options.mode is Mode.GUARD
         return await _bounded(
             self._store.claim(key, owner=owner, fingerprint=options.fingerprint, lease=options.lease, guard=guard)
@@ -213,7 +213,7 @@ class Once:
     async def _record(self, claim: Claim, value: Any, options: KeyOptions, events: KeyEvents) -> Any:
         refused: Exception | None = None
         try:
-            ending: Done | Failed = Done(text_of(value), options.metadata)
+            ending: Done | Failed = Done(result_to_json(value), options.metadata)
         except NotJsonError as error:
             ending, refused = _result_not_kept(error), error
         try:
@@ -229,7 +229,7 @@ class Once:
         if refused is not None:
             raise refused
         assert isinstance(ending, Done)
-        return read_as(ending.result, options.result_type)
+        return result_from_json(ending.result, options.result_type)
 
     async def _save_and_flush(
         self, claim: Claim, ending: Done | Failed, options: KeyOptions, events: KeyEvents
@@ -318,14 +318,14 @@ def _unrecorded_result(result: UnrecordedResult, options: KeyOptions, events: Ke
     events.observed("hit")
     if isinstance(result.ending, Failed):
         raise RecordedFailureError(result.claim.key, failure=result.ending.failure)
-    return read_as(result.ending.result, options.result_type)
+    return result_from_json(result.ending.result, options.result_type)
 
 
 def _recorded_result(record: KeyRecord, options: KeyOptions) -> Any:
     if record.state is KeyState.FAILED:
         raise RecordedFailureError(record.key, failure=record.failure or "")
     assert record.result is not None
-    return read_as(record.result, options.result_type)
+    return result_from_json(record.result, options.result_type)
 
 
 def _log(what: str, claim: Claim, trouble: Exception) -> None:

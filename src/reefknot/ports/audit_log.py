@@ -1,8 +1,8 @@
 """
-Where events are kept.
+The port of an audit log: stores events in a hash chain.
 
-The log stores bodies and a few fields to find them by. It neither builds, redacts nor understands an event: whoever
-hands one in has done so. Every body becomes a link of the log's chain in the same atomic step that keeps it.
+The log stores bodies and a few fields to find them by. It neither builds, redacts nor understands an event: the caller
+has done so. Every body becomes a link of the log's chain in the same atomic step that stores it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from reefknot.core.audit.chain import Head, Mismatch
 
 
 class AuditEntry(Struct, frozen=True):
-    """One event, ready to be kept: canonical JSON, and what it is found by. `at` is milliseconds UTC."""
+    """An event to store: canonical JSON, and the fields to find it by. `at` is milliseconds UTC."""
 
     body: bytes
     event_type: str
@@ -25,7 +25,7 @@ class AuditEntry(Struct, frozen=True):
 
 
 class KeptEntry(Struct, frozen=True):
-    """An event at its place in the chain."""
+    """A stored event with its number and its hash in the chain."""
 
     sequence: int
     hash: str
@@ -33,7 +33,7 @@ class KeptEntry(Struct, frozen=True):
 
 
 class AuditQuery(Struct, frozen=True):
-    """What to read, oldest first. Everything given must hold."""
+    """A filter for reading, oldest first. All given fields must match."""
 
     after: int = 0
     event_type: str | None = None
@@ -60,32 +60,32 @@ EVERYTHING = AuditQuery()
 
 
 class AuditLog(Protocol):
-    """Appends, reads, proves."""
+    """An append-only log of events that can be verified."""
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
-        """Keep these, all or none, and tell where the chain stands."""
+        """Store these events, all or none; returns the new head of the chain."""
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         """A page of events; `after` the last one's sequence gives the next page."""
 
     async def head(self) -> Head:
-        """Where the chain stands now. Keep it elsewhere: it proves later that nothing was cut off."""
+        """The current head of the chain. Kept elsewhere, it proves later that no event was cut off."""
 
     async def verify(
         self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
     ) -> list[Mismatch]:
         """
-        Walk the chain from its anchor to `head` (default: the stored one) and list every mismatch.
+        Verify the chain from its anchor to `head` (default: the stored one); returns every mismatch.
 
-        `progress` is told now and then how many more events were walked.
+        `progress` is called now and then with the number of further events that were verified.
         """
 
     async def trim(self, before: int) -> int:
         """
-        Forget events before this time (ms UTC), from the start of the chain on, and write an anchor event.
+        Remove events before this time (ms UTC), from the start of the chain on, and write an anchor event.
 
-        Answers how many went. The anchor says where the rest of the chain begins.
+        Returns how many were removed. The anchor says where the rest of the chain begins.
         """
 
     async def wait(self, after: int, timeout: float) -> bool:
-        """Until there is an event after this sequence, at most `timeout` seconds. False: there is none yet."""
+        """Wait for an event after this sequence, at most `timeout` seconds. False when there is none yet."""

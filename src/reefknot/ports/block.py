@@ -1,8 +1,8 @@
 """
-A step that can be run.
+The port of a block: runs one type of step, one attempt at a time.
 
-A block is given inputs and a context, and gives a result; it never retries. It may raise: the worker reads the error.
-It gets a key to hand to a sink that deduplicates, and the seconds it has.
+A block takes inputs and a context, and returns a result; it never retries. It may raise: the worker classifies the
+error. The context holds a key for sinks that deduplicate, and the seconds that are left.
 """
 
 from collections.abc import Mapping
@@ -14,29 +14,29 @@ from reefknot.core.messages import StepResult
 
 
 class BlockContext(Struct, frozen=True):
-    """What a block may know about why it runs."""
+    """The context of one attempt."""
 
     assignment_id: str
     attempt: int
     idempotency_key: str
     seconds: float
-    """What is left for this attempt."""
+    """The time that is left for this attempt."""
     tenant_id: str | None = None
     trace_id: str | None = None
 
 
 class Block(Protocol):
-    """Runs one kind of step, once."""
+    """The implementation of one type of step."""
 
     @property
     def type(self) -> str:
-        """As assignments name it: `http.request`."""
+        """The type in assignments: `http.request`."""
 
     def destination(self, inputs: Mapping[str, Any]) -> str:
-        """What it will talk to, for the throttle and the breaker: a host, a database, a folder."""
+        """The destination of these inputs, for the throttle and the breaker: a host, a database, a folder."""
 
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        """One attempt."""
+        """Run one attempt."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""

@@ -1,15 +1,15 @@
 """
-Time, asked for.
+The port of a clock: reads the time and waits.
 
-`now` only ever goes forward and means nothing outside the process; `wall` is what is stored and sent. A clock that also
-waits is what makes a test that does not.
+`now` only goes forward and means nothing outside the process; `wall` is stored and sent. Because waiting goes through
+the clock too, a test with a virtual clock does not wait.
 """
 
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Reads the time and lets it pass."""
+    """A source of time, and of waiting."""
 
     def now(self) -> float:
         """Monotonic seconds."""

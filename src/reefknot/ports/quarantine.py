@@ -1,8 +1,8 @@
 """
-Where work goes that will not be tried again without a person.
+The port of the quarantine: work that is not tried again unless an operator requeues it.
 
 It keeps the payload byte for byte, the reason, the failure and the history. A requeued item keeps its id and gets a
-fresh budget; it may come back here as often as it fails.
+fresh budget; it may return to quarantine as often as it fails.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from reefknot.ports.audit_log import AuditEntry
 
 
 class QuarantineFilter(Struct, frozen=True):
-    """Which items are meant. Everything given must hold; an empty filter means all."""
+    """A filter for items. All given fields must match; an empty filter matches all."""
 
     ids: tuple[str, ...] = ()
     kind: str | None = None
@@ -28,7 +28,7 @@ ALL = QuarantineFilter()
 
 
 class QuarantineStats(Struct, frozen=True):
-    """What is in quarantine, by kind, source and reason."""
+    """The number of items in quarantine, by kind, source and reason."""
 
     total: int
     by_kind: dict[str, int]
@@ -37,22 +37,22 @@ class QuarantineStats(Struct, frozen=True):
     oldest_at: int | None
 
 
-class Quarantine(Protocol):
-    """Shows, and does what a person decided."""
+class QuarantineStore(Protocol):
+    """The quarantine of a store: lists items, and does what an operator decided."""
 
     async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
         """Items in the order of their ids, without payloads."""
 
     async def show(self, work_id: str) -> WorkItem | None:
-        """One item with its payload, None when it is not in quarantine."""
+        """An item with its payload; None when it is not in quarantine."""
 
     async def requeue(
         self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
         """
-        Back to the queue. Answers the ids; a dry run only answers.
+        Return items to the queue; returns their ids. A dry run changes nothing.
 
-        A submission that failed with it is open again in the same step, so that its caller gets the result to come.
+        A submission that failed with an item is open again in the same step, so that its caller gets the new result.
         """
 
     async def discard(
@@ -64,12 +64,12 @@ class Quarantine(Protocol):
         dry_run: bool = False,
         events: Sequence[AuditEntry] = (),
     ) -> list[str]:
-        """Not worth another try: it ends, and stays on record until it is purged."""
+        """End items without another attempt. They stay stored until they are purged."""
 
     async def purge(
         self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
-        """Remove from quarantine and from the record, for good."""
+        """Delete items, permanently."""
 
     async def stats(self) -> QuarantineStats:
-        """How many, and why."""
+        """The number of items, by kind, source and reason."""

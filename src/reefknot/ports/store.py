@@ -1,7 +1,7 @@
 """
-One store, seen as its parts.
+The port of a store: its parts, over one database.
 
-All parts share one place and one chain of events, so a change and the event that tells of it are kept together.
+All parts share one database and one chain of events, so a change and its event are stored in one step.
 """
 
 from typing import Protocol
@@ -9,17 +9,17 @@ from typing import Protocol
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
-from reefknot.ports.quarantine import Quarantine
+from reefknot.ports.quarantine import QuarantineStore
 from reefknot.ports.transport import Transport
 from reefknot.ports.work_queue import Leases, WorkQueue
 
 
 class Store(Protocol):
-    """What `open_store` gives."""
+    """A store, as `open_store` returns it."""
 
     @property
     def durable(self) -> bool:
-        """Does what was acknowledged survive the process, and a power cut?"""
+        """Whether acknowledged writes survive the process and a power cut."""
 
     @property
     def idempotency(self) -> IdempotencyStore: ...
@@ -31,7 +31,7 @@ class Store(Protocol):
     def work(self) -> WorkQueue: ...
 
     @property
-    def quarantine(self) -> Quarantine: ...
+    def quarantine(self) -> QuarantineStore: ...
 
     @property
     def control(self) -> Control: ...
@@ -40,7 +40,7 @@ class Store(Protocol):
     def leases(self) -> Leases: ...
 
     def transport(self) -> Transport:
-        """A new end for messages. All ends over one place hear each other; whoever asked for it closes it."""
+        """A new transport. All transports over one database exchange messages; the caller closes it."""
 
     async def close(self) -> None:
-        """Finish what was handed in, then let go. A second call does nothing."""
+        """Finish pending writes, then close. A second call does nothing."""

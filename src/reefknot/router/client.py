@@ -10,7 +10,16 @@ from typing import Any
 
 from reefknot.audit.journal import Journal, event_id
 from reefknot.core.audit.event import Admission, OperatorAction, timestamp
-from reefknot.core.messages import AckStatus, Cancel, Correlation, ExecAssignment, ExecResult, Job, Options, encode
+from reefknot.core.messages import (
+    AckStatus,
+    AssignmentOptions,
+    Cancel,
+    Correlation,
+    ExecAssignment,
+    ExecResult,
+    Job,
+    encode,
+)
 from reefknot.core.overload.admission import RejectReason
 from reefknot.errors import ParameterError, ParameterTypeError, QueueFullError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
@@ -108,7 +117,7 @@ class Client:
             tenant_id=tenant_id,
             resource_class=resource_class,
             correlation=None if trace_id is None else Correlation(trace_id),
-            options=Options(
+            options=AssignmentOptions(
                 priority=priority,
                 deadline_ms=_milliseconds("deadline", deadline),
                 timeout_ms=_milliseconds("timeout", timeout),

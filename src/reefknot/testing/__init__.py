@@ -1,8 +1,8 @@
 """
-For tests of code that retries: no real waiting.
+Tools for tests of code that retries: virtual time instead of real waiting.
 
-`virtual_time()` is for one caller, sync or async; `no_wait()` for when nothing but speed matters; `run_virtual(main())`
-for a whole event loop with many tasks. All are scoped to the code inside them.
+`virtual_time()` is for one caller, sync or async; `no_wait()` skips waits altogether; `run_virtual(main())` runs an
+event loop with many tasks. All are scoped to the code inside them.
 """
 
 from collections.abc import Coroutine, Iterator
@@ -21,9 +21,9 @@ __all__ = ["SkippingClock", "VirtualClock", "VirtualDeadlockError", "no_wait", "
 @contextmanager
 def virtual_time(start: float = 1000.0) -> Iterator[VirtualClock]:
     """
-    Waits move a clock instead of taking time; deadlines count in that time.
+    A scope in which waits advance a virtual clock instead of taking time; deadlines count in that time.
 
-    The clock tells what was waited (`waits`, `waited`) and can be moved by hand (`advance`).
+    The clock records the waits (`waits`, `waited`) and can be advanced (`advance`).
     """
     clock = VirtualClock(start)
     with using_clock(clock):
@@ -32,7 +32,7 @@ def virtual_time(start: float = 1000.0) -> Iterator[VirtualClock]:
 
 @contextmanager
 def no_wait() -> Iterator[SkippingClock]:
-    """Waits are counted but not waited: every retry comes at once, and no deadline comes nearer by waiting."""
+    """A scope in which waits are recorded but skipped: retries come at once, and no wait brings a deadline nearer."""
     clock = SkippingClock()
     with using_clock(clock):
         yield clock
@@ -43,7 +43,7 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     Run a coroutine to its end in virtual time, every task and `asyncio.sleep` in it included.
 
     Time jumps to the next timer whenever nothing else can run. When there is no timer either, and nothing real that
-    could wake a task, it raises `VirtualDeadlockError` and says what waits where.
+    could wake a task, it raises `VirtualDeadlockError` with the tasks and where they wait.
     """
     loop = VirtualLoop()
     with using_clock(LoopClock(loop)):

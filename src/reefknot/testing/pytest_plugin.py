@@ -1,4 +1,4 @@
-"""Fixtures for pytest, there as soon as reefknot is installed: `virtual_time`, `no_wait`."""
+"""Pytest fixtures, available as soon as reefknot is installed: `virtual_time`, `no_wait`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(name="virtual_time")
 def _virtual_time() -> "Iterator[VirtualClock]":
-    """The test runs in virtual time; the fixture is the clock."""
+    """Virtual time for the test; the value is the clock."""
     from reefknot.testing import virtual_time
 
     with virtual_time() as clock:
@@ -20,7 +20,7 @@ def _virtual_time() -> "Iterator[VirtualClock]":
 
 @pytest.fixture(name="no_wait")
 def _no_wait() -> "Iterator[SkippingClock]":
-    """Retries do not wait; the fixture is the clock that counted the waits."""
+    """Retries without waiting for the test; the value is the clock that recorded the waits."""
     from reefknot.testing import no_wait
 
     with no_wait() as clock:

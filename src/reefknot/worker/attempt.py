@@ -23,7 +23,7 @@ from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.retry.book import Request
 from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
-from reefknot.core.retry.defaults import BASELINE_RETRIES, as_the_baseline_sees, baseline
+from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.idempotency.scope import unknown_keys
@@ -125,7 +125,7 @@ class Steps:
         step = ran.step
         failure = None if step.ok else failure_of(step)
         if failure is not None and not self._settings.retries_v2:
-            failure = as_the_baseline_sees(failure)
+            failure = without_retry_after(failure)
         events = self._told_breaker(place, permit, step, failure)
         place.counted(self._clock.now(), ok=step.ok)
         if failure is None:

@@ -14,6 +14,7 @@ from reefknot.core.retry.book import Layer, ResolvedPolicy
 from reefknot.core.retry.defaults import baseline
 from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import ConfigurationError, ConfigurationMissingError, ParameterError
+from tests.rows import for_each_row
 
 OPERATIONS = "operations: {KV_GET: {max_attempts: %d}}\n"
 
@@ -231,7 +232,7 @@ def test_an_exception_is_known_by_its_builtin_ancestors_and_nothing_is_imported(
     assert failure_of(exception="TimeoutError", http_status=503).code is ErrorCode.connection_timeout
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("given_", "accepted"),
     [
         ({"code": "http_eror"}, "one of none, invalid_input"),
@@ -248,7 +249,7 @@ def test_what_is_no_failure_is_refused_with_what_is_accepted(given_: dict[str, A
     assert caught.value.parameter in given_
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("given_", "least"),
     [
         ({"retry_count": -1}, 0),
@@ -275,7 +276,7 @@ def test_a_request_is_in_milliseconds_and_a_policy_in_seconds() -> None:
     assert PolicyBook().resolve("block:http", backoff_ms=0).base_delay == 0.0
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 50])
+@for_each_row("count", [0, 1, 2, 3, 4, 50])
 def test_a_requests_count_overrides_up_and_down_but_not_the_veto(count: int) -> None:
     policy = PolicyBook().resolve("block:http", code="invalid_input", retry_count=count)
 
@@ -288,7 +289,7 @@ def test_an_operation_may_be_asked_for_in_any_spelling(target: str) -> None:
     assert PolicyBook().resolve(target).target == "operation:nats.publish"
 
 
-@pytest.mark.parametrize("target", ["", "http", "block:", "operation:", "worker:http"])
+@for_each_row("target", ["", "http", "block:", "operation:", "worker:http"])
 def test_what_is_no_target_is_refused(target: str) -> None:
     with pytest.raises(ParameterError, match="block:<type>, connector:<type> or operation:<name>"):
         PolicyBook().resolve(target)

@@ -14,6 +14,7 @@ from reefknot.config.reading.session import Mark, Problem
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.defaults import OTHERS, TARGETS, builtin_book
 from reefknot.errors import ConfigurationError, ParameterError
+from tests.rows import for_each_row
 
 V2 = "worker.retries.v2"
 QUEUE = "worker.queue.v2"
@@ -48,7 +49,7 @@ def test_an_empty_configuration_is_the_built_in_book() -> None:
 # ---- the wording -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("path", "value", "message"),
     [
         (f"{V2}.default_policy.max_attempts", "101", "101 is out of bounds; accepted: from 0 to 100"),
@@ -80,7 +81,7 @@ def test_a_wrong_value_is_shown_with_what_is_accepted(path: str, value: str, mes
     assert mistake(path, value) == message
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("path", "value", "message"),
     [
         (
@@ -123,8 +124,8 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
     assert mistake(path, value) == message
 
 
-@pytest.mark.parametrize("value", ["null", "3", "[1, 2]", "text", "true"])
-@pytest.mark.parametrize(
+@for_each_row("value", ["null", "3", "[1, 2]", "text", "true"])
+@for_each_row(
     ("path", "keys"),
     [
         ("worker", " of quarantine_failed, queue, retention_seconds, retries"),
@@ -163,9 +164,7 @@ def test_a_mistake_inside_a_list_has_its_own_place() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "value", ["hunter2", "'env:'", "'environment:X'", "12345678", "[hunter2]", "{a: hunter2}", "true"]
-)
+@for_each_row("value", ["hunter2", "'env:'", "'environment:X'", "12345678", "[hunter2]", "{a: hunter2}", "true"])
 def test_what_stands_where_a_secret_belongs_is_never_shown(value: str) -> None:
     message = mistake("secrets.token", value)
 
@@ -178,7 +177,7 @@ def test_a_secret_by_reference_is_accepted() -> None:
     assert configuration.secrets == {"mail": "env:MAIL", "key": "file:key.txt"}
 
 
-@pytest.mark.parametrize("url", ["redis://cache", "sqlite:", "sqlite://", "nats", "state.db", "", "memory:x"])
+@for_each_row("url", ["redis://cache", "sqlite:", "sqlite://", "nats", "state.db", "", "memory:x"])
 def test_an_engine_that_nobody_knows_is_a_mistake(url: str) -> None:
     message = mistake("engine", f"'{url}'")
 
@@ -233,7 +232,7 @@ operations: {KV_GTE: {}}
     ]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "text",
     [
         'worker: {retries: {v2: {block_policies: {"[key]": {max_attempts: x}}}}}',
@@ -325,7 +324,7 @@ def test_the_long_file_without_mistakes_is_accepted() -> None:
 # ---- what only shows when things are put together --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "steps", ["{degraded: 0.9}", "{overloaded: 0.5}", "{critical: 0.8}", "{degraded: 3, overloaded: 2, critical: 1}"]
 )
 def test_thresholds_have_to_ascend(steps: str) -> None:
@@ -351,7 +350,7 @@ def test_the_named_rejection_policy_cannot_be_disabled() -> None:
     assert problem.message == "rejection_policy names 'defer', so it cannot be disabled; accepted: true"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "queue",
     [
         "{rejection_policy: defer, policies: {defer: {enabled: true}}}",
@@ -397,7 +396,7 @@ CONTRADICTIONS: list[tuple[str, str, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "target", "line"), CONTRADICTIONS)
+@for_each_row(("text", "target", "line"), CONTRADICTIONS)
 def test_a_base_delay_above_its_cap_is_found_on_the_resolved_policy(text: str, target: str, line: int) -> None:
     (problem,) = mistakes(text)
 
@@ -436,7 +435,7 @@ def test_a_base_delay_up_to_its_cap_is_accepted(text: str) -> None:
     checked(read_text(text))
 
 
-@pytest.mark.parametrize("target", ["block:x", *TARGETS, *(f"{kind}:x" for kind in OTHERS)])
+@for_each_row("target", ["block:x", *TARGETS, *(f"{kind}:x" for kind in OTHERS)])
 def test_everything_built_in_makes_sense_for_every_failure(target: str) -> None:
     """Checking leaves out what nobody spoke of; this holds that it may."""
     book = builtin_book()
@@ -472,7 +471,7 @@ def test_the_hash_stands_for_the_policies_and_for_nothing_else() -> None:
     assert plain != hash_of("operations: {KV_PUT: {max_attempts: 2, base_delay: 1}}")
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "text",
     [
         "worker: {retries: {v2: {default_policy: {max_attempts: 1}}}}",

@@ -11,6 +11,7 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.retry.book import Layer
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ConfigurationError
+from tests.rows import for_each_row
 
 V2 = "worker.retries.v2"
 
@@ -47,7 +48,7 @@ WORKER_WORDS: list[tuple[str, object, str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("word", "written", "field", "meant"), WORKER_WORDS)
+@for_each_row(("word", "written", "field", "meant"), WORKER_WORDS)
 def test_a_word_of_the_worker_means_the_same_at_every_level(
     word: str, written: object, field: str, meant: object
 ) -> None:
@@ -108,8 +109,8 @@ retry_policies:
     assert source(mail, "retryable", failure_type="permanent") == "r.yaml:13:5"
 
 
-@pytest.mark.parametrize("word", [word for word, *_ in WORKER_WORDS[1:]])
-@pytest.mark.parametrize("place", ["default_policy", "error_classification.system_errors", "block_policies.http"])
+@for_each_row("word", [word for word, *_ in WORKER_WORDS[1:]])
+@for_each_row("place", ["default_policy", "error_classification.system_errors", "block_policies.http"])
 def test_null_is_no_value_for_a_word_of_the_worker(word: str, place: str) -> None:
     text = f"{{{word}: null}}"
     for part in reversed(place.split(".")):
@@ -118,7 +119,7 @@ def test_null_is_no_value_for_a_word_of_the_worker(word: str, place: str) -> Non
     assert v2_problems(text[1:-1]) == [f"{place}.{word}: null is not a value here; leave the key out to inherit it"]
 
 
-@pytest.mark.parametrize("key", ["429", "http_error", "HTTP_ERROR", "rate_limited", "Rate_Limited"])
+@for_each_row("key", ["429", "http_error", "HTTP_ERROR", "rate_limited", "Rate_Limited"])
 def test_an_override_is_for_a_status_a_code_or_a_failure_type(key: str) -> None:
     book = v2(f"block_policies: {{http: {{error_overrides: {{'{key}': {{max_attempts: 9}}}}}}}}")
 
@@ -126,7 +127,7 @@ def test_an_override_is_for_a_status_a_code_or_a_failure_type(key: str) -> None:
     assert book.resolve("block:http", code="network_error").retries == 3
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("key", "hint"),
     [
         ("600", ""),
@@ -207,8 +208,8 @@ def test_cancellation_may_be_spoken_of() -> None:
 CODES = [code for code in ErrorCode if code.value // 1000 in (1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("flag", [True, False])
+@for_each_row("code", CODES)
+@for_each_row("flag", [True, False])
 def test_one_flag_for_a_category_is_for_all_of_its_codes(code: ErrorCode, flag: bool) -> None:
     book = v2(f"error_classification: {{{code.category.value}_errors: {{retryable: {str(flag).lower()}}}}}")
 
@@ -225,7 +226,7 @@ def test_a_yes_for_network_errors_still_asks_the_status() -> None:
     assert [no.resolve("block:http", http_status=status).retryable for status in (404, 503)] == [False, False]
 
 
-@pytest.mark.parametrize("code", CODES)
+@for_each_row("code", CODES)
 def test_a_flag_for_one_code_is_for_that_code(code: ErrorCode) -> None:
     default = PolicyBook().resolve("block:http", code=code).retryable
     flag = f"{{{code.name}: {str(not default).lower()}}}"
@@ -239,7 +240,7 @@ def _default(code: ErrorCode) -> bool:
     return PolicyBook().resolve("block:x", code=code).retryable
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("category", "written", "message"),
     [
         ("network", "maybe", "retryable: accepted: true, false, or a mapping of error codes"),
@@ -294,7 +295,7 @@ def test_a_hundred_alone_keeps_the_exceptions_beneath_it() -> None:
     ]
 
 
-@pytest.mark.parametrize("status", ["503", "4", "4xx", "²²²", "0404", "1e2"])
+@for_each_row("status", ["503", "4", "4xx", "²²²", "0404", "1e2"])
 def test_an_exception_is_a_status_of_its_own_hundred(status: str) -> None:
     mapping = f"{{4xx: {{exceptions: {{'{status}': true}}}}}}"
     (problem,) = v2_problems(f"error_classification: {{network_errors: {{http_status_mapping: {mapping}}}}}")
@@ -305,7 +306,7 @@ def test_an_exception_is_a_status_of_its_own_hundred(status: str) -> None:
 # ---- the connectors' dialect -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("word", "written", "field", "meant"),
     [
         ("strategy", "linear_backoff", "strategy", "linear_backoff"),
@@ -383,7 +384,7 @@ def test_a_sources_null_means_what_the_layers_beneath_it_say(own: str, retries: 
     assert by_type(book, "transient").retries == 7
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "word",
     [
         "strategy",
@@ -457,7 +458,7 @@ def test_a_source_speaks_its_connectors_dialect_on_a_layer_of_its_own() -> None:
 # ---- the operations' dialect -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("word", "written", "field", "meant"),
     [
         ("max_attempts", 7, "max_attempts", 7),
@@ -482,7 +483,7 @@ def test_a_word_of_an_operation_is_for_its_target(word: str, written: object, fi
     assert book.resolve("operation:nats.subscribe") == PolicyBook().resolve("operation:nats.subscribe")
 
 
-@pytest.mark.parametrize("name", ["NATS_PUBLISH", "nats_publish", "RETRY_NATS_PUBLISH", "nats.publish", "Nats.Publish"])
+@for_each_row("name", ["NATS_PUBLISH", "nats_publish", "RETRY_NATS_PUBLISH", "nats.publish", "Nats.Publish"])
 def test_an_operation_may_be_written_in_any_of_its_spellings(name: str) -> None:
     assert (
         PolicyBook.loads(f"operations: {{{name}: {{max_attempts: 9}}}}").resolve("operation:nats.publish").retries == 8
@@ -495,7 +496,7 @@ def test_the_same_operation_under_two_spellings_is_a_mistake() -> None:
     ]
 
 
-@pytest.mark.parametrize("word", ["max_attempts", "base_delay", "jitter_enabled", "retryable_exceptions"])
+@for_each_row("word", ["max_attempts", "base_delay", "jitter_enabled", "retryable_exceptions"])
 def test_null_is_no_value_for_a_word_of_an_operation_but_its_timeout(word: str) -> None:
     message = "null is not a value here; leave the key out to keep the operation's default"
 
@@ -509,7 +510,7 @@ def test_a_dotted_name_is_an_operation_of_ones_own(name: str) -> None:
     assert (policy.max_attempts, policy.base_delay, policy.attempt_timeout) == (9, 1.0, 30.0)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("name", "hint"),
     [
         ("NATS_PUBLSH", "; did you mean 'NATS_PUBLISH'?"),

@@ -13,8 +13,9 @@ import reefknot as rk
 from reefknot.config import dialects as strategies
 from reefknot.config.book import failure_of
 from reefknot.config.registry import ConnectorPolicy, RetryPolicyRegistry
-from reefknot.core.retry.policy import OWN_STRATEGIES, RetryPolicy
+from reefknot.core.retry.policy import CUSTOM_STRATEGIES, RetryPolicy
 from reefknot.errors import ConfigurationError
+from tests.rows import for_each_row
 
 
 class Offered:
@@ -50,7 +51,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
     yield
-    OWN_STRATEGIES.clear()
+    CUSTOM_STRATEGIES.clear()
 
 
 BLOCK = "worker: {retries: {v2: {block_policies: {http: {strategy: NAME, base_delay_ms: 1000, jitter_type: none}}}}}"
@@ -68,8 +69,8 @@ def test_a_block_and_a_connector_may_follow_a_strategy_of_another_package() -> N
     assert book.resolve("connector:imap_mailbox").strategy == "staircase"
 
 
-@pytest.mark.parametrize("text", [BLOCK, CONNECTOR])
-@pytest.mark.parametrize(
+@for_each_row("text", [BLOCK, CONNECTOR])
+@for_each_row(
     ("name", "said"),
     [
         ("stairs", "'stairs' is not accepted; accepted: 'exponential_backoff'"),
@@ -91,15 +92,15 @@ def test_a_strategy_that_cannot_be_used_is_told_with_its_place(text: str, name: 
 
 def test_only_what_is_named_is_loaded() -> None:
     rk.PolicyBook.loads(CONNECTOR.replace("NAME", "linear_backoff"))
-    assert OWN_STRATEGIES == {}
+    assert CUSTOM_STRATEGIES == {}
     rk.PolicyBook.loads(CONNECTOR.replace("NAME", "staircase"))
-    assert set(OWN_STRATEGIES) == {"staircase"}
+    assert set(CUSTOM_STRATEGIES) == {"staircase"}
 
 
 def test_all_of_them_can_be_loaded_and_what_cannot_is_told() -> None:
     problems = strategies.load_all()
 
-    assert set(OWN_STRATEGIES) == {"staircase"}
+    assert set(CUSTOM_STRATEGIES) == {"staircase"}
     assert [problem.partition(" (")[0] for problem in problems] == [
         "the strategy cannot be loaded",
         "the strategy cannot be used: moody='-1.0, then -1.0 for retry 0' is not accepted: a function of",

@@ -8,6 +8,7 @@ import pytest
 from reefknot.config.layers import Format, Tree, read_file, read_text, suggest
 from reefknot.config.reading.session import Mark, Problem, dotted
 from reefknot.errors import ConfigurationError, ConfigurationMissingError, ReefknotError
+from tests.rows import for_each_row
 
 
 def mistake(path: Path | str) -> str:
@@ -41,8 +42,8 @@ def test_another_suffix_is_refused_and_the_accepted_ones_are_named(name: str, tm
     assert ".yaml, .yml, .json, .toml" in mistake(written(tmp_path, name, "a: 1"))
 
 
-@pytest.mark.parametrize("kind", ["yaml", "json", "toml"])
-@pytest.mark.parametrize("text", ["", "\n\n", "\ufeff", "  \n"])
+@for_each_row("kind", ["yaml", "json", "toml"])
+@for_each_row("text", ["", "\n\n", "\ufeff", "  \n"])
 def test_an_empty_document_is_an_empty_mapping(text: str, kind: Format) -> None:
     assert read_text(text, format=kind).value == {}
 
@@ -52,7 +53,7 @@ def test_yaml_that_says_nothing_is_an_empty_mapping(text: str) -> None:
     assert read_text(text).value == {}
 
 
-@pytest.mark.parametrize("text", ["- a\n", "just text\n", "null\n", "''\n", "5\n"])
+@for_each_row("text", ["- a\n", "just text\n", "null\n", "''\n", "5\n"])
 def test_a_document_that_is_no_mapping_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="<text>:1:1: a configuration is a mapping"):
         read_text(text)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from reefknot.config.layers import Format, Tree, read_text
 from reefknot.errors import ConfigurationError
+from tests.rows import for_each_row
 
 
 def mistakes(text: str, kind: Format = "yaml") -> list[str]:
@@ -40,7 +41,7 @@ def test_yaml_marks_are_of_the_keys_and_of_the_list_items() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("written", "meant"),
     [
         ("true", True), ("False", False), ("on", True), ("OFF", False), ("yes", True), ("No", False),
@@ -59,7 +60,7 @@ def test_a_yaml_word_means_what_people_mean(written: str, meant: Any) -> None:
     assert (type(read), read) == (type(meant), meant)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("written", "reason"),
     [
         ("0123", "leading zero"), ("-007", "leading zero"), (".inf", "finite"), ("-.INF", "finite"), (".nan", "finite"),
@@ -127,7 +128,7 @@ def test_an_anchor_may_be_given_anew() -> None:
     assert read_text("a: &x 1\nb: *x\nc: &x 2\nd: *x\n").value == {"a": 1, "b": 1, "c": 2, "d": 2}
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "start"),
     [
         ("a: [1\nb: 2\n", "f:2:2: is not YAML: did not find expected ',' or ']'"),
@@ -195,7 +196,7 @@ def test_json_reads_what_the_standard_library_wrote(value: dict[str, Any]) -> No
     assert read_text(json.dumps(value, indent=1), format="json").value == value
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "start"),
     [
         ('{"a": 1,\n"a": 2}', "f:2:1: a: the key is already given at line 1, column 2"),
@@ -274,7 +275,7 @@ def test_every_toml_path_has_a_mark_of_its_own() -> None:
     assert set(tree.marks) == paths(tree.value) == paths(tomllib.loads(TOML))
 
 
-@pytest.mark.parametrize("key", ['"a\\u00e9\\n"', "'a\\u'", '"x y"', "bare-1", '"#"', "'='", '""'])
+@for_each_row("key", ['"a\\u00e9\\n"', "'a\\u'", '"x y"', "bare-1", '"#"', "'='", '""'])
 def test_a_toml_key_has_the_name_the_reader_gives_it(key: str) -> None:
     tree = read_text(f"[t]\n{key} = 1", format="toml")
     (name,) = tree.value["t"]
@@ -289,7 +290,7 @@ def test_toml_duplicates_are_reported_together_with_both_positions() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "start"),
     [
         ("a = = 1", "f:1:5: is not TOML: Invalid value"),

@@ -5,6 +5,7 @@ import pytest
 
 from reefknot.config.layers import environment, flags
 from reefknot.errors import ConfigurationError
+from tests.rows import for_each_row
 
 
 def mistakes(environ: Mapping[str, str]) -> list[str]:
@@ -19,7 +20,7 @@ def test_a_variable_says_the_setting_at_its_path() -> None:
     assert str(tree.mark(("worker", "queue", "v2", "enabled"))) == "environment REEFKNOT__WORKER__QUEUE__V2__ENABLED"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("written", "meant"),
     [
         ("5", 5), ("1e3", 1000.0), ("no", False), ("null", None), ("~", None), ("text", "text"), (" 5 ", 5),
@@ -82,7 +83,7 @@ def test_a_flag_says_the_setting_at_its_path() -> None:
     assert str(tree.mark(("engine",))) == "flag --engine"
 
 
-@pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a..b", 'a."b', 'a"b"', "a[0]", '""'])
+@for_each_row("name", ["", ".", "a.", ".a", "a..b", 'a."b', 'a"b"', "a[0]", '""'])
 def test_a_flag_that_is_no_path_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="not a path"):
         flags({name: 1})

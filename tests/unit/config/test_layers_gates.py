@@ -4,8 +4,9 @@ import pytest
 
 from reefknot.config.layers import QUEUE, RETRIES, Gate, gate, said_by_environment
 from reefknot.errors import ConfigurationError
+from tests.rows import for_each_row
 
-BOTH = pytest.mark.parametrize("variable", [RETRIES, QUEUE])
+BOTH = for_each_row("variable", [RETRIES, QUEUE])
 
 
 def test_the_variables_have_the_documented_names() -> None:
@@ -13,8 +14,8 @@ def test_the_variables_have_the_documented_names() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("word", ["true", "1", "yes", "on", "TRUE", "Yes", "oN", " true ", "on\n"])
-@pytest.mark.parametrize("configured", [None, True, False])
+@for_each_row("word", ["true", "1", "yes", "on", "TRUE", "Yes", "oN", " true ", "on\n"])
+@for_each_row("configured", [None, True, False])
 def test_a_yes_in_the_environment_opens_the_gate_whatever_the_file_says(
     variable: str, word: str, configured: bool | None
 ) -> None:
@@ -22,8 +23,8 @@ def test_a_yes_in_the_environment_opens_the_gate_whatever_the_file_says(
 
 
 @BOTH
-@pytest.mark.parametrize("word", ["false", "0", "no", "off", "FALSE", "No", "oFF", " 0 "])
-@pytest.mark.parametrize("configured", [None, True, False])
+@for_each_row("word", ["false", "0", "no", "off", "FALSE", "No", "oFF", " 0 "])
+@for_each_row("configured", [None, True, False])
 def test_a_no_in_the_environment_closes_the_gate_whatever_the_file_says(
     variable: str, word: str, configured: bool | None
 ) -> None:
@@ -31,14 +32,14 @@ def test_a_no_in_the_environment_closes_the_gate_whatever_the_file_says(
 
 
 @BOTH
-@pytest.mark.parametrize("environ", [{}, {"X": "1"}, {RETRIES: "", QUEUE: ""}, {RETRIES: "  ", QUEUE: "\t"}])
+@for_each_row("environ", [{}, {"X": "1"}, {RETRIES: "", QUEUE: ""}, {RETRIES: "  ", QUEUE: "\t"}])
 def test_a_silent_environment_leaves_it_to_the_file(variable: str, environ: dict[str, str]) -> None:
     assert gate(variable, environ, True, where="a.yaml:3") == Gate(True, "a.yaml:3")
     assert gate(variable, environ, False) == Gate(False, "the file")
     assert gate(variable, environ, None) == Gate(False, "default")
 
 
-@pytest.mark.parametrize("word", ["maybe", "2", "truee", "y", "enabled", "-1", "ja", "1.0"])
+@for_each_row("word", ["maybe", "2", "truee", "y", "enabled", "-1", "ja", "1.0"])
 def test_anything_else_is_a_mistake_and_not_a_guess(word: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         gate(RETRIES, {RETRIES: word}, True)

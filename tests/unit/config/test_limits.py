@@ -9,6 +9,7 @@ from reefknot.config.layers import Format, read_file, read_text
 from reefknot.config.reading.session import MOST_BYTES, MOST_LEVELS, MOST_NODES, LineIndex
 from reefknot.errors import ConfigurationError
 from tests.pace import slowness
+from tests.rows import for_each_row
 from tests.unit.config.hostile import HOSTILE, Hostile
 
 NO_LONGER_THAN = 0.2
@@ -35,7 +36,7 @@ def test_there_are_at_least_fifty_hostile_files() -> None:
     assert len(HOSTILE) >= 50
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each_row("name", HOSTILE)
 def test_a_hostile_file_is_refused_quickly_and_with_its_reason(name: str, tmp_path: Path) -> None:
     message, seconds = min((refusal(HOSTILE[name], tmp_path) for _ in range(3)), key=lambda one: one[1])
 

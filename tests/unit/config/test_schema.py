@@ -17,6 +17,7 @@ from reefknot.config.schema import (
     Source,
     Throttle,
 )
+from tests.rows import for_each_row
 
 BOUNDS: list[tuple[type[Section], str, list[Any], list[Any]]] = [
     (Backoff, "max_attempts", [0, 1, 100, None], [-1, 101, 1.5, "3", True]),
@@ -51,7 +52,7 @@ BOUNDS: list[tuple[type[Section], str, list[Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("section", "name", "value"),
     [(section, name, value) for section, name, accepted, _ in BOUNDS for value in accepted],
 )
@@ -59,7 +60,7 @@ def test_a_value_within_its_bounds_is_accepted(section: type[Section], name: str
     assert getattr(section.model_validate({name: value}), name) == value
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("section", "name", "value"),
     [(section, name, value) for section, name, _, refused in BOUNDS for value in refused],
 )
@@ -70,7 +71,7 @@ def test_a_value_beyond_its_bounds_or_of_another_kind_is_refused(
         section.model_validate({name: value})
 
 
-@pytest.mark.parametrize("section", [Backoff, ConnectorEntry, OperationEntry, QueueV2, Throttle, Configuration])
+@for_each_row("section", [Backoff, ConnectorEntry, OperationEntry, QueueV2, Throttle, Configuration])
 def test_an_unknown_key_is_refused(section: type[Section]) -> None:
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         section.model_validate({"retrys": 1})

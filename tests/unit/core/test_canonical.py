@@ -2,14 +2,27 @@
 
 import json
 import math
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from reefknot.core.canonical import DEEPEST, canonical, canonical_record, fingerprint, record_fingerprint
-from reefknot.errors import NotJsonError
+from reefknot.core.canonical import (
+    DEEPEST,
+    canonical,
+    canonical_record,
+    checked_result_type,
+    fingerprint,
+    json_value,
+    record_fingerprint,
+    result_from_json,
+    result_to_json,
+)
+from reefknot.errors import NotJsonError, ParameterTypeError
+from tests.rows import for_each_row
 
 TEXT = st.text(st.characters(codec="utf-8"))
 JSON = st.recursive(
@@ -39,7 +52,7 @@ def test_a_tuple_is_a_list_and_a_big_number_stays_exact() -> None:
     assert canonical((1, [2**70])) == b"[1,[1180591620717411303424]]"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("value", "place"),
     [
         ({"a": [0.0, math.nan]}, "a[1]"),
@@ -101,3 +114,59 @@ def test_what_is_refused_is_called_by_its_name() -> None:
         canonical({"a": [math.nan]}, "inputs")
     with pytest.raises(NotJsonError, match=r"^inputs is not JSON: half"):
         canonical({"a": "\ud800"}, "inputs")
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+class Receipt(Struct):
+    number: int
+    at: datetime
+
+
+RECEIPT = Receipt(7, datetime(2026, 1, 2, tzinfo=UTC))
+
+
+def test_a_result_is_recorded_as_canonical_json_and_given_back_as_its_type() -> None:
+    text = result_to_json(RECEIPT)
+
+    assert text == '{"at":"2026-01-02T00:00:00Z","number":7}'
+    assert result_from_json(text, Receipt) == RECEIPT
+    assert result_from_json(text, Any) == {"at": "2026-01-02T00:00:00Z", "number": 7}
+
+
+def test_keys_of_a_result_become_text_and_its_sets_sorted_lists() -> None:
+    assert json_value({1: {"b", "a"}}) == {"1": ["a", "b"]}
+
+
+def test_a_result_that_json_cannot_hold_is_refused_by_name() -> None:
+    circular: list[object] = []
+    circular.append(circular)
+
+    with pytest.raises(NotJsonError, match=r"^the result is not JSON: .*object") as unknown:
+        result_to_json({"key": object()})
+    assert unknown.value.path == "the result"
+    with pytest.raises(NotJsonError, match=r"^the value is not JSON: ."):
+        json_value(circular)
+    with pytest.raises(NotJsonError, match="nan"):
+        result_to_json(math.nan)
+
+
+def test_a_type_that_results_can_be_read_as_is_returned() -> None:
+    for accepted in (Any, int, list[str], Receipt, datetime, dict[str, Receipt], int | None):
+        assert checked_result_type(accepted) is accepted
+
+
+@for_each_row("refused", [object, pytest.raises, "int", 7, dict[object, int] | Receipt | list[int] | set[int]])
+def test_a_type_that_no_result_can_be_read_as_is_refused(refused: Any) -> None:
+    with pytest.raises(ParameterTypeError, match="a type that JSON can be read as") as caught:
+        checked_result_type(refused)
+
+    assert caught.value.parameter == "result_type"
+
+
+def test_a_recorded_result_of_another_type_is_refused_with_its_reason() -> None:
+    with pytest.raises(ParameterTypeError, match=r"a type that the recorded result fits: Expected `int`") as caught:
+        result_from_json('"text"', int)
+
+    assert caught.value.parameter == "result_type"

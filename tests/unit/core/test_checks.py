@@ -1,110 +1,123 @@
-"""What callers give is refused by name, before anything is opened or begun."""
+"""Argument checks: an accepted value is returned, any other is refused by name with what is accepted."""
 
-from __future__ import annotations
-
-import asyncio
-import math
-from pathlib import Path
+from collections.abc import Callable
+from enum import StrEnum
+from math import inf, nan
 from typing import Any
 
 import pytest
 
-import reefknot as rk
-from reefknot.core import checks as arguments
+from reefknot.core import checks
 from reefknot.errors import ParameterError, ParameterTypeError
+from tests.rows import for_each_row
 
 
-async def nothing() -> None: ...
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "accepted"),
+HUGE = 10**400
+"""A whole number that has no float."""
+
+
+@for_each_row(
+    ("value", "number", "whole"),
     [
-        ({"retention": -1}, "retention=-1 is not accepted: a number of seconds, above 0 and at most"),
-        ({"retention": math.nan}, "retention=nan is not accepted"),
-        ({"retention": math.inf}, "retention=inf is not accepted"),
-        ({"retention": "7 days"}, "retention='7 days' is not accepted"),
-        ({"most_keys": "a"}, "most_keys='a' is not accepted: a whole number, 1 or more"),
-        ({"most_keys": 0}, "most_keys=0 is not accepted: a whole number, 1 or more"),
-        ({"largest_result": -1}, "largest_result=-1 is not accepted: a whole number, 1 or more"),
-        ({"largest_result": True}, "largest_result=True is not accepted"),
-        ({"url": None}, "url=None is not accepted: memory:, or sqlite:PATH"),
-        ({"url": Path("state.db")}, "url=PosixPath('state.db') is not accepted: memory:, or sqlite:PATH"),
+        *[(value, True, True) for value in (0, -1, 7, HUGE)],
+        *[(value, True, False) for value in (0.0, -1.5, nan, inf)],
+        *[(value, False, False) for value in (True, False, "1", None, 1j, [1])],
     ],
 )
-def test_a_store_is_not_opened_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
-    async def main() -> None:
+def test_a_bool_is_no_number_and_a_float_no_whole_one(value: object, number: bool, whole: bool) -> None:
+    assert checks.is_number(value) is number
+    assert checks.is_whole_number(value) is whole
+
+
+ACCEPTED: list[tuple[Callable[..., Any], dict[str, Any], Any, Any]] = [
+    (checks.number, {}, 0, 0.0),
+    (checks.number, {}, checks.LARGEST_FLOAT, checks.LARGEST_FLOAT),
+    (checks.number, {"least": -1.0, "most": 1.0}, -1, -1.0),
+    (checks.number, {"least": -1.0, "most": 1.0}, 1, 1.0),
+    (checks.number, {"above": True}, 5e-324, 5e-324),
+    (checks.number, {"most": inf}, inf, inf),
+    (checks.seconds, {}, 1, 1.0),
+    (checks.seconds, {}, checks.LONGEST_S, 3_153_600_000.0),
+    (checks.seconds, {"or_zero": True}, 0, 0.0),
+    (checks.seconds, {"most": inf}, inf, inf),
+    (checks.seconds_or_none, {"meaning": "for ever"}, None, None),
+    (checks.seconds_or_none, {"meaning": "for ever"}, 3, 3.0),
+    (checks.seconds_or_none, {"meaning": "for ever"}, 0.5, 0.5),
+    (checks.seconds_or_none, {"meaning": "for ever"}, checks.LARGEST_FLOAT, checks.LARGEST_FLOAT),
+    (checks.whole_number, {}, 1, 1),
+    (checks.whole_number, {}, HUGE, HUGE),
+    (checks.whole_number, {"least": 0, "most": 5}, 0, 0),
+    (checks.whole_number, {"least": 0, "most": 5}, 5, 5),
+    (checks.text, {}, "", ""),
+    (checks.flag, {}, False, False),
+    (checks.choice, {"choices": Colour}, "red", Colour.RED),
+    (checks.choice, {"choices": Colour}, Colour.BLUE, Colour.BLUE),
+]
+
+
+@for_each_row(("check", "options", "given", "returned"), ACCEPTED)
+def test_an_accepted_value_is_returned(
+    check: Callable[..., Any], options: dict[str, Any], given: object, returned: object
+) -> None:
+    found = check("x", given, **options)
+
+    assert found == returned
+    assert type(found) is type(returned)
+
+
+RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[Any, ...]]] = [
+    (checks.number, {}, "a finite number, 0 or more", (-1, -0.001, nan, inf, -inf, HUGE)),
+    (checks.number, {"above": True, "unit": " of s"}, "a finite number of s above 0", (0, 0.0, -1, inf)),
+    (checks.number, {"most": 1.0}, "a number from 0 to 1", (-0.1, 1.1, nan, inf)),
+    (checks.number, {"least": 2.0, "most": inf}, "a number, 2 or more", (1.9, nan, HUGE)),
+    (checks.seconds, {}, "a number of seconds above 0, at most 3153600000", (0, -1, nan, inf, 3_153_600_001)),
+    (checks.seconds, {"or_zero": True, "most": 5.0}, "a number of seconds from 0 to 5", (-1, 5.1)),
+    (checks.seconds, {"or_zero": True, "most": inf}, "a number of seconds, 0 or more", (-1, nan)),
+    (checks.seconds, {"most": inf}, "a number of seconds above 0", (0, nan)),
+    (
+        checks.seconds_or_none,
+        {"meaning": "for ever"},
+        "a number of seconds above 0, or None for ever",
+        (0, -1, nan, inf, HUGE),
+    ),
+    (checks.whole_number, {}, "a whole number, 1 or more", (0, -1)),
+    (checks.whole_number, {"least": 0, "most": 5, "note": " (pages)"}, "a whole number from 0 to 5 (pages)", (-1, 6)),
+    (checks.choice, {"choices": Colour}, "one of red, blue", ("green", "", "RED", None, 3, [])),
+]
+
+
+@for_each_row(("check", "options", "accepted", "refused"), RANGES)
+def test_a_value_out_of_range_is_refused_by_name(
+    check: Callable[..., Any], options: dict[str, Any], accepted: str, refused: tuple[Any, ...]
+) -> None:
+    for given in refused:
         with pytest.raises(ParameterError) as caught:
-            async with rk.open_store(**{"url": "memory:", **wrong}):
-                raise AssertionError("it is open")
-        assert accepted in str(caught.value)
-
-    asyncio.run(main())
+            check("x", given, **options)
+        assert not isinstance(caught.value, TypeError), given
+        assert (caught.value.parameter, caught.value.accepted) == ("x", accepted), given
 
 
-@pytest.mark.parametrize(
-    ("wrong", "accepted"),
-    [
-        ({"size": 0}, "size=0 is not accepted: a whole number, 1 or more"),
-        ({"size": 1.5}, "size=1.5 is not accepted"),
-        ({"url": None}, "url=None is not accepted"),
-        ({"url": Path("state.db")}, "url=PosixPath('state.db') is not accepted"),
-    ],
-)
-def test_nobody_connects_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
-    async def main() -> None:
-        with pytest.raises(ParameterError) as caught:
-            async with rk.connect(**{"url": "memory:", **wrong}):
-                raise AssertionError("it is open")
-        assert accepted in str(caught.value)
-
-    asyncio.run(main())
+KINDS: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[Any, ...]]] = [
+    (checks.number, {"most": 1.0}, "a number from 0 to 1", (True, "1", None)),
+    (checks.seconds, {}, "a number of seconds above 0, at most 3153600000", (True, "1", None, [1])),
+    (checks.seconds_or_none, {"meaning": "for x"}, "a number of seconds above 0, or None for x", (False, "1", [1])),
+    (checks.whole_number, {}, "a whole number, 1 or more", (True, 1.0, "1", None)),
+    (checks.text, {}, "text", (None, 1, b"x")),
+    (checks.text, {"accepted": "a name"}, "a name", (None,)),
+    (checks.flag, {}, "True or False", (0, 1, None, "yes")),
+]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "accepted"),
-    [
-        ({"lease": -1}, "lease=-1 is not accepted: a number of seconds, above 0"),
-        ({"lease": 0}, "lease=0 is not accepted: a number of seconds, above 0"),
-        ({"lease": math.inf}, "lease=inf is not accepted"),
-        ({"wait_for_result": math.nan}, "wait_for_result=nan is not accepted: a number of seconds, 0 or more"),
-        ({"on_audit_failure": "x"}, "on_audit_failure='x' is not accepted: one of fail_open, fail_closed"),
-    ],
-)
-def test_a_manager_is_not_made_of_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
-    with pytest.raises(ParameterError) as caught:
-        rk.RetryManager(**wrong)
-    assert accepted in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "accepted"),
-    [
-        ({"operation": None}, "operation=None is not accepted: a text that names the operation"),
-        ({"category": None}, "category=None is not accepted: a RetryCategory, or a text"),
-        ({"policy": {}}, "policy={} is not accepted: a RetryPolicy, or None for the category's own"),
-    ],
-)
-def test_an_operation_is_refused_before_it_is_called(wrong: dict[str, Any], accepted: str) -> None:
-    called = []
-
-    async def work() -> None:
-        called.append(1)
-
-    async def main() -> None:
+@for_each_row(("check", "options", "accepted", "refused"), KINDS)
+def test_a_value_of_another_type_is_refused_by_name(
+    check: Callable[..., Any], options: dict[str, Any], accepted: str, refused: tuple[Any, ...]
+) -> None:
+    for given in refused:
         with pytest.raises(ParameterTypeError) as caught:
-            await rk.RetryManager().execute_with_retry(
-                **{"category": "KV_PUT", "operation": "put", "coro": work, **wrong}
-            )
-        assert accepted in str(caught.value)
-        assert called == []
-
-    asyncio.run(main())
-
-
-def test_what_means_something_is_given_back() -> None:
-    assert arguments.seconds("s", 1) == 1.0
-    assert arguments.seconds("s", 0, or_zero=True, most=math.inf) == 0.0
-    assert arguments.seconds("s", math.inf, most=math.inf) == math.inf
-    assert arguments.whole("n", 5) == 5
-    assert arguments.text("t", "x", "a text") == "x"
+            check("x", given, **options)
+        assert (caught.value.parameter, caught.value.accepted) == ("x", accepted), given

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
+from tests.rows import for_each_row
 
 NUMBERS = {
     "none": 0,
@@ -28,7 +29,7 @@ def test_the_codes_have_the_numbers_of_the_wire_and_no_others() -> None:
     assert {code.name: int(code) for code in ErrorCode} == NUMBERS
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("thousands", "category"),
     [(0, "none"), (1, "validation"), (2, "execution"), (3, "network"), (4, "system"), (5, "cancellation")],
 )

@@ -33,6 +33,7 @@ from reefknot.core.idempotency import (
 )
 from reefknot.core.time import Moment
 from reefknot.errors import KeyTooLongError, ParameterError, ParameterTypeError, ResultTooLargeError
+from tests.rows import for_each_row
 
 NOW = Moment(1_000, 50_000)
 RETENTION = 10_000
@@ -79,7 +80,7 @@ def test_a_key_within_its_bounds_is_taken(key: str) -> None:
     assert checked_key(key) == key
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("key", "error"),
     [
         ("", ParameterError),
@@ -153,7 +154,7 @@ def test_a_released_key_is_claimed_and_remembers_since_when_it_is_known() -> Non
     assert (answer.record.created_at, answer.record.updated_at) == (50_000, 51_000)
 
 
-@pytest.mark.parametrize("record", [held(), ended(Done("1")), ended(Released()), ended(Unknown())])
+@for_each_row("record", [held(), ended(Done("1")), ended(Released()), ended(Unknown())])
 def test_another_payload_is_a_conflict_in_every_state(record: KeyRecord) -> None:
     assert ask(record, fingerprint="other") == Conflict(record, "other")
 
@@ -204,7 +205,7 @@ def test_an_ended_key_cannot_be_renewed() -> None:
     assert renew(record, Claim("k", "me", 3), now=NOW, lease_ms=1, retention_ms=1) == Lost(record)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("ending", "state", "texts"),
     [
         (Done("1", "2"), KeyState.DONE, ("1", None, "2")),
@@ -245,12 +246,12 @@ def test_only_an_unknown_outcome_can_be_resolved() -> None:
     assert resolve(None, Done("1"), now=NOW, retention_ms=RETENTION) == Lost(None)
 
 
-@pytest.mark.parametrize("ending", [Done("x" * 6, "y" * 4), Done("ä" * 5), Failed("x" * 10), Released(), Unknown()])
+@for_each_row("ending", [Done("x" * 6, "y" * 4), Done("ä" * 5), Failed("x" * 10), Released(), Unknown()])
 def test_an_ending_within_its_bound_is_taken(ending: Ending) -> None:
     checked_ending(ending, 10)
 
 
-@pytest.mark.parametrize("ending", [Done("x" * 7, "y" * 4), Done("ä" * 6), Failed("x" * 11), Unknown("x" * 11)])
+@for_each_row("ending", [Done("x" * 7, "y" * 4), Done("ä" * 6), Failed("x" * 11), Unknown("x" * 11)])
 def test_an_ending_beyond_its_bound_is_refused_with_both_sizes(ending: Ending) -> None:
     with pytest.raises(ResultTooLargeError) as caught:
         checked_ending(ending, 10)

@@ -13,6 +13,7 @@ from reefknot.core.messages import (
     LARGEST_MESSAGE,
     LONGEST_MS,
     AckStatus,
+    AssignmentOptions,
     Cancel,
     ClassHealth,
     Correlation,
@@ -24,7 +25,6 @@ from reefknot.core.messages import (
     Heartbeat,
     InvalidMessage,
     Job,
-    Options,
     ResultJob,
     ResultStatus,
     RetryOptions,
@@ -38,6 +38,7 @@ from reefknot.core.messages import (
     resource_class,
 )
 from reefknot.core.overload.admission import OverloadStatus
+from tests.rows import for_each_row
 
 LEAST: dict[str, Any] = {"assignment_id": "a", "request_id": "r", "job": {"type": "http.request"}}
 
@@ -75,7 +76,7 @@ def test_the_subjects_are_frozen() -> None:
 def test_the_least_assignment_is_read_with_its_defaults() -> None:
     assert read() == ExecAssignment("a", "r", Job("http.request"))
     assert read().version == "1"
-    assert read().options == Options(0, None, None, None, False, None)
+    assert read().options == AssignmentOptions(0, None, None, None, False, None)
 
 
 def test_every_field_is_read_and_unknown_ones_are_ignored() -> None:
@@ -106,7 +107,7 @@ def test_every_field_is_read_and_unknown_ones_are_ignored() -> None:
         "1",
         "t",
         Executor("p", "nats"),
-        Options("high", 5, 6, 7, True, RetryOptions(2, 50)),
+        AssignmentOptions("high", 5, 6, 7, True, RetryOptions(2, 50)),
         "io",
         Correlation("tr"),
         {"why": "cheap"},
@@ -114,14 +115,12 @@ def test_every_field_is_read_and_unknown_ones_are_ignored() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "number"), [("low", -10), ("normal", 0), ("high", 10), ("critical", 20), (7, 7), (-3, -3)]
-)
+@for_each_row(("given", "number"), [("low", -10), ("normal", 0), ("high", 10), ("critical", 20), (7, 7), (-3, -3)])
 def test_a_priority_is_a_number_or_a_word(given: int | str, number: int) -> None:
     assert read(options={"priority": given}).priority == number
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("options", "retries"),
     [
         ({}, None),
@@ -136,7 +135,7 @@ def test_retries_have_two_names(options: dict[str, Any], retries: int | None) ->
     assert read(options=options).retries == retries
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("options", "payload", "timeout"),
     [
         ({}, {}, 30_000),
@@ -152,7 +151,7 @@ def test_the_timeout_comes_from_the_options_then_the_payload(
     assert read(options=options, job={"type": "x", "payload": payload}).timeout_ms == timeout
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("job", "said", "expected"),
     [
         ({"type": "http.request"}, None, "io"),
@@ -182,7 +181,7 @@ def test_the_pool_is_the_one_said_else_the_types(job: dict[str, Any], said: str 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("headers", "trace", "tenant"),
     [
         ({}, "tp", "pt"),
@@ -211,7 +210,7 @@ def test_the_versions_header_beats_the_payload_both_ways() -> None:
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "raw", [b"", b"hello", b"\xff\xfe", b'{"assignment_id": "a"', body() + b" x", b'{"assignment_id":"\xff"}']
 )
 def test_what_is_no_json_is_an_error_that_says_so(raw: bytes) -> None:
@@ -221,7 +220,7 @@ def test_what_is_no_json_is_an_error_that_says_so(raw: bytes) -> None:
     assert (found.readable, found.ack_status, found.assignment_id, found.field) == (False, AckStatus.ERROR, "", "")
 
 
-@pytest.mark.parametrize("raw", [b"null", b"[]", b"5", b'"text"', b"[" * 100_000])
+@for_each_row("raw", [b"null", b"[]", b"5", b'"text"', b"[" * 100_000])
 def test_json_that_is_no_object_is_refused(raw: bytes) -> None:
     found = refused(raw)
 
@@ -235,7 +234,7 @@ def test_nesting_without_end_is_refused_and_crashes_nothing() -> None:
     assert "recursion" in refused(deep).message
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("changes", "field"),
     [
         ({"assignment_id": None}, "assignment_id"),
@@ -293,7 +292,7 @@ def test_a_missing_field_is_named(field: str) -> None:
     assert refused(raw).field == field
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "options",
     [
         {"deadline_ms": 1},
@@ -334,7 +333,7 @@ TEXTS: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "changes"), TEXTS)
+@for_each_row(("field", "changes"), TEXTS)
 def test_every_text_has_a_bound_and_no_control_characters(field: str, changes: Any) -> None:
     most = 4096 if field == "job.payload_ref" else 256
     for text in ("\u00fc" * most, ""):
@@ -388,7 +387,7 @@ def test_the_largest_message_is_accepted_and_one_byte_more_is_not() -> None:
     assert isinstance(read_assignment(body(metadata={"t": "x" * (room + 1)})), InvalidMessage)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("raw", "name", "status"),
     [
         (b"x" * (LARGEST_MESSAGE + 1), "", AckStatus.ERROR),
@@ -484,7 +483,9 @@ def test_version_2s_result_has_every_field() -> None:
 
 
 def test_an_assignment_survives_the_wire() -> None:
-    given_ = ExecAssignment("a", "r", Job("x", {"n": 1}), options=Options("high", 5), correlation=Correlation("t"))
+    given_ = ExecAssignment(
+        "a", "r", Job("x", {"n": 1}), options=AssignmentOptions("high", 5), correlation=Correlation("t")
+    )
 
     assert read_assignment(encode(given_)) == given_
     assert encode(ExecAssignment("a", "r", Job("x"))) == b'{"assignment_id":"a","request_id":"r","job":{"type":"x"}}'
@@ -536,7 +537,7 @@ def test_a_degraded_request_asks_for_less(skip_retries: bool, factor: float, exp
     assert request.degraded(skip_retries=skip_retries, timeout_factor=factor) == expected
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("metadata", "outputs", "status"),
     [
         ({"http_status_code": 503}, {"status_code": 200}, 503),
@@ -553,7 +554,7 @@ def test_a_status_is_read_from_the_metadata_then_the_outputs(
     assert StepResult(metadata=metadata, outputs=outputs).http_status == status
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("name", "fits"),
     [("worker-1", True), ("ü", True), ("", False), ("a b", False), ("a.b", False), ("a>", False), ("a\n", False)],
 )

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.core.redaction import _PLACES, HIDDEN, LONGEST_TEXT, Redactor, _hide, redact, telling_name
+from reefknot.core.redaction import _PATTERN, HIDDEN, LONGEST_TEXT, Redactor, _hide, is_secret_name, redact
+from tests.rows import for_each_row
 
 CANARY = "hunter2-Zx9"
 
@@ -89,13 +90,13 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "clean"), PLACES)
+@for_each_row(("text", "clean"), PLACES)
 def test_what_is_secret_by_its_place_is_hidden_and_the_rest_stays(text: str, clean: str) -> None:
     assert redact(text) == clean
     assert CANARY not in clean
 
 
-@pytest.mark.parametrize(("text", "clean"), PLACES)
+@for_each_row(("text", "clean"), PLACES)
 def test_clean_text_stays_as_it_is(text: str, clean: str) -> None:
     assert CANARY not in redact(redact(text))
     assert CANARY not in redact(f"first line: ok\n({text}\nlast line = ok")
@@ -139,10 +140,10 @@ ORDINARY = [
     ).map("\n".join)
 )
 def test_the_short_way_out_changes_nothing(text: str) -> None:
-    assert redact(text) == _PLACES.sub(_hide, text)
+    assert redact(text) == _PATTERN.sub(_hide, text)
 
 
-@pytest.mark.parametrize("text", ORDINARY)
+@for_each_row("text", ORDINARY)
 def test_ordinary_text_is_left_alone(text: str) -> None:
     assert redact(text) == text
     assert Redactor()(text) == text
@@ -180,7 +181,7 @@ def forms(secret: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("form", forms(AWKWARD))
+@for_each_row("form", forms(AWKWARD))
 def test_a_configured_secret_is_hidden_in_every_form(form: str) -> None:
     text = Redactor([AWKWARD])(f"<{form}> and ordinary words")
 
@@ -251,7 +252,7 @@ def test_a_text_of_the_full_length_is_not_cut() -> None:
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "name",
     [
         "password",
@@ -265,13 +266,13 @@ def test_a_text_of_the_full_length_is_not_cut() -> None:
     ],
 )
 def test_a_key_may_tell_that_its_value_is_secret(name: str) -> None:
-    assert telling_name(name)
+    assert is_secret_name(name)
     assert Redactor().tree({name: ["anything"]}) == {name: HIDDEN}
 
 
-@pytest.mark.parametrize("name", ["", "compass", "tokens", "author", "password_hint", "key", "value"])
+@for_each_row("name", ["", "compass", "tokens", "author", "password_hint", "key", "value"])
 def test_an_ordinary_key_tells_nothing(name: str) -> None:
-    assert not telling_name(name)
+    assert not is_secret_name(name)
     assert Redactor().tree({name: ["anything"]}) == {name: ["anything"]}
 
 
@@ -347,8 +348,8 @@ HOSTILE = [
 TEN_MEGABYTES = 10_000_000
 
 
-@pytest.mark.parametrize("piece", HOSTILE)
-@pytest.mark.parametrize("hide", [redact, Redactor([CANARY, "aaaaaaaa"])], ids=["redact", "redactor"])
+@for_each_row("piece", HOSTILE)
+@for_each_row("hide", [redact, Redactor([CANARY, "aaaaaaaa"])])
 def test_ten_megabytes_of_hostile_text_are_cleaned_in_ten_milliseconds(piece: str, hide: Callable[[str], str]) -> None:
     text = (piece * (TEN_MEGABYTES // len(piece) + 1))[:TEN_MEGABYTES]
 
@@ -373,7 +374,7 @@ def test_any_text_is_cleaned_without_an_error(text: str) -> None:
     assert isinstance(redact(text), str)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "text",
     [
         f"password={CANARY}",
@@ -397,11 +398,10 @@ def test_a_secret_that_looks_like_a_hidden_one_is_hidden_to_its_end() -> None:
     assert redact("password=[redacted]hunter2 and more") == "password=[redacted] and more"
 
 
-@pytest.mark.parametrize("secret", ['p"q\\r-1234', "line one\nline two", "pässwörd-1234", 'it\'s-"both"', "tab\there"])
-@pytest.mark.parametrize(
+@for_each_row("secret", ['p"q\\r-1234', "line one\nline two", "pässwörd-1234", 'it\'s-"both"', "tab\there"])
+@for_each_row(
     "shown",
     [repr, json.dumps, lambda text: json.dumps(text, ensure_ascii=False), lambda text: str(KeyError(text))],
-    ids=["repr", "json", "json as it is", "key error"],
 )
 def test_a_configured_secret_is_found_in_its_escaped_forms(secret: str, shown: Callable[[str], str]) -> None:
     text = Redactor([secret])(f"it said {shown(secret)} and stopped")
@@ -410,7 +410,7 @@ def test_a_configured_secret_is_found_in_its_escaped_forms(secret: str, shown: C
     assert HIDDEN in text
 
 
-@pytest.mark.parametrize("seen", [4, 7, len(CANARY) - 1, len(CANARY)])
+@for_each_row("seen", [4, 7, len(CANARY) - 1, len(CANARY)])
 def test_the_beginning_of_a_secret_at_the_end_of_a_cut_text_goes_too(seen: int) -> None:
     """A failure's message is cut before the configured secrets are known."""
     assert Redactor([CANARY])(f"it said {CANARY[:seen]}…") == f"it said {HIDDEN}…"

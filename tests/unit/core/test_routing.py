@@ -19,6 +19,7 @@ from reefknot.core.routing import (
     choose_worker,
     too_late_everywhere,
 )
+from tests.rows import for_each_row
 
 NOW = 100.0
 HEALTHY, DEGRADED, OVERLOADED, CRITICAL = OverloadStatus
@@ -43,7 +44,7 @@ def test_what_is_not_known_of_a_worker_is_nothing_against_it() -> None:
     assert Chosen("w").probe is False
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("statuses", "expected"),
     [
         ("hd", "a"),
@@ -69,9 +70,7 @@ def test_healthy_before_degraded_before_overloaded_and_never_critical(statuses: 
     assert chosen(*(worker(name, known[word]) for name, word in zip("ab", statuses, strict=False))) == expected
 
 
-@pytest.mark.parametrize(
-    ("draw", "expected"), [(0.0, Why.PASSED_OVER), (0.4999, Why.PASSED_OVER), (0.5, "a"), (0.99, "a")]
-)
+@for_each_row(("draw", "expected"), [(0.0, Why.PASSED_OVER), (0.4999, Why.PASSED_OVER), (0.5, "a"), (0.99, "a")])
 def test_an_overloaded_worker_is_passed_over_half_of_the_time(draw: float, expected: str) -> None:
     assert chosen(worker("a", OVERLOADED), draw=draw) == expected
 
@@ -81,7 +80,7 @@ def test_the_coin_is_only_for_overloaded_ones(status: OverloadStatus) -> None:
     assert chosen(worker("a", status), draw=0.0) == "a"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("one", "other", "expected"),
     [
         ({"queue_depth": 5}, {"queue_depth": 4}, "b"),
@@ -108,7 +107,7 @@ def test_a_worker_that_was_sent_much_without_an_answer_is_left_alone() -> None:
     assert chosen(worker("a", unspoken=64), worker("b", DEGRADED)) == "b"
 
 
-@pytest.mark.parametrize(("heartbeat", "is_gone"), [(97.0, False), (96.999, True), (0.0, True), (None, False)])
+@for_each_row(("heartbeat", "is_gone"), [(97.0, False), (96.999, True), (0.0, True), (None, False)])
 def test_three_missed_heartbeats_and_it_is_gone_and_who_never_sent_one_is_unknown(
     heartbeat: float | None, is_gone: bool
 ) -> None:
@@ -210,7 +209,7 @@ def test_a_turn_does_not_count_against_less_load() -> None:
     assert choose_worker([worker("a"), worker("b", active=1)], 0.9, NOW, after="a") == Chosen("a")
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("said_so", "is_too_late"),
     [({"a", "b"}, True), ({"a", "b", "c"}, True), ({"a"}, False), (set(), False)],
 )

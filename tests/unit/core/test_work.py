@@ -34,6 +34,7 @@ from reefknot.core.work import (
     submitted,
 )
 from reefknot.errors import IllegalMoveError
+from tests.rows import for_each_row
 
 NOW = Moment(1_000, 50_000)
 LATER = Moment(2_000, 51_000)
@@ -67,7 +68,7 @@ def aside() -> WorkItem:
     return settle(running(), Quarantine("bad", '"f"', '"r"'), NOW)
 
 
-@pytest.mark.parametrize(("old", "new"), list(itertools.product(WorkState, WorkState)))
+@for_each_row(("old", "new"), list(itertools.product(WorkState, WorkState)))
 def test_the_table_allows_these_moves_and_no_other(old: WorkState, new: WorkState) -> None:
     item = structs.replace(fresh(), state=old)
     if (old, new) in ALLOWED:
@@ -222,7 +223,7 @@ def test_what_is_not_in_quarantine_is_neither_requeued_nor_discarded() -> None:
         discard(fresh(), NOW, who="ann", reason="")
 
 
-@pytest.mark.parametrize("settled", [WorkDone(), WorkFailed(), TryAgain(1), Snooze(1), HandBack(), Quarantine("bad")])
+@for_each_row("settled", [WorkDone(), WorkFailed(), TryAgain(1), Snooze(1), HandBack(), Quarantine("bad")])
 def test_work_that_does_not_run_cannot_be_settled(settled: Settled) -> None:
     with pytest.raises(IllegalMoveError):
         settle(running(state=S.SUCCEEDED), settled, NOW)

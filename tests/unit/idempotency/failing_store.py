@@ -11,7 +11,7 @@ from typing import Any
 from reefknot import clock
 from reefknot.audit.journal import Journal, envelope
 from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, decode
-from reefknot.core.idempotency import Answer, Claim, Ending, KeyRecord
+from reefknot.core.idempotency import Claim, ClaimResult, Ending, KeyRecord
 from reefknot.errors import StoreUnavailableError
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Once
@@ -49,8 +49,8 @@ class Failing:
             raise copy(self.error)  # a fresh one: a traceback would hold on to what it passed
         return answer
 
-    async def claim(self, key: str, **more: Any) -> Answer:
-        answer: Answer = await self._through("claim", lambda: self._inner.claim(key, **more))
+    async def claim(self, key: str, **more: Any) -> ClaimResult:
+        answer: ClaimResult = await self._through("claim", lambda: self._inner.claim(key, **more))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from reefknot.core.audit.event import Routing
-from reefknot.core.messages import ExecAssignment, Job, Options, ResultStatus
+from reefknot.core.messages import AssignmentOptions, ExecAssignment, Job, ResultStatus
 from reefknot.core.overload.admission import Rules
 from reefknot.errors import QueueFullError
 from reefknot.router.settings import PATIENCE_S
@@ -17,7 +17,7 @@ ONE = {"cpu": 1}
 
 
 def of_class(name: str, assignment_id: str = "a", deadline_ms: int | None = None) -> ExecAssignment:
-    options = Options(deadline_ms=deadline_ms)
+    options = AssignmentOptions(deadline_ms=deadline_ms)
     return ExecAssignment(assignment_id, "r", Job("test.step"), resource_class=name, options=options)
 
 

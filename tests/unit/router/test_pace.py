@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from reefknot.core.messages import (
+    AssignmentOptions,
     ClassHealth,
     ExecAssignment,
     ExecResult,
     Heartbeat,
     Job,
-    Options,
     ResultJob,
     ResultStatus,
 )
@@ -79,7 +79,7 @@ class Place:
         self.table.remove(pending)
 
     def asks(self, deadline_ms: int | None, name: str = "cpu") -> object:
-        options = Options(deadline_ms=deadline_ms)
+        options = AssignmentOptions(deadline_ms=deadline_ms)
         return self.door.admission(ExecAssignment("new", "r", Job("test.step"), options=options, resource_class=name))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from reefknot.core.messages import ExecAssignment, Job, Options
+from reefknot.core.messages import AssignmentOptions, ExecAssignment, Job
 from reefknot.ports.work_queue import Held
 from reefknot.router.pending import Pending, PendingTable, TakenOn
 
 
 def taken(name: str, priority: int = 0, deadline_at: int | None = None) -> TakenOn:
-    assignment = ExecAssignment(name, "r", Job("t"), options=Options(priority=priority))
+    assignment = ExecAssignment(name, "r", Job("t"), options=AssignmentOptions(priority=priority))
     return TakenOn(assignment, Held(name, "o", 1), deadline_at)
 
 

@@ -1,1 +1,1 @@
-"""What was decided, on record: events, their chain, and deciding them again."""
+"""Audit events: their records, their hash chain, replay and statistics."""

@@ -1,15 +1,17 @@
 """
-What the record says about retries: how many a minute, how often they help, how many attempts it takes.
+Statistics of retries from audit events: how many a minute, how often they help, how many attempts it takes.
 
-Events are added one by one and forgotten again, so a log of any length needs the same memory: sixty counters for a
-window, one row for each category, a bounded list of alerts. First tries that succeed are not on record; a success rate
-is therefore that of operations which failed at least once.
+Events are added one by one and not kept, so a log of any length needs the same memory: sixty counters for a window, one
+row for each category, a bounded list of alerts. First attempts that succeed are not audited; a success rate is
+therefore that of operations which failed at least once.
 """
 
 from datetime import UTC, datetime
+from math import inf
 
 from msgspec import Struct
 
+from reefknot.core import checks
 from reefknot.core.audit.event import (
     AnyEvent,
     IdempotencyEvent,
@@ -21,19 +23,18 @@ from reefknot.core.audit.event import (
     timestamp,
 )
 from reefknot.core.retry.defaults import RetryCategory
-from reefknot.errors import ParameterError
 
 WINDOW = 60
-"""Seconds. A rate is what fell into the window that ends with the latest event."""
+"""Seconds. A rate counts the retries in the window that ends with the latest event."""
 MOST_CATEGORIES = 200
 MOST_ALERTS = 100
 OTHERS = "(others)"
-"""Stands for all categories beyond the first 200."""
+"""The row of all categories beyond the first 200."""
 UNNAMED = "(none)"
 
 
 class Pattern(Struct, frozen=True):
-    """One category. `total_attempts` counts executions of operations that failed at least once."""
+    """The statistics of one category. `total_attempts` counts executions of operations that failed at least once."""
 
     total_attempts: int
     retries: int
@@ -49,7 +50,7 @@ class Pattern(Struct, frozen=True):
 
 
 class Alert(Struct, frozen=True):
-    """The rate went past the threshold. `category` is None for all together; `until` is None while it lasts."""
+    """A period with a rate above the threshold. `category` is None for all together, `until` while it lasts."""
 
     category: str | None
     since: str
@@ -59,7 +60,7 @@ class Alert(Struct, frozen=True):
 
 
 class Analysis(Struct, frozen=True):
-    """The whole record, summed up."""
+    """The statistics of a whole log."""
 
     events: int
     first: str | None
@@ -75,7 +76,7 @@ class Analysis(Struct, frozen=True):
 
 
 class Window:
-    """How many in the last minute, in sixty counters."""
+    """A sliding count of the last minute, in sixty counters."""
 
     __slots__ = ("_counts", "_latest", "peak", "total")
 
@@ -86,7 +87,7 @@ class Window:
         self.peak = 0
 
     def move(self, second: int) -> None:
-        """Time goes on: what is older than the window falls out of it."""
+        """Advance to this second; counts older than the window are dropped."""
         if second - self._latest >= WINDOW:
             self._counts = [0] * WINDOW
             self.total = 0
@@ -97,7 +98,7 @@ class Window:
         self._latest = max(self._latest, second)
 
     def add(self, second: int) -> None:
-        """One more. One that comes later than the window is long has no place in it any more."""
+        """Count one more at this second, unless it is already older than the window."""
         self.move(second)
         if second > self._latest - WINDOW:
             self._counts[second % WINDOW] += 1
@@ -145,11 +146,11 @@ class _Tally:
 
 
 class Analyser:
-    """Takes events in the order of the record. `threshold` is how many retries a minute are too many."""
+    """Sums up events in the order of the log. More than `threshold` retries a minute raise an alert."""
 
     def __init__(self, *, threshold: float | None = None) -> None:
-        if threshold is not None and not threshold >= 0:
-            raise ParameterError("threshold", threshold, "retries a minute, 0 or more")
+        if threshold is not None:
+            checks.number("threshold", threshold, most=inf, unit=" of retries a minute")
         self._threshold = threshold
         self._all = _Tally()
         self._by_category: dict[str, _Tally] = {}
@@ -161,8 +162,8 @@ class Analyser:
         self._left_out = 0
 
     def add(self, event: AnyEvent) -> None:
-        """One more event."""
-        at = moment(event.timestamp)
+        """Add the next event of the log."""
+        at = epoch_seconds(event.timestamp)
         self._events += 1
         self._by_type[event.event_type] = self._by_type.get(event.event_type, 0) + 1
         if at is not None:
@@ -196,11 +197,11 @@ class Analyser:
         if self._threshold is None:
             return
         if window.total > self._threshold:
-            self._raise(category, tally, second)
+            self._alert(category, tally, second)
         elif tally.alert is not None:
-            self._settle(tally, second)
+            self._end_alert(tally, second)
 
-    def _raise(self, category: str | None, tally: _Tally, second: int) -> None:
+    def _alert(self, category: str | None, tally: _Tally, second: int) -> None:
         assert self._threshold is not None
         rate = tally.window.total
         if tally.alert is None:
@@ -215,7 +216,7 @@ class Analyser:
             if rate > old.peak_per_minute:
                 self._alerts[tally.alert] = Alert(category, old.since, None, rate, old.threshold)
 
-    def _settle(self, tally: _Tally, second: int) -> None:
+    def _end_alert(self, tally: _Tally, second: int) -> None:
         assert tally.alert is not None
         if tally.alert >= 0:
             old = self._alerts[tally.alert]
@@ -224,7 +225,7 @@ class Analyser:
         tally.alert = None
 
     def result(self) -> Analysis:
-        """Everything added so far, summed up."""
+        """The statistics of everything added so far."""
         return Analysis(
             events=self._events,
             first=None if self._first is None else timestamp(self._first),
@@ -240,14 +241,14 @@ class Analyser:
 
 
 def _category_of(event: AnyEvent) -> str | None:
-    """An operation has a category; a step of a worker has none, and is told by its block."""
+    """The category of an operation; `block:TYPE` for a worker's step, which has none."""
     category: str | None = getattr(event, "retry_category", None)
     operation: str | None = getattr(event, "operation", None)
     return f"block:{operation}" if not category and operation else category
 
 
 def canonical_category(category: str | None) -> str:
-    """One name for a category, whichever of its spellings was recorded."""
+    """The canonical name of a category, whichever of its spellings was recorded."""
     if not category:
         return UNNAMED
     try:
@@ -256,8 +257,8 @@ def canonical_category(category: str | None) -> str:
         return category
 
 
-def moment(text: str) -> float | None:
-    """Seconds since the epoch of an event's timestamp, None when it is no time. Without a zone it is UTC."""
+def epoch_seconds(text: str) -> float | None:
+    """Seconds since the epoch of an event's timestamp, UTC when it has no zone; None when it is no time."""
     try:
         at = datetime.fromisoformat(text)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -1,10 +1,10 @@
 """
-A chain over what was recorded.
+The hash chain over audit events: `link` extends it, `verify` finds every place where it was changed.
 
 Each link's hash covers its chain's name, its number, the hash before it and its body, so an edit, a swap, an insertion
-or a removal inside shows. A chain whose beginning was let go begins at an anchor, and one of its own events has to
-vouch for that. A chain alone does not show that its end was cut off: compare it with a head that was exported earlier.
-Nothing here stores or reads.
+or a removal inside shows. A chain whose beginning was removed by retention begins at an anchor, and one of its own
+events has to confirm that. A chain alone does not show that its end was cut off: compare it with a head that was
+exported earlier. Pure: nothing is stored or read.
 """
 
 from collections.abc import Iterable
@@ -19,11 +19,11 @@ GENESIS = "0" * 64
 ANCHOR = "anchor"
 """The type of the event that retention writes."""
 MOST_FOUND = 10_000
-"""Mismatches that are told one by one."""
+"""Mismatches that are listed one by one; the rest is counted."""
 
 
 class Head(Struct, frozen=True):
-    """Where a chain stands: enough to prove later what was in it now."""
+    """The last link of a chain: enough to prove later what the chain held at this point."""
 
     chain: str
     sequence: int = 0
@@ -31,7 +31,7 @@ class Head(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """One recorded body at its place."""
+    """A recorded body with its number and its hash."""
 
     sequence: int
     hash: str
@@ -39,21 +39,21 @@ class Link(Struct, frozen=True):
 
 
 class Mismatch(Struct, frozen=True):
-    """A place where the chain is not what it says it is."""
+    """A place where a chain is broken, and how."""
 
     sequence: int
     problem: str
 
 
 def link(head: Head, body: bytes) -> tuple[Head, str]:
-    """The head after this body, and the body's hash."""
+    """The head after appending this body, and the body's hash."""
     sequence = head.sequence + 1
     hashed = sha256(b"%s\n%d\n%s\n%s" % (head.chain.encode(), sequence, head.hash.encode(), body)).hexdigest()
     return Head(head.chain, sequence, hashed), hashed
 
 
 def anchor_body(anchor: Head, at: int) -> bytes:
-    """The event that says where the rest of the chain begins, after what came before was let go. `at` is ms UTC."""
+    """The event that says where the chain begins after retention removed the links before. `at` is ms UTC."""
     return encode(
         Anchor(
             timestamp=timestamp(at / 1000),
@@ -65,8 +65,8 @@ def anchor_body(anchor: Head, at: int) -> bytes:
     )
 
 
-def anchored(body: bytes) -> Head | None:
-    """The place that an anchor event vouches for, None when the body is another event."""
+def anchor_in(body: bytes) -> Head | None:
+    """The head that an anchor event confirms; None when the body is another event."""
     if b'"event_type":"anchor"' not in body:
         return None
     try:
@@ -78,88 +78,88 @@ def anchored(body: bytes) -> Head | None:
 
 def verify(links: Iterable[Link], head: Head, *, start: Head | None = None) -> list[Mismatch]:
     """
-    Every place where the links do not lead from `start` (the beginning, or an anchor) to `head`.
+    Every mismatch between these links and a chain from `start` (the beginning, or an anchor) to `head`.
 
-    After a mismatch the walk goes on from what the link itself claims, so one edit is one finding, not a thousand.
+    After a mismatch verification goes on from what the link itself claims, so one edit is one finding, not a thousand.
     """
-    walk = Walk(start or Head(head.chain), head)
-    walk.take(links)
-    return walk.result()
+    verifier = ChainVerifier(start or Head(head.chain), head)
+    verifier.add(links)
+    return verifier.result()
 
 
-class Walk:
+class ChainVerifier:
     """
-    One way along a chain, links taken as they come: a chain of any length needs the same memory.
+    Verifies a chain page by page, so that a chain of any length needs the same memory.
 
-    It compares with every head it is given. Beyond the first ten thousand findings it only counts.
+    It compares the chain with every head it is given. Beyond the first ten thousand mismatches it only counts.
     """
 
     def __init__(self, start: Head, *heads: Head) -> None:
         self._start = start
         self._heads = list(heads)
         self._at = start
-        self._vouched = start == Head(start.chain)
+        self._confirmed = start == Head(start.chain)
         self._met: set[int] = set()
         self._found: list[Mismatch] = []
         self._more = 0
 
     @property
     def sequence(self) -> int:
-        """The number of the link that was taken last."""
+        """The number of the last link that was added."""
         return self._at.sequence
 
-    def take(self, links: Iterable[Link]) -> None:
-        """The next ones."""
+    def add(self, links: Iterable[Link]) -> None:
+        """Verify the next links."""
         wanted = {head.sequence for head in self._heads}
         for item in links:
             if item.sequence != self._at.sequence + 1:
-                self._wrong(item.sequence, f"expected number {self._at.sequence + 1}")
+                self._mismatch(item.sequence, f"expected number {self._at.sequence + 1}")
                 self._at = Head(self._at.chain, item.sequence - 1, self._at.hash)
             self._at, hashed = link(self._at, item.body)
             if hashed != item.hash:
-                self._wrong(item.sequence, "the hash does not fit the body and its place")
+                self._mismatch(item.sequence, "the hash does not fit the body and its place")
                 self._at = Head(self._at.chain, item.sequence, item.hash)
             if item.sequence in wanted:
-                self._meet()
-            self._vouched = self._vouched or anchored(item.body) == self._start
+                self._compare_with_heads_here()
+            self._confirmed = self._confirmed or anchor_in(item.body) == self._start
 
-    def go_on_from(self, anchor: Head, head: Head) -> None:
-        """Retention has let go of what lies ahead, up to `anchor`; the chain stood at `head` then."""
+    def resume_from(self, anchor: Head, head: Head) -> None:
+        """Continue at `anchor`, after retention removed the links up to there; the chain's head was `head` then."""
         self._start = self._at = anchor
-        self._vouched = False
+        self._confirmed = False
         self._heads[0] = head
 
     def result(self) -> list[Mismatch]:
-        """What was found, after the last link."""
-        if not self._vouched:
-            self._wrong(self._start.sequence + 1, "what came before is gone, and no anchor event says so")
+        """All mismatches, after the last link."""
+        if not self._confirmed:
+            self._mismatch(self._start.sequence + 1, "the links before are gone, and no anchor event says so")
         for head in self._heads:
             if head.sequence not in self._met:
-                self._compare(head)
+                self._compare_with_unmet(head)
         if self._more:
             return [*self._found, Mismatch(self._at.sequence, f"and {self._more} more")]
         return self._found
 
-    def _meet(self) -> None:
+    def _compare_with_heads_here(self) -> None:
         self._met.add(self._at.sequence)
         for head in self._heads:
             if head.sequence == self._at.sequence and head.hash != self._at.hash:
-                self._wrong(head.sequence, "the hash is not the one of the head")
+                self._mismatch(head.sequence, "the hash is not the one of the head")
 
-    def _compare(self, head: Head) -> None:
-        """A head that was not met: is it at the start, before it, or behind the end?"""
+    def _compare_with_unmet(self, head: Head) -> None:
+        """Compare with a head whose number no link had: it is at the start, before it, or behind the end."""
         start = self._start
         if self._at.sequence < head.sequence:
-            self._wrong(self._at.sequence + 1, f"cut off: the head is at {head.sequence}")
+            self._mismatch(self._at.sequence + 1, f"cut off: the head is at {head.sequence}")
         elif head.sequence < start.sequence:
-            problem = f"the head cannot be compared: everything up to {start.sequence} was let go after it"
-            self._wrong(head.sequence, problem)
+            problem = f"the head cannot be compared: everything up to {start.sequence} was removed after it"
+            self._mismatch(head.sequence, problem)
         elif head.sequence == start.sequence and head.hash != start.hash:
-            self._wrong(head.sequence, "the hash is not the one of the head")
+            self._mismatch(head.sequence, "the hash is not the one of the head")
 
-    def _wrong(self, sequence: int, problem: str) -> None:
+    def _mismatch(self, sequence: int, problem: str) -> None:
         found = Mismatch(sequence, problem)
         if len(self._found) >= MOST_FOUND:
             self._more += 1
-        elif found not in self._found[-1:]:  # two heads may say the same
+        elif found not in self._found[-1:]:  # two heads may find the same
             self._found.append(found)

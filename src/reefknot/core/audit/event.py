@@ -1,8 +1,8 @@
 """
-What is put on record: one closed set of events.
+Audit events: one closed set of records, and their JSON form.
 
-Flat JSON with the documented keys on top. An event of a decision carries every input of that decision, redacted before
-it was taken, so that a replay is arithmetic. Nothing here writes anything.
+Flat JSON with the documented keys at the top level. An event of a decision carries every input of that decision,
+redacted before it was taken, so that a replay is arithmetic. Pure: nothing is written.
 """
 
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from reefknot.core.retry.policy import FIELDS, RetryPolicy
 
 
 class PolicyRecord(Struct, frozen=True):
-    """A resolved policy as it is stored: seconds, and null for "no limit"."""
+    """The stored form of a policy: seconds, and null for "no limit"."""
 
     strategy: str
     max_attempts: int
@@ -50,7 +50,7 @@ def _stored(value: Any) -> Any:
 
 
 class FailureRecord(Struct, frozen=True):
-    """A failure as it is stored; codes by their names."""
+    """The stored form of a failure, with the code by its name."""
 
     code: str
     failure_type: FailureType
@@ -128,18 +128,18 @@ class DecisionRecord(Struct, frozen=True):
 
 
 def answer_of(decision: Decision) -> tuple[str, float | None]:
-    """A decision in two words: `again` and its delay, or the reason."""
+    """The stored form of a decision: `again` and its delay, or the reason to stop and None."""
     if isinstance(decision, Again):
         return "again", decision.delay
     return decision.reason.value, None
 
 
 class Event(Struct, frozen=True, tag_field="event_type", kw_only=True):
-    """What every event has: when it happened, and whose it is."""
+    """The fields of every event: when it happened, and what it belongs to."""
 
     timestamp: str
     event_code: str = ""
-    """Stable for ever; dashboards and alerts are built on it."""
+    """A stable code, for dashboards and alerts."""
     event_id: str = ""
     tenant_id: str | None = None
     correlation_id: str | None = None
@@ -158,7 +158,7 @@ class _OfOperation(Event, frozen=True, kw_only=True):
 
 
 class RetryAttempt(_OfOperation, frozen=True, tag="retry_attempt", kw_only=True):
-    """An execution failed and will be followed by another."""
+    """An execution failed and will be retried."""
 
     event_code: str = "RK-101"
     attempt_number: int
@@ -170,7 +170,7 @@ class RetryAttempt(_OfOperation, frozen=True, tag="retry_attempt", kw_only=True)
 
 
 class RetryExhausted(_OfOperation, frozen=True, tag="retry_exhausted", kw_only=True):
-    """The last execution failed: attempts, time, or patience are spent."""
+    """The last execution failed: the attempts or the time budget are spent, or the server asks for too long a wait."""
 
     event_code: str = "RK-102"
     total_attempts: int
@@ -181,7 +181,7 @@ class RetryExhausted(_OfOperation, frozen=True, tag="retry_exhausted", kw_only=T
 
 
 class RetryRefused(_OfOperation, frozen=True, tag="retry_refused", kw_only=True):
-    """A failure that is not one to retry, or that the throttle or a breaker did not let be retried."""
+    """A failure is not retryable, or the throttle or a breaker refused the retry."""
 
     event_code: str = "RK-103"
     total_attempts: int
@@ -192,7 +192,7 @@ class RetryRefused(_OfOperation, frozen=True, tag="retry_refused", kw_only=True)
 
 
 class RetryRecovered(_OfOperation, frozen=True, tag="retry_recovered", kw_only=True):
-    """An execution after the first succeeded."""
+    """A retry succeeded."""
 
     event_code: str = "RK-104"
     total_attempts: int
@@ -201,9 +201,9 @@ class RetryRecovered(_OfOperation, frozen=True, tag="retry_recovered", kw_only=T
 
 class IdempotencyEvent(_OfOperation, frozen=True, tag="idempotency", kw_only=True):
     """
-    Something happened to a key.
+    An idempotency key was written or found.
 
-    Written to it: `record`, `release`, `unknown` (nobody knows the outcome), `forget`. Found: `hit`, `in_progress`,
+    Written: `record`, `release`, `unknown` (the outcome cannot be known), `forget`. Found: `hit`, `in_progress`,
     `unknown`, `conflict` (another payload). `unrecorded`: the effect happened, and its record could not be written yet.
     """
 
@@ -213,7 +213,7 @@ class IdempotencyEvent(_OfOperation, frozen=True, tag="idempotency", kw_only=Tru
 
 
 class TimeoutOccurred(_OfOperation, frozen=True, tag="timeout_occurred", kw_only=True):
-    """One attempt, or the whole piece of work, ran out of time."""
+    """An attempt, or the whole piece of work, exceeded its time limit."""
 
     event_code: str = "RK-105"
     attempt_number: int
@@ -243,7 +243,7 @@ class Routing(Event, frozen=True, tag="routing", kw_only=True):
 
 
 class Dropped(Event, frozen=True, tag="dropped", kw_only=True):
-    """Queued work was given up before it ran."""
+    """Queued work was dropped before it ran."""
 
     event_code: str = "RK-303"
     reason: str
@@ -251,7 +251,7 @@ class Dropped(Event, frozen=True, tag="dropped", kw_only=True):
 
 
 class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
-    """Work went to where only a person takes it out again."""
+    """Work went to quarantine, which only an operator takes it out of."""
 
     event_code: str = "RK-401"
     reason: str
@@ -259,7 +259,7 @@ class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
 
 
 class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
-    """Work came back: from quarantine, from a lost lease, or from a worker that is being drained."""
+    """Work returned to the queue: from quarantine, from a lost lease, or from a worker that drains."""
 
     event_code: str = "RK-402"
     reason: str
@@ -267,7 +267,7 @@ class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
 
 
 class BreakerEvent(Event, frozen=True, tag="breaker", kw_only=True):
-    """A circuit breaker changed its state; or, with seconds, a piece of work waits for it."""
+    """A circuit breaker changed its state; with `wait_seconds`, work waits for it."""
 
     event_code: str = "RK-501"
     name: str
@@ -276,7 +276,7 @@ class BreakerEvent(Event, frozen=True, tag="breaker", kw_only=True):
 
 
 class OperatorAction(Event, frozen=True, tag="operator_action", kw_only=True):
-    """A person did something."""
+    """An operator changed something, under their name."""
 
     event_code: str = "RK-601"
     actor: str
@@ -294,7 +294,7 @@ class BookStored(Event, frozen=True, tag="book_stored", kw_only=True):
 
 
 class Anchor(Event, frozen=True, tag="anchor", kw_only=True):
-    """Retention removed what came before; the chain goes on from there. `removed` counts all that are gone."""
+    """Retention removed the events before this point of the chain. `removed` counts all removed so far."""
 
     event_code: str = "RK-702"
     chain: str
@@ -304,7 +304,7 @@ class Anchor(Event, frozen=True, tag="anchor", kw_only=True):
 
 
 class LogRepaired(Event, frozen=True, tag="log_repaired", kw_only=True):
-    """A log ended in the middle of a write that was never acknowledged; that end was cut off."""
+    """A log ended in an incomplete write, which was never acknowledged; that end was removed."""
 
     event_code: str = "RK-703"
     removed_bytes: int
@@ -357,7 +357,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(body: bytes) -> AnyEvent:
-    """An event from its bytes; `msgspec.DecodeError` when it is none."""
+    """The event of these bytes; `msgspec.DecodeError` when they are none."""
     try:
         event: AnyEvent = _decoder.decode(body)
     except UnicodeDecodeError as error:
@@ -366,5 +366,5 @@ def decode(body: bytes) -> AnyEvent:
 
 
 def timestamp(wall: float) -> str:
-    """Seconds since the epoch as events write them: UTC, to the millisecond."""
+    """The text of a time in events: UTC, to the millisecond. `wall` is seconds since the epoch."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,8 +1,8 @@
 """
-Decisions, decided again.
+Replay: every recorded decision is decided again, and each difference is listed.
 
-Every recorded decision is handed back to `decide` with the inputs it had. The answer must be the same to the byte. No
-effect is ever run: a replay is arithmetic over what was put on record.
+`decide` gets the inputs that were recorded, and its answer must be the same to the byte. No effect is ever run: a
+replay is arithmetic over the audit log.
 """
 
 from collections.abc import Iterable
@@ -20,13 +20,13 @@ MOST_BOOKS = 10_000
 BUILTIN_BOOKS = frozenset(
     {"builtin", content_hash({"worker": {}, "retry_policies": {}, "operations": {}, "sources": {}})}
 )
-"""The hashes of a book in which nothing was written."""
+"""The hashes of a book without any written policy."""
 
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
 class Difference(Struct, frozen=True):
-    """A recorded decision that does not come out the same."""
+    """A recorded event whose decision, or whose book, comes out differently now."""
 
     position: int
     event_type: str
@@ -38,7 +38,7 @@ class Difference(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """What a replay saw. `books_missing` are hashes that decisions refer to, and that no event explains."""
+    """The result of a replay. `books_missing` are hashes of books that decisions refer to and no event contains."""
 
     events: int
     decisions: int
@@ -50,21 +50,21 @@ class Replayed(Struct, frozen=True):
 def replay(bodies: Iterable[bytes]) -> Replayed:
     """Decide every recorded decision again, and list each difference."""
     replayer = Replayer()
-    differences = tuple(difference for body in bodies for difference in replayer.take(body))
+    differences = tuple(difference for body in bodies for difference in replayer.add(body))
     return replayer.result(differences)
 
 
 class Replayer:
-    """Takes events one by one, so that a record of any length needs the same memory."""
+    """Replays event by event, so that a log of any length needs the same memory."""
 
     def __init__(self) -> None:
         self._events = 0
         self._decisions = 0
         self._stored: set[str] = set()
-        self._meant: set[str] = set()
+        self._referenced: set[str] = set()
 
-    def take(self, body: bytes) -> list[Difference]:
-        """One more event, and what of it does not come out the same."""
+    def add(self, body: bytes) -> list[Difference]:
+        """Replay one more event; returns its differences."""
         self._events += 1
         try:
             event = decode(body)
@@ -77,22 +77,22 @@ class Replayer:
         return self._decision(record, event.event_type) if isinstance(record, DecisionRecord) else []
 
     def result(self, differences: tuple[Difference, ...] = ()) -> Replayed:
-        """All of it. What nobody wrote about has the built-in book, which is not on record."""
-        missing = self._meant - self._stored - BUILTIN_BOOKS
+        """The whole replay. The built-in book is never missing: it is not recorded."""
+        missing = self._referenced - self._stored - BUILTIN_BOOKS
         return Replayed(self._events, self._decisions, differences, len(self._stored), tuple(sorted(missing)))
 
-    def _book(self, event: BookStored, has_gaps: bool) -> list[Difference]:
-        """A book has to be what its hash says, unless a secret was taken out of it."""
+    def _book(self, event: BookStored, redacted: bool) -> list[Difference]:
+        """Compare a book with its hash, unless a secret was redacted in it."""
         self._note(self._stored, event.book_hash)
         hashed = content_hash(event.content)
-        if has_gaps or hashed == event.book_hash:
+        if redacted or hashed == event.book_hash:
             return []
         return [Difference(self._events, event.event_type, f"book {event.book_hash[:12]}", f"book {hashed[:12]}")]
 
     def _decision(self, record: DecisionRecord, event_type: str) -> list[Difference]:
         self._decisions += 1
         if record.book_hash is not None:
-            self._note(self._meant, record.book_hash)
+            self._note(self._referenced, record.book_hash)
         again = decided_again(record)
         if _encoder.encode(record) == _encoder.encode(again):
             return []
@@ -104,7 +104,7 @@ class Replayer:
 
 
 def decided_again(record: DecisionRecord) -> DecisionRecord:
-    """The same inputs, and whatever the answer is now."""
+    """The record with the same inputs, and the answer that `decide` gives now."""
     if record.decider_version != DECIDER_VERSION:
         return msgspec.structs.replace(record, answer=f"unknown decider version {record.decider_version}", delay=None)
     try:

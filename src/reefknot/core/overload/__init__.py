@@ -1,1 +1,1 @@
-"""Too much work, or a place that cannot take it: levels, admission, breakers."""
+"""Protection against overload: levels, admission, circuit breakers."""

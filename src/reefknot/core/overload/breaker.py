@@ -1,11 +1,11 @@
 """
-Leave a place alone that does not answer.
+The circuit breaker: the state machine that stops calls to a destination that keeps failing.
 
     closed ──(failures in a row)──▶ open ──(cool-down over)──▶ half-open ──(probe succeeds)──▶ closed
                                      ▲                             │
                                      └────────(probe fails)────────┘
 
-Half-open lets exactly one probe through. A probe that never reports is given up after a cool-down, so a crashed caller
+Half-open lets exactly one probe through. A probe that never reports expires after a cool-down, so a crashed caller
 cannot keep a breaker half-open for ever. Time is an argument; a lock, if one is needed, is the caller's.
 """
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from reefknot.errors import ParameterError, ParameterTypeError
+from reefknot.core import checks
 
 
 class BreakerState(StrEnum):
@@ -23,20 +23,20 @@ class BreakerState(StrEnum):
 
 
 class Refused(Struct, frozen=True):
-    """No call now; ask again after `retry_after` seconds."""
+    """The call may not go through; ask again after `retry_after` seconds."""
 
     retry_after: float
 
 
 class Permit(Struct, frozen=True):
-    """A call may go through. `generation` tells a late report from a current one."""
+    """The call may go through. `generation` tells a late report from a current one."""
 
     generation: int
     probe: bool = False
 
 
 class BreakerSnapshot(Struct, frozen=True):
-    """A breaker as it stood at one moment."""
+    """The state of a breaker at one moment."""
 
     name: str
     state: BreakerState
@@ -51,19 +51,9 @@ class Breaker:
     __slots__ = ("_failures", "_generation", "_opened", "_probe_until", "_until", "cooldown", "name", "threshold")
 
     def __init__(self, name: str, *, failures: int = 5, cooldown: float = 30.0) -> None:
-        if not isinstance(name, str):
-            raise ParameterTypeError("name", name, "a text that names the destination")
-        if isinstance(failures, bool) or not isinstance(failures, int):
-            raise ParameterTypeError("failures", failures, "a whole number, 1 or more")
-        if failures < 1:
-            raise ParameterError("failures", failures, "a whole number, 1 or more")
-        if isinstance(cooldown, bool) or not isinstance(cooldown, int | float):
-            raise ParameterTypeError("cooldown", cooldown, "a finite number of seconds above 0")
-        if not 0 < cooldown <= 1.7976931348623157e308:  # an int may be larger, and then is no float
-            raise ParameterError("cooldown", cooldown, "a finite number of seconds above 0")
-        self.name = name
-        self.threshold = failures
-        self.cooldown = float(cooldown)
+        self.name = checks.text("name", name, "a text that names the destination")
+        self.threshold = checks.whole_number("failures", failures)
+        self.cooldown = checks.seconds("cooldown", cooldown, most=checks.LARGEST_FLOAT)
         self._failures = 0
         self._opened = 0
         self._generation = 0
@@ -76,7 +66,7 @@ class Breaker:
         return BreakerState.OPEN if now < self._until else BreakerState.HALF_OPEN
 
     def admit(self, now: float) -> Permit | Refused:
-        """May a call go through at `now`?"""
+        """A permit for a call at `now`, or a refusal with the time to wait."""
         if self._until is None:
             return Permit(self._generation)
         if now < self._until:
@@ -88,12 +78,14 @@ class Breaker:
         return Permit(self._generation, probe=True)
 
     def succeeded(self, permit: Permit) -> None:
+        """Report a success: the breaker closes."""
         if permit.generation != self._generation:
             return
         self._failures = 0
         self._until = self._probe_until = None
 
     def failed(self, permit: Permit, now: float) -> None:
+        """Report a failure: the breaker opens after a failed probe, or after `threshold` failures in a row."""
         if permit.generation != self._generation:
             return
         self._failures += 1
@@ -101,7 +93,7 @@ class Breaker:
             self._open(now)
 
     def released(self, permit: Permit) -> None:
-        """The call ended without telling anything about the destination: cancelled, or refused elsewhere."""
+        """Report a call that says nothing about the destination: it was cancelled, or refused elsewhere."""
         if permit.probe and permit.generation == self._generation:
             self._probe_until = None
 

@@ -1,1 +1,1 @@
-"""Again, or stop: the model of retrying, and the one decision."""
+"""The model of retrying: policies, classification, backoff, and the one decision."""

@@ -1,16 +1,14 @@
 """
-Who said what, and who wins.
-
-A patch is what one place said about a policy, field by field; each saying knows its layer and its source. Folding
-patches in their order gives the winner of every field and, beneath it, what it overrode. Not said is not in the patch;
-"said: none" is.
-
 The policy book: all layers of policy, frozen.
 
     global < category < target < the target's failure overrides < source < its overrides < request
 
-Resolving it for (target, source, failure, request) gives one policy whose every field knows where it came from. A book
-never changes: reloading makes another one, and work in flight keeps the policy it was given.
+Resolving a book for (target, source, failure, request) gives one policy with the provenance of every field. A book
+never changes: a reload makes another one, and work in flight keeps the policy it was given.
+
+A layer is a stack of patches. A patch holds the fields that one place sets, each with its layer and its source. Folding
+patches in their order gives the winner of every field and, beneath it, the values it overrode. A field that is not set
+is not in the patch; a field that is set to none is.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +25,7 @@ from reefknot.errors import ParameterError
 
 
 class Layer(StrEnum):
-    """Where a value was said, lowest first."""
+    """The origin of a value, lowest precedence first."""
 
     BUILTIN = "builtin"
     GLOBAL = "global"
@@ -39,162 +37,156 @@ class Layer(StrEnum):
 
     @property
     def rank(self) -> int:
-        """How near to the request it is."""
+        """The precedence of the layer: a higher rank wins."""
         return list(Layer).index(self)
 
 
-class Said(Struct, frozen=True):
-    """A value, and where it was said."""
+class FieldValue(Struct, frozen=True):
+    """The value that one place gives to a field: its layer, and its source there."""
 
     value: Any
     layer: Layer
     source: str
 
 
-class Settled(Struct, frozen=True):
-    """The value that won, where it was said, and what it overrode, the nearest first."""
+class FieldOrigin(Struct, frozen=True):
+    """The value that won, where it comes from, and the values it overrode, the last loser first."""
 
     value: Any
     layer: Layer
     source: str
-    overrode: tuple[Said, ...] = ()
+    overrode: tuple[FieldValue, ...] = ()
+
+    def overridden_by(self, winner: "FieldValue | FieldOrigin") -> "FieldOrigin":
+        """The origin of the field after `winner` was laid over this one."""
+        beaten = FieldValue(self.value, self.layer, self.source)
+        return FieldOrigin(winner.value, winner.layer, winner.source, (beaten, *self.overrode))
 
 
-Patch = Mapping[str, Said]
-NOTHING_SAID: Patch = MappingProxyType({})
+Patch = Mapping[str, FieldValue]
+EMPTY_PATCH: Patch = MappingProxyType({})
 
 
 def patch(layer: Layer, source: str, fields: Mapping[str, Any]) -> Patch:
-    """Everything in `fields`, said in one place."""
-    return MappingProxyType({name: Said(value, layer, source) for name, value in fields.items()})
+    """A patch whose fields all come from one place."""
+    return MappingProxyType({name: FieldValue(value, layer, source) for name, value in fields.items()})
 
 
 def merge(lower: Patch, higher: Patch) -> Patch:
-    """Two patches as one: where both speak, the higher one does. Associative, with `NOTHING_SAID` as its neutral."""
+    """Two patches as one; the higher wins where both set a field. Associative, with `EMPTY_PATCH` as its neutral."""
     return MappingProxyType({**lower, **higher})
 
 
-def settle(patches: Iterable[Patch]) -> dict[str, Settled]:
-    """Fold patches, lowest first, into winners that know what they overrode."""
-    settled: dict[str, Settled] = {}
+def fold_patches(patches: Iterable[Patch]) -> dict[str, FieldOrigin]:
+    """The winner of every field, for patches from the lowest to the highest."""
+    fields: dict[str, FieldOrigin] = {}
     for one in patches:
-        for name, said in one.items():
-            beaten = settled.get(name)
-            overrode = () if beaten is None else (Said(beaten.value, beaten.layer, beaten.source), *beaten.overrode)
-            settled[name] = Settled(said.value, said.layer, said.source, overrode)
-    return settled
+        for name, given in one.items():
+            lower = fields.get(name)
+            fields[name] = (
+                FieldOrigin(given.value, given.layer, given.source) if lower is None else lower.overridden_by(given)
+            )
+    return fields
 
 
 SHOWN_FIELDS = tuple(
     f for f in FIELDS if f not in ("whole_seconds", "retryable_exceptions", "non_retryable_exceptions")
 )
-"""What tables and `explain` show; the rest follows from the target or speaks for itself."""
+"""The fields that tables and `explain` show; the rest follows from the target or is rarely set."""
 
 Condition: TypeAlias = ErrorCode | FailureType | int
-"""What an override is for: a code, a failure type, or an HTTP status."""
+"""The failures that an override is for: an error code, a failure type, or an HTTP status."""
 
 _KINDS = ("block", "connector", "operation")
 _CACHE = 4096
 
 
 class TargetEntry(Struct, frozen=True):
-    """What is said about one target, or one source: its policy, and its policy for particular failures."""
+    """The patches of one target or one source: its policy, and its policy for particular failures."""
 
-    policy: Patch = NOTHING_SAID
+    policy: Patch = EMPTY_PATCH
     overrides: Mapping[Condition, Patch] = {}
 
     def for_failure(self, failure: Failure | None) -> Iterator[Patch]:
-        """The overrides that apply, weakest first: by failure type, by code, by status."""
+        """The overrides that apply to this failure, weakest first: by failure type, by code, by status."""
         if failure is None:
             return
-        yield self.overrides.get(failure.failure_type, NOTHING_SAID)
-        yield self.overrides.get(failure.code, NOTHING_SAID)
+        yield self.overrides.get(failure.failure_type, EMPTY_PATCH)
+        yield self.overrides.get(failure.code, EMPTY_PATCH)
         status = failure.http_status
         if status is not None:
             if status not in self.overrides and failure.failure_type is FailureType.RATE_LIMITED:
                 status = 429
-            yield self.overrides.get(status, NOTHING_SAID)
+            yield self.overrides.get(status, EMPTY_PATCH)
 
 
 class CategoryEntry(Struct, frozen=True):
-    """What is said about one category of error codes: its policy, and which of its codes are worth another try."""
+    """The patch of one category of error codes, and which of its codes are retryable."""
 
-    policy: Patch = NOTHING_SAID
-    codes: Mapping[ErrorCode, Said] = {}
+    policy: Patch = EMPTY_PATCH
+    codes: Mapping[ErrorCode, FieldValue] = {}
 
 
 class StatusRules(Struct, frozen=True):
-    """Which HTTP statuses are worth another try: by hundred, and by exception."""
+    """The HTTP statuses that are retryable: by hundred, and single statuses over them."""
 
-    hundreds: Mapping[int, Said] = {}
-    statuses: Mapping[int, Said] = {}
+    hundreds: Mapping[int, FieldValue] = {}
+    statuses: Mapping[int, FieldValue] = {}
 
 
 class Request(Struct, frozen=True):
-    """What one request says about its own retries. None is "not said"."""
+    """The retry options of one request. None leaves a field to the lower layers."""
 
     retries: int | None = None
     base_delay: float | None = None
     time_budget: float | None = None
 
     def patch(self) -> Patch:
-        said: dict[str, Any] = {}
-        if self.retries is not None:
-            said["max_attempts"] = self.retries + 1
-        if self.base_delay is not None:
-            said["base_delay"] = self.base_delay
-        if self.time_budget is not None:
-            said["time_budget"] = self.time_budget
-        return patch(Layer.REQUEST, "request", said)
+        attempts = None if self.retries is None else self.retries + 1
+        fields = {"max_attempts": attempts, "base_delay": self.base_delay, "time_budget": self.time_budget}
+        return patch(Layer.REQUEST, "request", {name: given for name, given in fields.items() if given is not None})
 
 
 NO_REQUEST = Request()
 
 
 class ResolvedPolicy(RetryPolicy):
-    """A policy with the provenance of every field."""
+    """A policy with the provenance of every field, as a book resolved it."""
 
     __slots__ = ("book_hash", "provenance", "target")
 
     target: str
-    provenance: Mapping[str, Settled]
+    provenance: Mapping[str, FieldOrigin]
     book_hash: str
 
     @classmethod
-    def of(cls, target: str, settled: Mapping[str, Settled], book_hash: str) -> "ResolvedPolicy":
-        policy = cls(**{name: field.value for name, field in settled.items()})
+    def of(cls, target: str, fields: Mapping[str, FieldOrigin], book_hash: str) -> "ResolvedPolicy":
+        policy = cls(**{name: field.value for name, field in fields.items()})
         put = object.__setattr__
         put(policy, "target", target)
-        put(policy, "provenance", MappingProxyType(dict(settled)))
+        put(policy, "provenance", MappingProxyType(dict(fields)))
         put(policy, "book_hash", book_hash)
         return policy
 
     def replace(self, **changes: Any) -> "ResolvedPolicy":
-        """A policy that differs in the given fields, which were then said by the caller."""
+        """A policy that differs in the given fields, whose provenance is then the caller."""
         changed = super().replace(**changes)
-        settled = dict(self.provenance)
+        fields = dict(self.provenance)
         for name in changes:
-            field = _SPELLED.get(name, name)
-            said = patch(Layer.REQUEST, "caller", {field: getattr(changed, field)})
-            settled |= settle([*_history(settled.get(field), field), said])
-        return ResolvedPolicy.of(self.target, settled, self.book_hash)
+            field = _ALIASES.get(name, name)
+            given = FieldOrigin(getattr(changed, field), Layer.REQUEST, "caller")
+            fields[field] = fields[field].overridden_by(given) if field in fields else given
+        return ResolvedPolicy.of(self.target, fields, self.book_hash)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ResolvedPolicy.of, (self.target, dict(self.provenance), self.book_hash)
 
 
-_SPELLED = {"backoff_multiplier": "multiplier", "jitter_enabled": "jitter"}
-
-
-def _history(settled: Settled | None, field: str) -> Iterator[Patch]:
-    """What was said of a field so far, lowest first."""
-    if settled is not None:
-        yield from ({field: one} for one in reversed(settled.overrode))
-        yield {field: Said(settled.value, settled.layer, settled.source)}
+_ALIASES = {"backoff_multiplier": "multiplier", "jitter_enabled": "jitter"}
 
 
 class Book:
-    """One frozen snapshot of all layers."""
+    """A frozen snapshot of all layers of policy."""
 
     __slots__ = ("_cache", "base", "categories", "content", "hash", "others", "sources", "statuses", "targets")
 
@@ -211,18 +203,18 @@ class Book:
         content: Mapping[str, Any] | None = None,
     ) -> None:
         self.base = base
-        """By kind of target: what holds when nothing else is said. Lowest first, the file's over the built-in."""
+        """By kind of target: the defaults of all targets of that kind, the built-in patch first, then the file's."""
         self.categories = categories
         self.statuses = statuses
         self.targets = targets
         """By target, lowest first: the built-in entry, then the file's."""
         self.others = others
-        """By kind of target: what is built in for those that nobody spoke of."""
+        """By kind of target: the built-in entry of targets that have none of their own."""
         self.sources = sources
-        """By source: the connector it belongs to, and what is said about it."""
+        """By source: the connector it belongs to, and its entry."""
         self.hash = hash
         self.content = content
-        """What was written, for the record: the hash is that of this. None when nothing was."""
+        """The written policies, which `hash` is the hash of, for the audit log. None when nothing was written."""
         self._cache: dict[object, ResolvedPolicy] = {}
 
     def resolve(
@@ -240,21 +232,20 @@ class Book:
         return found
 
     def resolver(self, target: str, *, source: str | None = None) -> Callable[[Failure], RetryPolicy]:
-        """`resolve` for one target, as a retrier wants it."""
+        """A function from failure to policy for one target, as a retrier takes it."""
         return lambda failure: self.resolve(target, failure, source=source)
 
     def _resolve(self, target: str, failure: Failure | None, source: str | None, request: Request) -> ResolvedPolicy:
-        settled = self.settled(target, failure, source=source, request=request)
-        return ResolvedPolicy.of(target, settled, self.hash)
+        return ResolvedPolicy.of(target, self.origins(target, failure, source=source, request=request), self.hash)
 
-    def settled(
+    def origins(
         self, target: str, failure: Failure | None = None, *, source: str | None = None, request: Request = NO_REQUEST
-    ) -> dict[str, Settled]:
-        """Every field's winner, before anybody asks whether they make sense together."""
+    ) -> dict[str, FieldOrigin]:
+        """The winner of every field. Whether they make sense together is only checked by `resolve`."""
         kind = kind_of(target)
-        settled = settle(self._patches(kind, target, failure, source, request))
-        _keep_consistent(settled, kind, failure)
-        return settled
+        fields = fold_patches(self._patches(kind, target, failure, source, request))
+        _keep_consistent(fields, kind, failure)
+        return fields
 
     def _patches(
         self, kind: str, target: str, failure: Failure | None, source: str | None, request: Request
@@ -269,13 +260,13 @@ class Book:
         for entry in entries:
             yield from entry.for_failure(failure)
         if source is not None:
-            said = self._source(source, target)
-            yield said.policy
-            yield from said.for_failure(failure)
+            entry = self._source(source, target)
+            yield entry.policy
+            yield from entry.for_failure(failure)
         yield request.patch()
 
     def _category(self, failure: Failure) -> Iterator[Patch]:
-        asked = False
+        by_status = False
         for entry in self.categories.get(failure.category, ()):
             yield entry.policy
             flag = entry.codes.get(failure.code)
@@ -283,8 +274,8 @@ class Book:
                 continue
             if flag.value != "conditional":
                 yield {"retryable": flag}
-            elif not asked:
-                asked = True
+            elif not by_status:
+                by_status = True
                 yield from self._by_status(failure)
 
     def _by_status(self, failure: Failure) -> Iterator[Patch]:
@@ -293,13 +284,13 @@ class Book:
             return
         if status == 403 and failure.failure_type is FailureType.RATE_LIMITED:
             status = 429
-        # An exception outlives a hundred that is said again above it: what is not given is inherited.
-        for said in (
+        # A single status beats a hundred that a higher layer sets: what that layer does not name is inherited.
+        for rule in (
             *(rules.hundreds.get(status // 100) for rules in self.statuses),
             *(rules.statuses.get(status) for rules in self.statuses),
         ):
-            if said is not None:
-                yield {"retryable": said}
+            if rule is not None:
+                yield {"retryable": rule}
 
     def _source(self, source: str, target: str) -> TargetEntry:
         if source not in self.sources:
@@ -312,12 +303,12 @@ class Book:
 
 
 def content_hash(content: Mapping[str, Any]) -> str:
-    """Stands for what was written about policies, wherever and in whatever order."""
+    """The hash of written policies, whatever file and order they were written in."""
     return sha256(json.encode(content, order="sorted")).hexdigest()
 
 
 def kind_of(target: str) -> str:
-    """`block`, `connector` or `operation`."""
+    """The kind of a target: `block`, `connector` or `operation`."""
     kind, colon, name = target.partition(":")
     if not colon or kind not in _KINDS or not name:
         raise ParameterError("target", target, "block:<type>, connector:<type> or operation:<name>")
@@ -325,7 +316,7 @@ def kind_of(target: str) -> str:
 
 
 def families(target: str) -> Iterator[str]:
-    """`block:http.request` is also spoken of as `block:http`."""
+    """The names that entries of a target may have: `block:http.request` is also configured as `block:http`."""
     if target.startswith("block:"):
         family = target.partition(".")[0]
         if family != target:
@@ -333,23 +324,20 @@ def families(target: str) -> Iterator[str]:
     yield target
 
 
-def _keep_consistent(settled: dict[str, Settled], kind: str, failure: Failure | None) -> None:
+def _keep_consistent(fields: dict[str, FieldOrigin], kind: str, failure: Failure | None) -> None:
     """
-    What follows from two fields together.
+    Apply the rules between fields.
 
     A rate limit's own delay may exceed the cap, and then is the cap. A request's base delay obeys the cap. A strategy
     that never retries is not retryable.
     """
-    base, cap = settled["base_delay"], settled["max_delay"]
+    base, cap = fields["base_delay"], fields["max_delay"]
     if base.value > cap.value:
         limited = failure is not None and failure.failure_type is FailureType.RATE_LIMITED
         if kind == "connector" and limited:
-            beaten = (Said(cap.value, cap.layer, cap.source), *cap.overrode)
-            settled["max_delay"] = Settled(base.value, base.layer, base.source, beaten)
+            fields["max_delay"] = cap.overridden_by(base)
         elif base.layer is Layer.REQUEST:
-            beaten = (Said(base.value, base.layer, base.source), *base.overrode)
-            settled["base_delay"] = Settled(cap.value, cap.layer, cap.source, beaten)
-    strategy, retryable = settled["strategy"], settled["retryable"]
+            fields["base_delay"] = base.overridden_by(cap)
+    strategy, retryable = fields["strategy"], fields["retryable"]
     if strategy.value is RetryStrategy.NO_RETRY and retryable.value:
-        beaten = (Said(retryable.value, retryable.layer, retryable.source), *retryable.overrode)
-        settled["retryable"] = Settled(False, strategy.layer, strategy.source, beaten)
+        fields["retryable"] = retryable.overridden_by(FieldValue(False, strategy.layer, strategy.source))

@@ -1,9 +1,9 @@
 """
-What kind of failure is this?
+Classification: from class names, status, code and message to a `Failure` with its failure type.
 
-Evidence is heard in one order: a rate limit first, then what the work itself declared (a code, a type), then the
-exception's class, then the HTTP status, and the message's words last. Nothing here touches an exception: whoever caught
-it hands over names, numbers and cut text.
+Evidence counts in one order: a rate limit first, then what the work itself declared (a code, a type), then the
+exception's class, then the HTTP status, and the words of the message last. Pure: no exception comes in here, only its
+class names, numbers and cut text.
 """
 
 import re
@@ -27,7 +27,7 @@ _STATUS = re.compile(
 
 
 class Kind(NamedTuple):
-    """What a class of exceptions, or a status, says about a failure."""
+    """The code and the failure type that a piece of evidence stands for."""
 
     code: ErrorCode
     failure_type: FailureType
@@ -72,7 +72,7 @@ KNOWN_CLASSES: dict[str, Kind] = {
     "aiohttp.client_exceptions.ClientConnectionError": _NETWORK,
     "aiohttp.client_exceptions.ClientPayloadError": _NETWORK,
 }
-"""Classes whose meaning is known by name; nothing is imported to know it. The first one in the MRO speaks."""
+"""Exception classes that are known by name, without importing them. The first one in the MRO decides."""
 
 _TYPE_OF_CODE: dict[ErrorCode, FailureType] = {
     ErrorCode.none: FailureType.UNKNOWN,
@@ -110,10 +110,11 @@ def classify(
     limit_reached: bool = False,
 ) -> Failure:
     """
-    All evidence as one `Failure`. `message` is cut and redacted already; a status that it names is not looked for
-    here (`status_in` does), because only the caller knows whether the text speaks of its own request.
+    The `Failure` that all evidence gives.
 
-    `limit_reached` says that the answer's own headers told of a spent rate limit.
+    `message` is cut and redacted already. A status that it names is not looked for here (`status_in` does that),
+    because only the caller knows whether the text is about its own request. `limit_reached` says that the headers of
+    the response showed a spent rate limit.
     """
     kind = _kind(message, code, failure_type, exceptions, http_status, retry_after is not None or limit_reached)
     return Failure(kind.code, kind.failure_type, message, http_status, retry_after, exceptions)
@@ -125,9 +126,9 @@ def _kind(
     failure_type: FailureType | None,
     exceptions: tuple[str, ...],
     status: int | None,
-    told_to_wait: bool,
+    must_wait: bool,
 ) -> Kind:
-    if status == 429 or (status == 403 and (told_to_wait or _says(message, _RATE_LIMITED))):
+    if status == 429 or (status == 403 and (must_wait or _any_of(_RATE_LIMITED, _words(message)))):
         return Kind(code or ErrorCode.http_error, FailureType.RATE_LIMITED)
     if failure_type is not None:
         return Kind(code or (ErrorCode.http_error if status else _CODE_OF_TYPE[failure_type]), failure_type)
@@ -138,7 +139,7 @@ def _kind(
 
 
 def kind_of_class(exceptions: tuple[str, ...]) -> Kind | None:
-    """What the most specific known class says, or None when none is known."""
+    """The kind of the most specific known class; None when none is known."""
     for name in exceptions:
         kind = KNOWN_CLASSES.get(name)
         if kind is not None:
@@ -147,23 +148,22 @@ def kind_of_class(exceptions: tuple[str, ...]) -> Kind | None:
 
 
 def kind_of_status(status: int | None) -> Kind | None:
-    """What an HTTP status says; 1xx to 3xx are not failures and say nothing."""
+    """The kind of an HTTP status; None for 1xx to 3xx, which are no failures."""
     if status is None or status < 400:
         return None
-    passing = status >= 500 or status == 408
     if status == 429:
         return Kind(ErrorCode.http_error, FailureType.RATE_LIMITED)
-    return Kind(ErrorCode.http_error, FailureType.TRANSIENT if passing else FailureType.PERMANENT)
+    return Kind(ErrorCode.http_error, FailureType.TRANSIENT if retryable_status(status) else FailureType.PERMANENT)
 
 
 def kind_of_text(message: str) -> Kind:
-    """What a message's words say; unknown when they say nothing."""
-    said = type_in(message)
-    return Kind(_CODE_OF_TYPE[said], said)
+    """The kind that the words of a message stand for; unknown when there is no known word."""
+    found = type_in(message)
+    return Kind(_CODE_OF_TYPE[found], found)
 
 
 def type_in(message: str) -> FailureType:
-    """What a message's words say: permanent before rate limited before transient."""
+    """The failure type of a message's words: permanent before rate limited before transient."""
     text = _words(message)
     if _any_of(_PERMANENT, text):
         return FailureType.PERMANENT
@@ -175,7 +175,7 @@ def type_in(message: str) -> FailureType:
 
 
 def status_in(message: str) -> int | None:
-    """An HTTP status that a message names as one: `status: 503`, `status 503`, `HTTP 503`."""
+    """The HTTP status that a message names as one: `status: 503`, `status 503`, `HTTP 503`; None without one."""
     found = _STATUS.search(message, 0, LONGEST_TEXT)
     return int(found[1]) if found else None
 
@@ -205,7 +205,7 @@ def retryable_code(code: ErrorCode, http_status: int | None = None) -> bool:
 
 def is_transient(failure: Failure) -> bool:
     """
-    The library's own answer when the caller gave none: connection errors, time-outs, HTTP 408, 429 and 5xx.
+    Whether the library retries this failure by default: connection errors, time-outs, HTTP 408, 429 and 5xx.
 
     Words in a message are no evidence here: `ValueError("timeout must be positive")` is not an outage.
     """
@@ -217,12 +217,8 @@ def is_transient(failure: Failure) -> bool:
     return kind is not None and kind.failure_type is not FailureType.PERMANENT
 
 
-def _says(message: str, terms: tuple[str, ...]) -> bool:
-    return _any_of(terms, _words(message))
-
-
 def _words(message: str) -> str:
-    """Lower case, one space at every border; `_`, `-` and CamelCase humps are borders."""
+    """The message in lower case with one space between words; `_`, `-` and CamelCase humps separate words."""
     return " " + _BORDER.sub(" ", _HUMP.sub(" ", message[:LONGEST_TEXT])).lower()
 
 
@@ -231,7 +227,7 @@ def _any_of(terms: tuple[str, ...], text: str) -> bool:
 
 
 def _term_in(term: str, text: str) -> bool:
-    """A word counts where a word begins: "timeouts" yes, "subnetwork" no."""
+    """Whether the term occurs at the beginning of a word: in "timeouts", not in "subnetwork"."""
     at = text.find(term)
     while at != -1:
         if not text[at - 1].isalnum():
@@ -241,7 +237,7 @@ def _term_in(term: str, text: str) -> bool:
 
 
 def _number_in(number: str, text: str) -> bool:
-    """A number counts on its own only: not inside "4291", "v1.429", "429.5" or "429.pdf"."""
+    """Whether the number stands on its own: not inside "4291", "v1.429", "429.5" or "429.pdf"."""
     at = text.find(number)
     while at != -1:
         before, after = text[at - 1], text[at + len(number) : at + len(number) + 2]

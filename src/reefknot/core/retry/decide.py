@@ -1,12 +1,10 @@
 """
-Again, or stop.
+The retry decision: `decide` returns `Again(delay)` or `Stop(reason)`; `Outcome` is how the work ended.
 
-`decide` is the only place that answers this. It neither sleeps nor schedules: a worker waits in process, ingestion
-writes a due time, and both obey the same answer. Every input is an argument, so an answer can be had again.
+`decide` is the only place that decides. It neither sleeps nor schedules: the library waits in process, a worker writes
+a due time, and both obey the same answer. Every input is an argument, so a decision can be repeated.
 
-How a piece of work ended, as data.
-
-The history holds failures, never live exceptions: nothing that an attempt had in its hands is kept alive by it.
+The history of an outcome holds failures, never live exceptions: it keeps no object of an attempt alive.
 """
 
 from enum import StrEnum
@@ -22,7 +20,7 @@ _NEVER = RetryStrategy.NO_RETRY
 _OUT_OF_TIME = ErrorCode.cancelled_by_timeout
 
 DECIDER_VERSION = 1
-"""Raised whenever the same inputs may give another answer; events carry it."""
+"""Increased whenever the same inputs may give another answer; events carry it."""
 
 
 class Reason(StrEnum):
@@ -53,7 +51,7 @@ Decision = Again | Stop
 
 
 class History(Struct, frozen=True, gc=False):
-    """What was spent so far: executions, seconds since the first began, the last wait."""
+    """The executions so far, the seconds since the first began, and the last wait."""
 
     attempts: int
     elapsed: float = 0.0
@@ -65,7 +63,7 @@ class History(Struct, frozen=True, gc=False):
 
 
 class ThrottleView(Struct, frozen=True, gc=False):
-    """A retry throttle as it stood when the decision was taken."""
+    """The state of a retry throttle when the decision was taken."""
 
     acting: bool
     tokens: float
@@ -84,8 +82,8 @@ def decide(
     """
     Whether a failed execution gets another one, and when.
 
-    `verdict` is what a predicate or a class list of the caller's answered; None means nobody was asked, and the
-    policy's own exception lists speak. The order of the checks is the order of the reasons.
+    `verdict` is the answer of the caller's predicate or class list. None means that there is none: the policy's own
+    exception lists decide. The order of the checks is the order of the reasons.
     """
     if failure.code is _OUT_OF_TIME:
         return Stop(Reason.BUDGET_SPENT)
@@ -94,7 +92,7 @@ def decide(
     if not policy.retryable or policy.strategy is _NEVER:
         return Stop(Reason.NOT_RETRYABLE)
     if verdict is None and (policy.retryable_exceptions or policy.non_retryable_exceptions):
-        verdict = listed(failure.exceptions, policy)
+        verdict = matches_exception_lists(failure.exceptions, policy)
     if verdict is False:
         return Stop(Reason.NOT_RETRYABLE)
     if history.attempts >= policy.max_attempts:
@@ -105,7 +103,7 @@ def decide(
     delay = delay_before(history.attempts - 1, policy, draw=draw, previous=history.previous_delay)
     hint = failure.retry_after
     if hint is not None:
-        if not hint <= policy.max_retry_after:  # what is no number is no wait either
+        if not hint <= policy.max_retry_after:  # nan is refused too
             return Stop(Reason.HINT_TOO_LONG)
         if hint > 0.0:
             delay = max(delay, hint) + draw * min(1.0, 0.1 * hint)
@@ -117,9 +115,9 @@ def decide(
     return Again(delay)
 
 
-def listed(exceptions: tuple[str, ...], policy: RetryPolicy) -> bool:
+def matches_exception_lists(exceptions: tuple[str, ...], policy: RetryPolicy) -> bool:
     """
-    What the policy's exception lists say of a failure, by the most specific class that is named in either.
+    Whether the policy's exception lists allow a retry: the most specific class that either list names decides.
 
     A tie is retryable. A list of retryable classes without a match means no; two empty lists mean yes.
     """
@@ -136,7 +134,7 @@ T = TypeVar("T")
 
 
 class AttemptRecord(Struct, frozen=True):
-    """One failed execution and what came of it: the wait that followed, or None when it was the last."""
+    """A failed execution and the wait that followed; None when it was the last."""
 
     number: int
     failure: Failure
@@ -146,7 +144,7 @@ class AttemptRecord(Struct, frozen=True):
 
 
 class Outcome(Struct, Generic[T], frozen=True):
-    """What `Retrier.run` gives back."""
+    """The result of `Retrier.run`: value or error, attempts, history, time, reason."""
 
     ok: bool
     value: T | None
@@ -161,4 +159,4 @@ class Outcome(Struct, Generic[T], frozen=True):
         """The value, or the error raised."""
         if self.error is not None:
             raise self.error
-        return self.value  # type: ignore[return-value]  # ok: the value is whatever the work gave, None included
+        return self.value  # type: ignore[return-value]  # ok: the value is whatever the work returned, None included

@@ -1,14 +1,9 @@
 """
-The connectors that are built in, and what each does when nothing is configured. Numbers are retries and seconds.
-
-The operations of a coordination layer, and what is built in for each.
-
-A category travels as its value. `nats.publish` is how a target spells it: `operation:nats.publish`.
-
-What the book says when no file does.
+The built-in policies: what the book says when no file does.
 
 Blocks have built in only the global default and the table of codes and statuses; connectors and operations have an
-entry each. The baseline is a preset of the same engine, not a second loop.
+entry each. Connectors count retries and whole seconds. An operation's category is recorded by its value;
+`operation:nats.publish` is its target. The baseline is a preset of the same engine, not a second loop.
 """
 
 from collections.abc import Mapping
@@ -18,13 +13,13 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
-from reefknot.core.retry.book import Book, CategoryEntry, Layer, Patch, Said, StatusRules, TargetEntry, patch
+from reefknot.core.retry.book import Book, CategoryEntry, FieldValue, Layer, Patch, StatusRules, TargetEntry, patch
 from reefknot.core.retry.classify import retryable_code
 from reefknot.core.retry.policy import LONGEST_WAIT, Jitter, RetryPolicy, RetryStrategy
 
 
 class JobType(StrEnum):
-    """What a source is read with."""
+    """The built-in connectors, by the type of job that reads a source."""
 
     LOCAL_FILES = "local_files"
     OBSIDIAN_VAULT = "obsidian_vault"
@@ -51,7 +46,7 @@ CONNECTORS: dict[JobType, ConnectorDefaults] = {
 
 
 class RetryCategory(StrEnum):
-    """What kind of operation is being retried. Two values say REPLAY twice; they are kept as they were given."""
+    """The built-in operations. Two values contain REPLAY twice; they are part of the contract."""
 
     NATS_CONNECT = "RETRY_NATS_CONNECT"
     NATS_PUBLISH = "RETRY_NATS_PUBLISH"
@@ -73,7 +68,7 @@ class RetryCategory(StrEnum):
 
     @property
     def spelled(self) -> str:
-        """As a target spells it: `nats.stream_create`."""
+        """The name of the category in a target: `nats.stream_create`."""
         group, _, rest = self.name.lower().partition("_")
         return f"{group}.{rest}"
 
@@ -87,7 +82,7 @@ class RetryCategory(StrEnum):
 
 
 class OperationDefaults(NamedTuple):
-    """A row of the matrix, and the time that one attempt may take."""
+    """A row of the matrix of operations: attempts, delays, and the time limit of one attempt."""
 
     max_attempts: int
     base_delay: float
@@ -130,7 +125,7 @@ def operation_target(name: str) -> str:
 
 
 DEFAULT_TIMEOUT = 30.0
-"""Seconds that a step has when its request does not say."""
+"""The time budget of a step whose request sets none, in seconds."""
 BASELINE_RETRIES = 3
 
 _EVERYWHERE: dict[str, Any] = {
@@ -144,13 +139,13 @@ _EVERYWHERE: dict[str, Any] = {
 }
 
 
-def _said(source: str, fields: Mapping[str, Any]) -> Patch:
+def _patch(source: str, fields: Mapping[str, Any]) -> Patch:
     return patch(Layer.BUILTIN, f"built-in: {source}", fields)
 
 
 BASE: dict[str, tuple[Patch, ...]] = {
     "block": (
-        _said(
+        _patch(
             "worker default",
             _EVERYWHERE
             | {
@@ -162,19 +157,19 @@ BASE: dict[str, tuple[Patch, ...]] = {
             },
         ),
     ),
-    "connector": (_said("connector default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL, "whole_seconds": True}),),
-    "operation": (_said("operation default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL}),),
+    "connector": (_patch("connector default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL, "whole_seconds": True}),),
+    "operation": (_patch("operation default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL}),),
 }
 
 
 def _connector(name: str, defaults: ConnectorDefaults) -> TargetEntry:
     source = f"connector {name}"
-    overrides = {FailureType.PERMANENT: _said(source, {"retryable": False})}
+    overrides = {FailureType.PERMANENT: _patch(source, {"retryable": False})}
     if defaults.transient_max_attempts is not None:
-        overrides[FailureType.TRANSIENT] = _said(source, {"max_attempts": defaults.transient_max_attempts + 1})
+        overrides[FailureType.TRANSIENT] = _patch(source, {"max_attempts": defaults.transient_max_attempts + 1})
     if defaults.rate_limit_delay_seconds is not None:
-        overrides[FailureType.RATE_LIMITED] = _said(source, {"base_delay": float(defaults.rate_limit_delay_seconds)})
-    policy = _said(
+        overrides[FailureType.RATE_LIMITED] = _patch(source, {"base_delay": float(defaults.rate_limit_delay_seconds)})
+    policy = _patch(
         source,
         {
             "max_attempts": defaults.max_attempts + 1,
@@ -193,17 +188,17 @@ def _operation(name: str, defaults: OperationDefaults) -> TargetEntry:
         "max_delay": defaults.max_delay,
         "attempt_timeout": defaults.timeout,
     }
-    return TargetEntry(_said(f"operation {name}", fields))
+    return TargetEntry(_patch(f"operation {name}", fields))
 
 
 def connector_entry(name: str) -> TargetEntry:
-    """What is built in for a connector, known or not."""
+    """The built-in entry of a connector, known or not."""
     known: dict[str, ConnectorDefaults] = {job_type.value: defaults for job_type, defaults in CONNECTORS.items()}
     return _connector(name, known.get(name, OTHER_CONNECTORS))
 
 
 def operation_entry(target: str) -> TargetEntry:
-    """What is built in for an operation's target, listed or not."""
+    """The built-in entry of an operation's target, listed or not."""
     known = {category.target: defaults for category, defaults in OPERATIONS.items()}
     return _operation(target.partition(":")[2], known.get(target, UNLISTED))
 
@@ -216,7 +211,7 @@ OTHERS: dict[str, TargetEntry] = {
     "connector": _connector("default", OTHER_CONNECTORS),
     "operation": _operation("default", UNLISTED),
 }
-"""For connectors and operations that nobody spoke of."""
+"""The built-in entries of connectors and operations that are neither listed nor configured."""
 
 
 def _flag(code: ErrorCode) -> bool | str:
@@ -226,7 +221,7 @@ def _flag(code: ErrorCode) -> bool | str:
 CATEGORIES: dict[ErrorCategory, CategoryEntry] = {
     category: CategoryEntry(
         codes={
-            code: Said(_flag(code), Layer.BUILTIN, "built-in: error codes")
+            code: FieldValue(_flag(code), Layer.BUILTIN, "built-in: error codes")
             for code in ErrorCode
             if code.category is category
         }
@@ -236,17 +231,17 @@ CATEGORIES: dict[ErrorCategory, CategoryEntry] = {
 
 _STATUS_SOURCE = "built-in: HTTP statuses"
 STATUSES = StatusRules(
-    # 1xx to 3xx are not failures; who reports one as such will not get another answer by asking again.
-    hundreds={hundred: Said(hundred == 5, Layer.BUILTIN, _STATUS_SOURCE) for hundred in range(1, 6)},
+    # 1xx to 3xx are no failures; a block that reports one as such gets the same answer again.
+    hundreds={hundred: FieldValue(hundred == 5, Layer.BUILTIN, _STATUS_SOURCE) for hundred in range(1, 6)},
     statuses={
-        408: Said(True, Layer.BUILTIN, _STATUS_SOURCE),
-        429: Said(True, Layer.BUILTIN, _STATUS_SOURCE),
+        408: FieldValue(True, Layer.BUILTIN, _STATUS_SOURCE),
+        429: FieldValue(True, Layer.BUILTIN, _STATUS_SOURCE),
     },
 )
 
 
 def builtin_book(hash: str = "builtin") -> Book:  # noqa: A002 - as in Book
-    """The book without any file."""
+    """The policy book without any file."""
     return Book(
         base=BASE,
         categories={category: (entry,) for category, entry in CATEGORIES.items()},
@@ -258,8 +253,8 @@ def builtin_book(hash: str = "builtin") -> Book:  # noqa: A002 - as in Book
     )
 
 
-def as_the_baseline_sees(failure: Failure) -> Failure:
-    """The baseline retries every failure after its own wait: it does not hear how long a server asks it to wait."""
+def without_retry_after(failure: Failure) -> Failure:
+    """The failure without the server's hint: the baseline retries after its own wait, whatever the server asks for."""
     return failure if failure.retry_after is None else replace(failure, retry_after=None)
 
 
@@ -267,9 +262,9 @@ def baseline(
     retry_count: int = BASELINE_RETRIES, *, timeout: float = DEFAULT_TIMEOUT, retryable: bool = True
 ) -> RetryPolicy:
     """
-    The behaviour with the gate off: 100, 200, 300 ms, no jitter, every failure retried, no time budget.
+    The policy with the gate off: waits of 100, 200, 300 ms, no jitter, every failure retried, no time budget.
 
-    `timeout` bounds each attempt. Cancellation is not retried here either: the caller says so with `retryable`.
+    `timeout` bounds each attempt. Cancellation is not retried here either: the caller passes `retryable=False`.
     """
     return RetryPolicy(
         retry_count + 1,

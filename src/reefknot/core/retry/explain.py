@@ -1,8 +1,8 @@
 """
-Why: a decision before it is needed.
+Explanations: the decision about a failure that has not happened, and every wait that would follow.
 
-The same `decide`, asked about a failure that has not happened, with the policy's provenance beside the answer and every
-wait that would follow. Explaining runs nothing and waits for nothing.
+The answer comes from the same `decide`, beside the provenance of the policy. Explaining runs nothing and waits for
+nothing.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from math import inf
 from msgspec import Struct
 
 from reefknot.core.failure import Failure
-from reefknot.core.retry.backoff import delay_before, draw, key_number, wait_range, whole
+from reefknot.core.retry.backoff import delay_before, draw, in_whole_seconds, key_number, wait_range
 from reefknot.core.retry.decide import Again, History, Reason, decide
 from reefknot.core.retry.policy import RetryPolicy
 
@@ -19,7 +19,7 @@ MOST_SHOWN = 100
 
 
 class PlannedWait(Struct, frozen=True):
-    """The wait before retry `retry` (counted from 0): its range, and with a seed the very number."""
+    """The wait before retry `retry` (counted from 0): its range, and with a seed the exact delay."""
 
     retry: int
     min: float
@@ -28,13 +28,13 @@ class PlannedWait(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """What would be decided after a first failed execution, and what would follow if it kept failing that way."""
+    """The decision after a first failed execution, and the schedule if it kept failing that way."""
 
     target: str
     failure: Failure
     policy: RetryPolicy
     reason: Reason | None
-    """None when the answer is "retry"."""
+    """Why there would be no retry; None when there would be one."""
     schedule: tuple[PlannedWait, ...]
 
     @property
@@ -43,7 +43,7 @@ class Explanation(Struct, frozen=True):
 
 
 def explain(target: str, policy: RetryPolicy, failure: Failure, *, seed: int | None = None) -> Explanation:
-    """The answer for `failure` under `policy`, as `decide` gives it."""
+    """The explanation of what `decide` answers for `failure` under `policy`."""
     first = decide(policy, History(attempts=1), failure, 0.0)
     if not isinstance(first, Again):
         return Explanation(target, failure, policy, first.reason, ())
@@ -54,9 +54,9 @@ def explain(target: str, policy: RetryPolicy, failure: Failure, *, seed: int | N
 
 def horizon(policy: RetryPolicy) -> float:
     """
-    The longest that work under this policy may take from its first execution on, as far as the policy bounds it.
+    The longest time that work under this policy may take from its first execution on, as far as the policy bounds it.
 
-    An attempt without a time limit counts as nothing here: nobody can say how long it takes.
+    An attempt without a time limit counts as 0: the policy does not bound it.
     """
     waits = sum(one.max for one in schedule(policy))
     attempts = 0.0 if policy.attempt_timeout == inf else policy.max_attempts * policy.attempt_timeout
@@ -67,7 +67,7 @@ def schedule(
     policy: RetryPolicy, hint: float | None = None, *, seed: int | None = None, key: str = ""
 ) -> Iterator[PlannedWait]:
     """
-    Every wait, were it needed, as long as the budget has room for the shortest ones.
+    The waits before all retries, as far as the time budget has room for the shortest ones.
 
     At most a hundred are given: a longer schedule repeats its cap.
     """
@@ -78,7 +78,7 @@ def schedule(
         chosen = None if seed is None else draw(seed, number, k)
         delay = None if chosen is None else delay_before(k, policy, draw=chosen, previous=previous)
         if policy.whole_seconds:
-            low, high = whole(low, policy), whole(high, policy)
+            low, high = in_whole_seconds(low, policy), in_whole_seconds(high, policy)
         if hint is not None:
             spread = min(1.0, 0.1 * hint)
             low, high = max(low, hint), max(high, hint) + spread

@@ -1,15 +1,16 @@
 """
-How often, how long, how far apart.
+The retry policy: how many executions, how long in all, how far apart.
 
 A policy is checked when it is made and never changes. It counts executions: `max_attempts` includes the first one.
-Seconds are floats; "no limit" is infinity. Two spellings are taken for some fields, one is kept.
+Seconds are floats; "no limit" is infinity. Some fields have a second spelling, which is accepted and not kept.
 """
 
 from __future__ import annotations
 
 from enum import Enum, StrEnum
-from math import inf, isfinite
+from math import inf
 
+from reefknot.core import checks
 from reefknot.errors import ParameterError, ParameterTypeError
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
         "none",
     ]
     ExceptionRule = type[BaseException] | str
-    OwnStrategy: TypeAlias = "Callable[[int, RetryPolicy], float]"
+    CustomStrategy: TypeAlias = "Callable[[int, RetryPolicy], float]"
 
 LONGEST_WAIT = 1e8
 MOST_ATTEMPTS = 1_000_000_000
 
 
 class RetryStrategy(StrEnum):
-    """How the undisturbed delay grows from retry to retry."""
+    """The growth of the delay, before jitter, from retry to retry."""
 
     EXPONENTIAL_BACKOFF = "exponential_backoff"
     LINEAR_BACKOFF = "linear_backoff"
@@ -47,7 +48,7 @@ class RetryStrategy(StrEnum):
 
 
 class Jitter(StrEnum):
-    """How chance spreads a delay."""
+    """The way in which a random draw spreads a delay."""
 
     NONE = "none"
     FULL = "full"
@@ -63,8 +64,8 @@ SHORT_STRATEGIES = {
     "none": RetryStrategy.NO_RETRY,
 }
 
-OWN_STRATEGIES: dict[str, OwnStrategy] = {}
-"""By name: what other packages bring. Only `strategies.register` puts something here, after trying it out."""
+CUSTOM_STRATEGIES: dict[str, CustomStrategy] = {}
+"""Strategies of other packages, by name. Only `backoff.register_strategy` adds to it, after trying the function out."""
 
 
 FIELDS = (
@@ -87,7 +88,7 @@ FIELDS = (
 
 class RetryPolicy:
     """
-    One resolved policy: everything `decide` needs to know about what is wanted.
+    A retry policy: attempts, delays, jitter and limits, checked and immutable.
 
     `RetryPolicy()` is three executions, 1 s doubling up to 30 s, ±10 %. It also takes `backoff_multiplier`,
     `jitter_enabled`, `retryable_exceptions` and `non_retryable_exceptions`; the most specific class listed decides.
@@ -96,7 +97,7 @@ class RetryPolicy:
     __slots__ = FIELDS
 
     strategy: RetryStrategy | str
-    """How the delay grows. A plain text is the name of a strategy that another package brings."""
+    """A `str` that is no `RetryStrategy` names a strategy of another package."""
     max_attempts: int
     base_delay: float
     max_delay: float
@@ -108,7 +109,7 @@ class RetryPolicy:
     max_retry_after: float
     retryable: bool
     whole_seconds: bool
-    """Connectors wait whole seconds, at least one."""
+    """Waits are rounded down to whole seconds, at least one, as connectors do."""
     retryable_exceptions: tuple[str, ...]
     non_retryable_exceptions: tuple[str, ...]
 
@@ -134,17 +135,17 @@ class RetryPolicy:
     ) -> None:
         put = object.__setattr__
         put(self, "strategy", _strategy(strategy))
-        put(self, "max_attempts", _count("max_attempts", max_attempts))
+        put(self, "max_attempts", _attempts(max_attempts))
         put(self, "base_delay", _seconds("base_delay", base_delay))
         put(self, "max_delay", _seconds("max_delay", max_delay))
         put(self, "multiplier", _multiplier(multiplier, backoff_multiplier))
         put(self, "jitter", _jitter(jitter, jitter_enabled))
-        put(self, "jitter_factor", _fraction("jitter_factor", jitter_factor))
+        put(self, "jitter_factor", checks.number("jitter_factor", jitter_factor, most=1.0))
         put(self, "time_budget", _limit("time_budget", time_budget))
         put(self, "attempt_timeout", _limit("attempt_timeout", attempt_timeout))
         put(self, "max_retry_after", _seconds("max_retry_after", max_retry_after))
-        put(self, "retryable", _truth("retryable", retryable))
-        put(self, "whole_seconds", _truth("whole_seconds", whole_seconds))
+        put(self, "retryable", checks.flag("retryable", retryable))
+        put(self, "whole_seconds", checks.flag("whole_seconds", whole_seconds))
         put(self, "retryable_exceptions", _rules("retryable_exceptions", retryable_exceptions))
         put(self, "non_retryable_exceptions", _rules("non_retryable_exceptions", non_retryable_exceptions))
         if self.base_delay > self.max_delay:
@@ -164,7 +165,7 @@ class RetryPolicy:
         return type(self)(**(kept | changes))
 
     def describe(self) -> str:
-        """In one line, as notes and tables show it."""
+        """The policy in one line, as notes and tables show it."""
         count = (
             "1 attempt" if self.max_attempts == 1 else f"{self.max_attempts} attempts (1 + {_retries(self.retries)})"
         )
@@ -177,8 +178,8 @@ class RetryPolicy:
                 waits = f"{self.base_delay:g} s apart"
             case RetryStrategy.LINEAR_BACKOFF:
                 waits = f"{self.base_delay:g} s more each time, at most {self.max_delay:g} s"
-            case own if own in OWN_STRATEGIES:
-                waits = f"as {own} says, at most {self.max_delay:g} s"
+            case custom if custom in CUSTOM_STRATEGIES:
+                waits = f"as {custom} says, at most {self.max_delay:g} s"
             case _:
                 waits = f"{self.base_delay:g} s x{self.multiplier:g} each time, at most {self.max_delay:g} s"
         share = f" ±{self.jitter_factor:.0%}" if self.jitter is Jitter.PROPORTIONAL else ""
@@ -221,48 +222,17 @@ def _retries(count: int) -> str:
     return "1 retry" if count == 1 else f"{count} retries"
 
 
-def _number(name: str, value: object, accepted: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ParameterTypeError(name, value, accepted)
-    try:
-        return float(value)
-    except OverflowError:
-        raise ParameterError(name, value, accepted) from None
-
-
-def _count(name: str, value: object) -> int:
-    accepted = f"a whole number from 1 to {MOST_ATTEMPTS} (executions, the first included)"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterTypeError(name, value, accepted)
-    if not 1 <= value <= MOST_ATTEMPTS:
-        raise ParameterError(name, value, accepted)
-    return value
+def _attempts(value: object) -> int:
+    return checks.whole_number("max_attempts", value, most=MOST_ATTEMPTS, note=" (executions, the first included)")
 
 
 def _seconds(name: str, value: object) -> float:
-    accepted = f"a number of seconds from 0 to {LONGEST_WAIT:.0f}"
-    number = _number(name, value, accepted)
-    if not 0 <= number <= LONGEST_WAIT:
-        raise ParameterError(name, value, accepted)
-    return number
+    return checks.seconds(name, value, or_zero=True, most=LONGEST_WAIT)
 
 
 def _limit(name: str, value: object) -> float:
-    accepted = "a number of seconds above 0, or None for no limit"
-    if value is None:
-        return inf
-    number = _number(name, value, accepted)
-    if not number > 0:
-        raise ParameterError(name, value, accepted)
-    return number
-
-
-def _fraction(name: str, value: object) -> float:
-    accepted = "a number from 0 to 1"
-    number = _number(name, value, accepted)
-    if not 0 <= number <= 1:
-        raise ParameterError(name, value, accepted)
-    return number
+    limit = checks.seconds_or_none(name, None if value == inf else value, meaning="for no limit")
+    return inf if limit is None else limit
 
 
 def _multiplier(value: float | None, other: float | None) -> float:
@@ -271,28 +241,19 @@ def _multiplier(value: float | None, other: float | None) -> float:
         raise ParameterError("backoff_multiplier", other, "another spelling of multiplier; give one of them")
     if given is None:
         return 2.0
-    number = _number(name, given, "a number from 1 to 1000")
-    if not (isfinite(number) and 1 <= number <= 1000):
-        raise ParameterError(name, given, "a number from 1 to 1000")
-    return number
+    return checks.number(name, given, least=1.0, most=1000.0)
 
 
 def _jitter(value: Any, enabled: object) -> Jitter:
     if enabled is not None:
-        if not isinstance(enabled, bool):
-            raise ParameterTypeError("jitter_enabled", enabled, "True or False")
+        on = checks.flag("jitter_enabled", enabled)
         if value is None:
-            return Jitter.PROPORTIONAL if enabled else Jitter.NONE
-        if enabled is (value == Jitter.NONE):
+            return Jitter.PROPORTIONAL if on else Jitter.NONE
+        if on is (value == Jitter.NONE):
             raise ParameterError(
                 "jitter_enabled", enabled, f"what agrees with jitter={_plain(value)!r}; give one of them"
             )
-    if value is None:
-        return Jitter.PROPORTIONAL
-    try:
-        return Jitter(value)
-    except ValueError:
-        raise ParameterError("jitter", value, f"one of {', '.join(Jitter)}") from None
+    return Jitter.PROPORTIONAL if value is None else checks.choice("jitter", value, Jitter)
 
 
 def _strategy(value: Any) -> RetryStrategy | str:
@@ -301,15 +262,9 @@ def _strategy(value: Any) -> RetryStrategy | str:
     try:
         return RetryStrategy(value)
     except ValueError:
-        if isinstance(value, str) and value in OWN_STRATEGIES:
+        if isinstance(value, str) and value in CUSTOM_STRATEGIES:
             return str(value)
-        raise ParameterError("strategy", value, f"one of {', '.join([*RetryStrategy, *OWN_STRATEGIES])}") from None
-
-
-def _truth(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ParameterTypeError(name, value, "True or False")
-    return value
+        raise ParameterError("strategy", value, f"one of {', '.join([*RetryStrategy, *CUSTOM_STRATEGIES])}") from None
 
 
 def _rules(name: str, value: Iterable[ExceptionRule]) -> tuple[str, ...]:
@@ -320,7 +275,7 @@ def _rules(name: str, value: Iterable[ExceptionRule]) -> tuple[str, ...]:
 
 
 def rule_name(parameter: str, rule: object) -> str:
-    """A class as its qualified name; a written name as it is. A bare name matches a class of that name anywhere."""
+    """The qualified name of a class; a name as it was given. A bare name matches a class of that name in any module."""
     if isinstance(rule, str) and rule:
         return rule
     if isinstance(rule, type) and issubclass(rule, BaseException):
@@ -329,5 +284,5 @@ def rule_name(parameter: str, rule: object) -> str:
 
 
 def class_name(cls: type) -> str:
-    """`builtins.TimeoutError`, `httpx.ReadTimeout`: how a class is called in failures and rules."""
+    """The qualified name of a class in failures and rules: `builtins.TimeoutError`, `httpx.ReadTimeout`."""
     return f"{cls.__module__}.{cls.__qualname__}"

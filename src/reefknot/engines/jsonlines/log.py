@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from reefknot.core.audit.chain import Head, Mismatch
-from reefknot.core.audit.lines import Line, filed_in, read_line, verify_lines
+from reefknot.core.audit.lines import LogLine, index_of, read_line, verify_lines
 from reefknot.engines.jsonlines.writer import (
     Fsync,
     LineWriter,
@@ -166,13 +166,13 @@ def _page(files: list[Path], query: AuditQuery) -> list[KeptEntry]:
         if len(found) >= query.limit:
             break
         line = read_line(text)
-        if isinstance(line, Line) and line.sequence > query.after:
+        if isinstance(line, LogLine) and line.sequence > query.after:
             entry = _entry(line)
             if query.matches(entry):
                 found.append(KeptEntry(line.sequence, line.hash, entry))
     return found
 
 
-def _entry(line: Line) -> AuditEntry:
-    filed = line.filed or filed_in(line.body)
+def _entry(line: LogLine) -> AuditEntry:
+    filed = line.filed or index_of(line.body)
     return AuditEntry(line.body, filed.event_type, line.at or 0, filed.correlation_id, filed.trace_id, filed.work_id)

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from reefknot.core.audit.chain import ANCHOR, Head, anchor_body, link
 from reefknot.core.audit.event import LogRepaired, encode, timestamp
-from reefknot.core.audit.lines import Filed, Line, Opening, line_of, opening_of, read_line
+from reefknot.core.audit.lines import EventIndex, LogHeader, LogLine, event_line, header_line, read_line
 from reefknot.errors import StoreCorruptError, StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 
@@ -109,8 +109,8 @@ class LineWriter:
         head, lines = self.head, []
         for more, entry in zip(range(len(entries) - 1, -1, -1), entries, strict=True):
             head, _ = link(head, entry.body)
-            filed = Filed(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
-            lines.append(line_of(head, entry.body, at=entry.at, filed=filed, more=more))
+            filed = EventIndex(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
+            lines.append(event_line(head, entry.body, at=entry.at, filed=filed, more=more))
         return head, b"".join(lines)
 
     def _write(self, data: bytes) -> None:
@@ -208,7 +208,7 @@ class LineWriter:
         for file in files:
             for text in lines_of([file]):
                 line = read_line(text)
-                if not isinstance(line, Line):
+                if not isinstance(line, LogLine):
                     continue
                 if line.at is None or line.at >= before:
                     return gone, anchor, file
@@ -270,7 +270,7 @@ def opening_head(file: Path) -> Head:
     """The head of the chain before a file's first event."""
     with file.open("rb") as stream:
         first = read_line(stream.readline(LONGEST_LINE))
-    if not isinstance(first, Opening):
+    if not isinstance(first, LogHeader):
         raise StoreCorruptError(f"jsonlines:{file}", "its first line opens no log", "restore it, or move it away")
     return first.head
 
@@ -286,9 +286,9 @@ def end_of(file: Path) -> FileEnd:
     for text in lines_of([file]):
         position += len(text)
         found = read_line(text)
-        if isinstance(found, Opening):
+        if isinstance(found, LogHeader):
             whole = position
-        elif isinstance(found, Line) and not found.more:
+        elif isinstance(found, LogLine) and not found.more:
             head, whole = Head(head.chain, found.sequence, found.hash), position
     return FileEnd(head, whole, position)
 
@@ -297,7 +297,7 @@ def write_file(path: Path, head: Head, lines: Iterable[bytes] = ()) -> None:
     """Write a file that opens at `head`, whole or not at all, in place of the one that is there."""
     fresh = path.with_name(f"{path.name}.new")
     with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
-        stream.write(opening_of(head))
+        stream.write(header_line(head))
         stream.writelines(lines)
         stream.flush()
         os.fsync(stream.fileno())
@@ -344,8 +344,8 @@ def _after(file: Path, sequence: int) -> Iterator[bytes]:
     keeping = False
     for text in lines_of([file]):
         line = read_line(text)
-        if isinstance(line, Opening) or (isinstance(line, Line) and line.sequence <= sequence):
+        if isinstance(line, LogHeader) or (isinstance(line, LogLine) and line.sequence <= sequence):
             continue
-        keeping = keeping or isinstance(line, Line)
+        keeping = keeping or isinstance(line, LogLine)
         if keeping:
             yield text

@@ -15,9 +15,9 @@ Works on `sqlite3`, `apsw` and `psycopg` connections. A driver is recognised by 
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
+from reefknot.core import checks
 from reefknot.engines.ledger.claims import (
     DEFAULT_TABLE,
     Ledger,
@@ -42,7 +42,7 @@ def ledger(conn: Any, *, table: str = DEFAULT_TABLE, wait: float = 30.0) -> Ledg
     `table` may be qualified: `billing.ledger`.
     """
     checked_table = LedgerTable.named(table)
-    seconds = _seconds(wait)
+    seconds = checks.seconds("wait", wait, or_zero=True, most=checks.LARGEST_FLOAT)
 
     def transaction() -> LedgerTransaction:
         return _transaction(conn, checked_table, seconds)
@@ -87,12 +87,3 @@ def _driver(conn: object) -> str:
         if package == "psycopg" and cls.__name__ in ("Connection", "AsyncConnection"):
             return package
     return ""
-
-
-def _seconds(wait: float) -> float:
-    accepted = "a finite number of seconds, 0 or more"
-    if isinstance(wait, bool) or not isinstance(wait, int | float):
-        raise ParameterTypeError("wait", wait, accepted)
-    if not (wait >= 0 and isfinite(wait)):
-        raise ParameterError("wait", wait, accepted)
-    return float(wait)

@@ -16,10 +16,10 @@ from itertools import count
 from reefknot.core import idempotency as core
 from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, anchor_body, link, verify
 from reefknot.core.idempotency import (
-    Answer,
     Claim,
     Claimed,
     ClaimRequest,
+    ClaimResult,
     Ending,
     KeyRecord,
     KeyState,
@@ -184,7 +184,7 @@ class MemoryIdempotencyStore:
         lease: float = 60.0,
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
-    ) -> Answer:
+    ) -> ClaimResult:
         now = self._shared.now()
         asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
         old = self._records.get(key)

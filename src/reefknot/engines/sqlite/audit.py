@@ -66,21 +66,21 @@ class SqliteAuditLog:
         self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
     ) -> list[Mismatch]:
         stored, anchor = await self._context.read(heads)
-        walk = chain.Walk(anchor, stored, *([] if head is None or head == stored else [head]))
+        verifier = chain.ChainVerifier(anchor, stored, *([] if head is None or head == stored else [head]))
         done = anchor.sequence
         while done < stored.sequence:
             links, now_stored, now_anchor = await self._context.read(partial(_links, after=done, end=stored.sequence))
             if now_anchor.sequence > done:  # retention went past this: what is left begins there
                 stored, done = now_stored, now_anchor.sequence
-                walk.go_on_from(now_anchor, stored)
+                verifier.resume_from(now_anchor, stored)
                 continue
-            walk.take(links)
+            verifier.add(links)
             if progress is not None:
                 progress(len(links))
             if len(links) < LINKS_PER_READ:
                 break
             done = links[-1].sequence
-        return walk.result() + await self._context.read(_beyond_head)
+        return verifier.result() + await self._context.read(_beyond_head)
 
     async def trim(self, before: int) -> int:
         last = await self._last_before(before)

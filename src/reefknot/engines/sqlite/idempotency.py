@@ -13,10 +13,10 @@ from msgspec import Struct, json, structs
 
 from reefknot.core import idempotency as core
 from reefknot.core.idempotency import (
-    Answer,
     Claim,
     Claimed,
     ClaimRequest,
+    ClaimResult,
     Ending,
     KeyRecord,
     KeyState,
@@ -106,9 +106,9 @@ class SqliteIdempotencyStore:
         lease: float = 60.0,
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
-    ) -> Answer:
+    ) -> ClaimResult:
         asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
-        answer: Answer = await self._write(self._handler, (key, asking, events))
+        answer: ClaimResult = await self._write(self._handler, (key, asking, events))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:

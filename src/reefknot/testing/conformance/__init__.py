@@ -1,13 +1,13 @@
 """
-One suite for each contract of a store, the same for every engine.
+Conformance suites: one for each contract of a store, the same for every engine.
 
     class TestMyEngineIdempotency(IdempotencyContract):
         @pytest.fixture
         def harness(self, tmp_path: Path) -> Harness:
             return Harness(lambda clock, **options: MyStore(tmp_path, clock, **options))
 
-A suite knows the contract and nothing else: what it may not ask for, no engine has to offer. Time is a virtual clock
-that the stories move by hand.
+A suite tests the contract and nothing else: an engine need not offer more. Time is a virtual clock that the tests
+advance.
 """
 
 from reefknot.testing.conformance.audit_log import AuditLogContract

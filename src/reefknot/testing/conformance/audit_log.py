@@ -1,4 +1,4 @@
-"""What every audit log does."""
+"""Conformance suite: the contract of an audit log."""
 
 import asyncio
 
@@ -8,11 +8,11 @@ from reefknot.core.audit.chain import Head, Link, verify
 from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.store import Store
-from reefknot.testing.conformance.harness import Harness, event, told
+from reefknot.testing.conformance.harness import Harness, event, event_types
 
 
 class AuditLogContract:
-    """Subclass it, and give it a `harness`."""
+    """Tests that every audit log has to pass. A subclass provides the fixture `harness`."""
 
     def test_events_come_back_in_the_order_they_came_with_their_bodies_byte_for_byte(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
@@ -80,7 +80,7 @@ class AuditLogContract:
         async def story(store: Store, clock: VirtualClock) -> None:
             await store.audit.append([event("a", at=10), event("b", at=20), event("late", at=5), event("c", at=30)])
             assert await store.audit.trim(20) == 1
-            assert await told(store) == ["b", "late", "c", "anchor"]
+            assert await event_types(store) == ["b", "late", "c", "anchor"]
             assert await store.audit.verify() == []
             assert await store.audit.trim(20) == 0
 
@@ -91,7 +91,7 @@ class AuditLogContract:
             await asyncio.gather(*(store.audit.append([event("a"), event("b")]) for _ in range(50)))
             assert (await store.audit.head()).sequence == 100
             assert await store.audit.verify() == []
-            assert await told(store) == ["a", "b"] * 50
+            assert await event_types(store) == ["a", "b"] * 50
 
         harness.run(story)
 

@@ -4,7 +4,7 @@ import asyncio
 
 from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.store import Store
-from reefknot.testing.conformance.harness import Harness, event, told
+from reefknot.testing.conformance.harness import Harness, event, event_types
 
 
 class ControlContract:
@@ -31,7 +31,7 @@ class ControlContract:
                 assert [command.name for command in await store.control.poll(target)] == ["pause"]
                 assert await store.control.poll(target, after=sequence) == []
             assert await store.control.latest() == sequence
-            assert await told(store) == ["operator_action"]
+            assert await event_types(store) == ["operator_action"]
 
         harness.run(story)
 

@@ -1,4 +1,4 @@
-"""How a suite gets a store and runs a story against it."""
+"""The harness of the conformance suites: opens a store and runs a test story against it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from reefknot.ports.store import Store
 Story = Callable[[Store, VirtualClock], Awaitable[None]]
 
 LONGEST_STORY = 20.0
-"""Real seconds. A story that hangs fails."""
+"""The time limit of a story in real seconds: a story that hangs fails."""
 
 
 class StoreFactory(Protocol):
@@ -23,13 +23,13 @@ class StoreFactory(Protocol):
 
 
 class Harness:
-    """Runs a story on a store of its own."""
+    """Runs test stories, each on a fresh store."""
 
     def __init__(self, factory: StoreFactory) -> None:
         self._factory = factory
 
     def run(self, story: Story, **options: Any) -> None:
-        """The whole story, on a fresh store, within a bound of real time."""
+        """Run the story on a fresh store, within a bound of real time."""
 
         async def main() -> None:
             clock = VirtualClock()
@@ -40,10 +40,10 @@ class Harness:
 
 
 def event(name: str, **fields: Any) -> AuditEntry:
-    """An event that can be told from the others."""
+    """An event of this type, with a body that names it."""
     return AuditEntry(canonical({"event_type": name}), name, fields.pop("at", 0), **fields)
 
 
-async def told(store: Store) -> list[str]:
+async def event_types(store: Store) -> list[str]:
     """The types of all events in the log, in their order."""
     return [kept.entry.event_type for kept in await store.audit.read()]

@@ -1,4 +1,4 @@
-"""What every idempotency store does."""
+"""Conformance suite: the contract of an idempotency store."""
 
 import asyncio
 from itertools import count
@@ -16,7 +16,7 @@ from reefknot.errors import (
     ResultTooLargeError,
 )
 from reefknot.ports.store import Store
-from reefknot.testing.conformance.harness import Harness, event, told
+from reefknot.testing.conformance.harness import Harness, event, event_types
 
 _owners = count(1)
 
@@ -29,7 +29,7 @@ async def claimed(store: Store, key: str = "k", *, lease: float = 60.0, guard: b
 
 
 class IdempotencyContract:
-    """Subclass it, and give it a `harness`."""
+    """Tests that every idempotency store has to pass. A subclass provides the fixture `harness`."""
 
     def test_the_first_caller_gets_the_key_and_the_second_is_told_who_has_it(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
@@ -86,7 +86,7 @@ class IdempotencyContract:
             record = await store.idempotency.get("k")
             assert record is not None
             assert record.result == '"heir"'
-            assert await told(store) == []
+            assert await event_types(store) == []
 
         harness.run(story)
 
@@ -119,7 +119,7 @@ class IdempotencyContract:
             assert await store.idempotency.resolve("k", Done('"found out"'), events=[event("resolved")])
             assert isinstance(await store.idempotency.claim("k", owner="later"), Hit)
             assert not await store.idempotency.resolve("k", Done('"again"'), events=[event("twice")])
-            assert await told(store) == ["resolved"]
+            assert await event_types(store) == ["resolved"]
 
         harness.run(story)
 
@@ -146,7 +146,7 @@ class IdempotencyContract:
                 await store.idempotency.finish(held.claim, Done("1"), events=[event("record")])
             with pytest.raises(LeaseLostError):
                 await store.idempotency.finish(held.claim, Done("2"))
-            assert await told(store) == ["record"]
+            assert await event_types(store) == ["record"]
 
         harness.run(story)
 
@@ -155,7 +155,7 @@ class IdempotencyContract:
             first = await store.idempotency.claim("k", owner="me", events=[event("claimed")])
             second = await store.idempotency.claim("k", owner="me", events=[event("claimed")])
             assert first == second
-            assert await told(store) == ["claimed"]
+            assert await event_types(store) == ["claimed"]
 
         harness.run(story)
 
@@ -169,7 +169,7 @@ class IdempotencyContract:
             answers = await asyncio.gather(*asked)
             winners = [answer.record.key for answer in answers if isinstance(answer, Claimed)]
             assert sorted(winners) == sorted(f"k{key}" for key in range(20))
-            assert sorted(await told(store)) == sorted(winners)
+            assert sorted(await event_types(store)) == sorted(winners)
 
         harness.run(story)
 
@@ -297,7 +297,7 @@ class IdempotencyContract:
             assert await store.idempotency.forget("k", events=[event("forgotten")])
             assert not await store.idempotency.forget("k", events=[event("twice")])
             assert await store.idempotency.get("k") is None
-            assert await told(store) == ["forgotten"]
+            assert await event_types(store) == ["forgotten"]
             again = await claimed(store)
             assert again.claim.fence > held.claim.fence
 

@@ -1,22 +1,22 @@
-"""What every quarantine does."""
+"""Conformance suite: the contract of a quarantine."""
 
 from reefknot.core.work import Budget, Quarantine, Settled, WorkDone, WorkFailed, WorkItem, WorkState, submission_id
 from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Enqueued, Settlement
-from reefknot.testing.conformance.harness import Harness, event, told
+from reefknot.testing.conformance.harness import Harness, event, event_types
 
 PAYLOAD = bytes(range(256))
 
 
 async def quarantined(store: Store, work_id: str, *, kind: str = "t", source: str = "s", reason: str = "bad") -> None:
-    """An item that ran once and was put aside."""
+    """Put an item into quarantine after one attempt."""
     await store.work.enqueue([WorkItem(work_id, kind, source=source, payload=PAYLOAD)])
-    await put_aside(store, reason)
+    await quarantine_next(store, reason)
 
 
-async def put_aside(store: Store, reason: str = "bad") -> None:
+async def quarantine_next(store: Store, reason: str = "bad") -> None:
     (item,) = await store.work.claim(1, owner="w")
     settled = Quarantine(reason, failure='{"code": 1}')
     assert await store.work.settle([Settlement(item.id, "w", item.fence, settled)]) == [True]
@@ -27,7 +27,7 @@ def wall_ms(clock: VirtualClock) -> int:
 
 
 class QuarantineContract:
-    """Subclass it, and give it a `harness`."""
+    """Tests that every quarantine has to pass. A subclass provides the fixture `harness`."""
 
     def test_it_keeps_the_payload_byte_for_byte_with_reason_failure_and_history(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
@@ -36,7 +36,7 @@ class QuarantineContract:
             assert item is not None
             assert item.payload == PAYLOAD
             assert (item.reason, item.failure, item.attempts) == ("bad", '{"code": 1}', 1)
-            assert [chapter.what for chapter in item.history] == ["quarantined"]
+            assert [entry.what for entry in item.history] == ["quarantined"]
             assert await store.quarantine.show("b") is None
 
         harness.run(story)
@@ -57,8 +57,8 @@ class QuarantineContract:
             (item,) = await store.work.claim(1, owner="w")
             assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
             assert item.payload == PAYLOAD
-            assert [(chapter.what, chapter.who) for chapter in item.history][-1] == ("requeued", "ann")
-            assert await told(store) == ["requeued"]
+            assert [(entry.what, entry.who) for entry in item.history][-1] == ("requeued", "ann")
+            assert await event_types(store) == ["requeued"]
 
         harness.run(story)
 
@@ -66,8 +66,8 @@ class QuarantineContract:
         async def story(store: Store, clock: VirtualClock) -> None:
             names = [submission_id("a"), submission_id("b"), submission_id("c")]
             for name in names:
-                await store.work.enqueue([WorkItem(name, "t", "desk", deadline_at=wall_ms(clock) + 5000)])
-            held = {item.id: item for item in await store.work.claim(9, owner="r", classes=("desk",))}
+                await store.work.enqueue([WorkItem(name, "t", "submissions", deadline_at=wall_ms(clock) + 5000)])
+            held = {item.id: item for item in await store.work.claim(9, owner="r", classes=("submissions",))}
             old = WorkFailed(None, '"old"', "error")
             ends: list[Settled] = [old, old, WorkDone('"old"')]
             reports = [Settlement(name, "r", held[name].fence, end) for name, end in zip(names, ends, strict=True)]
@@ -76,7 +76,7 @@ class QuarantineContract:
             await quarantined(store, "c")
             clock.advance(60)
             assert await store.quarantine.requeue(ALL, who="ann") == ["a", "c"]
-            open_again = await store.work.claim(9, owner="r", classes=("desk",))
+            open_again = await store.work.claim(9, owner="r", classes=("submissions",))
             assert [(item.id, item.result, item.generation) for item in open_again] == [(names[0], None, 1)]
             assert open_again[0].deadline_at == wall_ms(clock) + 5000, "its time begins anew"
             assert open_again[0].fence > held[names[0]].fence
@@ -91,23 +91,23 @@ class QuarantineContract:
         async def story(store: Store, clock: VirtualClock) -> None:
             await quarantined(store, "a")
             await store.quarantine.requeue(ALL, who="ann")
-            await put_aside(store, "bad again")
+            await quarantine_next(store, "bad again")
             item = await store.quarantine.show("a")
             assert item is not None
             assert item.reason == "bad again"
-            assert [chapter.what for chapter in item.history] == ["quarantined", "requeued", "quarantined"]
+            assert [entry.what for entry in item.history] == ["quarantined", "requeued", "quarantined"]
 
         harness.run(story)
 
     def test_a_dry_run_names_what_it_would_do_and_does_nothing(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
             await quarantined(store, "a")
-            told_of = [event("never")]
-            assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=told_of) == ["a"]
-            assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=told_of) == ["a"]
-            assert await store.quarantine.purge(ALL, dry_run=True, events=told_of) == ["a"]
+            unwritten = [event("never")]
+            assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=unwritten) == ["a"]
+            assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=unwritten) == ["a"]
+            assert await store.quarantine.purge(ALL, dry_run=True, events=unwritten) == ["a"]
             assert await store.quarantine.show("a") is not None
-            assert await told(store) == []
+            assert await event_types(store) == []
 
         harness.run(story)
 
@@ -117,8 +117,8 @@ class QuarantineContract:
             clock.advance(10)
             await quarantined(store, "b", kind="t2", source="s1", reason="worse")
             await quarantined(store, "c", kind="t2", source="s2", reason="bad")
-            aside = await store.quarantine.show("b")
-            assert aside is not None
+            second = await store.quarantine.show("b")
+            assert second is not None
 
             async def found(which: QuarantineFilter) -> list[str]:
                 return [item.id for item in await store.quarantine.find(which)]
@@ -127,7 +127,7 @@ class QuarantineContract:
             assert await found(QuarantineFilter(kind="t2")) == ["b", "c"]
             assert await found(QuarantineFilter(source="s1")) == ["a", "b"]
             assert await found(QuarantineFilter(reason_contains="100% _")) == ["a"]
-            assert await found(QuarantineFilter(before=aside.updated_at)) == ["a"]
+            assert await found(QuarantineFilter(before=second.updated_at)) == ["a"]
             page = await store.quarantine.find(limit=2)
             rest = await store.quarantine.find(after="b")
             assert [item.id for item in page + rest] == ["a", "b", "c"]
@@ -146,7 +146,7 @@ class QuarantineContract:
             assert await store.quarantine.purge(ALL, events=[event("purged")]) == ["b"]
             assert await store.work.get("b") is None
             assert await store.quarantine.requeue(ALL, who="ann", events=[event("nothing")]) == []
-            assert await told(store) == ["purged"]
+            assert await event_types(store) == ["purged"]
             assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
 
         harness.run(story)

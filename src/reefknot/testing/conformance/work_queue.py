@@ -19,7 +19,7 @@ from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
-from reefknot.testing.conformance.harness import Harness, event, told
+from reefknot.testing.conformance.harness import Harness, event, event_types
 
 
 def report(item: WorkItem, settled: Settled, *events: AuditEntry) -> Settlement:
@@ -55,7 +55,7 @@ class WorkQueueContract:
             assert all(getattr(item, name) == getattr(given, name) for name in (*same, "priority"))
             assert (item.state, item.owner, item.attempts) == (WorkState.RUNNING, "w", 0)
             assert await take(store) == []
-            assert await told(store) == ["admission"]
+            assert await event_types(store) == ["admission"]
 
         harness.run(story)
 
@@ -68,7 +68,7 @@ class WorkQueueContract:
             await store.work.settle([report(item, WorkDone())])
             assert await store.work.enqueue(twice[:1]) == [Enqueued.DUPLICATE]
             assert await take(store) == []
-            assert await told(store) == []
+            assert await event_types(store) == []
 
         harness.run(story)
 
@@ -81,7 +81,7 @@ class WorkQueueContract:
             items = [WorkItem("a", "t"), WorkItem("b", "t")]
             events = [of("a"), of("b"), of("somebody else"), event("of all")]
             assert await store.work.enqueue(items, events=events) == [Enqueued.DUPLICATE, Enqueued.ACCEPTED]
-            assert await told(store) == ["admission of b", "admission of somebody else", "of all"]
+            assert await event_types(store) == ["admission of b", "admission of somebody else", "of all"]
 
         harness.run(story)
 
@@ -213,7 +213,7 @@ class WorkQueueContract:
                 assert item is not None
                 assert (item.state, item.reason, item.failure, item.result) == (state, reason, '"f"', '"r"')
                 assert (item.attempts, item.owner) == (1, "")
-            assert await told(store) == ["failed", "quarantined"]
+            assert await event_types(store) == ["failed", "quarantined"]
 
         harness.run(story)
 
@@ -232,7 +232,7 @@ class WorkQueueContract:
             item = await store.work.get("a")
             assert item is not None
             assert item.result == '"heir"'
-            assert await told(store) == []
+            assert await event_types(store) == []
 
         harness.run(story)
 
@@ -279,7 +279,7 @@ class WorkQueueContract:
                 clock.advance(5)
             assert await store.work.claim(1, owner="w", crash_events=crash_events) == []
             assert await state_of(store, "a") is WorkState.QUARANTINED
-            assert await told(store) == ["crash 1 pending", "crash 2 pending", "crash 3 quarantined"]
+            assert await event_types(store) == ["crash 1 pending", "crash 2 pending", "crash 3 quarantined"]
 
         harness.run(story)
 
@@ -323,7 +323,7 @@ class WorkQueueContract:
             assert not await store.work.cancel("zz")
             assert await store.work.settle([report(running, WorkDone())]) == [False]
             assert await take(store) == []
-            assert await told(store) == ["cancelled"] * 2
+            assert await event_types(store) == ["cancelled"] * 2
 
         harness.run(story)
 

@@ -14,7 +14,7 @@ from reefknot.core.audit.analysis import (
     Analyser,
     Window,
     canonical_category,
-    moment,
+    epoch_seconds,
 )
 from reefknot.core.audit.event import (
     AnyEvent,
@@ -32,6 +32,7 @@ from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.decide import Again, History, Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterError
+from tests.rows import for_each_row
 
 NOON = 1_769_342_400
 FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke")
@@ -214,7 +215,7 @@ def test_a_threshold_that_is_no_rate_is_refused(threshold: float) -> None:
         Analyser(threshold=threshold)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "seconds"),
     [
         ("2026-01-25T21:15:00Z", 1_769_375_700.0),
@@ -225,7 +226,7 @@ def test_a_threshold_that_is_no_rate_is_refused(threshold: float) -> None:
     ],
 )
 def test_times_are_read_as_utc_unless_they_say_otherwise(text: str, seconds: float | None) -> None:
-    assert moment(text) == seconds
+    assert epoch_seconds(text) == seconds
 
 
 def test_steps_have_no_category_and_are_told_by_their_block() -> None:

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from reefknot.core.audit.chain import GENESIS, Head, Link, Mismatch, Walk, anchor_body, anchored, link, verify
+from reefknot.core.audit.chain import GENESIS, ChainVerifier, Head, Link, Mismatch, anchor_body, anchor_in, link, verify
+from tests.rows import for_each_row
 
 
 def chain_of(number: int, start: Head | None = None) -> tuple[list[Link], Head]:
@@ -76,7 +77,7 @@ def test_a_start_that_no_anchor_event_vouches_for_is_a_mismatch() -> None:
     links, head = chain_of(20)
     forged = Head("c", 10, links[9].hash)
     assert verify(links[10:], head, start=forged) == [
-        Mismatch(11, "what came before is gone, and no anchor event says so")
+        Mismatch(11, "the links before are gone, and no anchor event says so")
     ]
 
 
@@ -93,7 +94,7 @@ def test_a_head_from_before_the_anchor_cannot_be_compared() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b'{"event_type":"anchor"', b'{"event_type":"anchor"}'])
 def test_what_is_no_anchor_vouches_for_nothing(body: bytes) -> None:
-    assert anchored(body) is None
+    assert anchor_in(body) is None
 
 
 def test_an_older_head_holds_against_a_longer_chain() -> None:
@@ -103,11 +104,11 @@ def test_an_older_head_holds_against_a_longer_chain() -> None:
 
 def test_the_anchor_says_where_the_rest_begins() -> None:
     body = anchor_body(Head("c", 10, "ab"), 99)
-    assert anchored(body) == Head("c", 10, "ab")
+    assert anchor_in(body) == Head("c", 10, "ab")
     assert json.loads(body)["timestamp"].startswith("1970-01-01T00:00:00.099")
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each_row("seed", range(200))
 def test_every_random_tampering_is_found(seed: int) -> None:
     dice = random.Random(seed)
     links, head = chain_of(30)
@@ -133,27 +134,27 @@ def test_every_random_tampering_is_found(seed: int) -> None:
 # ---- a walk in pages -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [1, 3, 20, 100])
+@for_each_row("page", [1, 3, 20, 100])
 def test_a_walk_in_pages_finds_what_one_walk_finds(page: int) -> None:
     links, head = chain_of(20)
     links[7] = Link(8, links[7].hash, b"edited")
     del links[12]
-    walk = Walk(Head("c"), head)
+    verifier = ChainVerifier(Head("c"), head)
     for first in range(0, len(links), page):
-        walk.take(links[first : first + page])
+        verifier.add(links[first : first + page])
 
-    assert walk.result() == verify(links, head)
-    assert walk.sequence == 20
+    assert verifier.result() == verify(links, head)
+    assert verifier.sequence == 20
 
 
 def test_a_walk_compares_with_every_head_it_is_given() -> None:
     links, head = chain_of(20)
     old = Head("c", 5, links[4].hash)
     forged = Head("c", 7, "f" * 64)
-    walk = Walk(Head("c"), head, old, forged)
-    walk.take(links)
+    verifier = ChainVerifier(Head("c"), head, old, forged)
+    verifier.add(links)
 
-    assert walk.result() == [Mismatch(7, "the hash is not the one of the head")]
+    assert verifier.result() == [Mismatch(7, "the hash is not the one of the head")]
 
 
 def test_a_walk_that_retention_overtook_goes_on_from_the_anchor_and_needs_its_event() -> None:
@@ -162,13 +163,13 @@ def test_a_walk_that_retention_overtook_goes_on_from_the_anchor_and_needs_its_ev
     body = anchor_body(anchor, 0)
     end, hashed = link(head, body)
     for vouched in (True, False):
-        walk = Walk(Head("c"), head, Head("c", 2, links[1].hash))
-        walk.take(links[:3])
-        walk.go_on_from(anchor, end if vouched else head)
-        walk.take([*links[6:], *([Link(11, hashed, body)] if vouched else [])])
-        gone = [] if vouched else [Mismatch(7, "what came before is gone, and no anchor event says so")]
+        verifier = ChainVerifier(Head("c"), head, Head("c", 2, links[1].hash))
+        verifier.add(links[:3])
+        verifier.resume_from(anchor, end if vouched else head)
+        verifier.add([*links[6:], *([Link(11, hashed, body)] if vouched else [])])
+        gone = [] if vouched else [Mismatch(7, "the links before are gone, and no anchor event says so")]
 
-        assert walk.result() == gone
+        assert verifier.result() == gone
 
 
 def test_findings_are_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +184,7 @@ def test_findings_are_bounded_and_the_rest_is_counted(monkeypatch: pytest.Monkey
 
 def test_two_heads_that_say_the_same_are_one_finding() -> None:
     links, head = chain_of(5)
-    walk = Walk(Head("c"), head, Head("c", 5, "e" * 64), Head("c", 5, "f" * 64))
-    walk.take(links)
+    verifier = ChainVerifier(Head("c"), head, Head("c", 5, "e" * 64), Head("c", 5, "f" * 64))
+    verifier.add(links)
 
-    assert walk.result() == [Mismatch(5, "the hash is not the one of the head")]
+    assert verifier.result() == [Mismatch(5, "the hash is not the one of the head")]

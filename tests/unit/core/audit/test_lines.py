@@ -6,27 +6,28 @@ import pytest
 
 from reefknot.core.audit.chain import Head, anchor_body, link
 from reefknot.core.audit.lines import (
-    Filed,
-    Line,
-    Opening,
-    filed_in,
-    line_of,
-    misfiled,
-    opening_of,
+    EventIndex,
+    LogHeader,
+    LogLine,
+    event_line,
+    header_line,
+    index_of,
     read_line,
     verify_lines,
+    wrong_index_field,
 )
 from reefknot.errors import NotJsonError
+from tests.rows import for_each_row
 
 BODIES = [b'{"event_type":"a","n":%d}' % number for number in range(5)]
 
 
 def written(bodies: list[bytes] = BODIES, *, start: Head | None = None, more: bool = False) -> tuple[list[bytes], Head]:
     head = start or Head("c1")
-    lines = [opening_of(head)]
+    lines = [header_line(head)]
     for number, body in enumerate(bodies):
         head, _ = link(head, body)
-        lines.append(line_of(head, body, more=len(bodies) - 1 - number if more else 0))
+        lines.append(event_line(head, body, more=len(bodies) - 1 - number if more else 0))
     return lines, head
 
 
@@ -40,36 +41,36 @@ def test_what_is_written_verifies_with_and_without_its_head(more: bool) -> None:
 
     assert problems(lines) == []
     assert problems(lines, head) == []
-    assert [line.body for line in map(read_line, lines) if isinstance(line, Line)] == BODIES
+    assert [line.body for line in map(read_line, lines) if isinstance(line, LogLine)] == BODIES
 
 
 def test_a_line_says_again_what_it_was_made_of() -> None:
     head, _ = link(Head("c1"), BODIES[0])
-    text = line_of(head, BODIES[0], at=7, filed=Filed("b", "c"), more=2)
+    text = event_line(head, BODIES[0], at=7, filed=EventIndex("b", "c"), more=2)
     line = read_line(text)
 
-    assert isinstance(line, Line)
+    assert isinstance(line, LogLine)
     assert (line.body, line.hash, line.sequence, line.at, line.filed, line.more) == (
-        BODIES[0], head.hash, 1, 7, Filed("b", "c"), 2,
+        BODIES[0], head.hash, 1, 7, EventIndex("b", "c"), 2,
     )  # fmt: skip
-    opening = read_line(opening_of(head))
-    assert isinstance(opening, Opening)
+    opening = read_line(header_line(head))
+    assert isinstance(opening, LogHeader)
     assert opening.head == head
 
 
 def test_what_the_event_says_itself_is_not_said_twice() -> None:
     head, _ = link(Head("c1"), BODIES[0])
 
-    assert b"filed" not in line_of(head, BODIES[0], filed=Filed("a"))
+    assert b"filed" not in event_line(head, BODIES[0], filed=EventIndex("a"))
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b'{"a":\n1}'])
 def test_what_is_not_one_line_of_json_is_refused(body: bytes) -> None:
     with pytest.raises(NotJsonError):
-        line_of(Head("c1"), body)
+        event_line(Head("c1"), body)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "damage",
     [
         lambda text: text.replace(b'"hash"', b' "hash"'),
@@ -84,7 +85,7 @@ def test_a_line_is_accepted_to_the_byte_only(damage: Callable[[bytes], bytes]) -
     lines[1] = damage(lines[1])
 
     assert read_line(lines[1]) is None
-    assert "a line that is none of ours, or was changed" in problems(lines)
+    assert "a line that is not in this format, or was changed" in problems(lines)
 
 
 @pytest.mark.parametrize("first", [b"", b"nonsense\n", b'{"chain":"c","format":2,"hash":"00","sequence":0}\n'])
@@ -111,7 +112,7 @@ def test_a_batch_with_a_changed_count_shows() -> None:
     lines, _ = written(more=True)
     lines[3] = lines[3].replace(b'"more":2', b'"more":9')
 
-    assert problems(lines) == ["it does not belong to the batch before it"] * 2
+    assert problems(lines) == ["the line does not belong to the batch before it"] * 2
 
 
 def test_the_head_of_another_chain_is_named() -> None:
@@ -133,20 +134,20 @@ def test_a_beginning_that_was_let_go_needs_an_anchor_event() -> None:
     without, _ = written(start=middle)
     vouched, head = written([*BODIES, anchor_body(middle, 1_800_000_000_000)], start=middle)
 
-    assert problems(without) == ["what came before is gone, and no anchor event says so"]
+    assert problems(without) == ["the links before are gone, and no anchor event says so"]
     assert problems(vouched, head) == []
 
 
 def test_an_event_filed_under_what_it_is_not_shows() -> None:
     head, _ = link(Head("c1"), BODIES[0])
-    lines = [opening_of(Head("c1")), line_of(head, BODIES[0], filed=Filed("b"))]
+    lines = [header_line(Head("c1")), event_line(head, BODIES[0], filed=EventIndex("b"))]
 
-    assert problems(lines) == ["it is filed under another event_type than its own"]
+    assert problems(lines) == ["the event is filed under another event_type than its own"]
 
 
 def test_only_what_the_event_says_can_be_misfiled() -> None:
     body = b'{"correlation_id":"c","event_type":"a"}'
 
-    assert misfiled(body, Filed("a", "c", "t", "w")) is None
-    assert misfiled(body, Filed("a", "d")) == "correlation_id"
-    assert filed_in(b"[1]") == Filed()
+    assert wrong_index_field(body, EventIndex("a", "c", "t", "w")) is None
+    assert wrong_index_field(body, EventIndex("a", "d")) == "correlation_id"
+    assert index_of(b"[1]") == EventIndex()

@@ -29,6 +29,7 @@ from reefknot.core.overload.admission import (
     retry_after_ms,
     would_miss_deadline,
 )
+from tests.rows import for_each_row
 
 NEW = Newcomer()
 REJECT, DROP, DEFER, DEGRADE = RejectionPolicy
@@ -86,7 +87,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
 # ---- reject_new -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [0, 499, 500, 800, 999])
+@for_each_row("depth", [0, 499, 500, 800, 999])
 def test_below_the_bound_the_default_policy_queues(depth: int) -> None:
     answer = admit(view(depth), NEW, rules())
 
@@ -113,7 +114,7 @@ def test_a_critical_threshold_above_the_size_does_not_lift_the_bound() -> None:
     assert admit(view(1000), NEW, own) == full()
 
 
-@pytest.mark.parametrize("policy", list(RejectionPolicy))
+@for_each_row("policy", list(RejectionPolicy))
 def test_reject_at_overloaded_gives_the_documents_table(policy: RejectionPolicy) -> None:
     own = rules(policy, reject_at=OverloadStatus.OVERLOADED)
     answer = admit(view(800), NEW, own)
@@ -122,7 +123,7 @@ def test_reject_at_overloaded_gives_the_documents_table(policy: RejectionPolicy)
     assert answer == Reject(RejectReason.OVERLOADED, "Worker overloaded, rejecting assignment", UNKNOWN_WAIT_MS)
 
 
-@pytest.mark.parametrize("policy", list(RejectionPolicy))
+@for_each_row("policy", list(RejectionPolicy))
 def test_a_draining_worker_takes_nothing(policy: RejectionPolicy) -> None:
     answer = admit(view(0, draining=True), NEW, rules(policy))
 
@@ -166,7 +167,7 @@ def test_a_newcomer_of_higher_priority_drops_a_lower_one() -> None:
 # ---- defer ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("depth", "milliseconds"),
     [
         (0, 0),
@@ -227,7 +228,7 @@ def test_a_deadline_without_room_for_waiting_is_not_deferred() -> None:
 # ---- degrade --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("depth", "word"),
     [(500, "light"), (799, "light"), (800, "medium"), (949, "medium"), (950, "heavy"), (999, "heavy")],
 )
@@ -259,7 +260,7 @@ def test_what_a_level_takes_away_is_configured() -> None:
 KNOWN = {"service_times_known": 20, "mean_service_ms": 100.0}
 
 
-@pytest.mark.parametrize("policy", list(RejectionPolicy))
+@for_each_row("policy", list(RejectionPolicy))
 def test_work_that_could_only_start_too_late_is_rejected(policy: RejectionPolicy) -> None:
     """41 times 100 ms on one slot: 4100 ms, and half of the deadline is 4000."""
     answer = admit(view(41, **KNOWN), Newcomer(0, 8000.0), rules(policy))
@@ -269,7 +270,7 @@ def test_work_that_could_only_start_too_late_is_rejected(policy: RejectionPolicy
     assert admit(view(40, **KNOWN), Newcomer(0, 8000.0), rules(policy)) == Accept()
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("seen", "deadline", "fraction", "misses"),
     [
         (20, 100.0, 0.5, True),
@@ -293,7 +294,7 @@ def test_slots_share_the_queue() -> None:
     assert would_miss_deadline(view(41, concurrency=8, **KNOWN), Newcomer(0, 1000.0), rules())
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("depth", "mean", "seen", "wait"),
     [(1000, 100.0, 19, 1000), (1000, 100.0, 20, 30_000), (10, 100.0, 20, 500), (1, 1.0, 20, 100), (0, 5.0, 20, 100)],
 )

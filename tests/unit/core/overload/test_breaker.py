@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from reefknot.core.overload.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
 from reefknot.errors import ParameterError, ParameterTypeError, shown
+from tests.rows import for_each_row
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
@@ -224,7 +225,7 @@ def test_whatever_happens_there_is_one_live_probe_at_most_and_no_endless_silence
     assert isinstance(breaker.admit(now + 20), Permit)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("settings", "parameter", "accepted"),
     [
         *(({"failures": value}, "failures", "a whole number, 1 or more") for value in (0, -1)),
@@ -243,7 +244,7 @@ def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, Any], par
     assert str(caught.value) == f"{parameter}={shown(settings[parameter])} is not accepted: {accepted}"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("settings", "parameter", "accepted"),
     [
         *(({"name": value}, "name", "a text that names the destination") for value in (None, 3, b"x")),

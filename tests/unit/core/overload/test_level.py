@@ -1,15 +1,15 @@
 """Levels begin at their thresholds; the reported one goes up at once and comes down late."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.core.overload.admission import HYSTERESIS, OverloadStatus, Thresholds, level, reported
+from tests.rows import for_each_row
 
 H, D, O, C = OverloadStatus  # noqa: E741 - the four levels, in their order
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("depth", "expected"),
     [(0, H), (499, H), (500, D), (799, D), (800, O), (999, O), (1000, C), (1001, C), (5000, C)],
 )
@@ -23,7 +23,7 @@ def test_the_thresholds_are_the_configured_ones() -> None:
     assert [level(depth, 100, own) for depth in (9, 10, 19, 20, 29, 30)] == [H, D, D, O, O, C]
 
 
-@pytest.mark.parametrize(("status", "begins"), [(H, 0.0), (D, 0.5), (O, 0.8), (C, 1.0)])
+@for_each_row(("status", "begins"), [(H, 0.0), (D, 0.5), (O, 0.8), (C, 1.0)])
 def test_a_level_knows_where_it_begins(status: OverloadStatus, begins: float) -> None:
     assert Thresholds().of(status) == begins
     assert Thresholds() == Thresholds(0.5, 0.8, 1.0)
@@ -34,14 +34,14 @@ def test_the_words_on_the_wire_go_from_well_to_full() -> None:
     assert [status.severity for status in OverloadStatus] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("before", list(OverloadStatus))
-@pytest.mark.parametrize(("depth", "raw"), [(500, D), (800, O), (1000, C)])
+@for_each_row("before", list(OverloadStatus))
+@for_each_row(("depth", "raw"), [(500, D), (800, O), (1000, C)])
 def test_the_reported_status_rises_at_once(before: OverloadStatus, depth: int, raw: OverloadStatus) -> None:
     if raw.severity >= before.severity:
         assert reported(before, depth, 1000) is raw
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("before", "depth", "told"),
     [
         (D, 400, D),

@@ -1,4 +1,4 @@
-"""One policy out of all layers, with the provenance of every field."""
+"""The policy book: which layer wins, and what it says about it."""
 
 import copy
 import pickle
@@ -12,26 +12,29 @@ from hypothesis import strategies as st
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry import book as book_module
 from reefknot.core.retry.book import (
+    EMPTY_PATCH,
     NO_REQUEST,
-    NOTHING_SAID,
     SHOWN_FIELDS,
     Book,
     CategoryEntry,
+    FieldOrigin,
+    FieldValue,
     Layer,
     Patch,
     Request,
     ResolvedPolicy,
-    Said,
-    Settled,
     StatusRules,
     TargetEntry,
     families,
+    fold_patches,
     kind_of,
+    merge,
     patch,
 )
 from reefknot.core.retry.defaults import BASE, CATEGORIES, OTHERS, STATUSES
 from reefknot.core.retry.policy import FIELDS, Jitter, RetryPolicy, RetryStrategy
 from reefknot.errors import ParameterError
+from tests.rows import for_each_row
 
 HTTP_429 = Failure(ErrorCode.http_error, FailureType.RATE_LIMITED, "", 429)
 HTTP_503 = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "", 503)
@@ -48,7 +51,7 @@ NO_RULES = StatusRules()
 
 def book_of(
     *,
-    default: Patch = NOTHING_SAID,
+    default: Patch = EMPTY_PATCH,
     categories: Mapping[ErrorCategory, CategoryEntry] = {},
     statuses: StatusRules = NO_RULES,
     targets: Mapping[str, tuple[TargetEntry, ...]] = {},
@@ -69,11 +72,11 @@ def book_of(
     )
 
 
-def entry(policy: Patch = NOTHING_SAID, overrides: Mapping[Any, Patch] = {}) -> TargetEntry:
+def entry(policy: Patch = EMPTY_PATCH, overrides: Mapping[Any, Patch] = {}) -> TargetEntry:
     return TargetEntry(policy, overrides)
 
 
-# ---- which layer wins ------------------------------------------------------------------------------------------------
+# ---- which layer wins -----------------------------------------------------------------------------------------------
 
 
 def all_layers() -> Book:
@@ -108,7 +111,7 @@ def test_the_nearer_layer_wins_and_knows_whom_it_overrode() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("failure", "field", "value", "layer"),
     [
         (HTTP_429, "max_attempts", 14, Layer.OVERRIDE),
@@ -198,7 +201,7 @@ def test_a_target_that_was_spoken_of_is_not_given_the_default_for_the_others() -
     assert not book.resolve("connector:y", Failure(ErrorCode.none, FailureType.PERMANENT)).retryable
 
 
-# ---- overrides -------------------------------------------------------------------------------------------------------
+# ---- overrides ------------------------------------------------------------------------------------------------------
 
 
 BY_ALL = {
@@ -246,11 +249,13 @@ def test_a_rate_limit_with_an_override_for_its_own_status_keeps_to_that() -> Non
     )
 
 
-# ---- is it worth another try -----------------------------------------------------------------------------------------
+# ---- is it worth another try ----------------------------------------------------------------------------------------
 
 
 def flags(**codes: object) -> CategoryEntry:
-    return CategoryEntry(codes={ErrorCode[name]: Said(value, Layer.CATEGORY, "file") for name, value in codes.items()})
+    return CategoryEntry(
+        codes={ErrorCode[name]: FieldValue(value, Layer.CATEGORY, "file") for name, value in codes.items()}
+    )
 
 
 def test_a_code_of_a_category_can_be_made_worth_another_try() -> None:
@@ -312,8 +317,8 @@ def test_the_status_of_another_code_is_not_looked_at() -> None:
 
 def rules(hundreds: Mapping[int, bool] = {}, statuses: Mapping[int, bool] = {}) -> StatusRules:
     return StatusRules(
-        {key: Said(value, Layer.CATEGORY, "file") for key, value in hundreds.items()},
-        {key: Said(value, Layer.CATEGORY, "file") for key, value in statuses.items()},
+        {key: FieldValue(value, Layer.CATEGORY, "file") for key, value in hundreds.items()},
+        {key: FieldValue(value, Layer.CATEGORY, "file") for key, value in statuses.items()},
     )
 
 
@@ -375,8 +380,8 @@ def test_a_strategy_that_never_retries_is_not_retryable_and_says_why() -> None:
     settled = book.resolve("block:x", TIMEOUT).provenance["retryable"]
     assert (settled.value, settled.layer, settled.source) == (False, Layer.TARGET, "there")
     assert settled.overrode == (
-        Said(True, Layer.BUILTIN, "built-in: error codes"),
-        Said(True, Layer.BUILTIN, "built-in: worker default"),
+        FieldValue(True, Layer.BUILTIN, "built-in: error codes"),
+        FieldValue(True, Layer.BUILTIN, "built-in: worker default"),
     )
 
 
@@ -386,7 +391,7 @@ def test_what_is_not_retryable_anyway_keeps_its_reason_under_such_a_strategy() -
     assert book.resolve("block:x", DENIED).provenance["retryable"].source == "built-in: error codes"
 
 
-# ---- sources ---------------------------------------------------------------------------------------------------------
+# ---- sources --------------------------------------------------------------------------------------------------------
 
 
 def sourced() -> Book:
@@ -411,7 +416,7 @@ def sourced() -> Book:
     )
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("source", "failure_type", "attempts"),
     [
         (None, FailureType.UNKNOWN, 5),
@@ -451,10 +456,10 @@ def test_the_source_of_another_connector_is_refused() -> None:
     assert str(caught.value).startswith("source='inbox' is not accepted")
 
 
-# ---- the request -----------------------------------------------------------------------------------------------------
+# ---- the request ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("retries", [0, 1, 3, 4, 99])
+@for_each_row("retries", [0, 1, 3, 4, 99])
 def test_a_request_overrides_the_count_up_and_down(retries: int) -> None:
     policy = book_of().resolve("block:http", TIMEOUT, request=Request(retries=retries))
 
@@ -480,8 +485,8 @@ def test_the_base_delay_of_a_request_obeys_the_cap_and_says_so() -> None:
     settled = policy.provenance["base_delay"]
     assert (settled.layer, settled.source) == (Layer.BUILTIN, "built-in: worker default")
     assert settled.overrode == (
-        Said(31.0, Layer.REQUEST, "request"),
-        Said(0.1, Layer.BUILTIN, "built-in: worker default"),
+        FieldValue(31.0, Layer.REQUEST, "request"),
+        FieldValue(0.1, Layer.BUILTIN, "built-in: worker default"),
     )
 
 
@@ -492,7 +497,7 @@ def test_the_base_delay_of_a_request_below_the_cap_is_taken() -> None:
     assert policy.provenance["base_delay"].layer is Layer.REQUEST
 
 
-# ---- base and cap together -------------------------------------------------------------------------------------------
+# ---- base and cap together ------------------------------------------------------------------------------------------
 
 
 def limited_longer() -> Book:
@@ -514,7 +519,7 @@ def test_a_rate_limits_own_delay_above_the_cap_is_the_cap_for_that_failure() -> 
     assert (limited.base_delay, limited.max_delay) == (600.0, 600.0)
     settled = limited.provenance["max_delay"]
     assert (settled.layer, settled.source) == (Layer.OVERRIDE, "limit")
-    assert settled.overrode == (Said(60.0, Layer.TARGET, "cap"),)
+    assert settled.overrode == (FieldValue(60.0, Layer.TARGET, "cap"),)
     other = limited_longer().resolve("connector:x", Failure(ErrorCode.none, FailureType.TRANSIENT))
     assert (other.base_delay, other.max_delay) == (10.0, 60.0)
 
@@ -536,7 +541,7 @@ def test_a_rate_limits_delay_below_the_cap_leaves_the_cap_alone() -> None:
     assert policy.provenance["max_delay"].layer is Layer.TARGET
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("target", "failure"),
     [("block:x", HTTP_429), ("connector:x", TIMEOUT), ("connector:x", None), ("block:x", None)],
 )
@@ -546,10 +551,10 @@ def test_elsewhere_a_base_above_its_cap_is_refused(target: str, failure: Failure
 
     with pytest.raises(ParameterError, match="at most max_delay, which is 60 s"):
         book.resolve(target, failure)
-    assert book.settled(target, failure)["base_delay"].value == 61.0
+    assert book.origins(target, failure)["base_delay"].value == 61.0
 
 
-# ---- targets ---------------------------------------------------------------------------------------------------------
+# ---- targets --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -559,7 +564,7 @@ def test_the_kind_stands_before_the_colon(target: str, kind: str) -> None:
     assert kind_of(target) == kind
 
 
-@pytest.mark.parametrize("target", ["http", "block", "block:", ":http", "step:http", "", "Block:http"])
+@for_each_row("target", ["http", "block", "block:", ":http", "step:http", "", "Block:http"])
 def test_what_is_no_target_is_refused(target: str) -> None:
     message = "block:<type>, connector:<type> or operation:<name>"
     with pytest.raises(ParameterError, match=message) as caught:
@@ -567,7 +572,7 @@ def test_what_is_no_target_is_refused(target: str) -> None:
     assert str(caught.value) == f"target={target!r} is not accepted: {message}"
 
 
-# ---- snapshots -------------------------------------------------------------------------------------------------------
+# ---- snapshots ------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_question_gets_the_very_same_policy() -> None:
@@ -627,7 +632,7 @@ def test_provenance_cannot_be_changed() -> None:
     policy = book_of().resolve("block:http")
 
     with pytest.raises(TypeError):
-        policy.provenance["max_attempts"] = Settled(9, Layer.REQUEST, "me")  # type: ignore[index]
+        policy.provenance["max_attempts"] = FieldOrigin(9, Layer.REQUEST, "me")  # type: ignore[index]
     with pytest.raises(AttributeError):
         policy.book_hash = "other"
 
@@ -667,7 +672,9 @@ def test_a_field_that_nobody_spoke_of_can_be_replaced_too() -> None:
     changed = book_of().resolve("block:http").replace(non_retryable_exceptions=[ValueError])
 
     assert changed.non_retryable_exceptions == ("builtins.ValueError",)
-    assert changed.provenance["non_retryable_exceptions"] == Settled(("builtins.ValueError",), Layer.REQUEST, "caller")
+    assert changed.provenance["non_retryable_exceptions"] == FieldOrigin(
+        ("builtins.ValueError",), Layer.REQUEST, "caller"
+    )
 
 
 def test_a_replacement_is_checked_like_any_policy() -> None:
@@ -680,7 +687,7 @@ def test_tables_show_every_field_but_three() -> None:
     assert list(SHOWN_FIELDS) == [field for field in FIELDS if field in SHOWN_FIELDS]
 
 
-# ---- an independent walk through the layers --------------------------------------------------------------------------
+# ---- an independent walk through the layers -------------------------------------------------------------------------
 
 
 NUMBERS = st.dictionaries(
@@ -755,3 +762,66 @@ def test_two_policies_of_the_same_values_are_equal_wherever_they_came_from() -> 
     assert book_of().resolve("block:a") == book_of().resolve("block:b")
     assert isinstance(book_of().resolve("block:a"), RetryPolicy)
     assert ResolvedPolicy.__mro__[1] is RetryPolicy
+
+
+# ---- patches ---------------------------------------------------------------------------------------------------------
+
+
+SOME_FIELDS = st.sampled_from(["max_attempts", "base_delay", "jitter"])
+PATCHES: st.SearchStrategy[Patch] = st.builds(
+    patch,
+    st.sampled_from(Layer),
+    st.sampled_from(["a.yaml:1", "b.yaml:2"]),
+    st.dictionaries(SOME_FIELDS, st.integers(0, 9)),
+)
+
+
+@given(PATCHES, PATCHES, PATCHES)
+def test_merging_is_associative(a: Patch, b: Patch, c: Patch) -> None:
+    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+
+
+@given(PATCHES)
+def test_nothing_said_changes_nothing(a: Patch) -> None:
+    assert merge(a, EMPTY_PATCH) == a == merge(EMPTY_PATCH, a)
+
+
+@given(st.lists(PATCHES, max_size=6))
+def test_the_named_layer_is_always_the_one_whose_value_won(patches: list[Patch]) -> None:
+    settled = fold_patches(patches)
+
+    for field, winner in settled.items():
+        speakers = [one[field] for one in patches if field in one]
+        last = speakers[-1]
+        assert (winner.value, winner.layer, winner.source) == (last.value, last.layer, last.source)
+        assert winner.overrode == tuple(reversed(speakers[:-1]))
+
+
+@given(st.lists(PATCHES, max_size=6))
+def test_a_field_that_nobody_spoke_of_is_not_there(patches: list[Patch]) -> None:
+    assert set(fold_patches(patches)) == {field for one in patches for field in one}
+
+
+def test_said_none_beats_said_something() -> None:
+    settled = fold_patches(
+        [patch(Layer.BUILTIN, "x", {"time_budget": 30}), patch(Layer.TARGET, "y", {"time_budget": None})]
+    )
+
+    assert settled["time_budget"].value is None
+    assert settled["time_budget"].overrode == (FieldValue(30, Layer.BUILTIN, "x"),)
+
+
+def test_a_patch_cannot_be_changed_afterwards() -> None:
+    fields: dict[str, Any] = {"max_attempts": 3}
+    one = patch(Layer.GLOBAL, "x", fields)
+    fields["max_attempts"] = 9
+
+    assert one["max_attempts"].value == 3
+
+
+def test_layers_rank_from_the_built_in_to_the_request() -> None:
+    ranked = sorted(Layer, key=lambda layer: layer.rank)
+
+    assert [layer.value for layer in ranked] == [
+        *("builtin", "global", "category", "target", "override", "source", "request"),
+    ]

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from reefknot.core.retry.classify import (
     type_in,
 )
 from reefknot.core.retry.policy import class_name
+from tests.rows import for_each_row
 
 TRANSIENT, LIMITED, PERMANENT, UNKNOWN = (
     FailureType.TRANSIENT,
@@ -46,17 +46,15 @@ TERMS = [(term, kind) for kind, terms in DOCUMENTED.items() for term in terms]
 # --- words --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("term", "kind"), TERMS)
-@pytest.mark.parametrize(
-    "frame", ["{}", "{}: /data/x", "while reading: {}", "Error ({}) again", "[{}]", "«{}»", "\n{}\t"]
-)
+@for_each_row(("term", "kind"), TERMS)
+@for_each_row("frame", ["{}", "{}: /data/x", "while reading: {}", "Error ({}) again", "[{}]", "«{}»", "\n{}\t"])
 def test_the_documents_words_classify_as_the_documents_say(term: str, kind: FailureType, frame: str) -> None:
     assert type_in(frame.format(term)) is kind
     assert type_in(frame.format(term).upper()) is kind
     assert type_in(frame.format(term.title())) is kind
 
 
-@pytest.mark.parametrize(("term", "kind"), [(term, kind) for term, kind in TERMS if " " in term])
+@for_each_row(("term", "kind"), [(term, kind) for term, kind in TERMS if " " in term])
 def test_words_may_be_joined_by_any_border(term: str, kind: FailureType) -> None:
     for joined in (
         term.replace(" ", "_"),
@@ -67,7 +65,7 @@ def test_words_may_be_joined_by_any_border(term: str, kind: FailureType) -> None
         assert type_in(f"got {joined}") is kind, joined
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("message", "kind"),
     [
         ("rate limited", LIMITED),
@@ -100,7 +98,7 @@ def test_a_word_counts_where_a_word_begins(message: str, kind: FailureType) -> N
     assert type_in(message) is kind
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "message",
     [
         "",
@@ -158,7 +156,7 @@ def test_only_the_beginning_of_a_text_is_read() -> None:
     assert type_in("x" * (LONGEST_TEXT - 7) + " timeout") is UNKNOWN
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("message", "kind"),
     [
         ("timeout", Kind(ErrorCode.network_error, TRANSIENT)),
@@ -174,7 +172,7 @@ def test_words_also_give_a_code(message: str, kind: Kind) -> None:
 # --- statuses -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("message", "status"),
     [
         ("status: 503", 503),
@@ -215,7 +213,7 @@ def test_a_status_is_looked_for_in_the_beginning_only() -> None:
 RETRYABLE_STATUSES = {408, 429, *range(500, 600)}
 
 
-@pytest.mark.parametrize("status", range(400, 600))
+@for_each_row("status", range(400, 600))
 def test_the_default_table_of_statuses(status: int) -> None:
     """4xx no, except 408 and 429; 5xx yes."""
     expected = LIMITED if status == 429 else TRANSIENT if status in RETRYABLE_STATUSES else PERMANENT
@@ -225,7 +223,7 @@ def test_the_default_table_of_statuses(status: int) -> None:
     assert kind_of_status(status) == Kind(ErrorCode.http_error, expected)
 
 
-@pytest.mark.parametrize("status", [None, 100, 200, 204, 301, 399])
+@for_each_row("status", [None, 100, 200, 204, 301, 399])
 def test_below_400_nothing_failed(status: int | None) -> None:
     assert kind_of_status(status) is None
 
@@ -235,7 +233,7 @@ def test_below_400_nothing_failed(status: int | None) -> None:
 RETRYABLE_CODES = {"network_error", "connection_timeout", "http_error", "resource_unavailable", "system_overload"}
 
 
-@pytest.mark.parametrize("code", list(ErrorCode))
+@for_each_row("code", list(ErrorCode))
 def test_the_default_table_of_codes(code: ErrorCode) -> None:
     assert retryable_code(code) is (code.name in RETRYABLE_CODES)
 
@@ -265,7 +263,7 @@ TYPES_OF_CODES = {
 }
 
 
-@pytest.mark.parametrize("code", list(ErrorCode))
+@for_each_row("code", list(ErrorCode))
 def test_a_declared_code_implies_its_type(code: ErrorCode) -> None:
     failure = classify("whatever", code=code)
 
@@ -311,7 +309,7 @@ def test_each_piece_of_evidence_beats_the_ones_after_it() -> None:
     assert kind_of(classify("?", **evidence)) == (ErrorCode.execution_failed, UNKNOWN)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("evidence", "limited"),
     [
         ({"http_status": 429}, True),
@@ -372,7 +370,7 @@ NETWORK = (ErrorCode.network_error, TRANSIENT)
 DENIED = (ErrorCode.permission_denied, PERMANENT)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("name", "kind"),
     [
         ("builtins.TimeoutError", TIMED_OUT),
@@ -414,7 +412,7 @@ def test_the_first_known_class_in_the_mro_speaks() -> None:
 # --- the library's own answer -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("failure", "passing"),
     [
         (classify(exceptions=mro(ConnectionResetError)), True),
@@ -460,8 +458,8 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("piece", HOSTILE)
-@pytest.mark.parametrize("read", [type_in, status_in, lambda text: classify(text, http_status=403)])
+@for_each_row("piece", HOSTILE)
+@for_each_row("read", [type_in, status_in, lambda text: classify(text, http_status=403)])
 def test_ten_megabytes_of_hostile_text_are_classified_in_ten_milliseconds(
     piece: str, read: Callable[[str], object]
 ) -> None:

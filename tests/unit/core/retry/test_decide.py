@@ -1,4 +1,4 @@
-"""Again or stop: each rule, their order, and that every loop ends."""
+"""The retry decision, and the outcome."""
 
 from math import inf, nan
 from typing import Any
@@ -13,15 +13,18 @@ from reefknot.core.retry.backoff import draw as drawn
 from reefknot.core.retry.decide import (
     DECIDER_VERSION,
     Again,
+    AttemptRecord,
     Decision,
     History,
+    Outcome,
     Reason,
     Stop,
     ThrottleView,
     decide,
-    listed,
+    matches_exception_lists,
 )
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy, class_name
+from tests.rows import for_each_row
 
 CUT = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "cut", exceptions=("builtins.ConnectionError",))
 PLAIN = RetryPolicy(jitter="none")
@@ -108,7 +111,7 @@ def test_an_open_breaker_stops() -> None:
     assert decide(PLAIN, FIRST, CUT, 0.0, breaker_open=False) == Again(1.0)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("view", "answer"),
     [
         (None, Again(1.0)),
@@ -121,7 +124,7 @@ def test_an_acting_throttle_wants_a_whole_token(view: ThrottleView | None, answe
     assert decide(PLAIN, FIRST, CUT, 0.0, throttle=view) == answer
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("elapsed", "answer"),
     [
         (3.999, Again(1.0)),
@@ -176,7 +179,7 @@ def test_the_reasons_and_the_version_are_what_events_carry() -> None:
 # --- the server's hint --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("hint", "draw", "delay"),
     [
         (0.0, 0.5, 1.0),  # 0 is a value: the own backoff stands
@@ -193,7 +196,7 @@ def test_a_hint_is_heard_and_spread(hint: float, draw: float, delay: float) -> N
     assert delay_of(decide(PLAIN, FIRST, hinted(hint), draw)) == pytest.approx(delay)
 
 
-@pytest.mark.parametrize("hint", [300.001, 1e9, inf, nan])
+@for_each_row("hint", [300.001, 1e9, inf, nan])
 def test_a_hint_that_is_too_long_stops_now(hint: float) -> None:
     assert decide(PLAIN, FIRST, hinted(hint), 0.5) == Stop(Reason.HINT_TOO_LONG)
 
@@ -316,24 +319,68 @@ LISTS: list[tuple[type[BaseException], list[Any], list[Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("raised", "retryable", "non_retryable", "answer"), LISTS)
+@for_each_row(("raised", "retryable", "non_retryable", "answer"), LISTS)
 def test_the_most_specific_listed_class_decides(
     raised: type[BaseException], retryable: list[Any], non_retryable: list[Any], answer: bool
 ) -> None:
     policy = PLAIN.replace(retryable_exceptions=retryable, non_retryable_exceptions=non_retryable)
 
-    assert listed(names(raised), policy) is answer
+    assert matches_exception_lists(names(raised), policy) is answer
 
 
 def test_a_bare_name_matches_in_a_module_of_any_depth() -> None:
     deep = ("a.b.c.QuotaError",)
 
-    assert listed(deep, PLAIN.replace(retryable_exceptions=["QuotaError"])) is True
-    assert listed(deep, PLAIN.replace(retryable_exceptions=["c.QuotaError"])) is False
-    assert listed(("QuotaError",), PLAIN.replace(non_retryable_exceptions=["QuotaError"])) is False
+    assert matches_exception_lists(deep, PLAIN.replace(retryable_exceptions=["QuotaError"])) is True
+    assert matches_exception_lists(deep, PLAIN.replace(retryable_exceptions=["c.QuotaError"])) is False
+    assert matches_exception_lists(("QuotaError",), PLAIN.replace(non_retryable_exceptions=["QuotaError"])) is False
 
 
 def test_a_failure_without_an_exception_matches_no_list() -> None:
-    assert listed((), PLAIN) is True
-    assert listed((), PLAIN.replace(retryable_exceptions=[OSError])) is False
-    assert listed((), PLAIN.replace(non_retryable_exceptions=[OSError])) is True
+    assert matches_exception_lists((), PLAIN) is True
+    assert matches_exception_lists((), PLAIN.replace(retryable_exceptions=[OSError])) is False
+    assert matches_exception_lists((), PLAIN.replace(non_retryable_exceptions=[OSError])) is True
+
+
+# ---- outcomes --------------------------------------------------------------------------------------------------------
+
+
+FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "cut")
+RECORD = AttemptRecord(number=1, failure=FAILURE, elapsed=0.5, delay=None, draw=0.25)
+
+
+def test_a_success_unwraps_to_its_value() -> None:
+    outcome = Outcome(ok=True, value=7, error=None, attempts=1, history=(), elapsed=0.1, reason=None)
+
+    assert outcome.unwrap() == 7
+
+
+def test_a_success_may_be_none() -> None:
+    outcome: Outcome[None] = Outcome(
+        ok=True, value=None, error=None, attempts=2, history=(RECORD,), elapsed=0.1, reason=None
+    )
+
+    assert outcome.unwrap() is None
+
+
+def test_a_failure_unwraps_by_raising_the_very_error() -> None:
+    error = ConnectionError("cut")
+    outcome: Outcome[int] = Outcome(
+        ok=False,
+        value=None,
+        error=error,
+        attempts=1,
+        history=(RECORD,),
+        elapsed=0.5,
+        reason=Reason.ATTEMPTS_SPENT,
+    )
+
+    with pytest.raises(ConnectionError) as caught:
+        outcome.unwrap()
+
+    assert caught.value is error
+
+
+def test_a_record_of_an_attempt_does_not_change() -> None:
+    with pytest.raises(AttributeError):
+        RECORD.delay = 1.0  # type: ignore[misc]

@@ -9,6 +9,7 @@ from reefknot.core.retry.backoff import delay_before, draw, key_number
 from reefknot.core.retry.decide import Again, History, Reason, decide
 from reefknot.core.retry.explain import MOST_SHOWN, PlannedWait, explain, horizon, schedule
 from reefknot.core.retry.policy import Jitter, RetryPolicy
+from tests.rows import for_each_row
 
 TIMEOUT = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT)
 STEADY = RetryPolicy(4, 1.0, max_delay=30.0, jitter="none")
@@ -23,7 +24,7 @@ def test_a_failure_worth_another_try_has_a_schedule_and_no_reason() -> None:
     assert answer.schedule == (PlannedWait(0, 1.0, 1.0), PlannedWait(1, 2.0, 2.0), PlannedWait(2, 4.0, 4.0))
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("policy", "failure", "reason"),
     [
         (STEADY.replace(retryable=False), TIMEOUT, Reason.NOT_RETRYABLE),
@@ -56,7 +57,7 @@ def test_the_schedule_ends_where_the_shortest_waits_would_outlive_the_budget() -
     assert [wait.retry for wait in schedule(STEADY.replace(time_budget=3.0))] == [0]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("jitter", "ranges"),
     [
         ("none", [(1.0, 1.0), (2.0, 2.0), (4.0, 4.0)]),
@@ -73,7 +74,7 @@ def test_a_wait_is_given_as_its_range(jitter: Jitter, ranges: list[tuple[float, 
     assert [wait.delay for wait in waits] == [None, None, None]
 
 
-@pytest.mark.parametrize("jitter", Jitter)
+@for_each_row("jitter", Jitter)
 def test_with_a_seed_the_very_waits_are_given(jitter: Jitter) -> None:
     policy = STEADY.replace(jitter=jitter, max_attempts=8)
     expected: list[float] = []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy, class_name, rule_name
 from reefknot.errors import ParameterError, ParameterTypeError, shown
+from tests.rows import for_each_row
 
 DEFAULTS = {
     "strategy": RetryStrategy.EXPONENTIAL_BACKOFF,
@@ -58,7 +59,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert policy.retries == 2
 
 
-@pytest.mark.parametrize(("name", "value"), OTHERS.items())
+@for_each_row(("name", "value"), OTHERS.items())
 def test_a_field_that_is_given_is_kept(name: str, value: object) -> None:
     assert getattr(made(**{name: value}), name) == value
 
@@ -134,7 +135,7 @@ BAD_KINDS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "accepted"), BAD_VALUES)
+@for_each_row(("name", "value", "accepted"), BAD_VALUES)
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any, accepted: str) -> None:
     with pytest.raises(ParameterError) as caught:
         made(**{name: value})
@@ -145,7 +146,7 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any, accepted
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-@pytest.mark.parametrize(("name", "value", "accepted"), BAD_KINDS)
+@for_each_row(("name", "value", "accepted"), BAD_KINDS)
 def test_a_value_of_another_kind_is_refused_by_name(name: str, value: Any, accepted: str) -> None:
     with pytest.raises(ParameterTypeError) as caught:
         made(**{name: value})
@@ -155,7 +156,7 @@ def test_a_value_of_another_kind_is_refused_by_name(name: str, value: Any, accep
     assert str(caught.value).startswith(f"{name}={refused!r} ")
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("name", "values"),
     [
         ("max_attempts", (1, 1_000_000_000)),
@@ -185,7 +186,7 @@ def test_a_base_above_the_cap_is_refused_and_the_cap_is_named() -> None:
     assert RetryPolicy(base_delay=30).base_delay == RetryPolicy().max_delay
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("short", "meant"),
     [
         ("exponential", RetryStrategy.EXPONENTIAL_BACKOFF),
@@ -199,7 +200,7 @@ def test_a_strategy_has_a_long_and_a_short_name(short: Any, meant: RetryStrategy
     assert RetryPolicy(strategy=short).strategy is meant
 
 
-@pytest.mark.parametrize("jitter", list(Jitter))
+@for_each_row("jitter", list(Jitter))
 def test_a_jitter_is_known_by_its_name(jitter: Any) -> None:
     assert RetryPolicy(jitter=jitter.value).jitter is jitter
 
@@ -231,9 +232,7 @@ def test_two_spellings_of_one_multiplier_may_agree_but_not_differ() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("jitter", "enabled"), [("none", True), (Jitter.NONE, True), ("full", False), (Jitter.EQUAL, False)]
-)
+@for_each_row(("jitter", "enabled"), [("none", True), (Jitter.NONE, True), ("full", False), (Jitter.EQUAL, False)])
 def test_jitter_and_jitter_enabled_may_not_contradict_each_other(jitter: Any, enabled: bool) -> None:
     with pytest.raises(ParameterError) as caught:
         RetryPolicy(jitter=jitter, jitter_enabled=enabled)
@@ -277,7 +276,7 @@ def test_a_class_is_called_by_module_and_qualified_name() -> None:
 # --- a value ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@for_each_row("name", DEFAULTS)
 def test_no_field_can_be_set_or_deleted(name: str) -> None:
     policy = RetryPolicy()
 
@@ -293,7 +292,7 @@ def test_a_policy_takes_no_new_attributes() -> None:
         RetryPolicy().attempts = 3
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@for_each_row("name", DEFAULTS)
 def test_policies_that_differ_in_one_field_differ(name: str) -> None:
     one, other = RetryPolicy(), made(**{name: OTHERS[name]})
 
@@ -378,7 +377,7 @@ def test_the_repr_names_every_field_in_plain_values() -> None:
     assert "strategy='exponential_backoff'" in text
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("policy", "line"),
     [
         (RetryPolicy(), "3 attempts (1 + 2 retries), 1 s x2 each time, at most 30 s, jitter proportional ±10%"),

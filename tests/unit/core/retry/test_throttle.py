@@ -1,4 +1,6 @@
-"""Retries end when nothing succeeds, come back when something does, and are left alone on quiet places."""
+"""The retry throttle."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -15,6 +17,7 @@ from reefknot.core.retry.decide import Again, History, ThrottleView, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.retry.throttle import RetryThrottle
 from reefknot.errors import ParameterError, ParameterTypeError, shown
+from tests.rows import for_each_row
 
 DOWN = Failure(ErrorCode.network_error, FailureType.TRANSIENT)
 POLICY = RetryPolicy(4, 0.1, jitter="full")
@@ -128,7 +131,7 @@ def busy(**settings: Any) -> RetryThrottle:
     return throttle
 
 
-@pytest.mark.parametrize(("executions", "acting"), [(0, False), (1, False), (99, False), (100, True), (250, True)])
+@for_each_row(("executions", "acting"), [(0, False), (1, False), (99, False), (100, True), (250, True)])
 def test_it_acts_from_a_hundred_executions_on(executions: int, acting: bool) -> None:
     throttle = RetryThrottle()
     for _ in range(executions):
@@ -255,7 +258,7 @@ def test_the_settings_are_heard() -> None:
     assert not throttle.view(13.1).acting
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("name", "value", "least"),
     [
         *(("tokens", value, "1") for value in (0, 0.999, -1, nan, inf, 10**400)),
@@ -276,8 +279,8 @@ def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, least:
     assert str(caught.value) == f"{name}={shown(value)} is not accepted: a finite number, {least} or more"
 
 
-@pytest.mark.parametrize("name", ["tokens", "per_success", "per_second", "min_executions", "window"])
-@pytest.mark.parametrize("value", [True, "1", None, [1]])
+@for_each_row("name", ["tokens", "per_success", "per_second", "min_executions", "window"])
+@for_each_row("value", [True, "1", None, [1]])
 def test_a_setting_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
     settings: dict[str, Any] = {name: value}
 
@@ -311,3 +314,33 @@ def test_a_share_of_the_fleets_tokens_caps_them_and_what_was_spent_stays_spent()
         throttle.share(0.5, per_second=0.1)
     with pytest.raises(ParameterError, match="per_second"):
         throttle.share(1.0, per_second=-0.1)
+
+
+# ---- debt ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_retries_of_small_work_leave_one_token_missing() -> None:
+    throttle = RetryThrottle(tokens=10)
+    for _ in range(1000):
+        throttle.spend()
+
+    assert throttle.tokens == -1.0
+
+
+def test_a_few_successes_bring_retries_back_after_a_long_quiet_failure() -> None:
+    """Twenty successes are two tokens: one that was missing, one to spend."""
+    throttle = RetryThrottle(tokens=10, per_second=0)
+    for _ in range(1000):
+        throttle.spend()
+    for _ in range(21):
+        throttle.feed()
+
+    assert throttle.view(0.0).tokens >= 1.0
+
+
+def test_a_token_that_two_threads_took_at_once_is_missing_afterwards() -> None:
+    throttle = RetryThrottle(tokens=1)
+    throttle.spend()
+    throttle.spend()
+
+    assert throttle.tokens == -1.0

@@ -30,7 +30,7 @@ from reefknot.errors import (
 )
 from reefknot.ports.work_queue import Enqueued, Settlement
 from reefknot.testing import run_virtual
-from reefknot.testing.conformance.harness import event, told
+from reefknot.testing.conformance.harness import event, event_types
 from tests.pace import slowness
 
 
@@ -79,7 +79,7 @@ def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> N
             record = await store.idempotency.get("k")
             assert record is not None
             assert record.result == "7"
-            assert await told(store) == ["record"]
+            assert await event_types(store) == ["record"]
             assert [item.payload for item in await store.work.claim(1, owner="w")] == [b"\xff"]
             assert (await store.check()).ok
 
@@ -190,7 +190,7 @@ def test_a_full_disk_refuses_the_write_whole_and_works_again_when_there_is_room(
             with pytest.raises(StoreFullError, match="make room"):
                 await store.work.enqueue(items, events=[event("admission")])
             assert await store.work.find() == []
-            assert await told(store) == []
+            assert await event_types(store) == []
             assert await store.work.enqueue([WorkItem("small", "t")]) == [Enqueued.ACCEPTED]
             connections[0].execute("PRAGMA max_page_count = 100000")
             assert await store.work.enqueue(items) == [Enqueued.ACCEPTED] * 100
@@ -507,10 +507,10 @@ def test_a_backup_into_a_folder_that_is_not_there_says_so(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("error", [apsw.BusyError("busy"), apsw.LockedError("locked"), apsw.ProtocolError("lost")])
 def test_a_file_that_others_keep_is_unavailable_and_no_defect(error: apsw.Error) -> None:
-    told = translated(error, "state.db")
+    event_types = translated(error, "state.db")
 
-    assert isinstance(told, StoreUnavailableError)
-    assert "another process kept it locked" in str(told)
+    assert isinstance(event_types, StoreUnavailableError)
+    assert "another process kept it locked" in str(event_types)
 
 
 def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_moment(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Two readings of one moment."""
 
-import pytest
-
 from reefknot.core.time import Moment, Timeline, milliseconds
+from tests.rows import for_each_row
 
 
 def test_wall_time_goes_on_with_the_steady_clock_from_where_it_stood() -> None:
@@ -11,6 +10,6 @@ def test_wall_time_goes_on_with_the_steady_clock_from_where_it_stood() -> None:
     assert timeline.at(101.5) == Moment(101_500, 1_700_000_001_500)
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0, 0), (-1, 0), (0.0001, 1), (1.5, 1500), (60, 60_000)])
+@for_each_row(("seconds", "expected"), [(0, 0), (-1, 0), (0.0001, 1), (1.5, 1500), (60, 60_000)])
 def test_a_duration_is_never_rounded_down_to_nothing(seconds: float, expected: int) -> None:
     assert milliseconds(seconds) == expected

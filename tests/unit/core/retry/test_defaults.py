@@ -1,30 +1,34 @@
-"""What the book says when no file does."""
+"""The built-in policies: blocks, connectors, operations, and the baseline."""
+
+from typing import Any
 
 import pytest
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry import defaults as builtin
 from reefknot.core.retry.backoff import delay_before
-from reefknot.core.retry.book import SHOWN_FIELDS, Layer, ResolvedPolicy, Said
+from reefknot.core.retry.book import SHOWN_FIELDS, FieldValue, Layer, ResolvedPolicy
 from reefknot.core.retry.classify import retryable_code, retryable_status
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import (
     BASE,
     CATEGORIES,
-    CONNECTORS,
     OPERATIONS,
     OTHERS,
     STATUSES,
     TARGETS,
+    UNLISTED,
     JobType,
     RetryCategory,
-    as_the_baseline_sees,
     baseline,
     builtin_book,
     connector_entry,
     operation_entry,
+    operation_target,
+    without_retry_after,
 )
 from reefknot.core.retry.policy import LONGEST_WAIT, RetryPolicy
+from tests.rows import for_each_row
 
 INF = float("inf")
 NUMBERS = ("max_attempts", "base_delay", "max_delay", "multiplier", "jitter", "jitter_factor")
@@ -43,33 +47,12 @@ def of_type(failure_type: FailureType) -> Failure:
     return Failure(ErrorCode.execution_failed, failure_type)
 
 
-@pytest.mark.parametrize("block", ["block:http", "block:fs.blob_put", "block:sql", "block:billing.render"])
+@for_each_row("block", ["block:http", "block:fs.blob_put", "block:sql", "block:billing.render"])
 def test_a_block_has_the_global_default_only(block: str) -> None:
     policy = builtin_book().resolve(block)
 
     assert numbers(policy) == (4, 0.1, 30.0, 2.0, "full", 0.1)
     assert limits(policy) == (30.0, INF, 300.0)
-    assert (policy.strategy, policy.retryable, policy.whole_seconds) == ("exponential_backoff", True, False)
-
-
-@pytest.mark.parametrize("job_type", JobType)
-def test_a_connector_counts_its_retries_as_executions(job_type: JobType) -> None:
-    row = CONNECTORS[job_type]
-    policy = builtin_book().resolve(f"connector:{job_type.value}")
-
-    base, cap = float(row.base_delay_seconds), float(row.max_delay_seconds)
-    assert numbers(policy) == (row.max_attempts + 1, base, cap, 2.0, "proportional", row.jitter_factor)
-    assert limits(policy) == (INF, INF, 300.0)
-    assert (policy.strategy, policy.retryable, policy.whole_seconds) == ("exponential_backoff", True, True)
-
-
-@pytest.mark.parametrize("category", RetryCategory)
-def test_an_operation_is_taken_as_the_matrix_has_it(category: RetryCategory) -> None:
-    row = OPERATIONS[category]
-    policy = builtin_book().resolve(category.target)
-
-    assert numbers(policy) == (row.max_attempts, row.base_delay, row.max_delay, 2.0, "proportional", 0.1)
-    assert limits(policy) == (INF, row.timeout, 300.0)
     assert (policy.strategy, policy.retryable, policy.whole_seconds) == ("exponential_backoff", True, False)
 
 
@@ -128,8 +111,8 @@ def test_an_entry_is_called_what_it_is_for() -> None:
 
 
 def test_a_mailboxs_entry_in_full() -> None:
-    def said(value: object) -> Said:
-        return Said(value, Layer.BUILTIN, "built-in: connector imap_mailbox")
+    def said(value: object) -> FieldValue:
+        return FieldValue(value, Layer.BUILTIN, "built-in: connector imap_mailbox")
 
     entry = connector_entry("imap_mailbox")
 
@@ -153,11 +136,11 @@ def test_an_operations_entry_in_full(target: str) -> None:
     source = f"built-in: operation {target.removeprefix('operation:')}"
 
     assert dict(operation_entry(target).policy) == {
-        name: Said(number, Layer.BUILTIN, source) for name, number in zip(names, numbers, strict=True)
+        name: FieldValue(number, Layer.BUILTIN, source) for name, number in zip(names, numbers, strict=True)
     }
 
 
-@pytest.mark.parametrize("code", ErrorCode)
+@for_each_row("code", ErrorCode)
 def test_the_flag_of_a_code_is_the_tables_but_for_http_errors(code: ErrorCode) -> None:
     assert builtin._flag(code) == ("conditional" if code is ErrorCode.http_error else retryable_code(code))
 
@@ -171,7 +154,7 @@ def test_the_targets_are_the_four_connectors_and_the_seventeen_operations() -> N
     assert len(TARGETS) == 21
 
 
-@pytest.mark.parametrize("target", ["block:http", *TARGETS])
+@for_each_row("target", ["block:http", *TARGETS])
 def test_every_field_of_every_target_is_said_by_the_builtin_layer(target: str) -> None:
     policy = builtin_book("a hash").resolve(target)
 
@@ -192,7 +175,7 @@ def test_what_stands_beneath_an_entry_is_called_by_its_kind() -> None:
     }
 
 
-@pytest.mark.parametrize("code", ErrorCode)
+@for_each_row("code", ErrorCode)
 def test_a_code_is_retried_as_the_table_says(code: ErrorCode) -> None:
     policy = builtin_book().resolve("block:http", Failure(code, FailureType.UNKNOWN))
 
@@ -209,7 +192,7 @@ def test_the_table_of_codes_leaves_http_errors_to_their_status() -> None:
     assert all(code.category is category for category, entry in CATEGORIES.items() for code in entry.codes)
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 407, 408, 409, 428, 429, 430, 499, 500, 501, 503, 505, 599])
+@for_each_row("status", [400, 401, 404, 407, 408, 409, 428, 429, 430, 499, 500, 501, 503, 505, 599])
 def test_a_status_is_retried_as_the_table_says(status: int) -> None:
     failure = Failure(ErrorCode.http_error, FailureType.UNKNOWN, "", status)
     policy = builtin_book().resolve("block:http", failure)
@@ -233,7 +216,7 @@ def test_the_book_without_a_file_has_no_sources() -> None:
     assert isinstance(book.resolve("block:http"), ResolvedPolicy)
 
 
-# ---- the baseline ----------------------------------------------------------------------------------------------------
+# ---- the baseline ---------------------------------------------------------------------------------------------------
 
 
 def test_the_baseline_waits_100_200_300_ms_and_knows_no_chance() -> None:
@@ -266,11 +249,62 @@ def test_the_baseline_does_not_hear_a_hint() -> None:
     failure = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "busy", 503, 400.0)
 
     assert decide(baseline(), History(1), failure, 0.5) == Stop(Reason.HINT_TOO_LONG)
-    assert decide(baseline(), History(1), as_the_baseline_sees(failure), 0.5) == Again(0.1)
+    assert decide(baseline(), History(1), without_retry_after(failure), 0.5) == Again(0.1)
 
 
 def test_the_baseline_sees_everything_else_of_a_failure() -> None:
     failure = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "busy", 503)
 
-    assert as_the_baseline_sees(failure) is failure
-    assert as_the_baseline_sees(Failure(ErrorCode.http_error, FailureType.TRANSIENT, "busy", 503, 9.0)) == failure
+    assert without_retry_after(failure) is failure
+    assert without_retry_after(Failure(ErrorCode.http_error, FailureType.TRANSIENT, "busy", 503, 9.0)) == failure
+
+
+# ---- the spellings of operations -------------------------------------------------------------------------------------
+
+
+def test_every_category_has_a_row() -> None:
+    assert list(OPERATIONS) == list(RetryCategory)
+    assert len(RetryCategory) == 17
+
+
+def test_what_is_not_listed_gets_three_executions() -> None:
+    assert tuple(UNLISTED) == (3, 1.0, 30.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("category", "spelled"),
+    [
+        (RetryCategory.NATS_STREAM_CREATE, "nats.stream_create"),
+        (RetryCategory.KV_GET, "kv.get"),
+        (RetryCategory.REPLAY_PROCESSING, "replay.processing"),
+    ],
+)
+def test_a_target_spells_the_group_and_then_the_rest(category: RetryCategory, spelled: str) -> None:
+    assert category.spelled == spelled
+    assert category.target == f"operation:{spelled}"
+
+
+@for_each_row("category", RetryCategory)
+@for_each_row("change", [str.lower, str.upper, str.title, str])
+def test_every_spelling_in_any_case_is_the_category(category: RetryCategory, change: type[str]) -> None:
+    for spelling in (category.value, category.name, category.spelled, f"RETRY_{category.name}"):
+        assert RetryCategory(change(spelling)) is category
+        assert operation_target(change(spelling)) == category.target
+
+
+@pytest.mark.parametrize("name", ["PROCESSING", "VALIDATION"])
+def test_the_value_that_says_replay_twice_is_kept_as_it_was_given(name: str) -> None:
+    category = RetryCategory[f"REPLAY_{name}"]
+
+    assert category.value == f"REPLAY_REPLAY_{name}"
+    assert RetryCategory(f"RETRY_REPLAY_{name}") is category
+
+
+@for_each_row("value", ["RETRY_NATS_CONECT", "", 7, None, ["RETRY_KV_GET"]])
+def test_what_is_no_spelling_is_no_category(value: Any) -> None:
+    with pytest.raises(ValueError, match="is not a valid RetryCategory"):
+        RetryCategory(value)
+
+
+def test_a_name_of_ones_own_is_a_target_in_lower_case() -> None:
+    assert operation_target("Billing.Charge") == "operation:billing.charge"
