@@ -26,7 +26,7 @@ from reefknot.engines.ledger.claims import (
     LedgerTable,
     LedgerTransaction,
 )
-from reefknot.errors import ParameterError, ParameterTypeError, StoreUnavailableError
+from reefknot.errors import ParameterTypeError, StoreUnavailableError
 from reefknot.runtime import open_files
 
 __all__ = ["Ledger", "LedgerBlock", "LedgerClaim", "ledger"]
