@@ -84,7 +84,7 @@ def txn(conn: Any) -> None:
 
 
 def apart(conn: Any, *statements: str) -> None:
-    """What it looks like when the two do not share a transaction."""
+    """The control: effect and record do not share a transaction."""
     if conn.execute(f"SELECT key FROM reefknot_ledger WHERE key = '{KEY}'").fetchone():
         return
     for statement in statements:
@@ -102,7 +102,7 @@ VARIANTS: dict[str, Callable[[Any], None]] = {
 
 
 def in_a_process_of_its_own(work: Callable[[], None]) -> int:
-    """How it ended: its exit code, or minus the signal that killed it."""
+    """The exit code of a process, or minus the signal that killed it."""
     child = os.fork()
     if child == 0:
         code = 70
@@ -136,7 +136,7 @@ def count(driver: str, target: str) -> tuple[int, int]:
 
 
 def live(variant: str, driver: str, target: str, *, dies_at: int | None) -> int:
-    """One life of the program, in a process of its own: how it ended."""
+    """Run the program once, in a process of its own. Returns how it ended."""
 
     def work() -> None:
         with closing(connect(driver, target, Fuse(dies_at))) as conn:

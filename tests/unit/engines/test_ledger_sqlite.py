@@ -104,7 +104,7 @@ def records(path: str) -> list[tuple[str, str, str | None]]:
 
 
 def pay(conn: Any, key: str = "a", *, amount: int = 20, wait: float = 10.0) -> Any:
-    """What a caller writes."""
+    """A caller's code, as documented."""
     with ledger(conn, wait=wait).once(key) as claim:
         if claim.done:
             return claim.result

@@ -262,7 +262,7 @@ def test_a_closed_store_and_one_from_before_a_fork_are_refused(tmp_path: Path, m
 
 
 class JumpingClock(VirtualClock):
-    """Somebody sets the wall clock; the steady one goes on."""
+    """A clock whose wall time jumps; the steady one goes on."""
 
     jump = 0.0
 
@@ -469,7 +469,7 @@ def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path,
 
 
 def _places(statement: str) -> int:
-    """How many values a statement wants, numbered or not."""
+    """The number of values of a statement, numbered or not."""
     return max((number for number in (1, 2, 3) if f"?{number}" in statement), default=statement.count("?"))
 
 
@@ -514,7 +514,7 @@ def test_a_file_that_others_keep_is_unavailable_and_no_defect(error: apsw.Error)
 
 
 def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_moment(tmp_path: Path) -> None:
-    """Somebody claims between the look at the clock and the look at the leases: such a lease ends later than it may."""
+    """A claim between reading the clock and reading the leases: such a lease ends later than expected."""
     path = tmp_path / "state.db"
 
     class Late(VirtualClock):
