@@ -22,7 +22,7 @@ class Timeout:
 
     __slots__ = ("_cancelled_before", "_handle", "_make_error", "_seconds", "_task", "expired")
 
-    def __init__(self, seconds: float, make_error: Callable[[], Exception] = TimeoutError) -> None:
+    def __init__(self, seconds: float, make_error: Callable[[], Exception]) -> None:
         self._seconds = seconds
         self._make_error = make_error
         self._handle: asyncio.TimerHandle | None = None
@@ -46,7 +46,7 @@ class Timeout:
             return
         cancelled_by_others = self._task.uncancel() > self._cancelled_before
         if kind is not None and issubclass(kind, asyncio.CancelledError) and not cancelled_by_others:
-            raise self._make_error() from None
+            raise self._error() from None
 
     def expire(self) -> None:
         """End the block now."""
@@ -60,59 +60,62 @@ class Timeout:
         assert self._handle is not None
         self._handle.cancel()
 
+    def _error(self) -> Exception:
+        return self._make_error()
+
 
 class Timeouts:
     """Limits of one owner in one loop, all on one timer."""
 
-    __slots__ = ("_ends", "_loop", "_next", "_timer")
+    __slots__ = ("_loop", "_timer", "ends", "next_end")
 
     def __init__(self) -> None:
-        self._ends: dict[Timeout, float] = {}
+        self.ends: dict[Timeout, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._next = inf
+        self.next_end = inf
         self._timer: asyncio.TimerHandle | None = None
 
     def timeout(self, seconds: float) -> Timeout:
-        """A limit of `seconds` from the start of its block; `inf` is no limit."""
-        return _SharedTimeout(self, seconds)
-
-    def add(self, timeout: Timeout, seconds: float) -> None:
+        """A limit of `seconds` from now; `inf` is no limit."""
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        ends = self._ends[timeout] = loop.time() + seconds
-        if ends < self._next:
-            self._set_timer(ends)
+        return _SharedTimeout(self, loop.time() + seconds)
 
-    def remove(self, timeout: Timeout) -> None:
-        """Forget a limit. The timer stays as it is: when it fires, it finds nothing or the next limit."""
-        self._ends.pop(timeout, None)
-
-    def _set_timer(self, at: float) -> None:
+    def set_timer(self, at: float) -> None:
+        """Move the timer to `at`, the earliest end; `inf` stops it."""
         if self._timer is not None:
             self._timer.cancel()
-        self._next = at
+        self.next_end = at
         self._timer = None if at == inf or self._loop is None else self._loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
         assert self._loop is not None
         # A loop fires timers that are due within its clock's resolution; so does this.
-        reached = max(self._next, self._loop.time())
-        for timeout in [one for one, ends in self._ends.items() if ends <= reached]:
-            del self._ends[timeout]
+        reached = max(self.next_end, self._loop.time())
+        for timeout in [one for one, ends in self.ends.items() if ends <= reached]:
+            del self.ends[timeout]
             timeout.expire()
-        self._set_timer(min(self._ends.values(), default=inf))
+        self.set_timer(min(self.ends.values(), default=inf))
 
 
 class _SharedTimeout(Timeout):
-    __slots__ = ("_owner",)
+    __slots__ = ("_end", "_owner")
 
-    def __init__(self, owner: Timeouts, seconds: float) -> None:
-        super().__init__(seconds)
+    def __init__(self, owner: Timeouts, end: float) -> None:
         self._owner = owner
+        self._end = end
+        self.expired = False
 
     def _arm(self) -> None:
-        self._owner.add(self, self._seconds)
+        owner, end = self._owner, self._end
+        owner.ends[self] = end
+        if end < owner.next_end:
+            owner.set_timer(end)
 
     def _disarm(self) -> None:
-        self._owner.remove(self)
+        """Forget this limit. The timer stays as it is: when it fires, it finds nothing or the next limit."""
+        self._owner.ends.pop(self, None)
+
+    def _error(self) -> Exception:
+        return TimeoutError()
