@@ -137,7 +137,7 @@ class DeferPolicy(RejectNewPolicy):
     max_defer_time_ms: Annotated[int, Field(ge=0)] = 30_000
 
 
-class DegradationLevel(Section):
+class DegradationSection(Section):
     """The means that a level of degradation takes away."""
 
     skip_retries: bool = False
@@ -147,9 +147,11 @@ class DegradationLevel(Section):
 
 
 class DegradationLevels(Section):
-    light: DegradationLevel = DegradationLevel()
-    medium: DegradationLevel = DegradationLevel(skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.8)
-    heavy: DegradationLevel = DegradationLevel(
+    light: DegradationSection = DegradationSection()
+    medium: DegradationSection = DegradationSection(
+        skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.8
+    )
+    heavy: DegradationSection = DegradationSection(
         skip_retries=True, reduce_timeout=True, timeout_reduction_factor=0.5, skip_circuit_breaker=True
     )
 
