@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reefknot.app.system import System
-from reefknot.cli.serve import Up, ready
+from reefknot.cli.serve import UpSession, startup
 from reefknot.core.work import WorkState, submission_id
 from tests.unit.cli.running import Commands, Ended
 
@@ -113,6 +113,6 @@ def up_until_ended(rk: Commands, *names: str, module: str, as_json: bool = False
                 await asyncio.sleep(0.02)
 
     rk.taken()
-    watched = Up(ready(None, None), modules=(module,), as_json=as_json)
-    code = asyncio.run(watched.serve(30, drain=1, beside=until_ended))
+    session = UpSession(startup(None, None), modules=(module,), as_json=as_json)
+    code = asyncio.run(session.serve(30, drain=1, beside=until_ended))
     return Ended(code, *rk.taken())

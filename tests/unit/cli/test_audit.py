@@ -15,12 +15,13 @@ import pytest
 
 from reefknot.app import open_store
 from reefknot.cli.app import CommandError
-from reefknot.cli.audit import Wanted, follow_log, moment_of
+from reefknot.cli.audit import EventFilter, follow_log
+from reefknot.cli.options import time_ms
 from reefknot.core.audit.event import AnyEvent, BookStored, decode
 from reefknot.core.retry.book import content_hash
 from reefknot.ports.store import Store
 from tests.pace import slowness
-from tests.unit.cli.recorded import NOON, STORY, attempt, decision, entry, in_store, recorded
+from tests.unit.cli.audit_events import NOON, STORY, attempt, decision, entry, in_store, recorded
 from tests.unit.cli.running import Commands
 
 URL = "sqlite:state.db"
@@ -89,7 +90,7 @@ def test_following_shows_what_comes_and_ends_by_itself(
 ) -> None:
     async def main() -> None:
         async with open_store(f"sqlite:{store}") as opened:
-            wanted = Wanted.of("retry_attempt", None, None, None, None)
+            wanted = EventFilter.of("retry_attempt", None, None, None, None)
             following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=0.2, json=True))
             await asyncio.sleep(0)
             await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
@@ -131,13 +132,13 @@ def test_what_means_nothing_is_refused_with_what_is_accepted(
 def test_since_is_a_time_or_how_long_ago() -> None:
     now = datetime(2026, 1, 25, 12, 0, tzinfo=UTC)
 
-    assert moment_of(None) is None
-    assert moment_of("90s", now=now) == int(NOON * 1000) - 90_000
-    assert moment_of("1.5h", now=now) == int(NOON * 1000) - 5_400_000
-    assert moment_of("2026-01-25T12:00:00Z") == int(NOON * 1000)
-    assert moment_of("999999999d", now=now) == 0
+    assert time_ms("--since", None) is None
+    assert time_ms("--since", "90s", now=now) == int(NOON * 1000) - 90_000
+    assert time_ms("--since", "1.5h", now=now) == int(NOON * 1000) - 5_400_000
+    assert time_ms("--since", "2026-01-25T12:00:00Z") == int(NOON * 1000)
+    assert time_ms("--since", "999999999d", now=now) == 0
     with pytest.raises(CommandError):
-        moment_of("90x")
+        time_ms("--since", "90x")
 
 
 # verify
@@ -260,7 +261,7 @@ def test_a_decision_that_comes_out_differently_is_listed_and_the_exit_code_says_
             "decided": "again after 1.0 s",
         }
     ]
-    assert "1 comes out differently" in rk("audit", "replay", "--engine", URL).out
+    assert "1 difference" in rk("audit", "replay", "--engine", URL).out
 
 
 def test_an_exported_file_is_replayed_and_a_line_that_cannot_be_read_is_a_difference(rk: Commands, store: Path) -> None:
@@ -345,7 +346,7 @@ def test_the_analysis_tells_rates_and_means_by_category(rk: Commands, store: Pat
 def test_a_rate_past_the_threshold_is_an_alert(rk: Commands, store: Path) -> None:
     words = ("audit", "analyse", "--engine", URL, "--threshold", "2")
 
-    assert "alert: all categories: 3 retries a minute, more than 2" in rk(*words).err
+    assert "alert: all categories: 3 retries per minute, above 2" in rk(*words).err
     assert rk(*words, "--json").json["alerts"][0]["peak_per_minute"] == 3
     assert (rk(*words).code, rk(*words, "--fail-on-alert").code) == (0, 1)
     assert rk("audit", "analyse", "--engine", URL, "--threshold", "3", "--fail-on-alert").code == 0
@@ -420,7 +421,7 @@ def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands, ver
 
     assert ended.code == 65
     assert ended.out == ""
-    assert "notes.txt:1: this is no audit log: expected" in ended.err
+    assert "notes.txt:1: this is not an audit log: expected" in ended.err
     assert '"format":1' in ended.err
     assert ended.err.replace("\n", "").isprintable()
 
@@ -435,7 +436,7 @@ def test_a_replay_tells_which_books_are_not_on_record(rk: Commands) -> None:
     ended = rk("audit", "replay", "--engine", URL)
 
     assert ended.code == 0
-    assert "Not on record: 1 of the policy books that were in force (0123456789ab)" in ended.err
+    assert "Missing from the log: 1 of the policy books that were in force (0123456789ab)" in ended.err
     assert rk("audit", "replay", "--engine", URL, "--json").json["books"] == 1
 
 
@@ -444,7 +445,7 @@ def test_a_book_that_was_changed_is_a_difference(rk: Commands) -> None:
     ended = rk("audit", "replay", "--engine", URL)
 
     assert ended.code == 65
-    assert "event 1 (book_stored): recorded book ffffffffffff" in ended.out
+    assert "event 1 (book_stored): recorded: book ffffffffffff" in ended.out
 
 
 CONTENT: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}

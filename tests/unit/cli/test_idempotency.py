@@ -10,7 +10,7 @@ import pytest
 from reefknot.core.audit.event import OperatorAction, decode
 from reefknot.core.idempotency import Claimed, Done, Unknown
 from reefknot.ports.store import Store
-from tests.unit.cli.recorded import in_store
+from tests.unit.cli.audit_events import in_store
 from tests.unit.cli.running import Commands
 
 CANARY = "Canary-4e1f9"
@@ -106,7 +106,7 @@ def test_without_a_name_the_user_of_the_system_did_it(rk: Commands, store: Path)
 def test_a_dry_run_changes_nothing(rk: Commands, store: Path) -> None:
     ended = rk("idempotency", "forget", "order-7", "--dry-run")
 
-    assert (ended.code, "would be forgotten" in ended.out) == (0, True)
+    assert (ended.code, "would be deleted" in ended.out) == (0, True)
     assert events(store) == []
     assert rk("idempotency", "show", "order-7").code == 0
 
@@ -200,7 +200,7 @@ def test_a_dry_run_resolves_nothing(rk: Commands, unknown: Path) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
-@pytest.mark.parametrize(("key", "code", "said"), [("order-7", 1, "is done"), ("order-8", 75, "somebody holds it")])
+@pytest.mark.parametrize(("key", "code", "said"), [("order-7", 1, "is done"), ("order-8", 75, "a caller holds it")])
 def test_only_an_unknown_outcome_is_resolved(
     rk: Commands, unknown: Path, key: str, code: int, said: str, dry_run: list[str]
 ) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.unit.cli import keeping
+from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
 
 def test_every_system_on_the_store_is_told(rk: Commands) -> None:
     path = rk.folder / ".reefknot" / "state.db"
-    keeping.seen_running(path, "worker-1")
-    keeping.seen_running(path, "worker-2")
+    work_items.seen_running(path, "worker-1")
+    work_items.seen_running(path, "worker-2")
     found = rk("router", "status", "--json").json["routers"]
 
     assert len({one["system_id"] for one in found}) == 2

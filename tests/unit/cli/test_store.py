@@ -14,7 +14,7 @@ from reefknot.engines.sqlite import SqliteStore
 from reefknot.engines.sqlite.connection import VERSION
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.store import Store
-from tests.unit.cli.recorded import STORY, attempt, in_store, recorded
+from tests.unit.cli.audit_events import STORY, attempt, in_store, recorded
 from tests.unit.cli.running import Commands
 
 
@@ -102,7 +102,7 @@ def test_an_older_file_is_migrated_on_record_and_a_dry_run_only_tells(rk: Comman
     path.parent.mkdir()
     path.touch()
 
-    assert f"would go from version 0 to {VERSION}" in rk("store", "migrate", "--dry-run").out
+    assert f"would be migrated from version 0 to {VERSION}" in rk("store", "migrate", "--dry-run").out
     assert path.stat().st_size == 0
     assert rk("store", "migrate", "--as", "ann", "--json").json["migrated"] is True
     assert actions(path) == [("ann", "store.migrate")]
@@ -147,7 +147,7 @@ def test_an_empty_file_is_no_store_and_is_not_made_one(rk: Commands, words: list
     (rk.folder / "empty.db").touch()
     ended = rk(*words, "--engine", "sqlite:empty.db")
 
-    assert (ended.code, "empty.db: is an empty file, and no store" in ended.err) == (69, True)
+    assert (ended.code, "empty.db: is an empty file, not a store" in ended.err) == (69, True)
     assert (rk.folder / "empty.db").read_bytes() == b""
 
 

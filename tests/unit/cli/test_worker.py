@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli import stores as observing
+from reefknot.cli import stores
 from reefknot.cli import worker as worker_commands
-from tests.unit.cli import keeping
+from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
 
 @pytest.fixture
 def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(observing, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(worker_commands, "HEARD_S", 0.1)
+    monkeypatch.setattr(stores, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(worker_commands, "OBEY_WAIT_S", 0.1)
     path = rk.folder / ".reefknot" / "state.db"
-    keeping.handed_in(path, "x")
+    work_items.handed_in(path, "x")
     return path
 
 
 def test_the_workers_of_a_running_system_are_listed_class_by_class(rk: Commands, store: Path) -> None:
-    keeping.seen_running(store, "worker-1", "worker-2")
+    work_items.seen_running(store, "worker-1", "worker-2")
     found = rk("worker", "list", "--json").json["workers"]
 
     assert [one["worker_id"] for one in found] == ["worker-1", "worker-2"]
@@ -45,47 +45,47 @@ def test_help_shows_an_example(rk: Commands, words: list[str]) -> None:
 
 
 def test_the_router_says_what_was_handed_in(rk: Commands, store: Path) -> None:
-    keeping.seen_running(store, "worker-1")
+    work_items.seen_running(store, "worker-1")
     found = rk("router", "status", "--json").json
 
     assert found["handed_in"] == {"pending": 1}
     assert (found["routers"][0]["status"], found["routers"][0]["pending"]) == ("healthy", 0)
-    assert "handed in so far: 1 pending" in rk("router", "status").out
+    assert "submitted so far: 1 pending" in rk("router", "status").out
 
 
 def test_a_worker_that_nobody_knows_is_refused_with_the_known_ones(rk: Commands, store: Path) -> None:
-    keeping.seen_running(store, "worker-1")
+    work_items.seen_running(store, "worker-1")
     ended = rk("worker", "drain", "worker-7")
 
     assert (ended.code, "accepted: worker-1" in ended.err) == (2, True)
-    assert keeping.deeds(store) == []
+    assert work_items.deeds(store) == []
 
 
 def test_draining_is_on_record_and_a_system_that_does_not_obey_is_75(rk: Commands, store: Path) -> None:
     """The status is all there is of this system, so nobody obeys."""
-    keeping.seen_running(store, "worker-1")
+    work_items.seen_running(store, "worker-1")
     assert rk("worker", "drain", "--dry-run").code == 0
-    assert keeping.deeds(store) == []
+    assert work_items.deeds(store) == []
 
     assert rk("worker", "drain", "worker-1", "--as", "ann").code == 75
-    assert keeping.deeds(store) == [("ann", "worker.drain")]
+    assert work_items.deeds(store) == [("ann", "worker.drain")]
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 def test_pausing_and_resuming_are_on_record_and_a_dry_run_is_not(rk: Commands, store: Path, verb: str) -> None:
-    keeping.seen_running(store, "worker-1")
+    work_items.seen_running(store, "worker-1")
     assert f"worker-1 would be {verb}d" in rk("worker", verb, "--dry-run").out
-    assert keeping.deeds(store) == []
+    assert work_items.deeds(store) == []
 
     assert rk("worker", verb, "worker-1", "--as", "ann").code == (75 if verb == "pause" else 0)
-    assert keeping.deeds(store) == [("ann", f"worker.{verb}")]
+    assert work_items.deeds(store) == [("ann", f"worker.{verb}")]
 
 
 @pytest.mark.parametrize("part", ["worker", "router"])
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--engine", "memory:"], 2, "no other process can see"),
+        (["--engine", "memory:"], 2, "visible to one process only"),
         (["--engine", "nats://127.0.0.1:4222"], 2, "--engine: 'nats://127.0.0.1:4222' is not accepted"),
         (["--for", "-1"], 2, "--for: -1 is not accepted"),
         (["--{part}-id", "a.b"], 2, "--{part}-id: a.b is not accepted: printable text"),

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from reefknot.cli import app
-from reefknot.cli.app import CommandError, Exit, told
+from reefknot.cli.app import CommandError, Exit, exit_for
 from reefknot.errors import ConfigurationError, ParameterError
 from tests.unit.cli.running import Commands
 
@@ -26,18 +26,18 @@ from tests.unit.cli.running import Commands
     ],
 )
 def test_an_error_has_one_exit_code(error: Exception, code: int) -> None:
-    assert told(error)[0] == code
+    assert exit_for(error)[0] == code
 
 
 def test_every_mistake_of_a_configuration_is_a_line_of_its_own() -> None:
-    assert told(ConfigurationError(["a.yaml:1:1: bad", "a.yaml:2:1: worse"]))[1] == [
+    assert exit_for(ConfigurationError(["a.yaml:1:1: bad", "a.yaml:2:1: worse"]))[1] == [
         "a.yaml:1:1: bad",
         "a.yaml:2:1: worse",
     ]
 
 
 def test_a_parameter_is_called_by_its_flag() -> None:
-    _, lines = told(ParameterError("retry_count", -1, "a whole number, 0 or more"))
+    _, lines = exit_for(ParameterError("retry_count", -1, "a whole number, 0 or more"))
 
     assert lines == ["reefknot: --retry-count: -1 is not accepted: a whole number, 0 or more"]
 
@@ -55,7 +55,7 @@ def test_our_own_mistake_says_so_and_how_to_see_it(rk: Commands, monkeypatch: py
     ended = rk("policy", "list")
 
     assert ended.code == 1
-    assert "this is a mistake of ours: RuntimeError: a bolt is loose" in ended.err
+    assert "internal error: RuntimeError: a bolt is loose" in ended.err
     assert "REEFKNOT_TRACEBACK=1" in ended.err
     monkeypatch.setenv("REEFKNOT_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="a bolt is loose"):

@@ -17,7 +17,7 @@ from reefknot.ports.work_queue import Settlement
 from reefknot.router.client import Client
 from reefknot.worker.records import Envelope
 from reefknot.worker.settings import default_settings
-from tests.unit.cli.recorded import in_store
+from tests.unit.cli.audit_events import in_store
 
 PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
 

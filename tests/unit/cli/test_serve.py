@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.unit.cli import keeping
+from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import lines, prepared, up_until_ended
 
@@ -22,7 +22,7 @@ def test_it_ends_by_itself_with_a_summary(rk: Commands) -> None:
     assert ended.code == 0
     assert "worker-1, worker-2 on .reefknot/state.db" in ended.err
     assert ended.out.startswith("up for 0.")
-    assert ended.out.endswith("s: nothing was handed in\n")
+    assert ended.out.endswith("s: nothing was submitted\n")
 
 
 def test_what_happens_is_told_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
@@ -70,11 +70,11 @@ def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
     own = prepared(rk)
     path = rk.folder / ".reefknot" / "state.db"
     job = own.flaky("left", 0)["job"]
-    keeping.quarantined(path, "left", worker="worker-9", kind=job["type"], payload=job["payload"])
+    work_items.quarantined(path, "left", worker="worker-9", kind=job["type"], payload=job["payload"])
     assert rk("quarantine", "requeue", "left").code == 0
 
     up_until_ended(rk, "left", module=own.module)
-    assert keeping.item(path, "left").state.value == "succeeded"
+    assert work_items.item(path, "left").state.value == "succeeded"
 
 
 def test_the_baseline_is_told_and_how_to_leave_it(rk: Commands) -> None:
