@@ -1,4 +1,4 @@
-"""A folder in which things can be run: a configuration, files, and steps of one's own that do as they are told."""
+"""A folder to run systems in: a configuration, files, and steps that behave as their inputs demand."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def up_until_ended(rk: Commands, *names: str, module: str, as_json: bool = False
 
     async def until_ended(system: System) -> None:
         for name in names:
-            while await waits(system, name):  # noqa: ASYNC110 - the store tells nobody that a job has ended
+            while await waits(system, name):  # noqa: ASYNC110 - the store does not announce the end of a job
                 await asyncio.sleep(0.02)
 
     rk.taken()

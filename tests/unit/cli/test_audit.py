@@ -38,14 +38,6 @@ def change(path: Path, statement: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("verb", ["tail", "verify", "replay", "export", "analyse"])
-def test_help_shows_an_example(rk: Commands, verb: str) -> None:
-    ended = rk("audit", verb, "--help")
-
-    assert ended.code == 0
-    assert f"    reefknot audit {verb}" in ended.out
-
-
 # tail
 
 
@@ -57,7 +49,7 @@ def test_tail_shows_the_last_events_a_line_each(rk: Commands, store: Path) -> No
     assert "idempotency_key=order-7" in ended.out
 
 
-def test_tail_in_json_is_one_event_a_line_with_its_place(rk: Commands, store: Path) -> None:
+def test_tail_in_json_is_one_event_a_line_with_its_position(rk: Commands, store: Path) -> None:
     lines = [json.loads(line) for line in rk("audit", "tail", "--engine", URL, "--json").out.splitlines()]
 
     assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -120,7 +112,7 @@ def test_a_message_cannot_steer_the_terminal(rk: Commands) -> None:
         (["--for", "-1"], "--for"),
     ],
 )
-def test_what_means_nothing_is_refused_with_what_is_accepted(
+def test_unknown_words_are_refused_with_what_is_accepted(
     rk: Commands, store: Path, words: list[str], said: str
 ) -> None:
     ended = rk("audit", "tail", "--engine", URL, *words)
@@ -144,7 +136,7 @@ def test_since_is_a_time_or_how_long_ago() -> None:
 # verify
 
 
-def test_an_untouched_store_verifies_and_the_limit_of_that_is_said(rk: Commands, store: Path) -> None:
+def test_an_untouched_store_verifies_and_the_limit_of_that_is_printed(rk: Commands, store: Path) -> None:
     ended = rk("audit", "verify", "--engine", URL, "--json")
 
     assert (ended.code, ended.json["ok"], ended.json["sequence"]) == (0, True, 6)
@@ -160,7 +152,7 @@ def test_an_untouched_store_verifies_and_the_limit_of_that_is_said(rk: Commands,
         ("UPDATE audit SET correlation_id = NULL WHERE sequence = 1", 1),
     ],
 )
-def test_a_changed_store_is_told_with_the_place(rk: Commands, store: Path, statement: str, number: int) -> None:
+def test_a_changed_store_is_reported_with_its_position(rk: Commands, store: Path, statement: str, number: int) -> None:
     change(store, statement)
     ended = rk("audit", "verify", "--engine", URL, "--json")
 
@@ -320,7 +312,7 @@ def test_an_empty_log_is_exported_too(rk: Commands) -> None:
     assert rk("audit", "verify", "log.jsonl").code == 0
 
 
-def test_a_file_that_is_there_stays_unless_told(rk: Commands, store: Path) -> None:
+def test_an_existing_file_is_kept_without_force(rk: Commands, store: Path) -> None:
     rk.write("mine", "log.jsonl")
     ended = rk("audit", "export", "log.jsonl", "--engine", URL)
 
@@ -377,7 +369,7 @@ def test_the_configured_engine_is_found_beside_the_configuration(rk: Commands) -
     assert rk("audit", "verify").code == 0
 
 
-def test_without_anything_said_it_is_the_default_file(rk: Commands) -> None:
+def test_by_default_it_is_the_default_file(rk: Commands) -> None:
     recorded(rk.folder / ".reefknot" / "state.db")
 
     assert rk("audit", "replay", "--json").json["decisions"] == 4
@@ -395,7 +387,9 @@ def test_without_anything_said_it_is_the_default_file(rk: Commands) -> None:
         (["verify", "--config", "missing.yaml"], 78, "missing.yaml"),
     ],
 )
-def test_a_store_that_cannot_be_had_is_told_with_its_code(rk: Commands, words: list[str], code: int, said: str) -> None:
+def test_a_store_that_cannot_be_had_is_reported_with_its_code(
+    rk: Commands, words: list[str], code: int, said: str
+) -> None:
     ended = rk("audit", *words)
 
     assert (ended.code, said in ended.err) == (code, True), ended.err
@@ -426,7 +420,7 @@ def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands, ver
     assert ended.err.replace("\n", "").isprintable()
 
 
-def test_a_replay_tells_which_books_are_not_on_record(rk: Commands) -> None:
+def test_a_replay_reports_which_books_are_not_in_the_log(rk: Commands) -> None:
     told = BookStored(timestamp="", book_hash=content_hash(CONTENT), content=CONTENT)
     with_books = [
         msgspec.structs.replace(STORY[0], decision=msgspec.structs.replace(decision(1), book_hash=one))

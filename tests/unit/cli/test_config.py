@@ -63,7 +63,7 @@ def test_a_folder_is_no_file(rk: Commands, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["config check named.yaml", "policy list --config named.yaml"])
-def test_a_file_that_may_not_be_read_is_told(rk: Commands, command: str) -> None:
+def test_a_file_that_may_not_be_read_is_reported(rk: Commands, command: str) -> None:
     path = rk.write("{}", "named.yaml")
     opened = os.open
 
@@ -115,7 +115,7 @@ def test_a_gate_that_says_maybe_is_78(rk: Commands, variable: str) -> None:
     assert "'maybe' is not accepted; accepted: true, 1, yes, on, false, 0, no, off" in ended.err
 
 
-def test_all_mistakes_are_told_each_on_its_line(rk: Commands) -> None:
+def test_all_mistakes_are_reported_each_on_its_line(rk: Commands) -> None:
     rk.write("worker:\n  retrys: {}\nengin: x\nretry_policies:\n  imap_mailbox:\n    max_attempts: 99\n")
 
     ended = rk("config", "check")
@@ -123,7 +123,7 @@ def test_all_mistakes_are_told_each_on_its_line(rk: Commands) -> None:
     assert [line.partition("reefknot.yaml:")[2].split(":")[0] for line in ended.err.splitlines()] == ["2", "3", "6"]
 
 
-def test_a_good_file_is_told_in_one_line(rk: Commands) -> None:
+def test_a_good_file_is_reported_in_one_line(rk: Commands) -> None:
     rk.write("retry_policies: {imap_mailbox: {max_attempts: 2}}\noperations: {KV_GET: {max_attempts: 2}}\n")
 
     ended = rk("config", "check")
@@ -146,7 +146,7 @@ def test_a_warning_is_talk_and_not_an_error(rk: Commands) -> None:
     assert "circuit breaker" in ended.json["files"][0]["warnings"][0]
 
 
-def test_each_value_is_shown_with_its_place(rk: Commands) -> None:
+def test_each_value_is_shown_with_its_position(rk: Commands) -> None:
     rk.write("engine: 'sqlite:state.db'\nworker:\n  queue:\n    v2:\n      max_queue_size: 7\n")
     rk.environment.setenv("REEFKNOT__WORKER__QUEUE__V2__REJECT_AT", "overloaded")
 
@@ -160,7 +160,7 @@ def test_each_value_is_shown_with_its_place(rk: Commands) -> None:
     assert values["worker.quarantine_failed"] == {"value": False, "source": "default"}
 
 
-def test_the_gates_are_shown_with_who_said_so(rk: Commands) -> None:
+def test_the_gates_are_shown_with_their_source(rk: Commands) -> None:
     rk.environment.setenv("WORKER_QUEUE_V2_ENABLED", "on")
 
     gates = rk("config", "show", "--json").json["gates"]
@@ -220,7 +220,7 @@ def test_the_default_engine_is_shown_as_such(rk: Commands) -> None:
     assert rk("config", "show", "--json").json["values"]["engine"] == {"value": "memory:", "source": f"{path}:1:1"}
 
 
-def test_what_becomes_of_events_is_shown_with_where_it_was_said(rk: Commands) -> None:
+def test_what_becomes_of_events_is_shown_with_its_source(rk: Commands) -> None:
     path = rk.write("audit:\n  on_failure: fail_closed\n  jsonl: {path: a.jsonl}\n")
     values = rk("config", "show", "--json").json["values"]
 
@@ -253,7 +253,7 @@ def test_what_becomes_of_events_is_shown_with_where_it_was_said(rk: Commands) ->
         ("blocks: {sql: {connections: {a.b: {url: x}}}}", ":1:36: blocks.sql.connections.a.b.url: 'x' is not accepted"),
     ],
 )
-def test_a_mistake_in_any_section_is_told_with_file_line_and_column(rk: Commands, text: str, said: str) -> None:
+def test_a_mistake_in_any_section_is_reported_with_file_line_and_column(rk: Commands, text: str, said: str) -> None:
     rk.write(f"{text}\n")
     ended = rk("config", "check")
 
@@ -262,7 +262,7 @@ def test_a_mistake_in_any_section_is_told_with_file_line_and_column(rk: Commands
     assert ended.err.startswith("reefknot.yaml:")
 
 
-def test_a_mistake_under_blocks_stops_a_system_with_its_place(rk: Commands) -> None:
+def test_a_mistake_under_blocks_stops_a_system_with_its_position(rk: Commands) -> None:
     rk.write("blocks: {http: {alow: []}}\n")
     rk.write("", "none.jsonl")
     ended = rk("run", "none.jsonl", "--engine", "memory:")
@@ -272,7 +272,7 @@ def test_a_mistake_under_blocks_stops_a_system_with_its_place(rk: Commands) -> N
 
 
 @pytest.mark.parametrize("command", [["config", "check"], ["run", "work.jsonl"], ["up", "--for", "0"]])
-def test_an_engine_that_is_not_built_yet_is_told_with_its_line_and_78(rk: Commands, command: list[str]) -> None:
+def test_an_engine_that_is_not_built_yet_is_reported_with_its_line_and_78(rk: Commands, command: list[str]) -> None:
     rk.write("worker: {}\nengine: nats://127.0.0.1:4222\n")
     rk.write("", "work.jsonl")
     ended = rk(*command)
@@ -311,7 +311,7 @@ def test_it_knows_the_statuses_that_the_documents_table_leaves_out(rk: Commands,
     assert rk("policy", "explain", "block:http", "--status", status, "--json").json["decision"] == decision
 
 
-def test_a_file_that_is_there_stays(rk: Commands) -> None:
+def test_an_existing_file_is_kept(rk: Commands) -> None:
     path = rk.write("engine: 'memory:'\n")
 
     ended = rk("init")
@@ -353,7 +353,7 @@ def test_a_second_configuration_in_one_folder_is_refused(rk: Commands) -> None:
     assert "reefknot.json" in ended.err
 
 
-def test_a_folder_under_that_name_is_told(rk: Commands) -> None:
+def test_a_folder_under_that_name_is_reported(rk: Commands) -> None:
     (rk.folder / "reefknot.yaml").mkdir()
 
     ended = rk("init", "--force")

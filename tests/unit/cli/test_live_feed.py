@@ -1,4 +1,4 @@
-"""What happens, in words: told from the record, and never more than a reader can take."""
+"""The live feed: audited events in words, at most so many lines a second."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AT = "2026-01-25T12:00:00.000Z"
         (IdempotencyEvent(timestamp=AT, idempotency_key="k", action="record"), None),
     ],
 )
-def test_an_event_is_told_by_its_kind_or_not_at_all(event: AnyEvent, kind: str | None) -> None:
+def test_an_event_is_described_by_its_kind_or_not_at_all(event: AnyEvent, kind: str | None) -> None:
     found = describe(event)
 
     assert (found and found[0]) == kind
@@ -66,7 +66,7 @@ def followed(events: list[AnyEvent]) -> tuple[list[str], LiveFeed]:
     return lines, asyncio.run(main())
 
 
-def test_a_flood_is_counted_instead_of_told() -> None:
+def test_a_flood_is_counted_instead_of_printed() -> None:
     lines, feed = followed([attempt(number) for number in range(500)])
 
     assert len(lines) == live_feed.LINES_A_SECOND + 1
@@ -74,7 +74,7 @@ def test_a_flood_is_counted_instead_of_told() -> None:
     assert feed.kinds["retry"] == 500
 
 
-def test_what_fits_is_told_whole() -> None:
+def test_events_that_fit_are_all_printed() -> None:
     lines, _ = followed([attempt(number) for number in range(live_feed.LINES_A_SECOND)])
 
     assert len(lines) == live_feed.LINES_A_SECOND
@@ -85,13 +85,13 @@ def test_what_fits_is_told_whole() -> None:
     ("depth", "size", "said"),
     [(4, 5, "4 of 5"), (5, 5, "5 of 5"), (6, 5, "5 of 5 and 1 back for a retry"), (9, None, "9, unbounded")],
 )
-def test_what_comes_back_for_a_retry_is_told_apart_from_the_queue_depth(
+def test_what_comes_back_for_a_retry_is_counted_apart_from_the_queue_depth(
     depth: int, size: int | None, said: str
 ) -> None:
     assert queue_depth(depth, size) == said
 
 
-def test_a_level_is_told_when_it_changes_and_only_then() -> None:
+def test_a_level_is_printed_when_it_changes_and_only_then() -> None:
     lines: list[str] = []
     levels = LevelChanges(lambda kind, line: lines.append(line))
 

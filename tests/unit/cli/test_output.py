@@ -70,7 +70,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_nobody_watching_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
     with progress("replaying", 10) as advance:

@@ -285,7 +285,7 @@ def test_an_exception_list_is_named_as_the_reason(rk: Commands) -> None:
         (("block:http", "--timeout-ms", "0"), "--timeout-ms: 0 is not accepted"),
     ],
 )
-def test_what_means_nothing_is_refused_with_what_is_accepted(rk: Commands, words: tuple[str, ...], says: str) -> None:
+def test_unknown_words_are_refused_with_what_is_accepted(rk: Commands, words: tuple[str, ...], says: str) -> None:
     ended = rk("policy", "explain", *words)
 
     assert ended.code == 2
@@ -388,7 +388,7 @@ def test_what_is_not_retried_has_no_waits(rk: Commands) -> None:
 # ---- check, templates ------------------------------------------------------------------------------------------------
 
 
-def test_several_files_are_checked_and_all_mistakes_told(rk: Commands) -> None:
+def test_several_files_are_checked_and_all_mistakes_reported(rk: Commands) -> None:
     rk.write("retry_policies: {imap: {}}", "one.yaml")
     rk.write("operations: {KV_GET: {max_attempts: 0}}", "two.yaml")
     rk.write("{}", "three.yaml")

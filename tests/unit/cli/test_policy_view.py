@@ -17,7 +17,7 @@ from reefknot.core.retry.policy import RetryPolicy
     ("executions", "said"),
     [(1, "1 attempt (no retries)"), (2, "2 attempts (1 + 1 retry)"), (4, "4 attempts (1 + 3 retries)")],
 )
-def test_attempts_are_said_both_ways(executions: int, said: str) -> None:
+def test_attempts_are_given_both_ways(executions: int, said: str) -> None:
     assert policy_view.attempts(executions) == said
 
 
@@ -33,7 +33,7 @@ def test_attempts_are_said_both_ways(executions: int, said: str) -> None:
         (inf, "no limit"),
     ],
 )
-def test_a_duration_is_said_in_the_unit_it_is_written_in(value: float, said: str) -> None:
+def test_a_duration_is_shown_in_the_unit_it_is_written_in(value: float, said: str) -> None:
     assert seconds(value) == said
 
 
@@ -41,7 +41,7 @@ def test_a_duration_is_said_in_the_unit_it_is_written_in(value: float, said: str
     ("low", "high", "said"),
     [(1.0, 2.0, "1–2 s"), (0.5, 1.0, "500 ms–1 s"), (2.0, 2.0, "2 s"), (0.0, 0.1, "0 s–100 ms")],
 )
-def test_a_range_says_its_unit_once_when_it_can(low: float, high: float, said: str) -> None:
+def test_a_range_shows_its_unit_once_when_it_can(low: float, high: float, said: str) -> None:
     assert policy_view.span(low, high) == said
 
 
@@ -103,7 +103,7 @@ def test_time_gone_by_is_the_sum_of_the_waits(capsys: pytest.CaptureFixture[str]
     assert "3 s – 6 s" in capsys.readouterr().out
 
 
-def test_a_long_schedule_is_cut_and_its_sum_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_schedule_is_cut_and_its_sum_shown(capsys: pytest.CaptureFixture[str]) -> None:
     put_schedule([PlannedWait(k, 1.0, 1.0) for k in range(30)])
 
     out = capsys.readouterr().out

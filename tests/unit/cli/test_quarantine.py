@@ -11,8 +11,6 @@ from reefknot.core.work import WorkDone
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
-VERBS = ["list", "show", "stats", "requeue", "discard", "purge"]
-
 
 @pytest.fixture
 def store(rk: Commands) -> Path:
@@ -22,13 +20,8 @@ def store(rk: Commands) -> Path:
     return path
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_an_example(rk: Commands, verb: str) -> None:
-    assert f"    reefknot quarantine {verb}" in rk("quarantine", verb, "--help").out
-
-
 @pytest.mark.parametrize("words", [["list"], ["stats"], ["show", "x"], ["requeue", "x"]])
-def test_a_store_that_is_not_there_is_not_made(rk: Commands, words: list[str]) -> None:
+def test_a_store_that_does_not_exist_is_not_created(rk: Commands, words: list[str]) -> None:
     assert rk("quarantine", *words).code == 69
     assert not (rk.folder / ".reefknot").exists()
 
@@ -61,14 +54,14 @@ def test_stats_count_by_type_and_reason(rk: Commands, store: Path) -> None:
     assert (found["total"], found["by_type"]["other.type"], found["by_reason"]["attempts_spent"]) == (2, 1, 1)
 
 
-def test_requeued_work_is_pending_again_and_on_record_with_who_did_it(rk: Commands, store: Path) -> None:
+def test_requeued_work_is_pending_again_and_audited_with_the_actor(rk: Commands, store: Path) -> None:
     ended = rk("quarantine", "requeue", "a", "--as", "ann", "--json")
 
     assert (ended.code, ended.json["requeued"]) == (0, ["a"])
     back = work_items.item(store, "a")
     assert (back.state.value, back.generation, back.attempts) == ("pending", 1, 0)
-    assert work_items.deeds(store) == [("ann", "quarantine.requeue")]
-    assert work_items.came_back(store) == [("a", 1)]
+    assert work_items.operator_actions(store) == [("ann", "quarantine.requeue")]
+    assert work_items.requeued(store) == [("a", 1)]
 
 
 def test_a_dry_run_counts_and_changes_nothing(rk: Commands, store: Path) -> None:
@@ -77,7 +70,7 @@ def test_a_dry_run_counts_and_changes_nothing(rk: Commands, store: Path) -> None
     assert ended.out == "a would be purged\nb would be purged\n"
     assert "2 would be purged: 1 fs.blob_get, 1 other.type" in ended.err
     assert rk("quarantine", "stats", "--json").json["total"] == 2
-    assert work_items.deeds(store) == []
+    assert work_items.operator_actions(store) == []
 
 
 def test_many_are_counted_before_they_are_changed(rk: Commands, store: Path) -> None:
@@ -91,7 +84,7 @@ def test_many_are_counted_before_they_are_changed(rk: Commands, store: Path) -> 
 def test_purged_work_is_gone_and_only_the_record_remembers(rk: Commands, store: Path) -> None:
     assert rk("quarantine", "purge", "a", "--as", "ann").code == 0
     assert work_items.item(store, "a") is None
-    assert work_items.deeds(store) == [("ann", "quarantine.purge")]
+    assert work_items.operator_actions(store) == [("ann", "quarantine.purge")]
 
 
 @pytest.mark.parametrize("verb", ["requeue", "discard", "purge"])
@@ -102,7 +95,7 @@ def test_saying_nothing_means_nothing(rk: Commands, store: Path, verb: str) -> N
     assert rk("quarantine", "stats", "--json").json["total"] == 2
 
 
-def test_an_id_that_is_not_there_is_told_and_the_others_are_done(rk: Commands, store: Path) -> None:
+def test_an_id_that_does_not_exist_is_reported_and_the_others_are_done(rk: Commands, store: Path) -> None:
     ended = rk("quarantine", "requeue", "a", "nope", "--json")
 
     assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["nope"])
@@ -114,8 +107,8 @@ def test_a_time_that_is_none_is_refused_by_its_flag(rk: Commands, store: Path) -
     assert (ended.code, ended.err.startswith("reefknot: --before:")) == (2, True)
 
 
-def test_an_id_that_is_elsewhere_is_told_where_it_is(rk: Commands, store: Path) -> None:
-    work_items.taken(store, "done", WorkDone())
+def test_an_id_that_is_elsewhere_is_reported_with_its_state(rk: Commands, store: Path) -> None:
+    work_items.accepted(store, "done", WorkDone())
     ended = rk("quarantine", "requeue", "done", "nope")
 
     assert ended.code == 1

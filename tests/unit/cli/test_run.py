@@ -33,10 +33,6 @@ def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
     return found
 
 
-def test_help_shows_an_example(rk: Commands) -> None:
-    assert "    reefknot run assignments.jsonl" in rk("run", "--help").out
-
-
 def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: Commands) -> None:
     prepared(rk)
     found = summary(rk, lines(rk, get("a.txt"), get("a.txt")), code=0)
@@ -83,7 +79,7 @@ def test_time_that_runs_out_is_counted_as_such(rk: Commands) -> None:
     assert found["timed_out"] == 1
 
 
-def test_bad_lines_are_told_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
+def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
     prepared(rk)
     file = lines(
         rk,
@@ -169,7 +165,7 @@ def test_the_baseline_says_so_on_stderr_and_how_to_leave_it(rk: Commands) -> Non
         assert words in ended.err
 
 
-def test_with_both_gates_open_nothing_is_said(rk: Commands) -> None:
+def test_with_both_gates_open_nothing_is_printed(rk: Commands) -> None:
     prepared(rk)
 
     assert rk("run", lines(rk, get("a.txt")), "--json").err == ""
@@ -208,7 +204,7 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
         ([], 2, "FILE"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
+def test_what_cannot_work_is_reported_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
     prepared(rk)
     lines(rk, get("a.txt"))
     ended = rk("run", *words)
@@ -238,7 +234,7 @@ def test_a_newer_database_is_refused_and_left_alone(rk: Commands) -> None:
         ("a: [", "reefknot.yaml:2"),
     ],
 )
-def test_a_wrong_configuration_is_78_with_its_place(rk: Commands, text: str, told: str) -> None:
+def test_a_wrong_configuration_is_78_with_its_position(rk: Commands, text: str, told: str) -> None:
     rk.write(text)
     ended = rk("run", lines(rk))
 

@@ -11,11 +11,7 @@ from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import get, lines, prepared, up_until_ended
 
 
-def test_help_shows_an_example(rk: Commands) -> None:
-    assert "    reefknot submit assignments.jsonl" in rk("submit", "--help").out
-
-
-def test_what_is_handed_in_is_kept_before_any_system_runs(rk: Commands) -> None:
+def test_what_is_submitted_is_kept_before_any_system_runs(rk: Commands) -> None:
     own = prepared(rk)
     ended = rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "x")
 
@@ -59,7 +55,7 @@ def test_results_that_are_there_are_shown_and_a_failure_is_1(rk: Commands) -> No
     assert "EXECUTION_FAILED: path: not found: gone.txt" in ended.out
 
 
-def test_a_queue_that_stays_full_is_told_with_75(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(rk, size=1)
     monkeypatch.setattr(submit, "GIVE_UP_S", 0.0)
     ended = rk("submit", lines(rk, get("a.txt", "one"), get("a.txt", "two")))
@@ -81,13 +77,13 @@ def test_a_queue_that_stays_full_is_told_with_75(rk: Commands, monkeypatch: pyte
         (["--type", "x", "--engine", "memory:"], "memory: ends with the process"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(rk: Commands, words: list[str], told: str) -> None:
+def test_unusable_words_are_refused(rk: Commands, words: list[str], told: str) -> None:
     ended = rk("submit", *words)
 
     assert (ended.code, told in ended.err) == (2, True)
 
 
-def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_handed_in(rk: Commands) -> None:
+def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_submitted(rk: Commands) -> None:
     prepared(rk)
     assert rk("submit", lines(rk, get("a.txt", "one"))).code == 0
     ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "two")), "--json")
