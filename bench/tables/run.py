@@ -14,8 +14,8 @@ from bench.measure import Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
 from reefknot.app.system import running_system
 from reefknot.blocks.python import block
-from reefknot.cli.run import AT_ONCE, Batch
-from reefknot.cli.serve import Ending
+from reefknot.cli.run import IN_FLIGHT, BatchRun
+from reefknot.cli.serve import Shutdown
 from reefknot.config.settings import load_settings
 from reefknot.ports.block import BlockContext
 
@@ -44,8 +44,8 @@ def through(name: str, url: str, folder: Path) -> Contestant:
         async with running_system(url, settings, modules=(__name__,)) as system, asyncio.timeout(PATIENCE_S):
             began = perf_counter()
             for _ in range(times):
-                batch = Batch(str(file), lambda _: None, AT_ONCE)
-                await batch.through(system, Ending(asyncio.Event()))
+                batch = BatchRun(str(file), lambda _: None, IN_FLIGHT)
+                await batch.run(system, Shutdown(asyncio.Event()))
                 assert batch.tally.ends["succeeded"] == ROUND
             return (perf_counter() - began) / ROUND
 
@@ -71,7 +71,7 @@ TABLES = (
         title="Assignments through `run`",
         about=(
             "A file of assignments goes through the router's durable queue, admission, the worker's durable queue and "
-            f"a step that does nothing, and every result comes back; {AT_ONCE} are on their way at once. On disk an "
+            f"a step that does nothing, and every result comes back; {IN_FLIGHT} are on their way at once. On disk an "
             "assignment is written five times, each before the next thing happens (`synchronous=FULL`, in groups): "
             "handed in, accepted, claimed by a slot, settled, answered. In memory nothing of it outlives the process."
         ),

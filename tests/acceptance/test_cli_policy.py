@@ -7,10 +7,6 @@ configuration): it loads unchanged, and resolves to what its document says, as c
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ from tests.unit.cli.running import Commands
 
 SAMPLES = Path(__file__).with_name("samples")
 NAMES = sorted(path.name for path in SAMPLES.iterdir())
-EXECUTABLE = Path(sys.executable).with_name("reefknot")
 
 
 @pytest.fixture
@@ -245,51 +240,15 @@ def test_a_queue_sample_is_in_force_as_written(rk: Commands, name: str, on: bool
     assert shown["values"]["worker.queue.v2.rejection_policy"]["value"] == rejection
 
 
-# ---- the real executable ---------------------------------------------------------------------------------------------
-
-
-def test_the_executable_explains_the_429_example(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(str(EXECUTABLE), "policy", "explain", "--target", "block:http", "--status", "429", "--retry-count", "2"),
-            *("--config", sample("spec1-2.2-structure.json"), "--json"),
-        ],
-        cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-
-    fields = json.loads(done.stdout)["policy"]
-    assert {name: fields[name]["value"] for name in ("retries", "base_delay", "max_delay", "jitter", "retryable")} == {
-        "retries": 2,
-        "base_delay": 1.0,
-        "max_delay": 60.0,
-        "jitter": "equal",
-        "retryable": True,
-    }
-
-
-def test_a_typo_in_the_middle_of_a_long_file_is_found_with_its_line(tmp_path: Path) -> None:
+def test_a_typo_in_the_middle_of_a_long_file_is_found_with_its_line(rk: Commands) -> None:
     blocks = "".join(f"        block_{number}:\n          max_attempts: 3\n" for number in range(150))
-    text = "worker:\n  retries:\n    v2:\n      block_policies:\n" + blocks
-    lines = text.splitlines()
+    lines = ("worker:\n  retries:\n    v2:\n      block_policies:\n" + blocks).splitlines()
     lines[151] = lines[151].replace("max_attempts", "max_atempts")
-    path = tmp_path / "long.yaml"
-    path.write_text("\n".join(lines))
+    rk.write("\n".join(lines), "long.yaml")
 
-    done = subprocess.run(
-        [str(EXECUTABLE), "config", "check", "long.yaml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    ended = rk("config", "check", "long.yaml")
 
-    assert done.returncode == 78
-    assert "long.yaml:152:11: worker.retries.v2.block_policies.block_73.max_atempts: unknown key" in done.stderr
-    assert "did you mean 'max_attempts'?" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert ended.code == 78
+    assert "long.yaml:152:11: worker.retries.v2.block_policies.block_73.max_atempts: unknown key" in ended.err
+    assert "did you mean 'max_attempts'?" in ended.err
+    assert len(ended.err.splitlines()) == 1

@@ -28,7 +28,7 @@ from reefknot.app import RetryManager, open_store
 from reefknot.app.system import System
 from reefknot.audit.journal import FanOut
 from reefknot.cli import main as command
-from reefknot.cli.serve import Up, ready
+from reefknot.cli.serve import UpSession, startup
 from reefknot.core.messages import ExecAssignment, Job
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.policy import RetryPolicy
@@ -403,7 +403,7 @@ def test_a_system_that_is_up_keeps_secrets_out_of_refusals_and_cancel_reasons(
         while await system.router.desk.look("w1") is None:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.01)
 
-    assert asyncio.run(Up(ready(None, None)).serve(60, drain=0, beside=beside)) == 0
+    assert asyncio.run(UpSession(startup(None, None)).serve(60, drain=0, beside=beside)) == 0
     out, err = capsys.readouterr()
     told = on_record(tmp_path)
 

@@ -19,7 +19,7 @@ import apsw
 import pytest
 
 from reefknot.app import open_store
-from reefknot.cli.audit_source import OfStore, exported
+from reefknot.cli.audit_source import StoreSource, exported
 from reefknot.core.audit.chain import Head, Mismatch, link
 from reefknot.core.audit.event import OperatorAction, encode
 from reefknot.core.audit.lines import LogLine, event_line, read_line, verify_lines
@@ -335,7 +335,7 @@ class Bench:
                     self._connection.execute(f"DELETE FROM {table}; INSERT INTO {table} SELECT * FROM temp.{kept}")
 
     async def verified(self, store: Any, head: Head | None) -> list[Mismatch]:
-        _, found = await OfStore(store.audit, await store.audit.head(), "here").verify(head)
+        _, found = await StoreSource(store.audit, await store.audit.head(), "here").verify(head)
         return found
 
 

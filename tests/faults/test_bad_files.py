@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from reefknot.app import open_store
-from reefknot.cli.app import told as exit_of
+from reefknot.cli.app import exit_for
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import VirtualClock
@@ -127,7 +127,7 @@ def test_a_file_we_cannot_work_with_is_refused_and_left_as_it_is(
     assert end == "refused"
     assert isinstance(error, kind)
     assert way_out in str(error)
-    assert exit_of(error)[0] == code
+    assert exit_for(error)[0] == code
     if spoil is not foreign:  # whose journal mode SQLite notes in its header
         assert store_file.read_bytes() == before
 
@@ -138,4 +138,4 @@ def test_a_place_that_cannot_be_written_is_named_with_the_way_out(store_file: Pa
     assert end == "refused"
     assert isinstance(error, StoreUnavailableError)
     assert "this user" in str(error)
-    assert exit_of(error)[0] == 69
+    assert exit_for(error)[0] == 69

@@ -1,8 +1,8 @@
 """
-The command line: noun, then verb.
+The command line: `reefknot NOUN VERB`, data on stdout, messages on stderr.
 
-Data goes to stdout, talk to stderr. Here is only the door: the version is answered without loading anything, everything
-else is loaded when it is asked for.
+This module is the entry point and loads nothing itself: `--version` is answered at once, and a noun is imported when it
+is named.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and answer its exit code."""
+    """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     if argv is None:
-        _settle_in()
+        _prepare_process()
     if words == ["--version"]:
         from reefknot import __version__
 
@@ -32,15 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(words)
 
 
-def _settle_in() -> None:
-    """What only a process of our own may do: it is not done to somebody who calls `main` in theirs."""
+def _prepare_process() -> None:
+    """Tune the collector and the streams of a process of our own; a process that calls `main` is left as it is."""
     import gc
 
-    gc.set_threshold(50_000)  # starting makes many objects and drops few: looking for garbage would be a tenth of it
-    # A stream that was closed before we began goes nowhere; else the next file opened would take its place.
+    gc.set_threshold(50_000)  # start-up makes many objects and drops few: collecting would take a tenth of it
+    # A stream that was closed before the start becomes the null device; else the next opened file takes its number.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    # What the terminal's encoding cannot show is shown as an escape, not as a traceback.
+    # A character that the terminal's encoding lacks becomes an escape, not a traceback.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -1,13 +1,9 @@
 """
-How a command ends.
+The application: every noun, the exit codes, and the one place where a command ends.
 
-One number per kind of ending, and the words that go with it. An error of the person who typed is never a traceback;
-what is our own mistake says so, and `REEFKNOT_TRACEBACK=1` shows it whole.
-
-All nouns, and the one place where a command ends.
-
-Nouns are loaded when they are named. Whatever a command raises becomes a line on stderr and an exit code here; no
-command prints an error itself.
+A noun is imported when it is named. Any exception of a command becomes lines on stderr and an exit code here; no
+command prints an error itself. A mistake of the user is never a traceback; a bug is reported as one, and
+`REEFKNOT_TRACEBACK=1` shows where it is.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from enum import IntEnum
 
 from cyclopts import App, CycloptsError, Parameter
 
-from reefknot.cli.output import say, where
+from reefknot.cli.output import relative, say
 from reefknot.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -30,6 +26,23 @@ from reefknot.errors import (
     StoreError,
     StoreVersionError,
 )
+
+NOUNS = {
+    "run": ("reefknot.cli.run:app", "Run a file of assignments to completion and print a summary."),
+    "up": ("reefknot.cli.serve:app", "Start a router and workers in one process until interrupted."),
+    "submit": ("reefknot.cli.submit:app", "Submit assignments to the store, for a system that runs now or later."),
+    "worker": ("reefknot.cli.worker:app", "Start a worker; list, drain, pause and resume running workers."),
+    "router": ("reefknot.cli.router:app", "Start a router; show the status of running routers."),
+    "job": ("reefknot.cli.job:app", "List, show and cancel jobs."),
+    "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
+    "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),
+    "config": ("reefknot.cli.config:app", "Show and check the configuration."),
+    "audit": ("reefknot.cli.audit:app", "Tail, verify, replay, export and analyse the audit log."),
+    "idempotency": ("reefknot.cli.idempotency:app", "Show, resolve and delete idempotency keys."),
+    "store": ("reefknot.cli.store:app", "Check, back up, migrate and compact a store."),
+    "init": ("reefknot.cli.config:init_app", "Write a commented reefknot.yaml to start from."),
+}
+"""By name: the import path, and the summary in the list of commands."""
 
 
 class Exit(IntEnum):
@@ -48,11 +61,58 @@ class Exit(IntEnum):
 
 
 class CommandError(Exception):
-    """A command cannot do what was asked. The text says what to do instead."""
+    """A command cannot do what was asked. The message says what to do instead."""
 
     def __init__(self, message: str, exit: Exit = Exit.USAGE) -> None:  # noqa: A002 - it is the exit code
         super().__init__(message)
         self.exit = exit
+
+
+def application() -> App:
+    """The command line, with no noun imported yet."""
+    app = App(
+        name="reefknot",
+        help="Reliability runtime: retries, idempotency, audit, bounded queues. Data on stdout, messages on stderr; "
+        "--json on every command.",
+        help_epilogue="Examples:\n\n    reefknot init\n    reefknot policy list\n"
+        "    reefknot policy explain --target block:http --status 429\n    reefknot --version",
+        help_format="plaintext",
+        version_flags=[],
+        default_parameter=Parameter(negative=(), show_default=False),
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+    for noun, (import_path, summary) in NOUNS.items():
+        app.command(import_path, name=noun, help=summary)
+    return app
+
+
+def run(words: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        code = application()(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return Exit.FINE
+    except KeyboardInterrupt:
+        say("interrupted")
+        return Exit.INTERRUPTED
+    except CycloptsError as error:
+        say(f"reefknot: {error}")
+        say("Use --help after the command to see its arguments and options.")
+        return Exit.USAGE
+    except Exception as error:
+        if os.environ.get("REEFKNOT_TRACEBACK"):
+            raise
+        code, lines = exit_for(error)
+        for line in lines:
+            say(line)
+        _flush_or_drop()
+        return code
+    return code if isinstance(code, int) else Exit.FINE
 
 
 FLAGS = {
@@ -69,16 +129,16 @@ FLAGS = {
     "threshold": "--threshold",
     "key": "KEY",
 }
-"""What a parameter is called on the command line."""
+"""The flag that sets a parameter of the library."""
 
 
-def told(error: Exception) -> tuple[Exit, list[str]]:
+def exit_for(error: Exception) -> tuple[Exit, list[str]]:
     """The exit code of an error, and its lines for stderr."""
     match error:
         case CommandError():
             return error.exit, [f"reefknot: {error}"]
         case ConfigurationError():
-            return Exit.MISCONFIGURED, [where(line) for line in str(error).splitlines()]
+            return Exit.MISCONFIGURED, [relative(line) for line in str(error).splitlines()]
         case ParameterError():
             flag = FLAGS.get(error.parameter, error.parameter)
             text = str(error).removeprefix(f"{error.parameter}=")
@@ -94,83 +154,19 @@ def told(error: Exception) -> tuple[Exit, list[str]]:
         case IdempotencyError():
             return Exit.USAGE if isinstance(error, ValueError) else Exit.FAILED, [f"reefknot: {error}"]
         case PermissionError():
-            return Exit.FORBIDDEN, [f"reefknot: {_of_system(error)}"]
+            return Exit.FORBIDDEN, [f"reefknot: {_system_error(error)}"]
         case ConnectionError() | TimeoutError():
-            return Exit.UNREACHABLE, [f"reefknot: {_of_system(error)}"]
+            return Exit.UNREACHABLE, [f"reefknot: {_system_error(error)}"]
         case OSError():
-            return Exit.FAILED, [f"reefknot: {_of_system(error)}"]
+            return Exit.FAILED, [f"reefknot: {_system_error(error)}"]
         case _:
-            text = f"reefknot: this is a mistake of ours: {type(error).__name__}: {error}"
-            return Exit.FAILED, [text, "Run it again with REEFKNOT_TRACEBACK=1 to see where, and report it."]
+            text = f"reefknot: internal error: {type(error).__name__}: {error}"
+            return Exit.FAILED, [text, "Set REEFKNOT_TRACEBACK=1 to see the traceback, and please report it."]
 
 
-def _of_system(error: OSError) -> str:
+def _system_error(error: OSError) -> str:
     reason = (error.strerror or str(error) or type(error).__name__).lower()
     return f"{error.filename}: {reason}" if error.filename else reason
-
-
-NOUNS = {
-    "run": ("reefknot.cli.run:app", "Send a file of assignments through router, queue, worker and back."),
-    "up": ("reefknot.cli.serve:app", "Run the whole system until it is told to end."),
-    "submit": ("reefknot.cli.submit:app", "Hand work to a system that runs, or will run, on the same store."),
-    "worker": ("reefknot.cli.worker:app", "Start a worker; see, drain and pause those that run."),
-    "router": ("reefknot.cli.router:app", "Start a router; see those that run."),
-    "job": ("reefknot.cli.job:app", "See and call off pieces of work."),
-    "quarantine": ("reefknot.cli.quarantine:app", "Look after work that waits for a person."),
-    "policy": ("reefknot.cli.policy:app", "Ask the policy book: who is retried, why, and when."),
-    "config": ("reefknot.cli.config:app", "See and check the configuration."),
-    "audit": ("reefknot.cli.audit:app", "Read, prove, replay and analyse what was decided."),
-    "idempotency": ("reefknot.cli.idempotency:app", "See, resolve and forget idempotency keys."),
-    "store": ("reefknot.cli.store:app", "Look after a store: check, back up, migrate, compact."),
-    "init": ("reefknot.cli.config:init_app", "Write a commented reefknot.yaml to start from."),
-}
-"""By name: where it is loaded from, and what the list of commands says of it."""
-
-
-def application() -> App:
-    """The command line, without its nouns loaded."""
-    app = App(
-        name="reefknot",
-        help="Runs unreliable work reliably. Data on stdout, talk on stderr; --json on every command.",
-        help_epilogue="Examples:\n\n    reefknot init\n    reefknot policy list\n"
-        "    reefknot policy explain --target block:http --status 429\n    reefknot --version",
-        help_format="plaintext",
-        version_flags=[],
-        default_parameter=Parameter(negative=(), show_default=False),
-        result_action="return_value",
-        exit_on_error=False,
-        print_error=False,
-        suppress_keyboard_interrupt=False,
-    )
-    for noun, (place, summary) in NOUNS.items():
-        app.command(place, name=noun, help=summary)
-    return app
-
-
-def run(words: Sequence[str]) -> int:
-    """One command, to its exit code."""
-    try:
-        answer = application()(words)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
-        return Exit.FINE
-    except KeyboardInterrupt:
-        say("interrupted")
-        return Exit.INTERRUPTED
-    except CycloptsError as error:
-        say(f"reefknot: {error}")
-        say("See --help of the command for what it takes.")
-        return Exit.USAGE
-    except Exception as error:
-        if os.environ.get("REEFKNOT_TRACEBACK"):
-            raise
-        code, lines = told(error)
-        for line in lines:
-            say(line)
-        _flush_or_drop()
-        return code
-    return answer if isinstance(answer, int) else Exit.FINE
 
 
 def _flush_or_drop() -> None:
@@ -181,7 +177,7 @@ def _flush_or_drop() -> None:
 
 
 def _drop_output() -> None:
-    """Nobody takes what we write. What is still buffered goes nowhere, so that the interpreter does not complain."""
+    """Send buffered output to the null device: nobody reads stdout, and the interpreter must not fail flushing it."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,8 +1,8 @@
 """
-A file of assignments, a line each, read as it is needed.
+A file of assignments, one per line, read as it is needed.
 
-A line that cannot be used becomes a `Mistake` with its number; it never ends the reading. What has no ids gets them. No
-more of a line is kept than an assignment may have.
+An unusable line becomes an `InvalidLine` with its number and never ends the reading. Missing ids are generated. No more
+of a line is kept in memory than an assignment may have.
 """
 
 from __future__ import annotations
@@ -26,70 +26,75 @@ from reefknot.cli.app import CommandError, Exit
 from reefknot.core.messages import LARGEST_MESSAGE, ExecAssignment, InvalidMessage, read_assignment
 
 STDIN = "-"
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _PUT_S = 0.5
 
 
-class Mistake(Struct, frozen=True):
-    """A line that is no assignment."""
+class InvalidLine(Struct, frozen=True):
+    """A line that is no assignment, and why."""
 
     line: int
     message: str
 
 
-class Numbered(Struct, frozen=True):
-    """An assignment, and the line it came from."""
+class AssignmentLine(Struct, frozen=True):
+    """An assignment, and the number of its line."""
 
     line: int
     assignment: ExecAssignment
 
 
-Line = tuple[int, bytes]
+NumberedText = tuple[int, bytes]
 
 
-def existing_file(name: str) -> None:
-    """Refuse what cannot be read, before anything is started."""
+def require_file(name: str) -> None:
+    """Refuse an unreadable file before anything is started."""
     if name == STDIN:
         return
     try:
         mode = os.stat(name).st_mode
         if stat.S_ISDIR(mode):
-            raise CommandError(f"{name}: is a folder; accepted: a file with one assignment a line, or - for stdin")
+            raise CommandError(f"{name}: is a folder; accepted: a file with one assignment per line, or - for stdin")
         if stat.S_ISREG(mode):
             with open(name, "rb"):
                 return
     except FileNotFoundError:
         raise CommandError(f"{name}: there is no such file", Exit.UNREACHABLE) from None
     except PermissionError:
-        raise CommandError(f"{name}: may not be read: permission denied", Exit.FORBIDDEN) from None
+        raise CommandError(f"{name}: cannot be read: permission denied", Exit.FORBIDDEN) from None
     except ValueError:
         raise CommandError(f"{name!r}: is not a possible file name") from None
 
 
+def display_name(name: str) -> str:
+    """The file's name in messages."""
+    return "<stdin>" if name == STDIN else name
+
+
 def count_lines(name: str) -> int:
-    """How many lines there are, for a bar; 0 when that cannot be known beforehand."""
+    """The number of lines, for a progress bar; 0 when it cannot be known beforehand."""
     if not _is_plain(name):
         return 0
     with open(name, "rb") as file:
         return sum(1 for line in _lines(file) if line[1].strip())
 
 
-async def assignments(name: str) -> AsyncIterator[Numbered | Mistake]:
-    """Every line that is not empty, as it is asked for. An id that came before is a mistake."""
+async def assignments(name: str) -> AsyncIterator[AssignmentLine | InvalidLine]:
+    """Every line that is not empty. A repeated assignment id is invalid."""
     seen: dict[str, int] = {}
     async for number, text in _read(name):
         if not text.strip():
             continue
         found = read_line(text)
         if isinstance(found, str):
-            yield Mistake(number, found)
+            yield InvalidLine(number, found)
             continue
         earlier = seen.setdefault(found.assignment_id, number)
         if earlier != number:
-            message = f"{found.assignment_id!r} is in line {earlier} already; the same id is the same work"
-            yield Mistake(number, f"assignment_id: {message}")
+            message = f"{found.assignment_id!r} is in line {earlier} already; an id identifies one job"
+            yield InvalidLine(number, f"assignment_id: {message}")
             continue
-        yield Numbered(number, found)
+        yield AssignmentLine(number, found)
 
 
 def read_line(text: bytes) -> ExecAssignment | str:
@@ -106,17 +111,17 @@ def read_line(text: bytes) -> ExecAssignment | str:
 
 
 def read_object(value: dict[str, Any]) -> ExecAssignment | str:
-    """The assignment that this object is, with ids if it has none."""
-    named = {"assignment_id": event_id(), "request_id": event_id()} | value
-    found = read_assignment(msgspec.json.encode(named))
+    """The assignment that an object describes, with generated ids where it has none; or what is wrong with it."""
+    with_ids = {"assignment_id": event_id(), "request_id": event_id()} | value
+    found = read_assignment(msgspec.json.encode(with_ids))
     return found.message if isinstance(found, InvalidMessage) else found
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 
-def _lines(file: BinaryIO) -> Iterator[Line]:
-    """Lines with their numbers; of one that is too long, one byte more than is accepted."""
+def _lines(file: BinaryIO) -> Iterator[NumberedText]:
+    """Lines with their numbers; of a line that is too long, one byte more than is accepted."""
     number = 0
     while line := file.readline(LARGEST_MESSAGE + 2):
         number += 1
@@ -126,7 +131,7 @@ def _lines(file: BinaryIO) -> Iterator[Line]:
         yield number, line.rstrip(b"\r\n")
 
 
-async def _read(name: str) -> AsyncIterator[Line]:
+async def _read(name: str) -> AsyncIterator[NumberedText]:
     if not _is_plain(name):
         async for line in _from_pipe(name):
             yield line
@@ -140,15 +145,15 @@ def _is_plain(name: str) -> bool:
     return name != STDIN and Path(name).is_file()
 
 
-async def _from_pipe(name: str) -> AsyncIterator[Line]:
-    """What comes slowly is read in a thread that nobody has to wait for."""
-    batches: Queue[list[Line] | None] = Queue(2)
+async def _from_pipe(name: str) -> AsyncIterator[NumberedText]:
+    """Lines of a pipe, read by a daemon thread, so that a blocked read holds nothing up."""
+    lines: Queue[NumberedText | None] = Queue(2)
     stopped = False
 
-    def hand_over(batch: list[Line] | None) -> bool:
+    def enqueue(line: NumberedText | None) -> bool:
         while not stopped:
             with suppress(Full):
-                batches.put(batch, timeout=_PUT_S)
+                lines.put(line, timeout=_PUT_S)
                 return True
         return False
 
@@ -156,21 +161,20 @@ async def _from_pipe(name: str) -> AsyncIterator[Line]:
         file = sys.stdin.buffer if name == STDIN else open(name, "rb")  # noqa: SIM115 - it ends with the process
         with suppress(OSError, ValueError):
             for line in _lines(file):
-                if not hand_over([line]):
+                if not enqueue(line):
                     return
-        hand_over(None)
+        enqueue(None)
 
     Thread(target=read, daemon=True, name="lines").start()
     try:
         while True:
             try:
-                batch = batches.get_nowait()
+                line = lines.get_nowait()
             except Empty:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
                 continue
-            if batch is None:
+            if line is None:
                 return
-            for line in batch:
-                yield line
+            yield line
     finally:
         stopped = True

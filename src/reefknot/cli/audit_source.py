@@ -1,8 +1,8 @@
 """
-Where recorded events are read from: a store, an exported file, or the files of a JSON-lines log.
+Sources of audited events: a store, an exported file, or the files of a JSON-lines log.
 
-Pages are bounded, so a log of any length needs the same memory. A file is read as it is: what was changed in it shows
-in what reads it.
+Pages are bounded, so a log of any length needs the same memory. A file is read as it is: a change in it shows in the
+verification or the replay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.output import Advance, printable, progress
-from reefknot.cli.stores import opened, place
+from reefknot.cli.stores import address_of, opened
 from reefknot.core.audit.chain import Head, Mismatch, anchor_in
 from reefknot.core.audit.lines import (
     UNREADABLE,
@@ -33,44 +33,45 @@ from reefknot.core.audit.lines import (
 )
 from reefknot.engines.jsonlines.writer import files_of, lines_of
 from reefknot.errors import NotJsonError
+from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
-    from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
+    from reefknot.cli.options import StoreOptions
+    from reefknot.ports.audit_log import AuditLog, KeptEntry
 
 PAGE = 1000
 MOST_HEAD_BYTES = 4096
-SQLITE = b"SQLite format 3\x00"
-"""How a database begins."""
+SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
-class Recorded(Struct, frozen=True):
-    """One event and its number, 0 when it has none."""
+class SourceEvent(Struct, frozen=True):
+    """The body of one event and its sequence number, 0 when a damaged line has none."""
 
     sequence: int
     body: bytes
 
 
-class Page(Struct, frozen=True):
-    """Some events, and how far they bring a progress bar."""
+class EventPage(Struct, frozen=True):
+    """Some events, and by how much they advance a progress bar."""
 
-    events: list[Recorded]
+    events: list[SourceEvent]
     size: int
 
 
-class Evidence(Protocol):
-    """Something that holds events."""
+class AuditSource(Protocol):
+    """A log of audited events that can be read in pages and verified."""
 
     name: str
     total: int
 
-    def pages(self) -> AsyncIterator[Page]: ...
+    def pages(self) -> AsyncIterator[EventPage]: ...
 
     async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
-        """Where the chain stands, and what is wrong with it."""
+        """The head of the chain, and every mismatch in it."""
 
 
-class OfStore:
-    """The log of a store, up to where it stood when this was made."""
+class StoreSource:
+    """The log of a store, up to its head when this source was made."""
 
     def __init__(self, log: AuditLog, head: Head, name: str) -> None:
         self.log = log
@@ -78,9 +79,9 @@ class OfStore:
         self.name = name
         self.total = head.sequence
 
-    async def pages(self) -> AsyncIterator[Page]:
+    async def pages(self) -> AsyncIterator[EventPage]:
         async for kept in pages_of(self.log, until=self.head.sequence):
-            yield Page([Recorded(one.sequence, one.entry.body) for one in kept], len(kept))
+            yield EventPage([SourceEvent(one.sequence, one.entry.body) for one in kept], len(kept))
 
     async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
         if head is not None and head.chain != self.head.chain:
@@ -88,12 +89,12 @@ class OfStore:
         with progress("verifying", 2 * self.total) as advance:
             found = await self.log.verify(head, progress=advance)
             async for kept in pages_of(self.log, until=self.head.sequence):
-                found += filter(None, map(_misfiled, kept))
+                found += filter(None, map(_index_mismatch, kept))
                 advance(len(kept))
         return self.head, found
 
 
-class OfFiles:
+class FileSource:
     """An exported file, or the files of a JSON-lines log."""
 
     def __init__(self, path: Path) -> None:
@@ -103,28 +104,28 @@ class OfFiles:
         self._files = files_of(path)
         self.total = sum(file.stat().st_size for file in self._files)
 
-    async def pages(self) -> AsyncIterator[Page]:
-        self._refuse_no_log()
+    async def pages(self) -> AsyncIterator[EventPage]:
+        self._require_header()
         lines = lines_of(self._files)
         while page := list(islice(lines, PAGE)):
-            yield Page([one for text in page if (one := _recorded(text)) is not None], sum(map(len, page)))
+            yield EventPage([one for text in page if (one := _event_of(text)) is not None], sum(map(len, page)))
 
-    def _refuse_no_log(self) -> None:
-        """What is no log has nothing in it that could come out differently."""
+    def _require_header(self) -> None:
+        """Refuse a file without an audit log's header: replaying it would "succeed" with 0 decisions."""
         first = next(lines_of(self._files), b"")
         if not isinstance(read_line(first), LogHeader):
-            began = printable(first[:40].decode("utf-8", "replace").rstrip("\n")) or "nothing"
+            found = printable(first[:40].decode("utf-8", "replace").rstrip("\n")) or "nothing"
             expected = '{"chain":"…","format":1,"hash":"…","sequence":0}, as `reefknot audit export` writes it'
-            message = f"{self._files[0]}:1: this is no audit log: expected {expected}; found {began!r}"
+            message = f"{self._files[0]}:1: this is not an audit log: expected {expected}; found {found!r}"
             raise CommandError(message, Exit.MISMATCH)
 
     async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
         with progress("verifying", 2 * self.total) as advance:
-            return self._end(advance), verify_lines(_told(lines_of(self._files), advance), head)
+            return self._last_head(advance), verify_lines(self._lines(advance), head)
 
-    def _end(self, advance: Advance) -> Head:
+    def _last_head(self, advance: Advance) -> Head:
         end = Head("?")
-        for text in _told(lines_of(self._files), advance):
+        for text in self._lines(advance):
             found = read_line(text)
             if isinstance(found, LogHeader):
                 end = found.head
@@ -132,38 +133,44 @@ class OfFiles:
                 end = Head(end.chain, found.sequence, found.hash)
         return end
 
+    def _lines(self, advance: Advance) -> Iterator[bytes]:
+        for line in lines_of(self._files):
+            advance(len(line))
+            yield line
+
 
 @asynccontextmanager
-async def evidence(file: Path | None, engine: str | None, config: str | None) -> AsyncIterator[Evidence]:
+async def audit_source(file: Path | None, options: StoreOptions) -> AsyncIterator[AuditSource]:
     """The file when one is named, else the store. A file that is a store is opened as one."""
     if file is not None:
-        if engine is not None:
+        if options.engine is not None:
             raise CommandError("name a file or --engine, not both")
-        engine = _store_at(file)
+        engine = _store_url(file)
         if engine is None:
-            yield OfFiles(file)
+            yield FileSource(file)
             return
-    where = place(engine, config)
-    async with opened(where) as store:
-        yield OfStore(store.audit, await store.audit.head(), where.url)
+        from dataclasses import replace
+
+        options = replace(options, engine=engine)
+    address = address_of(options)
+    async with opened(address) as store:
+        yield StoreSource(store.audit, await store.audit.head(), address.url)
 
 
-def _store_at(file: Path) -> str | None:
-    """The address of the store that this file is; None of one that is no database."""
+def _store_url(file: Path) -> str | None:
+    """The URL of the store that this file is; None when it is no database."""
     if str(file).startswith("sqlite:"):
         return str(file)
     if not file.is_file():
         return None
     with file.open("rb") as stream:
-        return f"sqlite:{file.absolute()}" if stream.read(len(SQLITE)) == SQLITE else None
+        return f"sqlite:{file.absolute()}" if stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC else None
 
 
 async def pages_of(
     log: AuditLog, query: AuditQuery | None = None, *, until: int | None = None
 ) -> AsyncIterator[list[KeptEntry]]:
-    """What the query finds, page by page; `until` is the last number that is wanted."""
-    from reefknot.ports.audit_log import AuditQuery
-
+    """The matching entries, page by page, up to the sequence number `until`."""
     query = msgspec.structs.replace(query or AuditQuery(), limit=PAGE)
     while True:
         page = await log.read(query)
@@ -175,29 +182,47 @@ async def pages_of(
         query = msgspec.structs.replace(query, after=page[-1].sequence)
 
 
+def _event_of(text: bytes) -> SourceEvent | None:
+    found = read_line(text)
+    if found is None:
+        return SourceEvent(0, text)
+    return SourceEvent(found.sequence, found.body) if isinstance(found, LogLine) else None
+
+
+def _index_of(one: KeptEntry) -> EventIndex:
+    entry = one.entry
+    return EventIndex(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
+
+
+def _index_mismatch(one: KeptEntry) -> Mismatch | None:
+    wrong = wrong_index_field(one.entry.body, _index_of(one))
+    return None if wrong is None else Mismatch(one.sequence, f"it is filed under another {wrong} than its own")
+
+
+# ---- export ----------------------------------------------------------------------------------------------------------
+
+
 async def exported(log: AuditLog, head: Head) -> AsyncIterator[bytes]:
-    """The lines of an export, its opening first."""
+    """The lines of an export, its header first."""
     start: Head | None = None
     async for page in pages_of(log, until=head.sequence):
         if start is None:
             start = await _start(log, head, page[0].sequence)
             yield header_line(start)
-        yield b"".join(_exported(head.chain, one) for one in page)
+        yield b"".join(_exported_line(head.chain, one) for one in page)
     if start is None:
         yield header_line(head)
 
 
-def _exported(chain: str, one: KeptEntry) -> bytes:
+def _exported_line(chain: str, one: KeptEntry) -> bytes:
     try:
-        return event_line(Head(chain, one.sequence, one.hash), one.entry.body, filed=_filed(one))
+        return event_line(Head(chain, one.sequence, one.hash), one.entry.body, filed=_index_of(one))
     except NotJsonError as error:
         raise CommandError(f"event {one.sequence} was changed ({error}); see `audit verify`", Exit.MISMATCH) from error
 
 
 async def _start(log: AuditLog, head: Head, first: int) -> Head:
-    """The place before the first event: the beginning, or the one that an anchor event vouches for."""
-    from reefknot.ports.audit_log import AuditQuery
-
+    """The head before the first event: the chain's beginning, or the one that an anchor event vouches for."""
     start = Head(head.chain)
     if first > 1:
         async for page in pages_of(log, AuditQuery(event_type="anchor")):
@@ -208,14 +233,12 @@ async def _start(log: AuditLog, head: Head, first: int) -> Head:
     return start
 
 
-def _told(lines: Iterator[bytes], advance: Advance) -> Iterator[bytes]:
-    """The lines, and how far they bring a progress bar."""
-    for line in lines:
-        advance(len(line))
-        yield line
+def head_file_of(file: Path) -> Path:
+    """The file in which an export writes its head."""
+    return file.with_name(f"{file.name}.head.json")
 
 
-def head_in(file: Path) -> Head:
+def read_head(file: Path) -> Head:
     """A head that was exported earlier."""
     try:
         with file.open("rb") as stream:
@@ -223,37 +246,4 @@ def head_in(file: Path) -> Head:
     except FileNotFoundError:
         raise CommandError(f"--head: {file}: there is no such file", Exit.UNREACHABLE) from None
     except UNREADABLE as error:
-        raise CommandError(f"--head: {file} holds no head: {error}", Exit.MISMATCH) from None
-
-
-def head_beside(file: Path) -> Path:
-    """Where an export puts its head."""
-    return file.with_name(f"{file.name}.head.json")
-
-
-def _recorded(text: bytes) -> Recorded | None:
-    found = read_line(text)
-    if found is None:
-        return Recorded(0, text)
-    return Recorded(found.sequence, found.body) if isinstance(found, LogLine) else None
-
-
-def _filed(one: KeptEntry) -> EventIndex:
-    entry = one.entry
-    return EventIndex(entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id)
-
-
-def _misfiled(one: KeptEntry) -> Mismatch | None:
-    wrong = wrong_index_field(one.entry.body, _filed(one))
-    return None if wrong is None else Mismatch(one.sequence, f"the event is filed under another {wrong} than its own")
-
-
-def shown_lines(bodies: list[bytes]) -> Iterator[str]:
-    """JSON as it may be shown: what steers a terminal is an escape."""
-    from json import dumps
-
-    for body in bodies:
-        text = body.decode("utf-8", "replace").rstrip("\n")
-        if not text.isprintable():
-            text = "".join(char if char.isprintable() else dumps(char)[1:-1] for char in text)
-        yield text
+        raise CommandError(f"--head: {file} contains no head: {error}", Exit.MISMATCH) from None

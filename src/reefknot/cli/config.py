@@ -1,14 +1,8 @@
 """
-Configurations to start from: the recommended one, and a template for each common situation.
+`reefknot config` and `reefknot init`: the configuration in force, checks of files, and files to start from.
 
-They are files, so that people may read them; a test loads every one of them. A template is a whole, valid file that
-says only what its situation needs.
-
-`reefknot init`: a commented configuration to start from. It never overwrites a file unless told to.
-
-Checking files: every file is read, every mistake is told, and one mistake anywhere makes the answer 78.
-
-`reefknot config`: what is in force and where it was said. Secrets are never shown.
+The recommended configuration and the templates are files that people may read, and a test loads every one of them. A
+check reads every file and reports every mistake. Secrets are never shown.
 """
 
 from __future__ import annotations
@@ -21,23 +15,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import Config, Json, load, one_of, settings
-from reefknot.cli.output import jsonable, put, put_json, put_table, say, where
+from reefknot.cli.options import COMMON, DEFAULT_STORE, Common, Json, load, one_of, settings
+from reefknot.cli.output import json_text, jsonable, plural, put, put_json, put_table, relative, say, show
 from reefknot.errors import ConfigurationError, ParameterError
 
 if TYPE_CHECKING:
     from reefknot.config.settings import Settings
 
+# ---- init and templates ----------------------------------------------------------------------------------------------
+
 _FOLDER = Path(__file__).with_name("samples")
 
 TEMPLATES = {
-    "rate-limited-api": "an HTTP API that answers 429 and says when to come back",
-    "flaky-network": "a network that drops and stalls, but comes back within seconds",
-    "database": "SQL that meets locks, fail-overs and a full connection pool",
-    "local-disk": "files and vaults on this machine, where waiting long is pointless",
-    "mailbox": "IMAP servers that limit logins and go away for minutes",
+    "rate-limited-api": "an HTTP API that answers 429 with Retry-After",
+    "flaky-network": "a network that drops and stalls, but recovers within seconds",
+    "database": "SQL with lock conflicts, failovers and a full connection pool",
+    "local-disk": "files and vaults on this machine, where long waits are pointless",
+    "mailbox": "IMAP servers that limit logins and are unavailable for minutes",
 }
-"""By name: when to use it."""
+"""By name: the situation that a template is for."""
 
 
 def recommended() -> str:
@@ -56,7 +52,7 @@ NAME = "reefknot.yaml"
 
 init_app = App(
     name="init",
-    help="Write a commented reefknot.yaml: the recommended policies, both v2 gates on. A file that is there stays.",
+    help="Write a commented reefknot.yaml: the recommended policies, both v2 gates on. An existing file is kept.",
     help_epilogue="Examples:\n\n    reefknot init\n    reefknot init --template mailbox --dry-run",
 )
 
@@ -64,19 +60,18 @@ init_app = App(
 @init_app.default
 def init(
     *,
-    force: Annotated[bool, Parameter(help="Replace a file that is there.")] = False,
+    force: Annotated[bool, Parameter(help="Replace an existing file.")] = False,
     dry_run: Annotated[bool, Parameter(help="Print what would be written, and write nothing.")] = False,
     template: Annotated[str | None, Parameter(help="Write this template; `policy templates` lists them.")] = None,
     json: Json = False,
 ) -> int:
     """Write a commented reefknot.yaml into the current folder."""
-
     if template is None:
         text = recommended()
     else:
         text = template_text(one_of("--template", template, {one.replace("-", "_"): one for one in TEMPLATES}))
     path = Path.cwd() / NAME
-    _refuse(path, force)
+    _refuse_existing(path, force)
     if not dry_run:
         _write(path, text, force)
     if json:
@@ -89,25 +84,27 @@ def init(
     return Exit.FINE
 
 
-def _refuse(path: Path, force: bool) -> None:
+def _refuse_existing(path: Path, force: bool) -> None:
     others = [one.name for one in path.parent.glob("reefknot.*") if one.suffix in (".yml", ".json", ".toml")]
     if others:
         names = " and ".join(sorted(others))
-        raise CommandError(f"{names} is here already, and one folder has one configuration; move it away", Exit.FAILED)
+        text = f"{names} exists already, and a folder has one configuration; move it away"
+        raise CommandError(text, Exit.FAILED)
     if os.path.lexists(path) and not force:
         raise CommandError(
-            f"{NAME} exists already; move it away, or replace it with --force (--dry-run shows by what)", Exit.FAILED
+            f"{NAME} exists already; move it away, or replace it with --force (--dry-run shows the new one)",
+            Exit.FAILED,
         )
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """The whole file or nothing. Without force, a file that appeared meanwhile is left alone too."""
+    """Write the whole file or nothing. Without force, a file that was created meanwhile is kept."""
     if not force:
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise CommandError(f"{NAME} appeared meanwhile and was left alone", Exit.FAILED) from None
+            raise CommandError(f"{NAME} was created meanwhile by another process, and was kept", Exit.FAILED) from None
         return
     fresh = path.with_name(f".{NAME}.{os.getpid()}")
     try:
@@ -117,31 +114,36 @@ def _write(path: Path, text: str, force: bool) -> None:
         fresh.unlink(missing_ok=True)
 
 
+# ---- check -----------------------------------------------------------------------------------------------------------
+
+
 def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool = False) -> int:
-    """Check each file on its own; None is the one that would be found."""
-    results: list[dict[str, Any]] = []
-    for name in dict.fromkeys(files):
-        try:
-            found = load(name)
-            if not policies_only:
-                _check_blocks(found)
-        except ConfigurationError as error:
-            problems = str(error).splitlines()
-            results.append({"file": name, "ok": False, "problems": problems, "warnings": []})
-            for line in problems:
-                say(where(line))
-            continue
-        warnings = [] if policies_only else list(found.warnings)
-        for warning in warnings:
-            say(f"warning: {warning}")
-        shown = str(found.path) if name is None and found.path else name
-        results.append({"file": shown, "ok": True, "problems": [], "warnings": warnings})
-        if not json:
-            name = "no configuration file, only what is built in" if shown is None else where(shown)
-            put(f"{name}: OK: {_contents(found)}")
+    """Check each file on its own; None is the one that would be found. One mistake anywhere makes the exit code 78."""
+    results = [_check_file(name, json=json, policies_only=policies_only) for name in dict.fromkeys(files)]
+    ok = all(one["ok"] for one in results)
     if json:
-        put_json({"ok": all(one["ok"] for one in results), "files": results})
-    return Exit.FINE if all(one["ok"] for one in results) else Exit.MISCONFIGURED
+        put_json({"ok": ok, "files": results})
+    return Exit.FINE if ok else Exit.MISCONFIGURED
+
+
+def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[str, Any]:
+    try:
+        found = load(name)
+        if not policies_only:
+            _check_blocks(found)
+    except ConfigurationError as error:
+        problems = str(error).splitlines()
+        for line in problems:
+            say(relative(line))
+        return {"file": name, "ok": False, "problems": problems, "warnings": []}
+    warnings = [] if policies_only else list(found.warnings)
+    for warning in warnings:
+        say(f"warning: {warning}")
+    file = str(found.path) if name is None and found.path else name
+    if not json:
+        shown = "no configuration file, built-in values only" if file is None else relative(file)
+        put(f"{shown}: OK: {_contents(found)}")
+    return {"file": file, "ok": True, "problems": [], "warnings": warnings}
 
 
 def _check_blocks(found: Settings) -> None:
@@ -160,73 +162,75 @@ def _contents(found: Settings) -> str:
         (len(configuration.operations), "operation"),
         (len(configuration.sources), "source"),
     )
-    parts = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+    parts = ", ".join(plural(count, noun) for count, noun in counts)
     retries, queue = ("on" if gate else "off" for gate in (found.retries_gate, found.queue_gate))
     return f"{parts}; worker.retries.v2 {retries}, worker.queue.v2 {queue}"
 
 
+# ---- commands --------------------------------------------------------------------------------------------------------
+
 app = App(
     name="config",
-    help="See and check the configuration.",
+    help="Show and check the configuration.",
     help_epilogue="Example:\n\n    reefknot config check",
 )
 
 DEFAULT = "default"
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot config show --json")
-def show(*, config: Config = None, json: Json = False) -> int:
-    """The configuration in force, each value with the place that said it. Secrets are hidden."""
-    from reefknot.config.layers import load_tree
+@app.command(name="show", help_epilogue="Example:\n\n    reefknot config show --json")
+def show_config(*, common: Common = COMMON) -> int:
+    """Show every setting in force with the source that set it. Secrets are hidden."""
+    found = settings(common.config)
+    values = list(_values(found))
+    gates = {"worker.retries.v2": found.retries_gate, "worker.queue.v2": found.queue_gate}
+    data = {
+        "path": None if found.path is None else str(found.path),
+        "gates": {name: {"on": gate.on, "said_by": gate.said_by} for name, gate in gates.items()},
+        "values": {name: {"value": value, "source": source} for name, value, source in values},
+    }
+
+    def text() -> None:
+        put(f"file: {'none, built-in values only' if found.path is None else relative(str(found.path))}")
+        for name, gate in gates.items():
+            put(f"gate {name}: {'on' if gate else 'off'} ({relative(gate.said_by)})")
+        put()
+        rows = [(name, json_text(value), relative(source)) for name, value, source in values]
+        put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"))
+
+    show(data, text, json=common.json)
+    return Exit.FINE
+
+
+def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
+    """Name, value and source of every setting. An unset one without a default is left out: what is built in for the
+    target holds then, and `policy list` shows it."""
     from reefknot.config.reading.session import dotted
 
-    found = settings(config)
-    tree, _ = load_tree(config, environ=os.environ, cwd=Path.cwd())
-    values = []
+    tree = found.tree
+    assert tree is not None
     for path, value in _leaves(found.configuration.model_dump(), ()):
         written = path in tree.marks
-        if value is None and not written:
-            continue  # not said: what is built in for the target holds, and `policy list` shows it
-        values.append((dotted(path), _safe(path, value), str(tree.mark(path)) if written else DEFAULT))
+        if value is not None or written:
+            yield dotted(path), _safe(path, value), str(tree.mark(path)) if written else DEFAULT
     if found.configuration.engine is None:
-        from reefknot.cli.stores import DEFAULT as STATE
-
-        values.append(("engine", f"sqlite:{STATE}", DEFAULT))
-    gates = {"worker.retries.v2": found.retries_gate, "worker.queue.v2": found.queue_gate}
-    if json:
-        put_json(
-            {
-                "path": None if found.path is None else str(found.path),
-                "gates": {name: {"on": gate.on, "said_by": gate.said_by} for name, gate in gates.items()},
-                "values": {name: {"value": value, "source": source} for name, value, source in values},
-            }
-        )
-        return Exit.FINE
-    put(f"file: {'none, only what is built in' if found.path is None else where(str(found.path))}")
-    for name, gate in gates.items():
-        put(f"gate {name}: {'on' if gate else 'off'} ({where(gate.said_by)})")
-    put()
-    rows = [(name, _shown(value), where(source)) for name, value, source in values]
-    put_table(("setting", "value", "where"), rows, styles=("cyan", "bold"))
-    return Exit.FINE
+        yield "engine", f"sqlite:{DEFAULT_STORE}", DEFAULT
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot config check reefknot.yaml")
 def check(
-    file: Annotated[str | None, Parameter(help="The file; without it, the one that would be found.")] = None,
+    file: Annotated[str | None, Parameter(help="File to check. Default: the one that would be found.")] = None,
     /,
     *,
-    config: Config = None,
-    json: Json = False,
+    common: Common = COMMON,
 ) -> int:
-    """Check a whole file: every mistake with its line. Exits with 78 when there is one."""
-
-    return check_files([file if file is not None else config], json=json)
+    """Check a whole file and report every mistake with its line. Exits with 78 when there is one."""
+    return check_files([file if file is not None else common.config], json=common.json)
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot config schema > reefknot.schema.json")
 def schema(*, json: Json = False) -> int:
-    """Print the JSON Schema of the configuration, for editors. It is JSON with or without --json."""
+    """Print the JSON Schema of the configuration, for editors. The output is JSON with or without --json."""
     from reefknot.config.schema import Configuration
 
     del json
@@ -236,7 +240,7 @@ def schema(*, json: Json = False) -> int:
 
 
 def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Every value that holds no others; an empty mapping is nothing said."""
+    """Every value that contains no other; an empty mapping is skipped."""
     match value:
         case dict():
             for key, inner in value.items():
@@ -249,7 +253,7 @@ def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
 
 
 def _safe(path: tuple[str | int, ...], value: Any) -> Any:
-    """The value as it may be shown: a reference to a secret is shown, a secret is not."""
+    """The value with secrets hidden; a reference to a secret is shown."""
     from reefknot.config.secrets import is_reference
     from reefknot.core.redaction import HIDDEN, redact
 
@@ -263,9 +267,3 @@ def _safe(path: tuple[str | int, ...], value: Any) -> Any:
     if redact(f"{named}: {value}").endswith(HIDDEN) and not redact(str(value)).endswith(HIDDEN):
         return HIDDEN
     return redact(value) if isinstance(value, str) else jsonable(value)
-
-
-def _shown(value: Any) -> str:
-    from json import dumps
-
-    return value if isinstance(value, str) else dumps(value, ensure_ascii=False)

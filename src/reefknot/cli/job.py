@@ -1,10 +1,8 @@
 """
-Assignments as one thing.
+`reefknot job`: list, show and cancel jobs.
 
-The store has two pieces of work for an assignment: what a caller handed in, and what a worker took on. A person asks
-about one job: the worker's word counts as soon as there is one.
-
-`reefknot job`: pieces of work: where they are, what happened to them, and calling one off.
+The store holds two work items for an assignment: the caller's submission, and the worker's step. A person asks about
+one job: the worker's item counts as soon as there is one.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import Actor, Config, DryRun, Engine, Json, one_of
-from reefknot.cli.output import printable, put, put_json, put_table, say
-from reefknot.cli.stores import Place, age, has_router, opened, operator_event, place, run, time_text, who
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorOptions, StoreOptions, check_whole, one_of
+from reefknot.cli.output import age, printable, put, put_fields, put_json, put_table, say, show, time_text
+from reefknot.cli.stores import StoreAddress, actor_name, address_of, has_router, operator_event, with_store
 from reefknot.core.messages import encode
 from reefknot.core.work import SUBMISSION_ONCE, WorkItem, WorkState, submission_id, submitted
 from reefknot.router.submissions import CLASS, answer_of
@@ -33,33 +31,40 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 PAGE = 500
+MOST_EVENTS = 100
+CANCEL_WAIT_S = 5.0
+_POLL_S = 0.1
+_OPEN = (WorkState.PENDING, WorkState.RUNNING)
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-class Job(Struct, frozen=True):
-    """Both pieces of work of one assignment; `taken` is the worker's."""
+class JobView(Struct, frozen=True):
+    """One assignment as a job: its submission, and the step that a worker accepted. At least one of them is there."""
 
     id: str
-    handed_in: WorkItem | None
-    taken: WorkItem | None
+    submission: WorkItem | None
+    step: WorkItem | None
 
     @property
     def item(self) -> WorkItem:
-        """The one that tells how far it is."""
-        found = self.taken or self.handed_in
-        assert found is not None  # a job is at least one of them
+        """The item that has the job's state: the step's, once there is one."""
+        found = self.step or self.submission
+        assert found is not None
         return found
 
     def as_json(self, now_ms: int) -> dict[str, Any]:
+        """The fields that a list shows."""
         item = self.item
         waits = item.state is WorkState.PENDING
-        created = min(one.created_at for one in (self.handed_in, self.taken) if one is not None)
-        place = item.resource_class
+        created = min(one.created_at for one in (self.submission, self.step) if one is not None)
+        name, _, worker = item.resource_class.partition("@")
         return {
             "id": self.id,
             "type": item.kind,
             "state": item.state.value,
-            "class": None if place == CLASS else place.partition("@")[0],
-            "worker": place.partition("@")[2] or None,
+            "class": None if item.resource_class == CLASS else name,
+            "worker": worker or None,
             "attempts": item.attempts,
             "priority": item.priority,
             "reason": item.reason or None,
@@ -72,15 +77,9 @@ class Job(Struct, frozen=True):
         }
 
     def details(self, redactor: Redactor) -> dict[str, Any]:
-        """What a list leaves out."""
+        """The fields that a list leaves out."""
         item = self.item
-        chapters = [
-            (chapter, one) for one in (self.handed_in, self.taken) if one is not None for chapter in one.history
-        ]
-        history = [
-            {"at": time_text(chapter.at), "what": chapter.what, "why": redactor(chapter.why), "who": chapter.who}
-            for chapter, _ in sorted(chapters, key=lambda pair: pair[0].at)
-        ]
+        history = [entry for one in (self.submission, self.step) if one is not None for entry in one.history]
         return {
             "tenant_id": item.tenant_id,
             "correlation_id": item.correlation_id,
@@ -89,36 +88,39 @@ class Job(Struct, frozen=True):
             "snoozes": item.snoozes,
             "interruptions": item.interruptions,
             "crashes": item.crashes,
-            "assignment": _json_of(self._assignment(), redactor),
-            "failure": _json_of(item.failure, redactor),
-            "result": _json_of(self._result(), redactor),
-            "history": history,
+            "assignment": _decoded(self._assignment(), redactor),
+            "failure": _decoded(item.failure, redactor),
+            "result": _decoded(self._result(), redactor),
+            "history": [
+                {"at": time_text(entry.at), "what": entry.what, "why": redactor(entry.why), "who": entry.who}
+                for entry in sorted(history, key=lambda entry: entry.at)
+            ],
         }
 
     def _result(self) -> str | bytes | None:
-        """The worker's; else what its caller gets."""
-        if self.item.result is not None or self.handed_in is None:
+        """The worker's result, else the answer to the caller."""
+        if self.item.result is not None or self.submission is None:
             return self.item.result
         try:
-            answer = answer_of(self.handed_in)
+            answer = answer_of(self.submission)
         except msgspec.DecodeError:
             return None
         return None if answer is None else encode(answer)
 
     def _assignment(self) -> bytes | None:
-        """As it was handed in; of one that came another way, as the worker kept it."""
-        if self.handed_in is not None and self.handed_in.payload:
-            return self.handed_in.payload
-        if self.taken is None or not self.taken.payload:
+        """The submitted assignment, else the one that the worker stored."""
+        if self.submission is not None and self.submission.payload:
+            return self.submission.payload
+        if self.step is None or not self.step.payload:
             return None
         try:
-            kept = msgspec.json.decode(self.taken.payload)
+            stored = msgspec.json.decode(self.step.payload)
         except msgspec.DecodeError:
-            return self.taken.payload
-        return msgspec.json.encode(kept.get("assignment", kept) if isinstance(kept, dict) else kept)
+            return self.step.payload
+        return msgspec.json.encode(stored.get("assignment", stored) if isinstance(stored, dict) else stored)
 
 
-def _json_of(text: str | bytes | None, redactor: Redactor) -> Any:
+def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
     if text is None:
         return None
     try:
@@ -127,19 +129,19 @@ def _json_of(text: str | bytes | None, redactor: Redactor) -> Any:
         return redactor(text if isinstance(text, str) else text.decode("utf-8", "replace"))
 
 
-async def get_job(store: Store, name: str) -> Job | None:
-    """One job by its id."""
-    handed_in = await store.work.get(submission_id(name)) or await store.work.get(SUBMISSION_ONCE + name)
-    handed_in = handed_in if handed_in is not None and handed_in.resource_class == CLASS else None
-    taken = await _taken(store, name)
-    return None if handed_in is None and taken is None else Job(name, handed_in, taken)
+async def get_job(store: Store, name: str) -> JobView | None:
+    """The job with this id."""
+    submission = await store.work.get(submission_id(name)) or await store.work.get(SUBMISSION_ONCE + name)
+    submission = submission if submission is not None and submission.resource_class == CLASS else None
+    step = await _step(store, name)
+    return None if submission is None and step is None else JobView(name, submission, step)
 
 
 async def find_jobs(
     store: Store, *, state: WorkState | None, kind: str | None, after: str, limit: int
-) -> AsyncIterator[tuple[str, Job]]:
-    """Jobs with the mark from which the next page goes on. What a worker has is told by the worker's piece."""
-    told, after = 0, unquote(after)
+) -> AsyncIterator[tuple[str, JobView]]:
+    """Jobs, each with the cursor after which the next page continues. A job with a step is listed by its step."""
+    found, after = 0, unquote(after)
     while True:
         items = await store.work.find(state=state, kind=kind, after=after, limit=min(PAGE, max(limit, 1)))
         for item in items:
@@ -147,53 +149,50 @@ async def find_jobs(
             job = await _job_of(store, item)
             if job is not None:
                 yield quote(after), job
-                told += 1
-                if told >= limit:
+                found += 1
+                if found >= limit:
                     return
         if not items:
             return
 
 
-async def _job_of(store: Store, item: WorkItem) -> Job | None:
+async def _job_of(store: Store, item: WorkItem) -> JobView | None:
     if item.resource_class != CLASS:
-        return Job(item.id, None, item)
+        return JobView(item.id, None, item)
     name = submitted(item.id)
-    return None if await _taken(store, name) is not None else Job(name, item, None)
+    return None if await _step(store, name) is not None else JobView(name, item, None)
 
 
-async def _taken(store: Store, name: str) -> WorkItem | None:
-    """The worker's piece. An earlier version's submission may have an id that reads like one."""
+async def _step(store: Store, name: str) -> WorkItem | None:
+    """The worker's item of a job. A submission of an earlier version may have an id that looks like one."""
     item = await store.work.get(name)
     return None if item is None or item.resource_class == CLASS else item
 
 
-async def overview(store: Store) -> dict[str, Any]:
-    """How many jobs are in each state, and how long the oldest due one waits."""
+async def _counts(store: Store) -> dict[str, Any]:
+    """The number of jobs in each state, and the age of the oldest due one."""
     snapshot = await store.work.snapshot()
     states = {state.value: 0 for state in WorkState}
     for name, counts in snapshot.counts.items():
         for state, number in counts.items():
             if name != CLASS:
                 states[state.value] += number
-    handed_in = snapshot.counts.get(CLASS, {})
     return {
         "states": states,
-        "waiting_for_router": handed_in.get(WorkState.PENDING, 0),
+        "waiting_for_router": snapshot.counts.get(CLASS, {}).get(WorkState.PENDING, 0),
         "oldest_due_s": max(snapshot.oldest_due_ms.values(), default=0) / 1000,
     }
 
 
-HEARD_S = 5.0
-MOST_EVENTS = 100
-_LOOK_S = 0.1
+# ---- commands --------------------------------------------------------------------------------------------------------
 
 app = App(
     name="job",
-    help="See and call off pieces of work.",
+    help="List, show and cancel jobs.",
     help_epilogue="Example:\n\n    reefknot job list --state pending",
 )
 
-Id = Annotated[str, Parameter(help="The assignment's id.")]
+Id = Annotated[str, Parameter(help="Assignment id.")]
 
 
 @app.command(
@@ -202,49 +201,42 @@ Id = Annotated[str, Parameter(help="The assignment's id.")]
 def list_(
     *,
     state: Annotated[
-        str | None, Parameter(help="Only these: pending, running, succeeded, failed, quarantined, …")
+        str | None, Parameter(help="Only this state: pending, running, succeeded, failed, quarantined, …")
     ] = None,
     type_: Annotated[str | None, Parameter(name="--type", help="Only steps of this type.")] = None,
-    limit: Annotated[int, Parameter(help="How many at most, 50 unless said.")] = 50,
-    after: Annotated[str, Parameter(help="Go on after the mark that the last page gave as `next`.")] = "",
-    engine: Engine = None,
-    config: Config = None,
-    json: Json = False,
+    limit: Limit = 50,
+    after: Annotated[str, Parameter(help="Continue after the cursor that the last page gave as `next`.")] = "",
+    options: StoreOptions = STORE,
 ) -> int:
-    """Jobs that wait for a worker, then the others, in the order of their ids; when those that wait are due."""
-    from reefknot.core.work import WorkState
-
-    if not 1 <= limit <= 10_000:
-        raise CommandError(f"--limit: {limit} is not accepted: a whole number from 1 to 10000")
+    """List jobs: those that wait for a router first, then the others, by id; pending ones with their due time."""
+    check_whole("--limit", limit)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
-    where = place(engine, config)
+    address = address_of(options)
 
-    async def work() -> tuple[list[Job], str | None, dict[str, Any]]:
+    async def work(store: Store) -> tuple[list[tuple[str, JobView]], dict[str, Any]]:
+        found = [one async for one in find_jobs(store, state=wanted, kind=type_, after=after, limit=limit)]
+        return found, await _counts(store)
 
-        async with opened(where) as store:
-            found = [one async for one in find_jobs(store, state=wanted, kind=type_, after=after, limit=limit)]
-            jobs = [job for _, job in found]
-            return jobs, found[-1][0] if len(found) == limit else None, await overview(store)
-
-    jobs, following, counts = run(work())
+    found, counts = with_store(address, work)
+    following = found[-1][0] if len(found) == limit else None
     now = int(time() * 1000)
-    fields = [job.as_json(now) for job in jobs]
-    if json:
-        put_json({"jobs": where.redactor.tree(fields), "next": following, **counts})
-        return Exit.FINE
-    rows = [_row(one, where) for one in fields]
-    columns = ("job", "type", "state", "attempts", "due", "age", "worker", "reason")
-    put_table(columns, rows, styles=("cyan", "", "bold"), whole=("job", "state"))
-    told = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
-    waiting = f"; {counts['waiting_for_router']} wait for a router" if counts["waiting_for_router"] else ""
-    oldest = f"; the oldest that is due waits {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
-    say(f"in all: {told or 'none with a worker'}{waiting}{oldest}")
-    if following is not None:
-        say(f"there may be more: --after {following}")
+    jobs = address.redactor.tree([job.as_json(now) for _, job in found])
+    show({"jobs": jobs, "next": following, **counts}, lambda: _put_jobs(jobs, counts, following), json=options.json)
     return Exit.FINE
 
 
-def _row(one: dict[str, Any], where: Place) -> tuple[str, ...]:
+def _put_jobs(jobs: list[dict[str, Any]], counts: dict[str, Any], following: str | None) -> None:
+    columns = ("job", "type", "state", "attempts", "due", "age", "worker", "reason")
+    put_table(columns, map(_row, jobs), styles=("cyan", "", "bold"), whole=("job", "state"))
+    totals = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
+    waiting = f"; {counts['waiting_for_router']} waiting for a router" if counts["waiting_for_router"] else ""
+    oldest = f"; the oldest due one has waited {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
+    say(f"total: {totals or 'none with a worker'}{waiting}{oldest}")
+    if following is not None:
+        say(f"there may be more: --after {following}")
+
+
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
     due = one["due_in_s"]
     return (
         one["id"],
@@ -254,47 +246,43 @@ def _row(one: dict[str, Any], where: Place) -> tuple[str, ...]:
         "" if due is None else "now" if due <= 0 else f"in {age(due)}",
         age(one["age_s"]),
         one["worker"] or ("router" if one["class"] is None else ""),
-        where.redactor(one["reason"] or "")[:80],
+        (one["reason"] or "")[:80],
     )
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot job show order-7")
-def show(job: Id, /, *, engine: Engine = None, config: Config = None, json: Json = False) -> int:
-    """Everything about one job: state, attempts, history, what is on record about it, its result."""
-    where = place(engine, config)
+@app.command(name="show", help_epilogue="Example:\n\n    reefknot job show order-7")
+def show_job(job: Id, /, *, options: StoreOptions = STORE) -> int:
+    """Show everything about one job: state, attempts, history, audited events and result."""
+    from reefknot.ports.audit_log import AuditQuery
 
-    async def work() -> tuple[Job | None, list[KeptEntry]]:
-        from reefknot.ports.audit_log import AuditQuery
+    address = address_of(options)
 
-        async with opened(where) as store:
-            kept = await store.audit.read(AuditQuery(work_id=job, limit=MOST_EVENTS))
-            return await get_job(store, job), kept
+    async def work(store: Store) -> tuple[JobView | None, list[KeptEntry]]:
+        kept = await store.audit.read(AuditQuery(work_id=job, limit=MOST_EVENTS))
+        return await get_job(store, job), kept
 
-    found, kept = run(work())
+    found, kept = with_store(address, work)
     if found is None:
         raise _absent(job)
-    fields = {**found.as_json(int(time() * 1000)), **found.details(where.redactor)}
-    if json:
-        put_json({**fields, "events": where.redactor.tree(_without_inputs(kept))})
+    fields = {**found.as_json(int(time() * 1000)), **found.details(address.redactor)}
+    if options.json:
+        put_json({**fields, "events": address.redactor.tree(_without_decisions(kept))})
         return Exit.FINE
-    rows = [(name, _text(value)) for name, value in fields.items() if name != "history"]
-    put_table(("field", "value"), [row for row in rows if row[1]], whole=("field",))
-    for line in _story(fields["history"], kept):
-        put(where.redactor(line))
+    put_fields({name: value for name, value in fields.items() if name != "history"})
+    for line in _timeline(fields["history"], kept):
+        put(address.redactor(line))
     return Exit.FINE
 
 
-def _without_inputs(kept: list[KeptEntry]) -> list[dict[str, Any]]:
-    """The events, without the inputs of their decisions: `audit tail --json` has those."""
-    import msgspec
-
+def _without_decisions(kept: list[KeptEntry]) -> list[dict[str, Any]]:
+    """The events without the inputs of their decisions, which `audit tail --json` shows."""
     events: list[dict[str, Any]] = [msgspec.json.decode(one.entry.body) for one in kept]
     return [{name: value for name, value in one.items() if name != "decision"} for one in events]
 
 
-def _story(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
-    """What happened, in its order."""
-    from reefknot.cli.live_feed import in_words
+def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
+    """History and events, by time."""
+    from reefknot.cli.live_feed import describe
     from reefknot.core.audit.event import decode
 
     lines = []
@@ -302,7 +290,7 @@ def _story(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
         by = f" by {one['who']}" if one["who"] else ""
         lines.append((one["at"], f"{one['what']}{by}{': ' + one['why'] if one['why'] else ''}"))
     for event in (decode(one.entry.body) for one in kept):
-        words = in_words(event)
+        words = describe(event)
         lines.append((event.timestamp, f"{event.event_type}: {words[1]}" if words else event.event_type))
     return [f"{at}  {text}" for at, text in sorted(lines)]
 
@@ -312,42 +300,31 @@ def cancel(
     job: Id,
     /,
     *,
-    reason: Annotated[str, Parameter(help="Why, for its result and the record.")] = "",
-    dry_run: DryRun = False,
-    as_: Actor = None,
-    engine: Engine = None,
-    config: Config = None,
-    json: Json = False,
+    reason: Annotated[str, Parameter(help="Reason, for the result and the audit log.")] = "",
+    options: OperatorOptions = OPERATOR,
 ) -> int:
-    """Call a job off, wherever it is. Its result then says `cancelled`. One that has ended is refused (exit code 1)."""
-    where = place(engine, config)
-    actor = who(as_)
+    """Cancel a job wherever it is; its result is then `cancelled`. A finished job is refused (exit code 1)."""
+    address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
     why = reason.strip() or f"cancelled by {actor}"
-
-    async def work() -> tuple[str, str]:
-        async with opened(where) as store:
-            return await _cancel(store, where, job, why, actor, dry_run=dry_run)
-
-    before, after = run(work())
+    before, after = with_store(address, lambda store: _cancel(store, address, job, why, actor, dry_run=dry_run))
     done = after == "cancelled"
-    if json:
+    if options.json:
         put_json({"id": job, "was": before, "state": after, "cancelled": done, "actor": actor, "dry_run": dry_run})
-    elif dry_run:
-        put(f"{job} ({before}) would be cancelled")
-    elif done:
-        put(f"{job} ({before}) is cancelled")
+    elif done or dry_run:
+        put(f"{job} ({before}) {'would be ' if dry_run else ''}cancelled")
     if done or dry_run:
         return Exit.FINE
     if after == before:
-        say(f"{job} is still {after}; the command is kept. Look again with: reefknot job show {job}")
+        say(f"{job} is still {after}; the command is stored and will be obeyed. Check with: reefknot job show {job}")
         return Exit.TEMPORARY
-    say(f"{job} ended meanwhile: {after}")
+    say(f"{job} finished meanwhile: {after}")
     return Exit.FAILED
 
 
-async def _cancel(store: Store, where: Place, job: str, reason: str, actor: str, *, dry_run: bool) -> tuple[str, str]:
-    """By the router that has it; in the store itself when nobody runs."""
-    from reefknot.core.work import WorkState
+async def _cancel(
+    store: Store, address: StoreAddress, job: str, reason: str, actor: str, *, dry_run: bool
+) -> tuple[str, str]:
+    """The states before and after. The router that has the job cancels it; without any, the store does at once."""
     from reefknot.engines.clocks import SystemClock
     from reefknot.router.client import Client
 
@@ -355,31 +332,21 @@ async def _cancel(store: Store, where: Place, job: str, reason: str, actor: str,
     if found is None:
         raise _absent(job)
     before = found.item.state
-    if before not in (WorkState.PENDING, WorkState.RUNNING):
-        raise CommandError(f"{printable(job)} is {before.value}: there is nothing to call off", Exit.FAILED)
+    if before not in _OPEN:
+        raise CommandError(f"{printable(job)} is {before.value}: there is nothing to cancel", Exit.FAILED)
     if dry_run:
         return before.value, before.value
-    event = operator_event(where, actor, "job.cancel", job, reason=reason)
+    event = operator_event(address, actor, "job.cancel", job, reason=reason)
     client = Client(store, SystemClock(), routed=has_router)
     if await client.cancel(job, reason, who=actor, events=[event]):
         return before.value, "cancelled"
-    for _ in range(int(HEARD_S / _LOOK_S)):
+    for _ in range(int(CANCEL_WAIT_S / _POLL_S)):
         found = await get_job(store, job)
-        if found is None or found.item.state not in (WorkState.PENDING, WorkState.RUNNING):
+        if found is None or found.item.state not in _OPEN:
             break
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     return before.value, "gone" if found is None else found.item.state.value
 
 
 def _absent(job: str) -> CommandError:
-    return CommandError(
-        f"there is no job {printable(job[:200])!r}; `reefknot job list` shows those there are", Exit.FAILED
-    )
-
-
-def _text(value: object) -> str:
-    from json import dumps
-
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else dumps(value, ensure_ascii=False)
+    return CommandError(f"there is no job {printable(job[:200])!r}; `reefknot job list` lists all jobs", Exit.FAILED)

@@ -1,8 +1,8 @@
 """
-What happens in a running system, as it happens, in words.
+The live feed of a running system: audited events in words, as they are written, and changes of a worker's load level.
 
-Read from the record, so nothing is told that is not on it. At most so many lines a second; what is more is counted by
-kind, and the counts are told instead.
+Lines come from the audit log, so nothing is shown that is not audited. At most `LINES_A_SECOND` are printed; the rest
+is counted by kind, and the counts are printed instead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reefknot.cli.audit_source import PAGE
-from reefknot.cli.stores import places
-from reefknot.core.audit import event as told
+from reefknot.cli.output import plural, queue_depth
+from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
 from reefknot.core.messages import AckStatus
 from reefknot.ports.audit_log import AuditQuery, KeptEntry
@@ -31,51 +31,50 @@ LINES_A_SECOND = 20
 LONGEST_WAIT_S = 0.25
 LONGEST_TEXT = 160
 
-Say = Callable[[str, str], None]
-"""A kind, and the line."""
+PrintLine = Callable[[str, str], None]
+"""Prints a line; its first argument is the kind."""
 
 
-def in_words(event: AnyEvent) -> tuple[str, str] | None:
-    """Kind and sentence of an event that a person wants to see, None of one that is only for the record."""
+def describe(event: AnyEvent) -> tuple[str, str] | None:
+    """Kind and sentence of an event; None for an event that people need not see live."""
     match event:
-        case told.RetryAttempt():
+        case events.RetryAttempt():
             failure = _failure(event.exception_type, event.exception_message)
             return "retry", f"attempt {event.attempt_number} failed: {failure}; again in {event.delay_seconds:.2f} s"
-        case told.RetryRecovered():
+        case events.RetryRecovered():
             return "recovered", f"after {event.total_attempts} attempts in {event.elapsed_seconds:.2f} s"
-        case told.RetryExhausted() | told.RetryRefused():
+        case events.RetryExhausted() | events.RetryRefused():
             failure = _failure(event.final_exception_type, event.final_exception_message)
-            attempts = "1 attempt" if event.total_attempts == 1 else f"{event.total_attempts} attempts"
-            return "given up", f"after {attempts} ({event.reason.value}): {failure}"
-        case told.Admission():
-            return _admission(event)
-        case told.Routing():
-            return None if event.worker_id is not None else ("rejected", f"nobody takes it: {event.reason}")
-        case told.Dropped():
+            return "given up", f"after {plural(event.total_attempts, 'attempt')} ({event.reason.value}): {failure}"
+        case events.Admission():
+            return _describe_admission(event)
+        case events.Routing():
+            return None if event.worker_id is not None else ("rejected", f"no worker accepts it: {event.reason}")
+        case events.Dropped():
             return "dropped", f"{event.reason} ({event.resource_class})"
-        case told.Quarantined():
-            return "quarantined", f"{event.reason}; a person decides: reefknot quarantine list"
-        case told.Requeued():
+        case events.Quarantined():
+            return "quarantined", f"{event.reason}; waits for an operator: reefknot quarantine list"
+        case events.Requeued():
             return "requeued", event.reason
-        case told.TimeoutOccurred():
-            return ("timed out", f"{event.timeout_seconds:g} s are over") if event.whole else None
-        case told.BreakerEvent():
-            waits = "" if event.wait_seconds is None else f"; it waits {event.wait_seconds:.3g} s"
+        case events.TimeoutOccurred():
+            return ("timed out", f"after {event.timeout_seconds:g} s") if event.whole else None
+        case events.BreakerEvent():
+            waits = "" if event.wait_seconds is None else f" for {event.wait_seconds:.3g} s"
             return "breaker", f"{event.name} is {event.state}{waits}"
-        case told.OperatorAction():
+        case events.OperatorAction():
             return "operator", f"{event.actor}: {event.action} {event.subject or ''}".rstrip()
         case _:
             return None
 
 
-def _admission(event: told.Admission) -> tuple[str, str] | None:
+def _describe_admission(event: events.Admission) -> tuple[str, str] | None:
     inputs = event.inputs or {}
     if event.status == AckStatus.ACCEPTED.value:
         message = str(inputs.get("message", ""))
         kind = next((word for word in ("deferred", "degraded") if word in message), None)
         return None if kind is None else (kind, message)
-    place = f" ({event.resource_class}, {event.queue_depth} waiting)" if event.queue_depth is not None else ""
-    return "rejected", f"{event.reason or event.status}{place}"
+    depth = f" ({event.resource_class}, {event.queue_depth} waiting)" if event.queue_depth is not None else ""
+    return "rejected", f"{event.reason or event.status}{depth}"
 
 
 def _failure(kind: str, message: str) -> str:
@@ -83,7 +82,7 @@ def _failure(kind: str, message: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
-def line_of(event: AnyEvent, kind: str, words: str) -> str:
+def feed_line(event: AnyEvent, kind: str, words: str) -> str:
     """`12:00:01  retry        a1 (http.request): attempt 1 failed: …`"""
     seconds = epoch_seconds(event.timestamp)
     clock = event.timestamp if seconds is None else f"{datetime.fromtimestamp(seconds, UTC).astimezone():%H:%M:%S}"
@@ -94,79 +93,79 @@ def line_of(event: AnyEvent, kind: str, words: str) -> str:
     return f"{clock}  {kind:<12} {subject + ': ' if subject else ''}{words}"
 
 
-class Watcher:
-    """Follows a log and tells it."""
+class LiveFeed:
+    """Follows an audit log and prints its events."""
 
-    def __init__(self, log: AuditLog, say: Say, *, after: int, as_json: bool = False) -> None:
+    def __init__(self, log: AuditLog, print_line: PrintLine, *, after: int, as_json: bool = False) -> None:
         self.kinds: Counter[str] = Counter()
-        """How many of each kind there were, told or not."""
+        """The number of events of each kind, printed or not."""
         self._log = log
-        self._say = say
+        self._print = print_line
         self._after = after
         self._as_json = as_json
         self._second = 0.0
         self._lines = 0
-        self._untold: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
 
     async def follow(self) -> None:
-        """For as long as somebody wants it. Every wait is bounded."""
+        """Print events until cancelled. Every wait is bounded."""
         while True:
             await self._log.wait(self._after, LONGEST_WAIT_S)
             await self.catch_up()
 
     async def catch_up(self) -> None:
-        """Everything there is by now."""
+        """Print every event that is in the log by now."""
         while entries := await self._log.read(AuditQuery(after=self._after, limit=PAGE)):
             for kept in entries:
-                self._tell(kept)
+                self._show(kept)
             self._after = entries[-1].sequence
-        self._tell_untold()
+        self._flush_counts()
         sys.stdout.flush()
 
-    def _tell(self, kept: KeptEntry) -> None:
+    def end(self) -> None:
+        """Print the counts of what is still left out."""
+        self._second = 0.0
+        self._flush_counts()
+
+    def _show(self, kept: KeptEntry) -> None:
         try:
-            event = told.decode(kept.entry.body)
-        except msgspec.DecodeError:  # of another version; `audit verify` is for that
+            event = events.decode(kept.entry.body)
+        except msgspec.DecodeError:  # written by another version; `audit verify` is for that
             return
-        found = in_words(event)
-        if found is None:
+        described = describe(event)
+        if described is None:
             return
-        kind, words = found
+        kind, words = described
         self.kinds[kind] += 1
         if self._has_room():
-            self._say(kind, kept.entry.body.decode() if self._as_json else line_of(event, kind, words))
+            self._print(kind, kept.entry.body.decode() if self._as_json else feed_line(event, kind, words))
         else:
-            self._untold[kind] += 1
+            self._left_out[kind] += 1
 
     def _has_room(self) -> bool:
         now = monotonic()
         if now - self._second >= 1.0:
-            self._tell_untold(now)
+            self._flush_counts(now)
             self._second, self._lines = now, 0
         self._lines += 1
         return self._lines <= LINES_A_SECOND or self._as_json
 
-    def _tell_untold(self, now: float | None = None) -> None:
-        """What was left out of a second that is over."""
-        if self._untold and (now or monotonic()) - self._second >= 1.0:
-            counts = ", ".join(f"{number} {kind}" for kind, number in self._untold.most_common())
-            self._say("more", f"{'':8}  {'more':<12} {counts}")
-            self._untold.clear()
-
-    def end(self) -> None:
-        """Tell what is still left out."""
-        self._second = 0.0
-        self._tell_untold()
+    def _flush_counts(self, now: float | None = None) -> None:
+        """Print what was left out, once its second has passed."""
+        if self._left_out and (now or monotonic()) - self._second >= 1.0:
+            counts = ", ".join(f"{number} {kind}" for kind, number in self._left_out.most_common())
+            self._print("more", f"{'':8}  {'more':<12} {counts}")
+            self._left_out.clear()
 
 
-class Levels:
-    """Tells when a worker's class becomes busier or calmer."""
+class LevelChanges:
+    """Prints a line when the load level of a worker's resource class changes."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, print_line: PrintLine) -> None:
+        self._print = print_line
         self._last: dict[tuple[str, str], str] = {}
 
-    def look(self, snapshot: dict[str, Any]) -> None:
+    def update(self, snapshot: dict[str, Any]) -> None:
         for worker in snapshot["workers"]:
             for name, state in worker["classes"].items():
                 key, status = (worker["worker_id"], name), str(state["status"])
@@ -174,5 +173,5 @@ class Levels:
                 if status != before:
                     self._last[key] = status
                     clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
-                    taken = f"places taken: {places(state['depth'], state['size'])}; {state['active']} running"
-                    self._say(status, f"{clock}  {'overload':<12} {key[0]} {name}: {before} → {status}; {taken}")
+                    queue = f"queue: {queue_depth(state['depth'], state['size'])}; {state['active']} running"
+                    self._print(status, f"{clock}  {'overload':<12} {key[0]} {name}: {before} → {status}; {queue}")

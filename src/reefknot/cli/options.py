@@ -1,5 +1,8 @@
 """
-cli.options
+Options that several commands share, checks of their values, and the settings that `--config` names.
+
+A command takes one of the flattened groups (`Common`, `StoreOptions`, `OperatorOptions`, `SystemOptions`) beside its
+own flags. A value that is not accepted is refused with what is accepted, and with a suggestion, before any work starts.
 """
 
 from __future__ import annotations
@@ -7,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -16,18 +21,92 @@ from reefknot.cli.app import CommandError
 from reefknot.cli.output import printable, say
 
 if TYPE_CHECKING:
+    from reefknot.config.reading.session import Problem
     from reefknot.config.settings import Settings
 
-Config = Annotated[str | None, Parameter(help="The configuration file, instead of the one that would be found.")]
-Json = Annotated[bool, Parameter(help="JSON on stdout, for programs.")]
-Source = Annotated[str | None, Parameter(help="A configured source; its own policy is laid over its connector's.")]
-Seed = Annotated[int | None, Parameter(help="Draw the waits with this seed, instead of giving their ranges.")]
-Target = Annotated[str | None, Parameter(help="block:TYPE, connector:TYPE or operation:NAME.")]
 T = TypeVar("T")
+Json = Annotated[bool, Parameter(help="Print JSON on stdout, for programs.")]
+DEFAULT_STORE = ".reefknot/state.db"
+MOST_LISTED = 10_000
+LONGEST_S = 10 * 365 * 86_400
+Actor = Annotated[str | None, Parameter(name="--as", help="Audited actor. Default: the user of this system.")]
+Modules = Annotated[
+    list[str] | None,
+    Parameter(name="--module", help="Module that defines steps with @reefknot.block; repeatable.", negative=()),
+]
+
+# ---- groups of options -----------------------------------------------------------------------------------------------
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Options of every command that reads the configuration."""
+
+    config: Annotated[str | None, Parameter(help="Configuration file. Default: the nearest reefknot.yaml upwards.")] = (
+        None
+    )
+    json: Json = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions(Common):
+    """Options of a command that works on a store which other processes can open."""
+
+    engine: Annotated[
+        str | None, Parameter(help="Store: sqlite:PATH. Default: the configured one, or sqlite:.reefknot/state.db.")
+    ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class OperatorOptions(StoreOptions):
+    """Options of a command that changes a store and is audited."""
+
+    dry_run: Annotated[bool, Parameter(help="Show what would be done, and change nothing.")] = False
+    actor: Actor = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SystemOptions(Common):
+    """Options of a command that runs a whole system: router and workers."""
+
+    engine: Annotated[
+        str | None,
+        Parameter(help="Store: sqlite:PATH or memory:. Default: the configured one, or sqlite:.reefknot/state.db."),
+    ] = None
+    workers: Annotated[int, Parameter(help="Number of workers. Default: 1.")] = 1
+    module: Modules = None
+    seed: Annotated[int | None, Parameter(help="Seed of jitter and of the choice of workers.")] = None
+
+
+COMMON, STORE, OPERATOR, SYSTEM = Common(), StoreOptions(), OperatorOptions(), SystemOptions()
+"""The defaults of each group."""
+
+Limit = Annotated[int, Parameter(help="Most entries to list. Default: 50.")]
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_number(flag: str, value: float | None, low: float, high: float, accepted: str) -> None:
+    """Refuse a number outside of `low` … `high`; None, an option that is absent, passes."""
+    if value is not None and not low <= value <= high:
+        shown = value if isinstance(value, int) else f"{value:g}"
+        raise CommandError(f"{flag}: {shown} is not accepted: {accepted}")
+
+
+def check_whole(flag: str, value: int, high: int = MOST_LISTED) -> None:
+    check_number(flag, value, 1, high, f"a whole number from 1 to {high}")
+
+
+def check_seconds(flag: str, value: float | None) -> None:
+    check_number(flag, value, 0, LONGEST_S, "seconds, 0 or more")
 
 
 def one_of(flag: str, given: str, accepted: dict[str, T]) -> T:
-    """The value that a word stands for, or an error that names them all."""
+    """The value that a word stands for, or an error that lists the accepted words."""
     found = accepted.get(given.lower().replace("-", "_"))
     if found is None:
         raise unknown(flag, given, accepted)
@@ -35,7 +114,7 @@ def one_of(flag: str, given: str, accepted: dict[str, T]) -> T:
 
 
 def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "", prefix: str = "") -> CommandError:
-    """What to say of a word that means nothing. A `prefix` that all share is no likeness."""
+    """The error for an unknown word, with a suggestion. A `prefix` that all accepted words share is no likeness."""
     from reefknot.config.layers import suggest
 
     words = list(accepted)
@@ -43,20 +122,48 @@ def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "", p
     hint = suggest(given.removeprefix(prefix), [word.removeprefix(prefix) for word in words])
     hint = hint.replace("did you mean '", f"did you mean '{prefix}", 1)
     listed = ", ".join(words) or "none is configured"
-    return CommandError(f"{flag}: {printable(shown)!r} is not known; accepted: {listed}{also}{hint}")
+    return CommandError(f"{flag}: {printable(shown)!r} is unknown; accepted: {listed}{also}{hint}")
 
 
-def load(config: str | None) -> Settings:
-    """The settings in force, or every mistake in them."""
+_AGO_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def time_ms(flag: str, text: str | None, *, now: datetime | None = None) -> int | None:
+    """The time that a flag names, absolute or as an age, in milliseconds UTC."""
+    import re
+
+    from reefknot.core.audit.analysis import epoch_seconds
+
+    if text is None:
+        return None
+    ago = re.match(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z", text)
+    if ago is not None:
+        try:
+            at = (now or datetime.now(UTC)) - timedelta(seconds=float(ago[1]) * _AGO_UNITS[ago[2]])
+        except OverflowError:
+            return 0
+        return int(at.timestamp() * 1000)
+    seconds = epoch_seconds(text)
+    if seconds is None:
+        accepted = "a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d"
+        raise CommandError(f"{flag}: {text[:60]!r} is not accepted: {accepted}")
+    return int(seconds * 1000)
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def load(config: str | None, *, forgiving: bool = False) -> Settings:
+    """The settings in force, or an error with every mistake in them."""
     with _without_plugins():
         from reefknot.config.settings import load_settings
 
-    return load_settings(config, environ=os.environ, cwd=Path.cwd())
+    return load_settings(config, environ=os.environ, cwd=Path.cwd(), forgiving=forgiving)
 
 
 @contextmanager
 def _without_plugins() -> Iterator[None]:
-    """Plugins of pydantic are for the models of applications. Looking for them is a good part of a cold start."""
+    """Switch pydantic's plugins off: they serve the models of applications, and finding them slows a cold start."""
     name = "PYDANTIC_DISABLE_PLUGINS"
     before = os.environ.get(name)
     os.environ[name] = "__all__"
@@ -69,29 +176,23 @@ def _without_plugins() -> Iterator[None]:
             os.environ[name] = before
 
 
-def settings(config: str | None) -> Settings:
-    """The settings in force. What a person should know about them is said on stderr."""
-    found = load(config)
+def settings(config: str | None, *, forgiving: bool = False) -> Settings:
+    """The settings in force, their warnings printed on stderr."""
+    found = load(config, forgiving=forgiving)
     for warning in found.warnings:
         say(f"warning: {warning}")
     return found
 
 
-Workers = Annotated[int, Parameter(help="How many workers, 1 unless said.")]
-Modules = Annotated[
-    list[str] | None,
-    Parameter(name="--module", help="A module with steps of your own under @reefknot.block.", negative=()),
-]
-EngineOrMemory = Annotated[
-    str | None,
-    Parameter(help="sqlite:PATH or memory:. Without it, the configured one, or sqlite:.reefknot/state.db."),
-]
+def folder_of(found: Settings) -> Path:
+    """The folder from which relative paths of the configuration start."""
+    return Path.cwd() if found.path is None else found.path.parent
 
 
-Engine = Annotated[
-    str | None, Parameter(help="The store: sqlite:PATH. Without it, the configured one, or sqlite:.reefknot/state.db.")
-]
-Actor = Annotated[
-    str | None, Parameter(name="--as", help="Who does this, for the record, instead of the user of this system.")
-]
-DryRun = Annotated[bool, Parameter(help="Say what would be done, and do nothing.")]
+def secrets_of(found: Settings) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
+    """The configured secrets that can be read here, and why the others cannot."""
+    from reefknot.config.secrets import resolve_section
+
+    assert found.tree is not None
+    secrets, problems = resolve_section(found.tree, environ=os.environ, folder=folder_of(found))
+    return tuple(secret.reveal() for secret in secrets.values()), problems

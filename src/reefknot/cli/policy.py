@@ -1,73 +1,98 @@
 """
-What a command is asked about: the settings in force, a target, a failure, a request.
+`reefknot policy`: the policy book before anything has failed. No command here runs or changes anything.
 
-Names that mean nothing are refused here, with what is accepted and what was perhaps meant, before anything is resolved.
-
-`reefknot policy`: the policy book, asked before anything has failed. Nothing here runs or changes anything.
+Unknown targets, sources and failures are refused with what is accepted, before anything is resolved.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
+from sys import float_info
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import Config, Json, Seed, Source, Target, one_of, settings, unknown
-from reefknot.cli.output import put, put_json, put_table, say, where
+from reefknot.cli.options import COMMON, Common, Json, check_number, one_of, settings, unknown
+from reefknot.cli.output import put, put_table, relative, say, show
+from reefknot.cli.policy_view import (
+    CONTROL_FLOW,
+    RETRYABLE,
+    PolicyAnswer,
+    all_targets,
+    answer_json,
+    baseline_provenance,
+    condition_name,
+    field_text,
+    headline,
+    overrides_of,
+    policy_json,
+    policy_rows,
+    put_answer,
+    put_policies,
+    put_policy,
+    put_schedule,
+    schedule_json,
+    value_json,
+)
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reefknot.cli.policy_view import Answer
     from reefknot.config.layers import Gate
-    from reefknot.core.failure import Failure
     from reefknot.core.retry.book import FieldOrigin
     from reefknot.core.retry.policy import RetryPolicy
 
-CONTROL_FLOW = frozenset(
+CONTROL_FLOW_EXCEPTIONS = frozenset(
     {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "asyncio.CancelledError"}
 )
-"""What is never retried and never classified, whatever a policy says."""
+"""Exceptions that are never retried and never classified, whatever a policy says."""
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+Kind = Annotated[
+    Literal["block", "connector", "operation"] | None, Parameter(help="Only blocks, connectors or operations.")
+]
+Source = Annotated[str | None, Parameter(help="Configured source; its policy overrides that of its connector.")]
+Seed = Annotated[int | None, Parameter(help="Draw the waits with this seed, instead of showing their ranges.")]
+Target = Annotated[str | None, Parameter(help="block:TYPE, connector:TYPE or operation:NAME.")]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """What is known of a failure."""
+class FailureFlags:
+    """The failure that a command asks about."""
 
-    error: Annotated[str | None, Parameter(help="Its error code, such as http_error or 3003.")] = None
-    status: Annotated[int | None, Parameter(help="Its HTTP status.")] = None
-    failure_type: Annotated[str | None, Parameter(help="Its type: transient, rate_limited, permanent or unknown.")] = (
-        None
-    )
-    exception: Annotated[str | None, Parameter(help="Its exception, by name: TimeoutError, httpx.ReadTimeout.")] = None
-    message: Annotated[str | None, Parameter(help="Its message.")] = None
+    error: Annotated[str | None, Parameter(help="Error code, such as http_error or 3003.")] = None
+    status: Annotated[int | None, Parameter(help="HTTP status.")] = None
+    failure_type: Annotated[
+        str | None, Parameter(help="Failure type: transient, rate_limited, permanent or unknown.")
+    ] = None
+    exception: Annotated[str | None, Parameter(help="Exception by name: TimeoutError, httpx.ReadTimeout.")] = None
+    message: Annotated[str | None, Parameter(help="Error message.")] = None
     retry_after: Annotated[float | None, Parameter(help="Seconds that the server asked to wait.")] = None
 
     @property
     def is_control_flow(self) -> bool:
-        return (self.exception or "").removeprefix("builtins.") in CONTROL_FLOW
+        return (self.exception or "").removeprefix("builtins.") in CONTROL_FLOW_EXCEPTIONS
 
     def failure(self) -> Failure | None:
-        """The failure, None when nothing was said of it."""
-        if self == Happened():
+        """The described failure; None without any flag."""
+        if self == NO_FAILURE:
             return None
         from reefknot.config.book import failure_of
         from reefknot.core.redaction import redact
 
-        code = None if self.error is None else _code(self.error)
-        kind = None if self.failure_type is None else one_of("--failure-type", self.failure_type, dict(_TYPES))
+        code = None if self.error is None else _error_code(self.error)
+        types = {kind.value: kind for kind in FailureType}
+        kind = None if self.failure_type is None else one_of("--failure-type", self.failure_type, types)
         if self.status is not None and not 300 <= self.status <= 599:
             raise CommandError(f"--status: {self.status} is not a failure; accepted: a status from 300 to 599")
-        if self.retry_after is not None and not (isfinite(self.retry_after) and self.retry_after >= 0):
-            raise CommandError(f"--retry-after: {self.retry_after:g} is not accepted: seconds, 0 or more")
+        check_number("--retry-after", self.retry_after, 0, float_info.max, "seconds, 0 or more")
         return failure_of(
             code=code,
             http_status=self.status,
@@ -80,11 +105,11 @@ class Happened:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What one request says of its own retries."""
+class RequestFlags:
+    """The retry options that a request carries."""
 
-    retry_count: Annotated[int | None, Parameter(help="The request's retries, over every policy.")] = None
-    timeout_ms: Annotated[int | None, Parameter(help="The request's time for all attempts and waits.")] = None
+    retry_count: Annotated[int | None, Parameter(help="Retries that the request asks for, over every policy.")] = None
+    timeout_ms: Annotated[int | None, Parameter(help="The request's time budget, in milliseconds.")] = None
 
     def request(self) -> Request:
         from reefknot.config.book import request_of
@@ -92,38 +117,45 @@ class Asked:
         return request_of(retry_count=self.retry_count, timeout_ms=self.timeout_ms)
 
 
-_TYPES = {kind.value: kind for kind in FailureType}
+NO_FAILURE, NO_REQUEST = FailureFlags(), RequestFlags()
 
 
-def _code(given: str) -> ErrorCode:
+def _error_code(given: str) -> ErrorCode:
     names = {code.name: code for code in ErrorCode if code is not ErrorCode.none}
     numbers = {str(code.value): code for code in names.values()}
     return numbers.get(given) or one_of("--error", given, names)
 
 
-class InForce(NamedTuple):
-    """What policy commands ask: the book, and whether a worker obeys it."""
+# ---- the book --------------------------------------------------------------------------------------------------------
+
+
+class ActiveBook(NamedTuple):
+    """The policy book in force, and the gate that decides whether workers follow it."""
 
     book: Book
     gate: Gate
 
+    @property
+    def gate_text(self) -> str:
+        return "on" if self.gate else "off"
 
-def in_force(config: str | None) -> InForce:
-    """The book and the gate. Where nothing is configured, what reads configuration is not loaded: it takes a while."""
+
+def active_book(config: str | None) -> ActiveBook:
+    """The book and the gate. Without any configuration the configuration reader, slow to import, is not loaded."""
     from reefknot.config.layers import PREFIX, QUEUE, RETRIES, find, gate
 
-    silent = config is None and not any(name.startswith(PREFIX) for name in os.environ)
-    if silent and find(None, environ=os.environ, cwd=Path.cwd()) is None:
+    unset = config is None and not any(name.startswith(PREFIX) for name in os.environ)
+    if unset and find(None, environ=os.environ, cwd=Path.cwd()) is None:
         from reefknot.core.retry.defaults import builtin_book
 
-        gate(QUEUE, os.environ, None)  # only to hear of a word that it does not know
-        return InForce(builtin_book(), gate(RETRIES, os.environ, None))
+        gate(QUEUE, os.environ, None)  # raises for a value that it does not accept
+        return ActiveBook(builtin_book(), gate(RETRIES, os.environ, None))
     found = settings(config)
-    return InForce(found.book, found.retries_gate)
+    return ActiveBook(found.book, found.retries_gate)
 
 
 def known_target(book: Book, target: str | None, source: str | None = None) -> str:
-    """The target as the book spells it. A block may have any name; connectors and operations are known, or refused."""
+    """The target as the book spells it. A block may have any name; an unknown connector or operation is refused."""
     from reefknot.core.retry.defaults import operation_target
 
     if source is not None and source not in book.sources:
@@ -144,76 +176,58 @@ def known_target(book: Book, target: str | None, source: str | None = None) -> s
     return target
 
 
-def all_targets(book: Book) -> set[str]:
-    """Every target that is built in, configured, or read by a configured source."""
-    return {*book.targets, *(f"connector:{connector}" for connector, _ in book.sources.values())}
-
+# ---- commands --------------------------------------------------------------------------------------------------------
 
 app = App(
     name="policy",
-    help="Ask the policy book: who is retried, why, and when.",
+    help="Show retry policies, and explain why and when a failure is retried.",
     help_epilogue="Example:\n\n    reefknot policy explain --target block:http --status 429",
 )
-
-Kind = Annotated[
-    Literal["block", "connector", "operation"] | None, Parameter(help="Only blocks, connectors or operations.")
-]
 EXPLAIN = "reefknot policy explain --target"
 
 
 @app.command(name="list", help_epilogue="Example:\n\n    reefknot policy list --kind connector")
-def list_policies(*, kind: Kind = None, config: Config = None, json: Json = False) -> int:
-    """Every target and source with its policy, and where that comes from."""
-    from reefknot.cli.policy_view import listed, put_list
-
-    found = in_force(config)
-    rows = listed(found.book, kind)
-    if json:
-        gate = "on" if found.gate else "off"
-        put_json({"gate": gate, "policies": [row.as_json() for row in rows]})
-    else:
-        put_list(rows)
+def list_policies(*, kind: Kind = None, common: Common = COMMON) -> int:
+    """List every target and source with its policy, and where it is defined."""
+    active = active_book(common.config)
+    rows = policy_rows(active.book, kind)
+    data = {"gate": active.gate_text, "policies": [row.as_json() for row in rows]}
+    show(data, lambda: put_policies(rows), json=common.json)
     return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot policy show connector:imap_mailbox")
-def show(target: Target = None, *, source: Source = None, config: Config = None, json: Json = False) -> int:
-    """One target's policy, field by field: what it is, which layer said so, and instead of what."""
-    from reefknot.cli import output as wording
-    from reefknot.cli import policy_view as explaining
-    from reefknot.cli.policy_view import condition_name, overrides_of
+@app.command(name="show", help_epilogue="Example:\n\n    reefknot policy show connector:imap_mailbox")
+def show_policy(target: Target = None, *, source: Source = None, common: Common = COMMON) -> int:
+    """Show one target's policy field by field: its value, the layer and source that set it, and what it overrides."""
+    active = active_book(common.config)
+    name = known_target(active.book, target, source)
+    policy = active.book.resolve(name, source=source)
+    overrides = overrides_of(active.book, name, source)
+    data: dict[str, Any] = {
+        "target": name,
+        "source": source,
+        "gate": active.gate_text,
+        "policy": policy_json(policy, policy.provenance),
+        "overrides": {
+            condition_name(condition): {field: value_json(one) for field, one in fields.items()}
+            for condition, fields in overrides.items()
+        },
+    }
 
-    found = in_force(config)
-    name = known_target(found.book, target, source)
-    policy = found.book.resolve(name, source=source)
-    particular = overrides_of(found.book, name, source)
-    if json:
-        document: dict[str, Any] = {
-            "target": name,
-            "source": source,
-            "gate": "on" if found.gate else "off",
-            "policy": explaining.policy_json(policy, policy.provenance),
-            "overrides": {
-                condition_name(condition): {
-                    field: {"value": said.value, "layer": said.layer, "source": said.source}
-                    for field, said in fields.items()
-                }
-                for condition, fields in particular.items()
-            },
-        }
-        put_json(document)
-        return Exit.FINE
-    put(f"{name}: {wording.attempts(policy.max_attempts)}, {wording.growth(policy)}; {wording.limits(policy)}")
-    put()
-    explaining.put_policy(policy, policy.provenance)
-    rows = [
-        (condition_name(condition), field, wording.field_value(field, said.value), where(said.source))
-        for condition, fields in particular.items()
-        for field, said in fields.items()
-    ]
-    if rows:
+    def text() -> None:
+        put(headline(name, policy))
         put()
-        put_table(("for failures", "field", "value", "where"), rows, styles=("cyan", "", "bold"))
+        put_policy(policy, policy.provenance)
+        rows = [
+            (condition_name(condition), field, field_text(field, one.value), relative(one.source))
+            for condition, fields in overrides.items()
+            for field, one in fields.items()
+        ]
+        if rows:
+            put()
+            put_table(("for failures", "field", "value", "source"), rows, styles=("cyan", "", "bold"))
+
+    show(data, text, json=common.json)
     return Exit.FINE
 
 
@@ -226,78 +240,65 @@ def explain(
     target: Target = None,
     *,
     source: Source = None,
-    happened: Happened | None = None,
-    asked: Asked | None = None,
+    flags: FailureFlags = NO_FAILURE,
+    request: RequestFlags = NO_REQUEST,
     seed: Seed = None,
-    baseline: Annotated[bool, Parameter(help="Answer for the baseline, the behaviour while the gate is off.")] = False,
-    config: Config = None,
-    json: Json = False,
+    baseline: Annotated[bool, Parameter(help="Explain the baseline, which is in force while the gate is off.")] = False,
+    common: Common = COMMON,
 ) -> int:
     """
-    Would this failure be retried, why, and when?
+    Explain whether a failure is retried, why, and when.
 
     The answer "stop" is an answer: the exit code is 0.
     """
-    from reefknot.cli.policy_view import answer_json, put_answer
-
-    found = in_force(config)
-    happened, asked = happened or Happened(), asked or Asked()
-    name = known_target(found.book, target, source)
-    failure = happened.failure()
+    active = active_book(common.config)
+    name = known_target(active.book, target, source)
+    failure = flags.failure()
     if failure is None:
         failure = _unknown_failure()
     if baseline:
-        answer = _baseline_answer(found, name, happened, asked, failure, seed)
+        failure, policy, provenance = _baseline(name, request.request(), failure)
     else:
-        policy = found.book.resolve(name, failure, source=source, request=asked.request())
-        answer = _answer(found, name, happened, failure, policy, policy.provenance, seed)
-    if json:
-        put_json(answer_json(answer))
-    else:
-        put_answer(answer)
+        resolved = active.book.resolve(name, failure, source=source, request=request.request())
+        policy, provenance = resolved, resolved.provenance
+    answer = _answer(active.gate, name, flags, failure, policy, provenance, seed)
+    show(answer_json(answer), lambda: put_answer(answer), json=common.json)
     return Exit.FINE
 
 
 def _unknown_failure() -> Failure:
     from reefknot.config.book import failure_of
 
-    say(
-        "No failure was given, so this is the answer for an unknown one; say more with --error, --status, --exception …"
-    )
+    say("No failure given: this explains an unknown one. Describe it with --error, --status, --exception, …")
     return failure_of()
 
 
 def _answer(
-    found: InForce,
+    gate: Gate,
     name: str,
-    happened: Happened,
+    flags: FailureFlags,
     failure: Failure,
     policy: RetryPolicy,
     provenance: Mapping[str, FieldOrigin],
     seed: int | None,
-) -> Answer:
-    from reefknot.cli.policy_view import CONTROL_FLOW, RETRYABLE, Answer
+) -> PolicyAnswer:
     from reefknot.core.retry.explain import explain as decided
 
     explanation = decided(name, policy, failure, seed=seed)
     reason = RETRYABLE if explanation.reason is None else explanation.reason.value
     schedule = explanation.schedule
-    if happened.is_control_flow:
+    if flags.is_control_flow:
         reason, schedule = CONTROL_FLOW, ()
-    gate = found.gate
-    return Answer(name, failure, policy, provenance, reason, schedule, gate.on, gate.said_by)
+    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, gate.on, gate.said_by)
 
 
-def _baseline_answer(
-    found: InForce, name: str, happened: Happened, asked: Asked, failure: Failure, seed: int | None
-) -> Answer:
-    from reefknot.cli.policy_view import baseline_provenance
+def _baseline(name: str, request: Request, failure: Failure) -> tuple[Failure, RetryPolicy, Mapping[str, FieldOrigin]]:
+    """The failure as the baseline classifies it, and the baseline's policy for it."""
     from reefknot.core.failure import ErrorCategory
     from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT, baseline, without_retry_after
 
     if not name.startswith("block:"):
         raise CommandError(f"--baseline: {name} has none; the gate worker.retries.v2 governs blocks alone")
-    request = asked.request()
     failure = without_retry_after(failure)
     policy = baseline(
         BASELINE_RETRIES if request.retries is None else request.retries,
@@ -305,7 +306,7 @@ def _baseline_answer(
         retryable=failure.category is not ErrorCategory.CANCELLATION,
     )
     provenance = baseline_provenance(policy, counted=request.retries is not None, timed=request.time_budget is not None)
-    return _answer(found, name, happened, failure, policy, provenance, seed)
+    return failure, policy, provenance
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot policy schedule connector:github_repository --seed 7")
@@ -313,70 +314,63 @@ def schedule(
     target: Target = None,
     *,
     source: Source = None,
-    happened: Happened | None = None,
-    asked: Asked | None = None,
+    flags: FailureFlags = NO_FAILURE,
+    request: RequestFlags = NO_REQUEST,
     seed: Seed = None,
-    config: Config = None,
-    json: Json = False,
+    common: Common = COMMON,
 ) -> int:
-    """Draw the waits of a target: where chance may put each, and how much time has gone by then."""
-    from reefknot.cli import output as wording
-    from reefknot.cli import policy_view as explaining
-    from reefknot.cli.policy_view import put_waits
+    """Draw the waits of a target as bars: the range that jitter allows for each, and the elapsed time."""
     from reefknot.core.retry.explain import explain as decided
     from reefknot.core.retry.explain import schedule as planned
 
-    found = in_force(config)
-    name = known_target(found.book, target, source)
-    failure = (happened or Happened()).failure()
-    policy = found.book.resolve(name, failure, source=source, request=(asked or Asked()).request())
+    active = active_book(common.config)
+    name = known_target(active.book, target, source)
+    failure = flags.failure()
+    policy = active.book.resolve(name, failure, source=source, request=request.request())
     if failure is None:
         waits = tuple(planned(policy, seed=seed, key=name)) if policy.retryable else ()
     else:
         waits = decided(name, policy, failure, seed=seed).schedule
-    if json:
-        put_json({"target": name, "max_attempts": policy.max_attempts, "schedule": explaining.schedule_json(waits)})
-        return Exit.FINE
-    put(f"{name}: {wording.attempts(policy.max_attempts)}, {wording.growth(policy)}; {wording.limits(policy)}")
-    put()
-    if waits:
-        put_waits(waits)
-    else:
-        put("It is not retried, so there is no wait.")
+
+    def text() -> None:
+        put(headline(name, policy))
+        put()
+        if waits:
+            put_schedule(waits)
+        else:
+            put("Not retried, so there are no waits.")
+
+    data = {"target": name, "max_attempts": policy.max_attempts, "schedule": schedule_json(waits)}
+    show(data, text, json=common.json)
     return Exit.FINE
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot policy check reefknot.yaml staging.yaml")
-def check(*files: str, config: Config = None, json: Json = False) -> int:
-    """Check the policies of files: every mistake with its line. Exits with 78 when there is one."""
+def check(*files: str, common: Common = COMMON) -> int:
+    """Check the policies in files and report every mistake with its line. Exits with 78 when there is one."""
     from reefknot.cli.config import check_files
 
-    named = [*files, *(() if config is None else (config,))]
-    return check_files(named or [None], json=json, policies_only=True)
+    named = [*files, *(() if common.config is None else (common.config,))]
+    return check_files(named or [None], json=common.json, policies_only=True)
 
 
 @app.command(help_epilogue="Examples:\n\n    reefknot policy templates\n    reefknot policy templates mailbox")
 def templates(
-    name: Annotated[str | None, Parameter(help="Print this template, ready to be kept in a file.")] = None,
+    name: Annotated[str | None, Parameter(help="Print this template, ready to be saved as a file.")] = None,
     /,
     *,
     json: Json = False,
 ) -> int:
-    """Ready-made policies for common situations: list them, or print one."""
+    """List ready-made policies for common situations, or print one."""
     from reefknot.cli.config import TEMPLATES, template_text
 
     if name is None:
-        if json:
-            put_json({"templates": [{"name": one, "about": about} for one, about in TEMPLATES.items()]})
-        else:
-            put_table(("template", "when"), TEMPLATES.items(), styles=("cyan",))
+        data = {"templates": [{"name": one, "about": about} for one, about in TEMPLATES.items()]}
+        show(data, lambda: put_table(("template", "use it for"), TEMPLATES.items(), styles=("cyan",)), json=json)
         return Exit.FINE
     known = name.lower().replace("_", "-")
     if known not in TEMPLATES:
         raise unknown("NAME", name, TEMPLATES)
     text = template_text(known)
-    if json:
-        put_json({"name": known, "about": TEMPLATES[known], "text": text})
-    else:
-        put(text.rstrip("\n"))
+    show({"name": known, "about": TEMPLATES[known], "text": text}, lambda: put(text.rstrip("\n")), json=json)
     return Exit.FINE

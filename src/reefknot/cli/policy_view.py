@@ -1,23 +1,20 @@
 """
-Waits as bars: where chance may put each of them, and how much time has gone by then.
+Policies and decisions as text and as JSON: in sentences, as a list, field by field with provenance, and as bars.
 
-All policies at a glance: every target and source, one line each.
-
-The answer to "why": one decision with the provenance of every field, for programs and for people.
-
-Both forms come from the same record. The decision is the core's own; nothing is decided here.
+Both forms come from the same record; nothing is decided here. Attempts are always given both ways, "4 attempts (1 + 3
+retries)", because the documents that people bring count differently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
+from math import inf
 from typing import Any
 
 from msgspec import Struct
 
-from reefknot.cli import output as wording
-from reefknot.cli.output import jsonable, long_seconds, put, put_table, seconds, span, where
-from reefknot.cli.policy import all_targets
+from reefknot.cli.output import jsonable, long_seconds, plural, put, put_table, relative, seconds
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import (
     SHOWN_FIELDS,
@@ -32,52 +29,119 @@ from reefknot.core.retry.book import (
 )
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.explain import PlannedWait
-from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
 
-WIDTH = 36
-MOST_DRAWN = 20
-
-
-def bar(wait: PlannedWait, longest: float) -> str:
-    """The range of one wait on a line from 0 to the longest of all; `◆` is where the seed puts it."""
-    if longest <= 0:
-        return "│" + " " * WIDTH
-    first = min(WIDTH - 1, int(wait.min / longest * WIDTH))
-    last = max(first + 1, round(wait.max / longest * WIDTH))
-    cells = ["·"] * first + ["█"] * (last - first) + [" "] * (WIDTH - last)
-    if wait.delay is not None:
-        cells[min(WIDTH - 1, int(wait.delay / longest * WIDTH))] = "◆"
-    return "│" + "".join(cells)
+# ---- words -----------------------------------------------------------------------------------------------------------
 
 
-def put_waits(schedule: Sequence[PlannedWait]) -> None:
-    """Every wait as a line: its range, its bar, and when the attempt after it would begin, were attempts instant."""
-    longest = max((wait.max for wait in schedule), default=0.0)
-    seeded = any(wait.delay is not None for wait in schedule)
-    rows, low, high, sure = [], 0.0, 0.0, 0.0
-    for wait in schedule:
-        low, high, sure = low + wait.min, high + wait.max, sure + (wait.delay or 0.0)
-        if wait.retry >= MOST_DRAWN:
-            continue
-        after = f"{long_seconds(low)} – {long_seconds(high)}" if high > low else long_seconds(high)
-        row = [str(wait.retry + 1), span(wait.min, wait.max), bar(wait, longest), after]
-        rows.append([*row, seconds(wait.delay), long_seconds(sure)] if seeded else row)
-    columns = ["retry", "wait", f"0 … {seconds(longest)}", "after"]
-    put_table([*columns, "drawn", "sum"] if seeded else columns, rows, styles=("", "", "cyan"))
-    if len(schedule) > MOST_DRAWN:
-        from reefknot.cli.output import put
+def headline(target: str, policy: RetryPolicy) -> str:
+    """A policy in one line."""
+    return f"{target}: {attempts(policy.max_attempts)}, {growth(policy)}; {limits(policy)}"
 
-        put(f"… and {len(schedule) - MOST_DRAWN} more, {long_seconds(low)} – {long_seconds(high)} in all")
 
+def attempts(executions: int) -> str:
+    """`4 attempts (1 + 3 retries)`."""
+    number, _, rest = count(executions).partition(" ")
+    return f"{number} {'attempt' if executions == 1 else 'attempts'} {rest}"
+
+
+def count(executions: int) -> str:
+    """`4 (1 + 3 retries)`, for a column whose head names the attempts."""
+    return "1 (no retries)" if executions == 1 else f"{executions} (1 + {_retries(executions - 1)})"
+
+
+def _retries(number: int) -> str:
+    return plural(number, "retry", "retries")
+
+
+def growth(policy: RetryPolicy) -> str:
+    """The waits in words: `100 ms ×2 up to 30 s, full jitter`."""
+    match policy.strategy:
+        case RetryStrategy.NO_RETRY:
+            return "never retried"
+        case RetryStrategy.IMMEDIATE:
+            return "at once"
+        case RetryStrategy.FIXED_DELAY:
+            shape = f"{seconds(policy.base_delay)} each"
+        case RetryStrategy.LINEAR_BACKOFF:
+            shape = f"{seconds(policy.base_delay)} more each time, up to {seconds(policy.max_delay)}"
+        case RetryStrategy.EXPONENTIAL_BACKOFF:
+            shape = f"{seconds(policy.base_delay)} ×{policy.multiplier:g} up to {seconds(policy.max_delay)}"
+        case own:
+            shape = f"strategy {own}, up to {seconds(policy.max_delay)}"
+    return f"{shape}, {_jitter(policy)}"
+
+
+def _jitter(policy: RetryPolicy) -> str:
+    if policy.jitter is Jitter.NONE:
+        return "no jitter"
+    if policy.jitter is Jitter.PROPORTIONAL:
+        return f"±{policy.jitter_factor * 100:g} %"
+    return f"{policy.jitter.value} jitter"
+
+
+def limits(policy: RetryPolicy) -> str:
+    """The limits in time: per attempt, and in total."""
+    parts = []
+    if policy.attempt_timeout != inf:
+        parts.append(f"{seconds(policy.attempt_timeout)} per attempt")
+    if policy.time_budget != inf:
+        parts.append(f"{seconds(policy.time_budget)} in total")
+    return ", ".join(parts) or "no limit"
+
+
+def field_text(name: str, value: object) -> str:
+    """The value of one field of a policy, as a table shows it."""
+    if name == "max_attempts" and isinstance(value, int):
+        return attempts(value)
+    if name in ("base_delay", "max_delay", "time_budget", "attempt_timeout", "max_retry_after"):
+        return seconds(value if isinstance(value, int | float) else None)
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case None:
+            return "none"
+        case Enum():
+            return str(value.value)
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def failure_text(failure: Failure) -> str:
+    """`http_error 429 (rate_limited)`."""
+    status = "" if failure.http_status is None else f" {failure.http_status}"
+    name = f"{failure.exception}, " if failure.exception else ""
+    return f"{name}{failure.code.name}{status} ({failure.failure_type.value})"
+
+
+def span(low: float, high: float) -> str:
+    """`0.5–1 s`, or one number when both ends are equal."""
+    if low == high:
+        return seconds(low)
+    first, second = seconds(low), seconds(high)
+    number, _, unit = first.rpartition(" ")
+    return f"{number if unit == second.rpartition(' ')[2] else first}–{second}"
+
+
+def waits(schedule: Sequence[PlannedWait]) -> str:
+    """The first waits in a row: `0.5–1 s, then 1–2 s, …`."""
+    shown = [span(wait.min, wait.max) for wait in schedule[:3]]
+    return ", then ".join(shown) + (", …" if len(schedule) > 3 else "")
+
+
+# ---- the list of policies --------------------------------------------------------------------------------------------
 
 ANY_BLOCK = "block:*"
-"""Stands for every block that has no policy of its own."""
-
+"""Stands for every block without a policy of its own."""
 _KINDS = ("block", "connector", "operation")
+FIELDS = tuple(name for shown in SHOWN_FIELDS for name in ((shown, "retries") if shown == "max_attempts" else (shown,)))
+"""The shown fields of a policy: `retries` stands beside the number that it follows from."""
 
 
-class Row(Struct, frozen=True):
-    """One target, or one source of it."""
+class PolicyRow(Struct, frozen=True):
+    """The policy of one target, or of one source of it."""
 
     target: str
     source: str | None
@@ -90,11 +154,16 @@ class Row(Struct, frozen=True):
             "source": self.source,
             "policy": {name: jsonable(getattr(self.policy, name)) for name in FIELDS},
             "from": origins(self.policy),
-            "overrides": sorted(condition_name(condition) for condition in self.overrides),
+            "overrides": sorted(map(condition_name, self.overrides)),
         }
 
 
-def listed(book: Book, kind: str | None = None) -> list[Row]:
+def all_targets(book: Book) -> set[str]:
+    """Every target that is built in, configured, or read by a configured source."""
+    return {*book.targets, *(f"connector:{connector}" for connector, _ in book.sources.values())}
+
+
+def policy_rows(book: Book, kind: str | None = None) -> list[PolicyRow]:
     """Every target, by kind and name, and after a connector its sources."""
     targets = sorted(
         {ANY_BLOCK, *all_targets(book)}, key=lambda target: (_KINDS.index(target.partition(":")[0]), target)
@@ -103,9 +172,9 @@ def listed(book: Book, kind: str | None = None) -> list[Row]:
     for target in targets:
         if kind is not None and not target.startswith(f"{kind}:"):
             continue
-        rows.append(Row(target, None, book.resolve(target), overrides_of(book, target, None)))
+        rows.append(PolicyRow(target, None, book.resolve(target), overrides_of(book, target, None)))
         rows += [
-            Row(target, source, book.resolve(target, source=source), overrides_of(book, target, source))
+            PolicyRow(target, source, book.resolve(target, source=source), overrides_of(book, target, source))
             for source, (connector, _) in sorted(book.sources.items())
             if target == f"connector:{connector}"
         ]
@@ -113,7 +182,7 @@ def listed(book: Book, kind: str | None = None) -> list[Row]:
 
 
 def overrides_of(book: Book, target: str, source: str | None) -> dict[Condition, Patch]:
-    """What is said for particular failures, the strongest saying of each."""
+    """The overrides for particular failures, merged from all layers."""
     entries = [*book.targets.get(target, ())]
     kind = target.partition(":")[0]
     if not entries and kind in book.others:
@@ -128,14 +197,14 @@ def overrides_of(book: Book, target: str, source: str | None) -> dict[Condition,
 
 
 def origins(policy: ResolvedPolicy) -> list[str]:
-    """Where a policy comes from: the places that said something over the built-in, else the built-in itself."""
-    said = [field for field in policy.provenance.values() if field.layer is not Layer.BUILTIN]
-    if said:
-        return sorted({field.source for field in said}, key=_by_place)
+    """The sources that changed something over the built-in policy, else the built-in one itself."""
+    changed = [field for field in policy.provenance.values() if field.layer is not Layer.BUILTIN]
+    if changed:
+        return sorted({field.source for field in changed}, key=_by_position)
     return [policy.provenance["max_attempts"].source]
 
 
-def _by_place(source: str) -> tuple[str, ...]:
+def _by_position(source: str) -> tuple[str, ...]:
     return tuple(part.rjust(8, "0") if part.isdigit() else part for part in source.split(":"))
 
 
@@ -149,19 +218,20 @@ def condition_name(condition: Condition) -> str:
             return str(condition)
 
 
-def put_list(rows: list[Row]) -> None:
+def put_policies(rows: list[PolicyRow]) -> None:
+    """A table with a line per target and source."""
     table = [
         (
             row.target if row.source is None else f"  source {row.source}",
-            wording.count(row.policy.max_attempts),
-            wording.growth(row.policy),
-            wording.limits(row.policy),
-            ", ".join(sorted(condition_name(condition) for condition in row.overrides)),
+            count(row.policy.max_attempts),
+            growth(row.policy),
+            limits(row.policy),
+            ", ".join(sorted(map(condition_name, row.overrides))),
             _origin(row.policy),
         )
         for row in rows
     ]
-    columns = ("target", "attempts", "waits", "time", "differs for", "from")
+    columns = ("target", "attempts", "waits", "time limit", "overrides for", "defined in")
     put_table(columns, table, styles=("cyan", "bold"), whole=("target", "attempts"))
 
 
@@ -170,18 +240,80 @@ def _origin(policy: ResolvedPolicy) -> str:
     if found[0].startswith("built-in:"):
         return "built-in"
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"{where(found[0])}{more}"
+    return f"{relative(found[0])}{more}"
 
 
-FIELDS = tuple(name for shown in SHOWN_FIELDS for name in ((shown, "retries") if shown == "max_attempts" else (shown,)))
-"""A policy's fields as they are shown: `retries` stands beside the number that it follows from."""
+# ---- one policy with its provenance ----------------------------------------------------------------------------------
+
+
+def _with_provenance(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> dict[str, FieldOrigin]:
+    """Every shown field with the policy's own value, and its origin."""
+    fields: dict[str, FieldOrigin] = {}
+    for name in FIELDS:
+        known = provenance["max_attempts" if name == "retries" else name]
+        overrode = known.overrode
+        if name == "retries":
+            overrode = tuple(FieldValue(one.value - 1, one.layer, one.source) for one in overrode)
+        fields[name] = FieldOrigin(getattr(policy, name), known.layer, known.source, overrode)
+    return fields
+
+
+def baseline_provenance(policy: RetryPolicy, *, counted: bool, timed: bool) -> dict[str, FieldOrigin]:
+    """The provenance of the baseline's fields: the preset, overridden by what the request set."""
+    from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT
+
+    source = "built-in: baseline"
+    fields = {name: FieldOrigin(getattr(policy, name), Layer.BUILTIN, source) for name in SHOWN_FIELDS}
+    requested = {"max_attempts": (counted, BASELINE_RETRIES + 1), "attempt_timeout": (timed, DEFAULT_TIMEOUT)}
+    for name, (by_request, before) in requested.items():
+        if by_request:
+            overrode = (FieldValue(before, Layer.BUILTIN, source),)
+            fields[name] = FieldOrigin(getattr(policy, name), Layer.REQUEST, "request", overrode)
+    return fields
+
+
+def policy_json(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> dict[str, Any]:
+    return {
+        name: {**value_json(field), "overrode": [value_json(one) for one in field.overrode]}
+        for name, field in _with_provenance(policy, provenance).items()
+    }
+
+
+def value_json(field: FieldValue | FieldOrigin) -> dict[str, Any]:
+    """A value with the layer and the source that set it."""
+    return {"value": jsonable(field.value), "layer": field.layer.value, "source": field.source}
+
+
+def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> None:
+    """A table with a line per field: value, layer, source, and what was overridden."""
+    rows = [
+        (
+            name,
+            field_text(name, field.value),
+            field.layer.value,
+            relative(field.source).removeprefix("built-in: "),
+            "\n".join(_overridden(name, one) for one in field.overrode if one.value != field.value),
+        )
+        for name, field in _with_provenance(policy, provenance).items()
+        if name != "retries"  # "4 attempts (1 + 3 retries)" has it
+    ]
+    columns = ("field", "value", "layer", "source", "overrides")
+    put_table(columns, rows, styles=("", "bold", "cyan", "", "dim"), whole=("field", "value", "layer"))
+
+
+def _overridden(name: str, one: FieldValue) -> str:
+    value = count(one.value) if name == "max_attempts" else field_text(name, one.value)
+    return f"{value}, {relative(one.source)}"
+
+
+# ---- one decision ----------------------------------------------------------------------------------------------------
 
 RETRYABLE = "retryable"
 CONTROL_FLOW = "control_flow"
 
 
-class Answer(Struct, frozen=True):
-    """Would it be retried, why, and when."""
+class PolicyAnswer(Struct, frozen=True):
+    """The answer of `policy explain`: whether a failure is retried, why, and when."""
 
     target: str
     failure: Failure
@@ -198,68 +330,19 @@ class Answer(Struct, frozen=True):
         return self.reason == RETRYABLE
 
 
-def settled_fields(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> dict[str, FieldOrigin]:
-    """Every shown field with the policy's own value, and where it came from."""
-    fields: dict[str, FieldOrigin] = {}
-    for name in FIELDS:
-        known = provenance["max_attempts" if name == "retries" else name]
-        if name == "retries":
-            beaten = tuple(FieldValue(one.value - 1, one.layer, one.source) for one in known.overrode)
-        else:
-            beaten = known.overrode
-        fields[name] = FieldOrigin(getattr(policy, name), known.layer, known.source, beaten)
-    return fields
-
-
-def baseline_provenance(policy: RetryPolicy, *, counted: bool, timed: bool) -> dict[str, FieldOrigin]:
-    """The preset's fields, and what the request said over them."""
-    from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT
-
-    source = "built-in: baseline"
-    fields = {name: FieldOrigin(getattr(policy, name), Layer.BUILTIN, source) for name in SHOWN_FIELDS}
-    said = {"max_attempts": (counted, BASELINE_RETRIES + 1), "attempt_timeout": (timed, DEFAULT_TIMEOUT)}
-    for name, (by_request, before) in said.items():
-        if by_request:
-            beaten = (FieldValue(before, Layer.BUILTIN, source),)
-            fields[name] = FieldOrigin(getattr(policy, name), Layer.REQUEST, "request", beaten)
-    return fields
-
-
-def policy_json(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> dict[str, Any]:
-    return {
-        name: {
-            "value": jsonable(field.value),
-            "layer": field.layer.value,
-            "source": field.source,
-            "overrode": [
-                {"value": jsonable(one.value), "layer": one.layer.value, "source": one.source} for one in field.overrode
-            ],
-        }
-        for name, field in settled_fields(policy, provenance).items()
-    }
-
-
-def schedule_json(schedule: tuple[PlannedWait, ...]) -> list[dict[str, Any]]:
-    return [{"retry": wait.retry, "min": wait.min, "max": wait.max, "delay": wait.delay} for wait in schedule]
-
-
-def failure_json(failure: Failure) -> dict[str, Any]:
-    return {
-        "code": failure.code.name,
-        "category": failure.category.value,
-        "failure_type": failure.failure_type.value,
-        "http_status": failure.http_status,
-        "exception": failure.exception or None,
-        "message": failure.message or None,
-        "retry_after": failure.retry_after,
-    }
-
-
-def answer_json(answer: Answer) -> dict[str, Any]:
-    """The answer as programs read it."""
+def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
+    failure = answer.failure
     return {
         "target": answer.target,
-        "failure": failure_json(answer.failure),
+        "failure": {
+            "code": failure.code.name,
+            "category": failure.category.value,
+            "failure_type": failure.failure_type.value,
+            "http_status": failure.http_status,
+            "exception": failure.exception or None,
+            "message": failure.message or None,
+            "retry_after": failure.retry_after,
+        },
         "decision": "retry" if answer.retried else "stop",
         "reason": answer.reason,
         "gate": "on" if answer.gate else "off",
@@ -268,91 +351,110 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def put_answer(answer: Answer) -> None:
-    """The answer as people read it: the sentence first."""
-    put(sentence(answer))
+def put_answer(answer: PolicyAnswer) -> None:
+    """The answer for people: the sentence first, then the policy, the waits and the gate."""
+    put(_sentence(answer))
     put()
     put_policy(answer.policy, answer.provenance)
     if answer.schedule:
         put()
-        put_waits(answer.schedule)
+        put_schedule(answer.schedule)
     if answer.target.startswith("block:"):
         put()
-        put(gate_line(answer.gate, answer.gate_said_by))
+        put(_gate_line(answer.gate, answer.gate_said_by))
 
 
-def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> None:
-    rows = [
-        (
-            name,
-            wording.field_value(name, field.value),
-            field.layer.value,
-            where(field.source).removeprefix("built-in: "),
-            "\n".join(instead_of(name, one) for one in field.overrode if one.value != field.value),
-        )
-        for name, field in settled_fields(policy, provenance).items()
-        if name != "retries"  # "4 attempts (1 + 3 retries)" says it
-    ]
-    columns = ("field", "value", "layer", "where", "instead of")
-    put_table(columns, rows, styles=("", "bold", "cyan", "", "dim"), whole=("field", "value", "layer"))
-
-
-def instead_of(name: str, said: FieldValue) -> str:
-    value = wording.count(said.value) if name == "max_attempts" else wording.field_value(name, said.value)
-    return f"{value}, {where(said.source)}"
-
-
-def gate_line(on: bool, said_by: str) -> str:
+def _gate_line(on: bool, said_by: str) -> str:
     if on:
-        return f"gate worker.retries.v2: on ({where(said_by)})"
+        return f"gate worker.retries.v2: on ({relative(said_by)})"
     return (
-        f"gate worker.retries.v2: off ({where(said_by)}), so a worker runs the baseline, which --baseline explains;"
-        " worker.retries.v2.enabled: true, or WORKER_RETRIES_V2_ENABLED=true, opens it"
+        f"gate worker.retries.v2: off ({relative(said_by)}), so workers use the baseline (explained with --baseline);"
+        " turn it on with worker.retries.v2.enabled: true, or WORKER_RETRIES_V2_ENABLED=true"
     )
 
 
-def sentence(answer: Answer) -> str:
-    """The answer in one sentence."""
+def _sentence(answer: PolicyAnswer) -> str:
     policy = answer.policy
     if not answer.retried:
         return f"Not retried: {_why_not(answer)}."
-    count = f"up to {policy.retries} {'retry' if policy.retries == 1 else 'retries'}"
-    text = f"Retried: {count}, {wording.attempts(policy.max_attempts)}; {wording.failure(answer.failure)}."
+    text = (
+        f"Retried: up to {_retries(policy.retries)}, {attempts(policy.max_attempts)}; {failure_text(answer.failure)}."
+    )
     if all(wait.max == 0 for wait in answer.schedule):
-        text += " It does not wait."
+        text += " No waits."
     else:
-        text += f" It waits {wording.waits(answer.schedule)}."
+        text += f" Waits: {waits(answer.schedule)}."
     if len(answer.schedule) < min(policy.retries, 100):
-        room = wording.seconds(policy.time_budget)
-        text += f" The time budget of {room} has room for {len(answer.schedule)} of them."
+        text += f" The time budget of {seconds(policy.time_budget)} has room for {len(answer.schedule)} of them."
     return text
 
 
-def _why_not(answer: Answer) -> str:
+def _why_not(answer: PolicyAnswer) -> str:
     policy, provenance = answer.policy, answer.provenance
-    happened = wording.failure(answer.failure)
+    failure = failure_text(answer.failure)
     match answer.reason:
         case Reason.NOT_RETRYABLE.value if policy.retryable:
-            return f"{happened} is not what the target's lists of exceptions retry"
+            return f"{failure} does not match the exceptions that the target retries"
         case Reason.NOT_RETRYABLE.value:
-            return f"{happened} is not worth another try, says {_who(provenance['retryable'])}"
+            return f"{failure} is not retryable, {_set_by(provenance['retryable'])}"
         case Reason.ATTEMPTS_SPENT.value:
-            return f"the policy is {wording.attempts(policy.max_attempts)}, says {_who(provenance['max_attempts'])}"
+            return f"the policy is {attempts(policy.max_attempts)}, {_set_by(provenance['max_attempts'])}"
         case Reason.HINT_TOO_LONG.value:
-            asked, most = wording.seconds(answer.failure.retry_after), wording.seconds(policy.max_retry_after)
-            cools = "; its source cools until then, without spending an attempt"
-            told = f"the server asks to wait {asked}, longer than max_retry_after, {most}"
-            return told + (cools if answer.target.startswith("connector:") else "")
+            asked, most = seconds(answer.failure.retry_after), seconds(policy.max_retry_after)
+            text = f"the server asks to wait {asked}, longer than max_retry_after, {most}"
+            cools = "; the source cools down until then, without spending an attempt"
+            return text + (cools if answer.target.startswith("connector:") else "")
         case Reason.BUDGET_SPENT.value if answer.failure.code.name == "cancelled_by_timeout":
-            return f"{happened} says that the time budget is spent"
+            return f"{failure} means that the time budget is spent"
         case Reason.BUDGET_SPENT.value:
-            budget = wording.seconds(policy.time_budget)
-            return f"the wait would outlive the time budget, {budget}, says {_who(provenance['time_budget'])}"
+            budget = seconds(policy.time_budget)
+            return f"the wait would exceed the time budget, {budget}, {_set_by(provenance['time_budget'])}"
         case "control_flow":
             return f"{answer.failure.exception} is control flow, which no policy retries"
         case reason:
             return reason
 
 
-def _who(field: FieldOrigin) -> str:
-    return f"{field.layer.value}, {where(field.source)}" if field.layer is not Layer.REQUEST else "the request"
+def _set_by(field: FieldOrigin) -> str:
+    by_request = field.layer is Layer.REQUEST
+    return f"set by {'the request' if by_request else f'{field.layer.value}, {relative(field.source)}'}"
+
+
+# ---- the waits -------------------------------------------------------------------------------------------------------
+
+BAR_WIDTH = 36
+MOST_DRAWN = 20
+
+
+def schedule_json(schedule: Sequence[PlannedWait]) -> list[dict[str, Any]]:
+    return [{"retry": wait.retry, "min": wait.min, "max": wait.max, "delay": wait.delay} for wait in schedule]
+
+
+def put_schedule(schedule: Sequence[PlannedWait]) -> None:
+    """A line per wait: its range, its bar, and the elapsed time when the next attempt starts, were attempts instant."""
+    longest = max((wait.max for wait in schedule), default=0.0)
+    seeded = any(wait.delay is not None for wait in schedule)
+    rows, low, high, drawn = [], 0.0, 0.0, 0.0
+    for wait in schedule:
+        low, high, drawn = low + wait.min, high + wait.max, drawn + (wait.delay or 0.0)
+        if wait.retry >= MOST_DRAWN:
+            continue
+        elapsed = f"{long_seconds(low)} – {long_seconds(high)}" if high > low else long_seconds(high)
+        row = [str(wait.retry + 1), span(wait.min, wait.max), bar(wait, longest), elapsed]
+        rows.append([*row, seconds(wait.delay), long_seconds(drawn)] if seeded else row)
+    columns = ["retry", "wait", f"0 … {seconds(longest)}", "elapsed"]
+    put_table([*columns, "drawn", "sum"] if seeded else columns, rows, styles=("", "", "cyan"))
+    if len(schedule) > MOST_DRAWN:
+        put(f"… and {len(schedule) - MOST_DRAWN} more, {long_seconds(low)} – {long_seconds(high)} in total")
+
+
+def bar(wait: PlannedWait, longest: float) -> str:
+    """The range of one wait on a line from 0 to the longest of all; `◆` marks the seed's draw."""
+    if longest <= 0:
+        return "│" + " " * BAR_WIDTH
+    first = min(BAR_WIDTH - 1, int(wait.min / longest * BAR_WIDTH))
+    last = max(first + 1, round(wait.max / longest * BAR_WIDTH))
+    cells = ["·"] * first + ["█"] * (last - first) + [" "] * (BAR_WIDTH - last)
+    if wait.delay is not None:
+        cells[min(BAR_WIDTH - 1, int(wait.delay / longest * BAR_WIDTH))] = "◆"
+    return "│" + "".join(cells)

@@ -1,167 +1,157 @@
-"""`reefknot store`: is the file whole, a copy of it, its version, and giving space back."""
+"""`reefknot store`: check, back up, migrate and compact the file of a SQLite store. Changes are audited."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import Actor, Config, DryRun, Engine, Json
-from reefknot.cli.output import put, put_json, say
-from reefknot.cli.stores import Place, existing, opened, operator_event, place, run, who
+from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorOptions, StoreOptions
+from reefknot.cli.output import Advance, progress, put, say, show
+from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
 
 if TYPE_CHECKING:
     from reefknot.engines.sqlite import SqliteStore
-    from reefknot.engines.sqlite.upkeep import CheckReport
     from reefknot.ports.store import Store
 
 app = App(
     name="store",
-    help="Look after a store: check, back up, migrate, compact.",
+    help="Check, back up, migrate and compact a store.",
     help_epilogue="Example:\n\n    reefknot store check",
 )
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot store check --engine sqlite:state.db")
-def check(*, engine: Engine = None, config: Config = None, json: Json = False) -> int:
-    """Is the file whole, and does the chain of events hold? The exit code is 65 when not."""
-    where = place(engine, config)
+def check(*, options: StoreOptions = STORE) -> int:
+    """Check the integrity of the file and the hash chain of its events. Exits with 65 when either is damaged."""
+    address = address_of(options)
+    report = with_store(address, lambda store: _sqlite(store, address).check())
 
-    async def work() -> CheckReport:
-        async with opened(where) as store:
-            return await _sqlite(store, where).check()
-
-    report = run(work())
-    if json:
-        put_json({"ok": report.ok, "path": str(where.path), **msgspec.to_builtins(report)})
-    else:
+    def text() -> None:
         for problem in report.problems:
             put(problem)
         for one in report.mismatches:
             put(f"event {one.sequence}: {one.problem}")
         verdict = "OK" if report.ok else "damaged"
-        head = f"chain {report.head.chain} stands at event {report.head.sequence}"
-        put(f"{where.path}: {verdict}; {head}; version {report.version}, SQLite {report.sqlite}")
+        head = f"chain {report.head.chain} ends at event {report.head.sequence}"
+        put(f"{address.path}: {verdict}; {head}; version {report.version}, SQLite {report.sqlite}")
+
+    show({"ok": report.ok, "path": str(address.path), **msgspec.to_builtins(report)}, text, json=options.json)
     if not report.ok:
-        say("Restore a backup beside it and compare, before anything else is written.")
+        say("Restore a backup beside it and compare both, before anything else is written.")
     return Exit.FINE if report.ok else Exit.MISMATCH
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot store backup state-backup.db")
 def backup(
-    target: Annotated[Path, Parameter(help="Where the copy goes. The file must not exist.")],
+    target: Annotated[Path, Parameter(help="File for the copy. It must not exist.")],
     /,
     *,
-    as_: Actor = None,
-    engine: Engine = None,
-    config: Config = None,
-    json: Json = False,
+    actor: Actor = None,
+    options: StoreOptions = STORE,
 ) -> int:
-    """Copy the store as it stands, while others go on writing it. The copy is a store of its own."""
-    from reefknot.cli.output import progress
-
-    where = place(engine, config)
+    """Copy the store while others go on writing it. The copy is a complete store."""
+    address = address_of(options)
     if target.exists():
         raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
     if not target.absolute().parent.is_dir():
-        raise CommandError(f"{target}: there is no folder {target.absolute().parent}; make it, or name another")
+        raise CommandError(f"{target}: there is no folder {target.absolute().parent}; create it, or name another")
 
-    async def work() -> None:
-        async with opened(where) as store:
-            with progress("copying", 100) as advance:
-                done = 0
+    async def work(store: Store) -> None:
+        with progress("copying", 100) as advance:
+            await _sqlite(store, address).backup(target, progress=_percent(advance))
+        await store.audit.append([operator_event(address, actor_name(actor), "store.backup", str(target))])
 
-                def told(pages: int, of: int) -> None:
-                    nonlocal done
-                    percent = 100 * pages // max(of, 1)
-                    advance(percent - done)
-                    done = percent
-
-                await _sqlite(store, where).backup(target, progress=told)
-            await store.audit.append([operator_event(where, who(as_), "store.backup", str(target))])
-
-    run(work())
+    with_store(address, work)
     size = target.stat().st_size
-    if json:
-        put_json({"path": str(where.path), "target": str(target), "bytes": size})
-    else:
-        put(f"{where.path} is copied to {target}, {size} bytes; open it with --engine sqlite:{target}")
+    data = {"path": str(address.path), "target": str(target), "bytes": size}
+    copied = f"{address.path} copied to {target}, {size} bytes; open it with --engine sqlite:{target}"
+    show(data, lambda: put(copied), json=options.json)
     return Exit.FINE
 
 
+def _percent(advance: Advance) -> Callable[[int, int], None]:
+    """A progress callback in pages, for a bar of 100."""
+    done = 0
+
+    def report(pages: int, total: int) -> None:
+        nonlocal done
+        percent = 100 * pages // max(total, 1)
+        advance(percent - done)
+        done = percent
+
+    return report
+
+
 @app.command(help_epilogue="Example:\n\n    reefknot store migrate --dry-run")
-def migrate(
-    *, dry_run: DryRun = False, as_: Actor = None, engine: Engine = None, config: Config = None, json: Json = False
-) -> int:
-    """Bring the file to the version of this program. A newer file is refused (exit code 78)."""
+def migrate(*, options: OperatorOptions = OPERATOR) -> int:
+    """Migrate the file to the schema version of this program. A newer file is refused (exit code 78)."""
     from reefknot.engines.sqlite.connection import VERSION
 
-    where = place(engine, config)
-    existing(where)
-    found = _looked_at(where)["version"]
+    address = address_of(options)
+    address.require_file()
+    found, _ = _version_and_unused(address)
+    migrated = found != VERSION and not options.dry_run
 
-    async def work() -> None:
-        async with opened(where, or_empty=True) as store:  # opening migrates
-            event = operator_event(where, who(as_), "store.migrate", str(where.path), old=found, new=VERSION)
-            await store.audit.append([event])
+    async def work(store: Store) -> None:
+        details = {"old": found, "new": VERSION}
+        event = operator_event(address, actor_name(options.actor), "store.migrate", str(address.path), **details)
+        await store.audit.append([event])
 
-    if found != VERSION and not dry_run:
-        run(work())
-    if json:
-        migrated = found != VERSION and not dry_run
-        put_json({"path": str(where.path), "found": found, "current": VERSION, "migrated": migrated})
-    elif found == VERSION:
-        put(f"{where.path} has version {found}, which is current")
-    else:
-        done = "would go" if dry_run else "went"
-        put(f"{where.path} {done} from version {found} to {VERSION}")
+    if migrated:
+        with_store(address, work, or_empty=True)  # opening migrates
+
+    def text() -> None:
+        if found == VERSION:
+            put(f"{address.path} has version {found}, which is current")
+        else:
+            verb = "would be migrated" if options.dry_run else "migrated"
+            put(f"{address.path} {verb} from version {found} to {VERSION}")
+
+    data = {"path": str(address.path), "found": found, "current": VERSION, "migrated": migrated}
+    show(data, text, json=options.json)
     return Exit.FINE
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot store compact --dry-run")
-def compact(
-    *, dry_run: DryRun = False, as_: Actor = None, engine: Engine = None, config: Config = None, json: Json = False
-) -> int:
-    """Give unused space back to the disk. Writers wait meanwhile."""
-    where = place(engine, config)
-    existing(where)
-    before = where.path.stat().st_size
-    unused = _looked_at(where)["unused"]
+def compact(*, options: OperatorOptions = OPERATOR) -> int:
+    """Return unused space to the disk. Writers wait meanwhile."""
+    address, dry_run = address_of(options), options.dry_run
+    address.require_file()
+    before = address.path.stat().st_size
+    _, unused = _version_and_unused(address)
 
-    async def work() -> int:
-        async with opened(where) as store:
-            freed = await _sqlite(store, where).compact()
-            event = operator_event(where, who(as_), "store.compact", str(where.path), bytes=freed)
-            await store.audit.append([event])
-            return freed
+    async def work(store: Store) -> int:
+        freed = await _sqlite(store, address).compact()
+        actor = actor_name(options.actor)
+        await store.audit.append([operator_event(address, actor, "store.compact", str(address.path), bytes=freed)])
+        return freed
 
-    freed = 0 if dry_run else run(work())
-    if json:
-        put_json({"path": str(where.path), "bytes": before, "unused": unused, "freed": freed, "compacted": not dry_run})
-    elif dry_run:
-        put(f"{where.path}: about {unused} of {before} bytes would be given back")
-    else:
-        put(f"{where.path}: {freed} bytes given back")
+    freed = 0 if dry_run else with_store(address, work)
+    text = f"about {unused} of {before} bytes would be freed" if dry_run else f"{freed} bytes freed"
+    data = {"path": str(address.path), "bytes": before, "unused": unused, "freed": freed, "compacted": not dry_run}
+    show(data, lambda: put(f"{address.path}: {text}"), json=options.json)
     return Exit.FINE
 
 
-def _sqlite(store: Store, where: Place) -> SqliteStore:
+def _sqlite(store: Store, address: StoreAddress) -> SqliteStore:
     from reefknot.engines.sqlite import SqliteStore
 
-    assert isinstance(store, SqliteStore), where.path  # .path refuses every other engine by name
+    assert isinstance(store, SqliteStore), address.path  # .path refuses every other engine by name
     return store
 
 
-def _looked_at(where: Place) -> dict[str, Any]:
-    """The file's version and unused bytes, without changing anything."""
+def _version_and_unused(address: StoreAddress) -> tuple[int, int]:
+    """The file's schema version and its unused bytes, read without changing anything."""
     import apsw
 
     from reefknot.engines.sqlite.connection import check_version, translated
 
-    path = str(where.path)
+    path = str(address.path)
     try:
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
         try:
@@ -171,4 +161,4 @@ def _looked_at(where: Place) -> dict[str, Any]:
             connection.close()
     except apsw.Error as error:
         raise translated(error, path) from error
-    return {"version": version, "unused": int(free) * int(page)}
+    return version, int(free) * int(page)

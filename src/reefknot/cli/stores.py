@@ -1,145 +1,133 @@
 """
-The store that a command works on, and who is at the keyboard.
+The store that a command works on: its address, opening it, audited actions on it, and the systems that run over it.
 
-`--engine URL`, else `engine` of the configuration, else `.reefknot/state.db` beside it. A command that looks at a store
-never makes one: a file that is not there is an error that names it.
-
-What running systems say of themselves, seen from another process.
+The address is `--engine URL`, else `engine` of the configuration, else `.reefknot/state.db` beside it. A command never
+creates a store that it only looks at: a missing file is an error that names it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import settings
+from reefknot.cli.options import DEFAULT_STORE, StoreOptions, folder_of, secrets_of, settings
 from reefknot.cli.output import printable
 
 if TYPE_CHECKING:
-    from reefknot.config.settings import Settings
-    from reefknot.core.redaction import Redactor
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
-DEFAULT = ".reefknot/state.db"
 R = TypeVar("R")
 
 
-class Place(Struct, frozen=True):
-    """Where the store is, and the secrets that must not leave it."""
+class StoreAddress(Struct, frozen=True):
+    """The store of a command: its URL, the settings in force, and the redactor that hides their secrets."""
 
     url: str
+    settings: Any
     redactor: Any
-    options: dict[str, Any] = {}
 
     @property
     def path(self) -> Path:
-        """The file of a SQLite store."""
+        """The file of a SQLite store; every other engine is refused."""
         scheme, _, path = self.url.partition(":")
         if scheme != "sqlite":
-            raise CommandError(f"--engine: {printable(self.url)} is no sqlite store; accepted here: sqlite:PATH")
+            raise CommandError(f"--engine: {printable(self.url)} is not a sqlite store; accepted here: sqlite:PATH")
         return Path(path.removeprefix("//"))
 
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith("sqlite:")
 
-def run(work: Coroutine[Any, Any, R]) -> R:
-    """Run a command's work in a loop of its own."""
-    import asyncio
-
-    return asyncio.run(work)
-
-
-def place(engine: str | None, config: str | None) -> Place:
-    """The store that is meant."""
-    found = settings(config)
-    folder = Path.cwd() if found.path is None else found.path.parent
-    if engine is not None:
-        return Place(_checked(engine, Path.cwd()), _redactor(config), _options(found))
-    configured = found.configuration.engine
-    return Place(_checked(configured or f"sqlite:{DEFAULT}", folder), _redactor(config), _options(found))
+    def require_file(self) -> None:
+        """Refuse a SQLite store whose file is missing."""
+        if self.is_sqlite and not self.path.is_file():
+            raise CommandError(
+                f"there is no store at {self.path}; name one with --engine sqlite:PATH, or with `engine` in "
+                "reefknot.yaml",
+                Exit.UNREACHABLE,
+            )
 
 
-def _checked(url: str, folder: Path) -> str:
-    """The URL of a store that outlives the process which opened it."""
+def address_of(options: StoreOptions) -> StoreAddress:
+    """The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not
+    be allowed to read all of them, and what was not read cannot be shown."""
+    from reefknot.core.redaction import Redactor
+
+    found = settings(options.config)
+    folder, url = folder_of(found), found.configuration.engine or f"sqlite:{DEFAULT_STORE}"
+    if options.engine is not None:
+        folder, url = Path.cwd(), options.engine
     if url.rstrip(":") == "memory":
         raise CommandError("--engine: memory: ends with the process that opened it; accepted here: sqlite:PATH")
-    return checked_url(url, folder)
+    secrets, _ = secrets_of(found)
+    return StoreAddress(absolute_url(url, folder), found, Redactor(secrets))
 
 
-def checked_url(url: str, folder: Path) -> str:
-    """The URL with a path that does not depend on the current folder."""
+def absolute_url(url: str, folder: Path) -> str:
+    """The URL with a path that does not depend on the current folder. Other URLs are checked by whatever opens them."""
     scheme, colon, path = url.partition(":")
     if scheme == "sqlite" and colon and path.removeprefix("//"):
         return f"sqlite:{folder / path.removeprefix('//')}"
-    return url  # what opens stores says what it accepts
-
-
-def _options(found: Settings) -> dict[str, Any]:
-    """How the store is opened; a command that looks at one neither tidies it nor says how long it keeps what."""
-    keys = found.configuration.idempotency
-    return {
-        "retention": keys.retention_seconds,
-        "largest_result": keys.largest_result_bytes,
-        "most_keys": keys.max_keys,
-    }
-
-
-def _redactor(config: str | None) -> Redactor:
-    """Hides the configured secrets that can be read here; an operator may not be allowed to read all of them."""
-    import os
-
-    from reefknot.config.layers import load_tree
-    from reefknot.config.secrets import resolve_section
-    from reefknot.core.redaction import Redactor
-
-    tree, path = load_tree(config, environ=os.environ, cwd=Path.cwd())
-    found, _ = resolve_section(tree, environ=os.environ, folder=Path.cwd() if path is None else path.parent)
-    return Redactor(secret.reveal() for secret in found.values())
+    return url
 
 
 @asynccontextmanager
-async def opened(where: Place, *, or_empty: bool = False) -> AsyncIterator[Store]:
-    """The store, if there is one. An empty file would become one, which only who migrates wants."""
+async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncIterator[Store]:
+    """The store, opened without retention. An empty file is refused: opening would turn it into a store, which only
+    `store migrate` may do (`or_empty`)."""
     from reefknot.app import open_store
 
-    existing(where)
-    if not or_empty and where.url.startswith("sqlite:") and where.path.stat().st_size == 0:
-        raise CommandError(
-            f"{where.path}: is an empty file, and no store; `store migrate` makes it one", Exit.UNREACHABLE
-        )
-    async with open_store(where.url, **where.options, tidy=False) as store:
+    address.require_file()
+    if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:
+        text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
+        raise CommandError(text, Exit.UNREACHABLE)
+    keys = address.settings.configuration.idempotency
+    async with open_store(
+        address.url,
+        retention=keys.retention_seconds,
+        largest_result=keys.largest_result_bytes,
+        most_keys=keys.max_keys,
+        tidy=False,
+    ) as store:
         yield store
 
 
-def existing(where: Place) -> None:
-    """Refuse a store that is not there."""
-    if where.url.startswith("sqlite:") and not where.path.is_file():
-        raise CommandError(
-            f"there is no store at {where.path}; name one with --engine sqlite:PATH, or with `engine` in reefknot.yaml",
-            Exit.UNREACHABLE,
-        )
+def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], *, or_empty: bool = False) -> R:
+    """Open the store, await `work(store)` in an event loop of its own, and return the result."""
+
+    async def main() -> R:
+        async with opened(address, or_empty=or_empty) as store:
+            return await work(store)
+
+    return asyncio.run(main())
 
 
-def who(named: str | None) -> str:
-    """Whose doing it is."""
+# ---- audited actions -------------------------------------------------------------------------------------------------
+
+
+def actor_name(given: str | None) -> str:
+    """The actor of an audited action: the value of `--as`, else the user of this system."""
     from getpass import getuser
 
-    if named:
-        return printable(named)[:200]
+    if given:
+        return printable(given)[:200]
     try:
         return getuser()
     except (KeyError, OSError, ImportError):
         return "unknown"
 
 
-def operator_event(where: Place, actor: str, action: str, subject: str | None = None, **details: Any) -> AuditEntry:
-    """What a person did, ready for the record."""
+def operator_event(
+    address: StoreAddress, actor: str, action: str, subject: str | None = None, **details: Any
+) -> AuditEntry:
+    """The audit entry of an operator's action, secrets hidden."""
     from reefknot.audit.journal import Journal, event_id, now_text
     from reefknot.core.audit.event import OperatorAction
 
@@ -148,64 +136,46 @@ def operator_event(where: Place, actor: str, action: str, subject: str | None = 
         event_id=event_id(),
         actor=actor,
         action=action,
-        subject=None if subject is None else where.redactor(subject),
-        details=where.redactor.tree(details) or None,
+        subject=None if subject is None else address.redactor(subject),
+        details=address.redactor.tree(details) or None,
     )
-    return Journal(None, redactor=where.redactor).entries([event])[0]
+    return Journal(None, redactor=address.redactor).entries([event])[0]
 
+
+# ---- running systems -------------------------------------------------------------------------------------------------
 
 PATIENCE_S = 1.5
-"""A system says how it is every second; one that has just started may not have done so yet."""
-_LOOK_S = 0.1
+"""A system writes its status every second; one that has just started may not have done so yet."""
+_POLL_S = 0.1
 
 
-async def systems(store: Store) -> list[dict[str, Any]]:
-    """The systems that run over this store. Empty when there is none, or none that answers."""
+def has_part(systems: list[dict[str, Any]], part: str) -> bool:
+    """Whether one of the systems has a `worker` or a `router`."""
+    return any(one["workers"] if part == "worker" else one["router"] for one in systems)
+
+
+async def running_systems(store: Store) -> list[dict[str, Any]]:
+    """The status of every system that runs over this store; empty when none reports within `PATIENCE_S`."""
     from reefknot.app.presence import living_systems
 
-    for _ in range(int(PATIENCE_S / _LOOK_S)):
+    for _ in range(int(PATIENCE_S / _POLL_S)):
         found = await living_systems(store)
         if found:
             return found
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     return []
 
 
 async def has_router(store: Store) -> bool:
-    """Whether somebody routes over this store, or is about to."""
-    return any(one["router"] for one in await systems(store))
+    """Whether a router runs over this store, or is about to."""
+    return has_part(await running_systems(store), "router")
 
 
-async def running(store: Store, where: Place, part: str) -> list[dict[str, Any]]:
-    """The same, or an error that says what to do when there is no `part` (worker or router) among them."""
-    found = await systems(store)
-    if not any(one["workers"] if part == "worker" else one["router"] for one in found):
-        ways = f"reefknot up --engine {where.url} (or, alone: reefknot {part} start --engine {where.url})"
-        raise CommandError(f"no {part} is running on {where.url}; start one with: {ways}", Exit.UNREACHABLE)
+async def systems_with(part: str, store: Store, address: StoreAddress) -> list[dict[str, Any]]:
+    """The status of every running system. With no `part` (worker or router) among them, an error that says how to
+    start one."""
+    found = await running_systems(store)
+    if not has_part(found, part):
+        ways = f"reefknot up --engine {address.url} (or, alone: reefknot {part} start --engine {address.url})"
+        raise CommandError(f"no {part} is running on {address.url}; start one with: {ways}", Exit.UNREACHABLE)
     return found
-
-
-def time_text(milliseconds: int | None) -> str | None:
-    """A stored time as people and programs read it."""
-    if milliseconds is None:
-        return None
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def places(depth: int, size: int | None) -> str:
-    """
-    How many places of a queue are taken.
-
-    A step that ran and is to be tried again comes back whether there is room or not: a queue may hold so many more as
-    the class has slots, and those are told apart.
-    """
-    if size is None:
-        return f"{depth} of no bound"
-    return f"{depth} of {size}" if depth <= size else f"{size} of {size} and {depth - size} back for a retry"
-
-
-def age(seconds: float) -> str:
-    """`3.2 s`, `4 min`: how long ago, or how long still."""
-    from reefknot.cli.output import long_seconds
-
-    return long_seconds(max(0.0, round(seconds, 1)))

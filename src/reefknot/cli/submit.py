@@ -1,4 +1,4 @@
-"""`reefknot submit`: hand work in through the store, for the system that runs on it or will."""
+"""`reefknot submit`: submit assignments through the store, to the system that runs on it now or later."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import asyncio
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import Config, Engine, Json, load
+from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
+from reefknot.cli.options import STORE, StoreOptions
 from reefknot.cli.output import printable, put, put_table, say
-from reefknot.cli.stores import Place, place
+from reefknot.cli.stores import StoreAddress, address_of
+from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 
 if TYPE_CHECKING:
     from reefknot.core.messages import ExecAssignment, ExecResult
     from reefknot.router.client import Client, Handle
 
-AT_ONCE = 100
+MOST_WAITING = 100
 LONGEST_WAIT_S = 5.0
 GIVE_UP_S = 60.0
+LONGEST_TIMEOUT_S = 1e9
 
 app = App(
     name="submit",
-    help="Hand in work: a file of assignments, or one step. Accepted means kept, whether a system runs yet or not.",
+    help="Submit a file of assignments, or one step. Accepted work is stored, whether a system is running or not.",
     help_epilogue="Examples:\n\n    reefknot submit assignments.jsonl\n"
     '    reefknot submit --type fs.blob_get --inputs \'{"path": "a.txt"}\' --wait',
 )
@@ -32,59 +36,53 @@ app = App(
 @app.default
 def submit(
     file: Annotated[
-        str | None, Parameter(help="One assignment a line, as JSON; - is stdin.", allow_leading_hyphen=True)
+        str | None, Parameter(help="One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)
     ] = None,
     /,
     *,
-    type_: Annotated[str | None, Parameter(name="--type", help="One step of this type, instead of a file.")] = None,
-    inputs: Annotated[str | None, Parameter(help="Its inputs, as a JSON object.")] = None,
-    id_: Annotated[str | None, Parameter(name="--id", help="Its assignment id; the same id is the same work.")] = None,
-    deadline: Annotated[float | None, Parameter(help="Seconds from now on, waiting included.")] = None,
+    type_: Annotated[
+        str | None, Parameter(name="--type", help="Submit one step of this type, instead of a file.")
+    ] = None,
+    inputs: Annotated[str | None, Parameter(help="Inputs of the step, as a JSON object.")] = None,
+    id_: Annotated[str | None, Parameter(name="--id", help="Assignment id; an id identifies one job.")] = None,
+    deadline: Annotated[float | None, Parameter(help="Deadline in seconds from now, queueing included.")] = None,
     wait: Annotated[bool, Parameter(help="Wait for the results. The exit code is 1 unless all succeeded.")] = False,
-    timeout: Annotated[float, Parameter(help="How many seconds --wait waits, 60 unless said.")] = 60.0,
-    engine: Engine = None,
-    config: Config = None,
-    json: Json = False,
+    timeout: Annotated[float, Parameter(help="Most seconds that --wait waits. Default: 60.")] = 60.0,
+    options: StoreOptions = STORE,
 ) -> int:
-    """Hand in a file of assignments, or one step, and perhaps wait for what comes of it."""
+    """Submit a file of assignments, or one step, and optionally wait for the results."""
     if (file is None) == (type_ is None):
-        raise CommandError("give a FILE of assignments, or one step with --type, not both and not neither")
-    if not 0 < timeout < 1e9:
-        raise CommandError(f"--timeout: {timeout:g} is not accepted: seconds, more than 0")
-    where = place(engine, config)
-    said = load(config).configuration
-    size = said.router.max_queue_size or said.worker.queue.v2.max_queue_size
-    handed = Handed(where, size, timeout if wait else None)
+        raise CommandError("give either a FILE of assignments or one step with --type")
+    _check_positive("--timeout", timeout)
+    submission = Submission(address_of(options), timeout if wait else None)
     if file is not None:
-        from reefknot.cli.assignments import existing_file
-
-        existing_file(file)
-        asyncio.run(handed.file(file))
+        require_file(file)
+        asyncio.run(submission.submit_file(file))
     else:
-        asyncio.run(handed.one(_step(type_ or "", inputs, id_, deadline)))
-    return handed.tell(json=json)
+        asyncio.run(submission.submit_one(_step(type_ or "", inputs, id_, deadline)))
+    return submission.report(json=options.json)
+
+
+def _check_positive(flag: str, seconds: float) -> None:
+    if not 0 < seconds < LONGEST_TIMEOUT_S:
+        raise CommandError(f"{flag}: {seconds:g} is not accepted: seconds, more than 0")
 
 
 def _step(type_: str, inputs: str | None, id_: str | None, deadline: float | None) -> ExecAssignment:
     """The assignment that the flags describe."""
-    import msgspec
-
-    from reefknot.cli.assignments import read_object
-
     try:
         payload: Any = msgspec.json.decode(inputs or "{}")
     except msgspec.DecodeError as error:
         raise CommandError(f"--inputs: not JSON: {error}") from None
     if not isinstance(payload, dict):
         raise CommandError('--inputs: accepted: a JSON object, such as {"path": "a.txt"}')
-    if deadline is not None and not 0 < deadline < 1e9:
-        raise CommandError(f"--deadline: {deadline:g} is not accepted: seconds, more than 0")
-    words: dict[str, Any] = {"job": {"type": type_, "payload": payload}}
+    fields: dict[str, Any] = {"job": {"type": type_, "payload": payload}}
     if id_ is not None:
-        words["assignment_id"] = id_
+        fields["assignment_id"] = id_
     if deadline is not None:
-        words["options"] = {"deadline_ms": max(1, round(deadline * 1000))}
-    found = read_object(words)
+        _check_positive("--deadline", deadline)
+        fields["options"] = {"deadline_ms": max(1, round(deadline * 1000))}
+    found = read_object(fields)
     if isinstance(found, str):
         flags = {"job.type": "--type", "assignment_id": "--id"}
         field = found.partition(":")[0]
@@ -92,53 +90,53 @@ def _step(type_: str, inputs: str | None, id_: str | None, deadline: float | Non
     return found
 
 
-class Handed:
-    """What was handed in, and what came of it. `wait` is how long to wait for that, None not at all."""
+class Submission:
+    """Submitted assignments and their results. `wait` is how long to wait for results; None does not wait."""
 
-    def __init__(self, where: Place, size: int, wait: float | None) -> None:
+    def __init__(self, address: StoreAddress, wait: float | None) -> None:
         self.ids: list[str] = []
         self.mistakes = 0
-        self._where = where
-        self._size = size
+        self._address = address
+        configuration = address.settings.configuration
+        self._size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
         self._wait = wait
         self._results: dict[str, ExecResult | None] = {}
 
-    async def file(self, name: str) -> None:
+    async def submit_file(self, name: str) -> None:
         from reefknot.app.system import connect
-        from reefknot.cli.assignments import Mistake, assignments
-        from reefknot.errors import KeyConflictError
 
-        async with connect(self._where.url, size=self._size) as client:
+        async with connect(self._address.url, size=self._size) as client:
             handles = []
             async for line in assignments(name):
-                if isinstance(line, Mistake):
-                    say(f"{'<stdin>' if name == '-' else name}:{line.line}: {printable(line.message)}")
-                    self.mistakes += 1
+                if isinstance(line, InvalidLine):
+                    self._reject(f"{display_name(name)}:{line.line}: {line.message}")
                     continue
                 try:
-                    handles.append(await self._hand_in(client, line.assignment))
+                    handles.append(await self._submit(client, line.assignment))
                 except KeyConflictError as error:
-                    say(f"{'<stdin>' if name == '-' else name}:{line.line}: assignment_id: {printable(str(error))}")
-                    self.mistakes += 1
-            await self._results_of(handles)
+                    self._reject(f"{display_name(name)}:{line.line}: assignment_id: {error}")
+            await self._await_results(handles)
 
-    async def one(self, assignment: ExecAssignment) -> None:
+    async def submit_one(self, assignment: ExecAssignment) -> None:
         from reefknot.app.system import connect
 
-        async with connect(self._where.url, size=self._size) as client:
-            await self._results_of([await self._hand_in(client, assignment)])
+        async with connect(self._address.url, size=self._size) as client:
+            await self._await_results([await self._submit(client, assignment)])
 
-    async def _hand_in(self, client: Client, assignment: ExecAssignment) -> Handle:
-        """A full queue says when to come back; one that stays full is told."""
-        from reefknot.errors import QueueFullError
+    def _reject(self, text: str) -> None:
+        say(printable(text))
+        self.mistakes += 1
 
+    async def _submit(self, client: Client, assignment: ExecAssignment) -> Handle:
+        """Submit, waiting as advised while the queue is full; one that stays full is an error."""
         waited = 0.0
         while True:
             try:
                 handle = await client.hand_in(assignment)
             except QueueFullError as error:
                 if waited >= GIVE_UP_S:
-                    text = f"{error}; {len(self.ids)} came before it. Is a system running? reefknot router status"
+                    count = f"{len(self.ids)} were submitted before it"
+                    text = f"{error}; {count}. Is a system running? reefknot router status"
                     raise CommandError(text, Exit.TEMPORARY) from None
                 pause = min(max(error.retry_after, 0.05), LONGEST_WAIT_S)
                 waited += pause
@@ -147,16 +145,14 @@ class Handed:
                 self.ids.append(handle.assignment_id)
                 return handle
 
-    async def _results_of(self, handles: list[Handle]) -> None:
+    async def _await_results(self, handles: list[Handle]) -> None:
         if self._wait is None:
             return
-        room = asyncio.Semaphore(AT_ONCE)
+        room = asyncio.Semaphore(MOST_WAITING)
         loop = asyncio.get_running_loop()
         until = loop.time() + self._wait
 
         async def result(handle: Handle) -> None:
-            from reefknot.errors import ResultPendingError
-
             async with room:
                 try:
                     found = await handle.result(max(0.0, until - loop.time()))
@@ -166,29 +162,28 @@ class Handed:
 
         await asyncio.gather(*map(result, handles))
 
-    def tell(self, *, json: bool) -> int:
+    def report(self, *, json: bool) -> int:
+        """Print the ids or the results; the result is the exit code."""
         pending = [name for name in self.ids if self._wait is not None and self._results.get(name) is None]
         if json:
             self._put_json()
         elif self._wait is None:
             for name in self.ids:
                 put(name)
-            say(f"{len(self.ids)} handed in; see them with: reefknot job list")
+            say(f"{len(self.ids)} submitted; list them with: reefknot job list")
         else:
             self._put_table()
         if pending:
-            say(f"{len(pending)} have no result yet; they are kept. Is a system running? reefknot router status")
+            say(f"{len(pending)} have no result yet; they are stored. Is a system running? reefknot router status")
         if self.mistakes or any(one is not None and one.status.value != "success" for one in self._results.values()):
             return Exit.FAILED
         return Exit.TEMPORARY if pending else Exit.FINE
 
     def _put_json(self) -> None:
-        import msgspec
-
         results = None
         if self._wait is not None:
             found = [one for one in map(self._results.get, self.ids) if one is not None]
-            results = [self._where.redactor.tree(msgspec.to_builtins(one)) for one in found]
+            results = [self._address.redactor.tree(msgspec.to_builtins(one)) for one in found]
         print(dumps({"handed_in": self.ids, "mistakes": self.mistakes, "results": results}, ensure_ascii=True))
 
     def _put_table(self) -> None:
@@ -198,8 +193,8 @@ class Handed:
             if result is None:
                 rows.append((name, "pending", ""))
                 continue
-            said = dumps(self._where.redactor.tree(result.output or {}), ensure_ascii=False)
+            text = dumps(self._address.redactor.tree(result.output or {}), ensure_ascii=False)
             if result.error_code:
-                said = self._where.redactor(f"{result.error_code}: {result.error_message or ''}")
-            rows.append((name, result.status.value, said[:400]))
+                text = self._address.redactor(f"{result.error_code}: {result.error_message or ''}")
+            rows.append((name, result.status.value, text[:400]))
         put_table(("assignment", "status", "result"), rows, styles=("cyan", "bold"), whole=("assignment", "status"))

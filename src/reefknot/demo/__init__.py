@@ -1,6 +1,6 @@
 """
-Something to watch: `make run`, or `python -m reefknot.demo`.
+The demos: `make run`, or `python -m reefknot.demo`.
 
-The show is the whole system at work beside a service that misbehaves; with `--retry` it is the tour of retrying alone.
-Nothing leaves the machine.
+`show` is the whole system at work beside a service that fails on purpose; with `--retry`, `tour` is a tour of retries
+alone. Nothing leaves the machine.
 """

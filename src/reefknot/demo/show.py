@@ -1,8 +1,8 @@
 """
-The whole system at work, for about a minute: `reefknot up` with something to do.
+The show: a whole system at work for about a minute, `reefknot up` with something to do.
 
-Six scenes, one after the other, while the system tells what happens from its own record. Work is handed in as any other
-process would do it: through the store. The times of the scenes are shares of the whole, so a short show has them all.
+Six scenes, one after the other, while the live feed prints the audited events. Work is submitted as any other process
+would do it: through the store. The times of the scenes are shares of the whole, so a short show has them all.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from reefknot.cli.app import told
-from reefknot.cli.serve import Up, ready
-from reefknot.demo.stage import QUEUE_SIZE, Flaky, set_up
+from reefknot.cli.app import exit_for
+from reefknot.cli.output import printable
+from reefknot.cli.serve import UpSession, startup
+from reefknot.demo.stage import QUEUE_SIZE, FlakyService, set_up
 from reefknot.demo.tour import LOOPBACK
 from reefknot.errors import QueueFullError, ResultPendingError
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
+    from reefknot.cli.live_feed import PrintLine
     from reefknot.core.messages import ExecResult
     from reefknot.router.client import Client, Handle
 
@@ -33,7 +35,7 @@ USUAL_S = 50.0
 FAST_S = 6.0
 DRAIN_S = 3.0
 PATIENCE_S = 15.0
-"""How much longer the last scene may take on a busy machine."""
+"""Extra seconds for the last scene on a busy machine."""
 BURST = 90
 SLOW_SHARE = 0.008
 _COLOURS = {
@@ -53,10 +55,8 @@ _COLOURS = {
 }
 
 
-def voice() -> Callable[[str, str], None]:
-    """Say a line of a kind: in colour where rich is there and somebody watches."""
-    from reefknot.cli.output import printable
-
+def line_printer() -> PrintLine:
+    """A function that prints a line of a kind, in colour where rich is installed and stdout is a terminal."""
     try:
         from rich.console import Console
         from rich.text import Text
@@ -67,9 +67,9 @@ def voice() -> Callable[[str, str], None]:
 
 
 class Show:
-    """The scenes."""
+    """The six scenes."""
 
-    def __init__(self, service: Flaky, url: str, seconds: float, say: Callable[[str, str], None]) -> None:
+    def __init__(self, service: FlakyService, url: str, seconds: float, say: PrintLine) -> None:
         self._service = service
         self._url = url
         self._seconds = seconds
@@ -79,7 +79,7 @@ class Show:
         self._address = f"http://{LOOPBACK}:{service.port}"
 
     async def play(self, system: System) -> None:
-        """From the first to the last scene; then the system ends too."""
+        """Play all scenes; the system shuts down afterwards."""
         from reefknot.app.system import connect
 
         self._began = monotonic()
@@ -90,7 +90,7 @@ class Show:
                 (self.burst, 0.58),
                 (self.poison, 0.68),
                 (self.outage, 0.88),
-                (self.person, 1.0),
+                (self.operator, 1.0),
             ):
                 await scene(client)
                 await self._until(until)
@@ -98,7 +98,9 @@ class Show:
     # ---- scenes -----------------------------------------------------------------------------------------------------
 
     async def calm(self, client: Client) -> None:
-        self._title("Steps that just work: a file, a database, a call", "silence is success")
+        self._title(
+            "Steps that succeed: a file, a database, an HTTP call", "the live feed prints nothing for a success"
+        )
         results = await self._all(
             client,
             ("fs.blob_put", {"path": "log.txt", "content": "calm sea\n", "overwrite": True}, "write-log"),
@@ -109,7 +111,7 @@ class Show:
         self._conclude(results)
 
     async def unlucky(self, client: Client) -> None:
-        self._title("A service that fails now and then", "503 is retried with growing waits, and recovers")
+        self._title("A service that fails now and then", "503 is retried with exponential backoff, and recovers")
         calls = [
             ("http.request", {"url": f"{self._address}/unlucky/place-{number}"}, f"unlucky-{number}")
             for number in (1, 2, 1, 3)
@@ -120,27 +122,27 @@ class Show:
     async def burst(self, client: Client) -> None:
         self._title(
             f"{BURST} slow calls at once into short queues",
-            "the worker refuses what it has no place for, the router keeps some, the caller is told when to come back",
+            "the worker rejects what does not fit, the router queues some, the caller gets a retry_after",
         )
-        told_to_wait = 0
+        rejections = 0
 
         async def one(number: int) -> ExecResult | None:
-            nonlocal told_to_wait
+            nonlocal rejections
             while True:
                 try:
                     inputs = {"url": f"{self._address}/slow/{number}"}
                     handle = await client.submit("http.request", inputs, assignment_id=f"burst-{number}")
                     return await self._result(handle)
                 except QueueFullError as error:
-                    told_to_wait += 1
+                    rejections += 1
                     await asyncio.sleep(min(error.retry_after, self._seconds / 50))
 
         results = await asyncio.gather(*map(one, range(BURST)))
-        self._say("note", f"   the caller was told {told_to_wait} times that the queue is full, and came back")
+        self._say("note", f"   the queue was full {rejections} times; the caller waited and submitted again")
         self._conclude(results)
 
     async def poison(self, client: Client) -> None:
-        self._title("Work that can never succeed", "not retried; set aside where only a person takes it out again")
+        self._title("Work that can never succeed", "not retried; quarantined until an operator decides")
         results = await self._all(
             client,
             ("http.request", {"url": f"{self._address}/gone/page"}, "poison-404"),
@@ -150,7 +152,9 @@ class Show:
         self._conclude(results)
 
     async def outage(self, client: Client) -> None:
-        self._title("The service goes down, and comes back", "waits grow meanwhile; whoever is patient enough recovers")
+        self._title(
+            "An outage of the service, and its recovery", "backoff grows meanwhile; retries recover once it is back"
+        )
         self._service.down = True
         calls = [("http.request", {"url": f"{self._address}/calm"}, f"outage-{number}") for number in range(6)]
         waiting = asyncio.ensure_future(self._all(client, *calls))
@@ -161,24 +165,24 @@ class Show:
         self._say("note", "   the service is back")
         self._conclude(await waiting)
 
-    async def person(self, client: Client) -> None:
+    async def operator(self, client: Client) -> None:
         from reefknot.audit.journal import Journal, event_id, now_text
         from reefknot.core.audit.event import OperatorAction
         from reefknot.ports.quarantine import QuarantineFilter
 
         self._title(
-            "A person looks at the quarantine", "reefknot quarantine list; reefknot quarantine requeue poison-404"
+            "An operator looks at the quarantine", "reefknot quarantine list; reefknot quarantine requeue poison-404"
         )
         for item in await client.store.quarantine.find():
             tries = "1 attempt" if item.attempts == 1 else f"{item.attempts} attempts"
             self._say("", f"   {item.id:<12} {item.kind:<13} {tries}  {item.reason}")
-        self._service.mended = True
-        self._say("note", "   the missing page is there again, so that one gets another chance")
-        deed = OperatorAction(
+        self._service.repaired = True
+        self._say("note", "   the missing page is back, so its job is requeued")
+        action = OperatorAction(
             timestamp=now_text(), event_id=event_id(), actor="you", action="quarantine.requeue", subject="poison-404"
         )
         chosen = QuarantineFilter(ids=("poison-404",))
-        await client.store.quarantine.requeue(chosen, who="you", events=Journal(None).entries([deed]))
+        await client.store.quarantine.requeue(chosen, who="you", events=Journal(None).entries([action]))
         for _ in range(50):
             item_now = await client.store.work.get("poison-404")
             if item_now is not None and item_now.state.value not in ("pending", "running"):
@@ -186,7 +190,7 @@ class Show:
             await asyncio.sleep(0.1)
         self._say("scene", f"   => poison-404 {'unknown' if item_now is None else item_now.state.value}")
 
-    # ---- tools ------------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
     async def _all(self, client: Client, *steps: tuple[str, dict[str, Any], str]) -> list[ExecResult | None]:
         handles = [await client.submit(kind, inputs, assignment_id=name) for kind, inputs, name in steps]
@@ -219,7 +223,7 @@ _INSERT = "INSERT INTO report (place, said) VALUES (?, ?)"
 
 @contextmanager
 def _only_errors_logged() -> Iterator[None]:
-    """The show tells every retry from the record; the log would tell it twice."""
+    """Log errors only: the live feed prints every retry, and the log would repeat it."""
     logger = logging.getLogger("reefknot")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -230,36 +234,36 @@ def _only_errors_logged() -> Iterator[None]:
 
 
 def main(seconds: float, *, keep: str | None = None, seed: int = 1) -> int:
-    """Play it; the answer is the exit code."""
-    say = voice()
+    """Play the show and return its exit code."""
+    say = line_printer()
     with ExitStack() as opened:
         folder = Path(keep).absolute() if keep else Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        service = opened.enter_context(Flaky(slow=min(0.4, seconds * SLOW_SHARE)))
+        service = opened.enter_context(FlakyService(slow=min(0.4, seconds * SLOW_SHARE)))
         try:
             config = set_up(folder, service.port)
             opened.enter_context(_quiet_environment())
             opened.enter_context(_only_errors_logged())
-            start = ready(f"sqlite:{folder / 'state.db'}", str(config))
-            say("scene", f"A service that misbehaves on purpose listens on {LOOPBACK}:{service.port}.")
-            say("", f"Configuration, files, database and store are in {folder}. Ctrl-C ends it in order.")
+            start = startup(f"sqlite:{folder / 'state.db'}", str(config))
+            say("scene", f"A service that fails on purpose listens on {LOOPBACK}:{service.port}.")
+            say("", f"Configuration, files, database and store are in {folder}. Ctrl-C shuts it down in order.")
             show = Show(service, start.url, seconds, say)
-            watched = Up(start, seed=seed, tell=say, welcome=False)
-            code = asyncio.run(watched.serve(seconds + PATIENCE_S, drain=DRAIN_S, beside=show.play))
+            session = UpSession(start, seed=seed, print_line=say, welcome=False)
+            code = asyncio.run(session.serve(seconds + PATIENCE_S, drain=DRAIN_S, beside=show.play))
         except Exception as error:  # the same words and codes as on the command line
-            exit_code, lines = told(error)
+            exit_code, lines = exit_for(error)
             for line in lines:
                 print(line, file=sys.stderr)
             return exit_code
-        say("", f"The service was asked {service.requests} times and answered well {service.answered} times.")
+        say("", f"The service got {service.requests} requests and answered {service.answered} of them with 200.")
         if keep:
             say("note", f"Look around: reefknot job list --engine sqlite:{folder / 'state.db'}")
-        say("", "docs/guides/running.md goes on from here; `python -m reefknot.demo --retry` shows retrying alone.")
+        say("", "Read on in docs/guides/running.md; `python -m reefknot.demo --retry` is a tour of retries alone.")
     return code
 
 
 @contextmanager
 def _quiet_environment() -> Iterator[None]:
-    """The show is the same everywhere: what this shell says about reefknot is for other commands."""
+    """Hide this shell's reefknot variables, so that the show is the same everywhere."""
     prefixes = ("REEFKNOT_", "WORKER_RETRIES_V2_", "WORKER_QUEUE_V2_")
     taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(prefixes)}
     try:

@@ -1,8 +1,8 @@
 """
-What the show needs around it: a folder with a configuration, files and a database, and a service that misbehaves.
+The setting of the show: a folder with a configuration, files and a database, and a service that fails on purpose.
 
-The configuration is the recommended one with what a small stage needs: a short queue, a quarantine for what failed, and
-the three places that its steps may reach.
+The configuration is the recommended one with a short queue, quarantine for failed work, and the three resources that
+the steps may reach.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from contextlib import closing
 from pathlib import Path
 
 from reefknot.cli.config import recommended
-from reefknot.demo.tour import DOWN, LOOPBACK, OK, Answer, Service
+from reefknot.demo.tour import DOWN, LOOPBACK, OK, Response, Service
 
 QUEUE_SIZE = 12
 _POOLS = "      resource_pools:\n        io: {max_queue_size: 5, max_concurrency: 4}\n"
 CHANGES = (
-    ("worker:\n", "worker:\n  quarantine_failed: true # what fails for good waits for a person\n"),
+    ("worker:\n", "worker:\n  quarantine_failed: true # failed work waits for an operator\n"),
     (
         "      max_queue_size: 1000\n",
-        f"      max_queue_size: {QUEUE_SIZE} # short, so that you see it full\n{_POOLS}",
+        f"      max_queue_size: {QUEUE_SIZE} # short, to show a full queue\n{_POOLS}",
     ),
     ("        http:\n          max_attempts: 5\n", "        http:\n          max_attempts: 3\n"),
 )
-"""What differs from the file that `reefknot init` writes."""
+"""Replacements in the file that `reefknot init` writes."""
 
 
-class Flaky(Service):
+class FlakyService(Service):
     """
-    A weather service. Every place is unlucky as often as its number says; `/slow/…` takes its time; `/gone/…` is gone.
+    A weather service: `/unlucky/place-N` fails N times first, `/slow/…` takes long, `/gone/…` is 404.
 
-    While it is `down`, everybody gets 503. Once `mended`, what was gone is there.
+    While `down`, every request gets 503. Once `repaired`, `/gone/…` is there.
     """
 
     def __init__(self, slow: float) -> None:
         super().__init__()
         self.down = False
-        self.mended = False
+        self.repaired = False
         self.answered = 0
         self._slow = slow
         self._asked: Counter[str] = Counter()
         self._counting = threading.Lock()
 
-    def next_answer(self, path: str) -> Answer:
+    def respond(self, path: str) -> Response:
         with self._counting:
             self._asked[path] += 1
             self.requests += 1
@@ -55,8 +55,8 @@ class Flaky(Service):
             return DOWN
         if path.startswith("/slow/"):
             time.sleep(self._slow)
-        elif path.startswith("/gone/") and not self.mended:
-            return Answer(404)
+        elif path.startswith("/gone/") and not self.repaired:
+            return Response(404)
         elif path.startswith("/unlucky/") and earlier < int(path.rpartition("-")[2]):
             return DOWN
         with self._counting:
@@ -65,7 +65,7 @@ class Flaky(Service):
 
 
 def set_up(folder: Path, port: int) -> Path:
-    """Files, a database and the configuration; answers its path."""
+    """Write files, a database and the configuration, and return the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "files").mkdir(exist_ok=True)
     (folder / "files" / "greeting.txt").write_text("ahoy\n", encoding="utf-8")
@@ -78,7 +78,7 @@ def set_up(folder: Path, port: int) -> Path:
 
 
 def configuration(port: int) -> str:
-    """The recommended file with the changes of this stage."""
+    """The recommended file with the replacements of the show."""
     text = recommended()
     for old, new in CHANGES:
         if text.count(old) != 1:

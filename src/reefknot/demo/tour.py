@@ -1,9 +1,8 @@
 """
-A guided tour of retrying: `python -m reefknot.demo --retry`.
+A guided tour of retries: `python -m reefknot.demo --retry`.
 
-A small HTTP service on this machine misbehaves on purpose, and each scene shows what a retry does about it. Nothing
-leaves the machine. With `--fast` a virtual clock moves instead of anybody waiting. Every number shown was counted, not
-written down beforehand.
+A small HTTP service on this machine fails on purpose, and each scene shows what a retry does about it. Nothing leaves
+the machine. With `--fast` time is virtual. Every number shown is counted, not written down beforehand.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ STOPPED_BY_SIGNAL = 130
 # ---- the service -----------------------------------------------------------------------------------------------------
 
 
-class Answer(NamedTuple):
-    """What the service says to one request."""
+class Response(NamedTuple):
+    """The service's response to one request."""
 
     status: int
     retry_after: int | None = None
     hangs: bool = False
 
 
-OK, DOWN, HANGS = Answer(200), Answer(503), Answer(200, hangs=True)
+OK, DOWN, HANGS = Response(200), Response(503), Response(200, hangs=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -50,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*rest)
 
     def do_GET(self) -> None:
-        answer = self._service.next_answer(self.path)
+        answer = self._service.respond(self.path)
         if answer.hangs:
             self._service.closing.wait(30)
             return
@@ -63,16 +62,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the standard library's
-        """The tour tells what happens; the server stays silent."""
+        """Log nothing: the tour prints every request."""
 
 
 class Service:
-    """Answers each path as it was told to, in order; the last answer is repeated."""
+    """An HTTP service with scripted responses per path; the last one is repeated."""
 
     def __init__(self) -> None:
         self.requests = 0
         self.closing = Event()
-        self._answers: dict[str, list[Answer]] = {}
+        self._responses: dict[str, list[Response]] = {}
         self._server = ThreadingHTTPServer((LOOPBACK, 0), partial(_Handler, self))
         self._server.daemon_threads = True
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -81,14 +80,14 @@ class Service:
     def port(self) -> int:
         return int(self._server.server_address[1])
 
-    def will(self, path: str, *answers: Answer) -> None:
-        """From now on `path` answers like this, and requests are counted from 0."""
-        self._answers[path] = list(answers)
+    def script(self, path: str, *responses: Response) -> None:
+        """Script the responses of `path`, and count requests from 0."""
+        self._responses[path] = list(responses)
         self.requests = 0
 
-    def next_answer(self, path: str) -> Answer:
+    def respond(self, path: str) -> Response:
         self.requests += 1
-        waiting = self._answers.get(path, [Answer(404)])
+        waiting = self._responses.get(path, [Response(404)])
         return waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
     def __enter__(self) -> Self:
@@ -102,11 +101,11 @@ class Service:
         self._thread.join()
 
 
-# ---- the guide -------------------------------------------------------------------------------------------------------
+# ---- the tour -------------------------------------------------------------------------------------------------------
 
 
-def _voice() -> Callable[[str, str], None]:
-    """Say a line in a style. With rich in colour, without it plainly."""
+def _line_printer() -> Callable[[str, str], None]:
+    """A function that prints a line in a style, in colour where rich is installed."""
     try:
         from rich.console import Console
         from rich.text import Text
@@ -117,13 +116,13 @@ def _voice() -> Callable[[str, str], None]:
 
 
 class Tour:
-    """Talks, fetches and waits for the scenes."""
+    """Prints, fetches and waits for the scenes."""
 
     def __init__(self, service: Service, pause: Callable[[float], None]) -> None:
         self.service = service
         self.pause = pause
-        self._say = _voice()
-        self._open = build_opener(ProxyHandler({})).open  # a proxy of this machine has no business with its loopback
+        self._say = _line_printer()
+        self._open = build_opener(ProxyHandler({})).open  # not through a proxy of this machine
         self._scene = 0
 
     def scene(self, title: str, code: str) -> None:
@@ -138,7 +137,7 @@ class Tour:
         self._say(f"   => {text}", "green")
 
     def fetch(self, path: str) -> str:
-        """One GET, told as it happens."""
+        """One GET, printed with its status."""
         try:
             with self._open(f"http://{LOOPBACK}:{self.service.port}{path}", timeout=5) as answer:
                 text: str = answer.read().decode().strip()
@@ -164,14 +163,14 @@ class Tour:
         self.tell(f"GET {path:<8} {status} {HTTPStatus(status).phrase}", "" if status == HTTPStatus.OK else "yellow")
 
     def bar(self, event: rk.RetryEvent) -> None:
-        """`on_retry=`: the wait that begins now, drawn."""
+        """The `on_retry` hook: draws the wait that begins now."""
         delay = event.delay or 0.0
         blocks = min(WIDEST_BAR, max(1, round(delay * BLOCKS_PER_SECOND)))
         cause = "" if event.failure is None or event.failure.http_status else f"  after {event.failure.exception}"
         self.tell(f"wait {delay:5.2f} s  {'█' * blocks}{cause}", "blue")
 
     def note(self, error: Exception) -> None:
-        """What reefknot wrote onto an exception that goes to the caller."""
+        """Print the notes that reefknot added to an exception."""
         for line in getattr(error, "__notes__", []):
             self.tell(f"note: {line}", "dim")
 
@@ -180,41 +179,43 @@ class Tour:
 
 
 def plain_failure(tour: Tour) -> None:
-    tour.scene("A service is down, and nobody retries", "fetch(url)")
-    tour.service.will("/flaky", DOWN)
+    tour.scene("A service is down, without retries", "fetch(url)")
+    tour.service.script("/flaky", DOWN)
     try:
         tour.fetch("/flaky")
     except HTTPError as error:
-        tour.conclude(f"the caller gets {type(error).__name__} {error.code}, at once")
+        tour.conclude(f"the caller gets {type(error).__name__} {error.code} at once")
 
 
 def recovery(tour: Tour) -> None:
     tour.scene("A retry that recovers", '@rk.retry(attempts=5, base_delay=0.3, jitter="equal")')
-    tour.service.will("/flaky", DOWN, DOWN, DOWN, OK)
+    tour.service.script("/flaky", DOWN, DOWN, DOWN, OK)
     fetch = rk.retry(attempts=5, base_delay=0.3, jitter="equal", on_retry=tour.bar)(tour.fetch)
 
     text = fetch("/flaky")
-    tour.conclude(f"{text!r}, after {tour.service.requests} requests; waits double, and chance spreads a fleet's")
+    tour.conclude(
+        f"{text!r}, after {tour.service.requests} requests; waits double, and jitter spreads the retries of a fleet"
+    )
 
 
 def server_hint(tour: Tour) -> None:
-    tour.scene("The server says when: Retry-After", "@rk.retry(attempts=3, base_delay=0.1)")
+    tour.scene("The server sets the wait: Retry-After", "@rk.retry(attempts=3, base_delay=0.1)")
     fetch = rk.retry(attempts=3, base_delay=0.1, on_retry=tour.bar, name="fetch")(tour.fetch)
-    tour.service.will("/busy", Answer(429, retry_after=1), OK)
+    tour.service.script("/busy", Response(429, retry_after=1), OK)
     fetch("/busy")
-    tour.conclude("own backoff would be 0.1 s at most; the server's 1 s is honoured, plus a little chance")
+    tour.conclude("the backoff would be 0.1 s at most; the server's 1 s is honoured, plus a little jitter")
 
-    tour.service.will("/busy", Answer(429, retry_after=3600))
+    tour.service.script("/busy", Response(429, retry_after=3600))
     try:
         fetch("/busy")
     except HTTPError as error:
         tour.note(error)
-        tour.conclude("an hour is beyond max_retry_after (300 s): the caller is told now, not in an hour")
+        tour.conclude("an hour exceeds max_retry_after (300 s): the caller gets the error now, not in an hour")
 
 
 def deadline(tour: Tour) -> None:
     tour.scene("A deadline that holds", 'rk.Retrier(attempts=100, deadline=1.5, strategy="fixed", base_delay=0.4, …)')
-    tour.service.will("/down", DOWN)
+    tour.service.script("/down", DOWN)
     retrier = rk.Retrier(
         attempts=100, deadline=1.5, strategy="fixed", base_delay=0.4, jitter="none", on_retry=tour.bar, name="fetch"
     )
@@ -222,12 +223,14 @@ def deadline(tour: Tour) -> None:
     outcome = retrier.run(tour.fetch, "/down")
     assert outcome.error is not None
     tour.note(outcome.error)
-    tour.conclude(f"given up after {outcome.elapsed:.2f} s: one more wait would have ended too late, so it never began")
+    tour.conclude(
+        f"given up after {outcome.elapsed:.2f} s: one more wait would have exceeded the deadline, so it was not started"
+    )
 
 
 def nesting(tour: Tour) -> None:
     tour.scene("A retry inside a retry", "@rk.retry(attempts=3, …) around @rk.retry(attempts=3, …)")
-    tour.service.will("/down", DOWN)
+    tour.service.script("/down", DOWN)
     inner = rk.retry(attempts=3, base_delay=0.1, on_retry=tour.bar, name="inner")(tour.fetch)
 
     @rk.retry(attempts=3, base_delay=0.1, on_retry=tour.bar, name="outer")
@@ -238,9 +241,7 @@ def nesting(tour: Tour) -> None:
         report()
     except HTTPError as error:
         tour.note(error)
-        tour.conclude(
-            f"{tour.service.requests} requests, not {3 * 3}: the outer retry hears that the inner one gave up"
-        )
+        tour.conclude(f"{tour.service.requests} requests, not {3 * 3}: the outer retry sees that the inner one gave up")
 
 
 def breaker(tour: Tour) -> None:
@@ -248,25 +249,23 @@ def breaker(tour: Tour) -> None:
     tour.scene(
         "A circuit breaker", 'rk.Retrier(attempts=10, breaker=rk.CircuitBreaker("billing", failures=3, cooldown=1), …)'
     )
-    tour.service.will("/bill", DOWN, DOWN, DOWN, OK)
+    tour.service.script("/bill", DOWN, DOWN, DOWN, OK)
     retrier = rk.Retrier(attempts=10, base_delay=0.1, breaker=billing, on_retry=tour.bar)
 
     retrier.run(tour.fetch, "/bill")
     tour.tell(f"the breaker is {billing.state} after {tour.service.requests} failures in a row")
     refused = retrier.run(tour.fetch, "/bill")
     tour.tell(f"next call: {refused.error}", "yellow")
-    tour.tell(f"the service saw {tour.service.requests} requests: it was left alone")
-    tour.tell("a second passes")
+    tour.tell(f"the service saw {tour.service.requests} requests: the breaker rejected the call")
+    tour.tell("one second later")
     tour.pause(1.0)
     retrier.call(tour.fetch, "/bill")
-    tour.conclude(f"one probe went through and the breaker is {billing.state} again")
+    tour.conclude(f"one probe succeeded, and the breaker is {billing.state} again")
 
 
 def asynchronous(tour: Tour) -> None:
-    tour.scene(
-        "The same in async code, where a hanging attempt can be cut", "@rk.retry(attempt_timeout=0.25, deadline=3)"
-    )
-    tour.service.will("/hangs", HANGS, OK)
+    tour.scene("Async code, where a hanging attempt can be cancelled", "@rk.retry(attempt_timeout=0.25, deadline=3)")
+    tour.service.script("/hangs", HANGS, OK)
     fetch = rk.retry(attempt_timeout=0.25, deadline=3, base_delay=0.2, on_retry=tour.bar)(tour.afetch)
 
     text = asyncio.run(fetch("/hangs"))
@@ -286,12 +285,12 @@ SCENES: tuple[Callable[[Tour], None], ...] = (
 )
 
 
-# ---- the door --------------------------------------------------------------------------------------------------------
+# ---- main --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _log_kept_quiet() -> Iterator[None]:
-    """The tour tells every retry itself; the log would tell it twice."""
+def _without_log() -> Iterator[None]:
+    """Silence the log: the tour prints every retry itself."""
     logger, handler = logging.getLogger("reefknot"), logging.NullHandler()
     propagated, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
@@ -307,22 +306,22 @@ def _tour(fast: bool) -> None:
         pause: Callable[[float], None] = time.sleep
         if fast:
             pause = opened.enter_context(rk.testing.virtual_time()).advance
-        opened.enter_context(_log_kept_quiet())
+        opened.enter_context(_without_log())
         tour = Tour(opened.enter_context(Service()), pause)
-        tour.tell(f"A service that misbehaves on purpose listens on {LOOPBACK}:{tour.service.port}.")
+        tour.tell(f"A service that fails on purpose listens on {LOOPBACK}:{tour.service.port}.")
         for scene in SCENES:
             scene(tour)
             if not fast:
                 time.sleep(0.4)
         tour.tell("")
-        tour.tell("That was all. README.md and docs/tutorial.md go on from here.")
+        tour.tell("Read on in README.md and docs/tutorial.md.")
 
 
 def main(*, fast: bool = False) -> int:
-    """Run the tour, with `fast` in virtual time; the answer is the exit code."""
+    """Run the tour, with `fast` in virtual time, and return its exit code."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="replace")  # a terminal without the block character still gets its tour
+        reconfigure(errors="replace")  # for a terminal without the block character
     try:
         _tour(fast)
     except KeyboardInterrupt:

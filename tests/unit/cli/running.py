@@ -1,4 +1,4 @@
-"""Commands in process: fast, in a folder of their own, with an environment that says nothing."""
+"""Commands run in process, in a folder of their own, without variables that change answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from reefknot.cli import main
 
-SETTLED = ("WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED", "REEFKNOT_CONFIG", "REEFKNOT_TRACEBACK")
-"""Variables that change answers, and so are taken away."""
+HIDDEN = ("WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED", "REEFKNOT_CONFIG", "REEFKNOT_TRACEBACK")
+"""Variables that change answers, and are removed."""
 
 
 class Ended(NamedTuple):
@@ -33,7 +33,7 @@ class Commands:
         self.environment = monkeypatch
         self._capsys = capsys
         monkeypatch.chdir(folder)
-        for name in [one for one in os.environ if one in SETTLED or one.startswith("REEFKNOT__")]:
+        for name in [one for one in os.environ if one in HIDDEN or one.startswith("REEFKNOT__")]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "no-such-folder"))
         monkeypatch.setenv("COLUMNS", "160")
@@ -44,7 +44,7 @@ class Commands:
         return Ended(code, *self.taken())
 
     def taken(self) -> tuple[str, str]:
-        """What was printed to both streams since it was last taken."""
+        """The text printed to both streams since the last call."""
         return self._capsys.readouterr()
 
     def write(self, text: str, name: str = "reefknot.yaml") -> Path:

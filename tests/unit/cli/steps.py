@@ -1,4 +1,4 @@
-"""A folder in which things can be run: a configuration, files, and steps of one's own that do as they are told."""
+"""A folder to run systems in: a configuration, files, and steps that behave as their inputs demand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reefknot.app.system import System
-from reefknot.cli.serve import Up, ready
+from reefknot.cli.serve import UpSession, startup
 from reefknot.core.work import WorkState, submission_id
 from tests.unit.cli.running import Commands, Ended
 
@@ -109,10 +109,10 @@ def up_until_ended(rk: Commands, *names: str, module: str, as_json: bool = False
 
     async def until_ended(system: System) -> None:
         for name in names:
-            while await waits(system, name):  # noqa: ASYNC110 - the store tells nobody that a job has ended
+            while await waits(system, name):  # noqa: ASYNC110 - the store does not announce the end of a job
                 await asyncio.sleep(0.02)
 
     rk.taken()
-    watched = Up(ready(None, None), modules=(module,), as_json=as_json)
-    code = asyncio.run(watched.serve(30, drain=1, beside=until_ended))
+    session = UpSession(startup(None, None), modules=(module,), as_json=as_json)
+    code = asyncio.run(session.serve(30, drain=1, beside=until_ended))
     return Ended(code, *rk.taken())

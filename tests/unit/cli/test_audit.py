@@ -15,12 +15,13 @@ import pytest
 
 from reefknot.app import open_store
 from reefknot.cli.app import CommandError
-from reefknot.cli.audit import Wanted, follow_log, moment_of
+from reefknot.cli.audit import EventFilter, follow_log
+from reefknot.cli.options import time_ms
 from reefknot.core.audit.event import AnyEvent, BookStored, decode
 from reefknot.core.retry.book import content_hash
 from reefknot.ports.store import Store
 from tests.pace import slowness
-from tests.unit.cli.recorded import NOON, STORY, attempt, decision, entry, in_store, recorded
+from tests.unit.cli.audit_events import NOON, STORY, attempt, decision, entry, in_store, recorded
 from tests.unit.cli.running import Commands
 
 URL = "sqlite:state.db"
@@ -37,14 +38,6 @@ def change(path: Path, statement: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("verb", ["tail", "verify", "replay", "export", "analyse"])
-def test_help_shows_an_example(rk: Commands, verb: str) -> None:
-    ended = rk("audit", verb, "--help")
-
-    assert ended.code == 0
-    assert f"    reefknot audit {verb}" in ended.out
-
-
 # tail
 
 
@@ -56,7 +49,7 @@ def test_tail_shows_the_last_events_a_line_each(rk: Commands, store: Path) -> No
     assert "idempotency_key=order-7" in ended.out
 
 
-def test_tail_in_json_is_one_event_a_line_with_its_place(rk: Commands, store: Path) -> None:
+def test_tail_in_json_is_one_event_a_line_with_its_position(rk: Commands, store: Path) -> None:
     lines = [json.loads(line) for line in rk("audit", "tail", "--engine", URL, "--json").out.splitlines()]
 
     assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -89,7 +82,7 @@ def test_following_shows_what_comes_and_ends_by_itself(
 ) -> None:
     async def main() -> None:
         async with open_store(f"sqlite:{store}") as opened:
-            wanted = Wanted.of("retry_attempt", None, None, None, None)
+            wanted = EventFilter.of("retry_attempt", None, None, None, None)
             following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=0.2, json=True))
             await asyncio.sleep(0)
             await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
@@ -119,7 +112,7 @@ def test_a_message_cannot_steer_the_terminal(rk: Commands) -> None:
         (["--for", "-1"], "--for"),
     ],
 )
-def test_what_means_nothing_is_refused_with_what_is_accepted(
+def test_unknown_words_are_refused_with_what_is_accepted(
     rk: Commands, store: Path, words: list[str], said: str
 ) -> None:
     ended = rk("audit", "tail", "--engine", URL, *words)
@@ -131,19 +124,19 @@ def test_what_means_nothing_is_refused_with_what_is_accepted(
 def test_since_is_a_time_or_how_long_ago() -> None:
     now = datetime(2026, 1, 25, 12, 0, tzinfo=UTC)
 
-    assert moment_of(None) is None
-    assert moment_of("90s", now=now) == int(NOON * 1000) - 90_000
-    assert moment_of("1.5h", now=now) == int(NOON * 1000) - 5_400_000
-    assert moment_of("2026-01-25T12:00:00Z") == int(NOON * 1000)
-    assert moment_of("999999999d", now=now) == 0
+    assert time_ms("--since", None) is None
+    assert time_ms("--since", "90s", now=now) == int(NOON * 1000) - 90_000
+    assert time_ms("--since", "1.5h", now=now) == int(NOON * 1000) - 5_400_000
+    assert time_ms("--since", "2026-01-25T12:00:00Z") == int(NOON * 1000)
+    assert time_ms("--since", "999999999d", now=now) == 0
     with pytest.raises(CommandError):
-        moment_of("90x")
+        time_ms("--since", "90x")
 
 
 # verify
 
 
-def test_an_untouched_store_verifies_and_the_limit_of_that_is_said(rk: Commands, store: Path) -> None:
+def test_an_untouched_store_verifies_and_the_limit_of_that_is_printed(rk: Commands, store: Path) -> None:
     ended = rk("audit", "verify", "--engine", URL, "--json")
 
     assert (ended.code, ended.json["ok"], ended.json["sequence"]) == (0, True, 6)
@@ -159,7 +152,7 @@ def test_an_untouched_store_verifies_and_the_limit_of_that_is_said(rk: Commands,
         ("UPDATE audit SET correlation_id = NULL WHERE sequence = 1", 1),
     ],
 )
-def test_a_changed_store_is_told_with_the_place(rk: Commands, store: Path, statement: str, number: int) -> None:
+def test_a_changed_store_is_reported_with_its_position(rk: Commands, store: Path, statement: str, number: int) -> None:
     change(store, statement)
     ended = rk("audit", "verify", "--engine", URL, "--json")
 
@@ -260,7 +253,7 @@ def test_a_decision_that_comes_out_differently_is_listed_and_the_exit_code_says_
             "decided": "again after 1.0 s",
         }
     ]
-    assert "1 comes out differently" in rk("audit", "replay", "--engine", URL).out
+    assert "1 difference" in rk("audit", "replay", "--engine", URL).out
 
 
 def test_an_exported_file_is_replayed_and_a_line_that_cannot_be_read_is_a_difference(rk: Commands, store: Path) -> None:
@@ -319,7 +312,7 @@ def test_an_empty_log_is_exported_too(rk: Commands) -> None:
     assert rk("audit", "verify", "log.jsonl").code == 0
 
 
-def test_a_file_that_is_there_stays_unless_told(rk: Commands, store: Path) -> None:
+def test_an_existing_file_is_kept_without_force(rk: Commands, store: Path) -> None:
     rk.write("mine", "log.jsonl")
     ended = rk("audit", "export", "log.jsonl", "--engine", URL)
 
@@ -345,7 +338,7 @@ def test_the_analysis_tells_rates_and_means_by_category(rk: Commands, store: Pat
 def test_a_rate_past_the_threshold_is_an_alert(rk: Commands, store: Path) -> None:
     words = ("audit", "analyse", "--engine", URL, "--threshold", "2")
 
-    assert "alert: all categories: 3 retries a minute, more than 2" in rk(*words).err
+    assert "alert: all categories: 3 retries per minute, above 2" in rk(*words).err
     assert rk(*words, "--json").json["alerts"][0]["peak_per_minute"] == 3
     assert (rk(*words).code, rk(*words, "--fail-on-alert").code) == (0, 1)
     assert rk("audit", "analyse", "--engine", URL, "--threshold", "3", "--fail-on-alert").code == 0
@@ -376,7 +369,7 @@ def test_the_configured_engine_is_found_beside_the_configuration(rk: Commands) -
     assert rk("audit", "verify").code == 0
 
 
-def test_without_anything_said_it_is_the_default_file(rk: Commands) -> None:
+def test_by_default_it_is_the_default_file(rk: Commands) -> None:
     recorded(rk.folder / ".reefknot" / "state.db")
 
     assert rk("audit", "replay", "--json").json["decisions"] == 4
@@ -394,7 +387,9 @@ def test_without_anything_said_it_is_the_default_file(rk: Commands) -> None:
         (["verify", "--config", "missing.yaml"], 78, "missing.yaml"),
     ],
 )
-def test_a_store_that_cannot_be_had_is_told_with_its_code(rk: Commands, words: list[str], code: int, said: str) -> None:
+def test_a_store_that_cannot_be_had_is_reported_with_its_code(
+    rk: Commands, words: list[str], code: int, said: str
+) -> None:
     ended = rk("audit", *words)
 
     assert (ended.code, said in ended.err) == (code, True), ended.err
@@ -420,12 +415,12 @@ def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands, ver
 
     assert ended.code == 65
     assert ended.out == ""
-    assert "notes.txt:1: this is no audit log: expected" in ended.err
+    assert "notes.txt:1: this is not an audit log: expected" in ended.err
     assert '"format":1' in ended.err
     assert ended.err.replace("\n", "").isprintable()
 
 
-def test_a_replay_tells_which_books_are_not_on_record(rk: Commands) -> None:
+def test_a_replay_reports_which_books_are_not_in_the_log(rk: Commands) -> None:
     told = BookStored(timestamp="", book_hash=content_hash(CONTENT), content=CONTENT)
     with_books = [
         msgspec.structs.replace(STORY[0], decision=msgspec.structs.replace(decision(1), book_hash=one))
@@ -435,7 +430,7 @@ def test_a_replay_tells_which_books_are_not_on_record(rk: Commands) -> None:
     ended = rk("audit", "replay", "--engine", URL)
 
     assert ended.code == 0
-    assert "Not on record: 1 of the policy books that were in force (0123456789ab)" in ended.err
+    assert "Missing from the log: 1 of the policy books that were in force (0123456789ab)" in ended.err
     assert rk("audit", "replay", "--engine", URL, "--json").json["books"] == 1
 
 
@@ -444,7 +439,7 @@ def test_a_book_that_was_changed_is_a_difference(rk: Commands) -> None:
     ended = rk("audit", "replay", "--engine", URL)
 
     assert ended.code == 65
-    assert "event 1 (book_stored): recorded book ffffffffffff" in ended.out
+    assert "event 1 (book_stored): recorded: book ffffffffffff" in ended.out
 
 
 CONTENT: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}

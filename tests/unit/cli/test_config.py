@@ -1,4 +1,4 @@
-"""`reefknot config`: show, check, schema; and the endings of a configuration that cannot be used."""
+"""`reefknot config` and `reefknot init`: show, check, schema, templates, and the exit codes of a bad configuration."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reefknot.cli.config import TEMPLATES, recommended, template_text
 from reefknot.config.schema import Configuration
 from tests.unit.cli.running import Commands
 
@@ -62,7 +63,7 @@ def test_a_folder_is_no_file(rk: Commands, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["config check named.yaml", "policy list --config named.yaml"])
-def test_a_file_that_may_not_be_read_is_told(rk: Commands, command: str) -> None:
+def test_a_file_that_may_not_be_read_is_reported(rk: Commands, command: str) -> None:
     path = rk.write("{}", "named.yaml")
     opened = os.open
 
@@ -114,7 +115,7 @@ def test_a_gate_that_says_maybe_is_78(rk: Commands, variable: str) -> None:
     assert "'maybe' is not accepted; accepted: true, 1, yes, on, false, 0, no, off" in ended.err
 
 
-def test_all_mistakes_are_told_each_on_its_line(rk: Commands) -> None:
+def test_all_mistakes_are_reported_each_on_its_line(rk: Commands) -> None:
     rk.write("worker:\n  retrys: {}\nengin: x\nretry_policies:\n  imap_mailbox:\n    max_attempts: 99\n")
 
     ended = rk("config", "check")
@@ -122,7 +123,7 @@ def test_all_mistakes_are_told_each_on_its_line(rk: Commands) -> None:
     assert [line.partition("reefknot.yaml:")[2].split(":")[0] for line in ended.err.splitlines()] == ["2", "3", "6"]
 
 
-def test_a_good_file_is_told_in_one_line(rk: Commands) -> None:
+def test_a_good_file_is_reported_in_one_line(rk: Commands) -> None:
     rk.write("retry_policies: {imap_mailbox: {max_attempts: 2}}\noperations: {KV_GET: {max_attempts: 2}}\n")
 
     ended = rk("config", "check")
@@ -132,7 +133,7 @@ def test_a_good_file_is_told_in_one_line(rk: Commands) -> None:
 
 
 def test_no_file_at_all_is_fine(rk: Commands) -> None:
-    assert rk("config", "check").out.startswith("no configuration file, only what is built in: OK")
+    assert rk("config", "check").out.startswith("no configuration file, built-in values only: OK")
 
 
 def test_a_warning_is_talk_and_not_an_error(rk: Commands) -> None:
@@ -145,7 +146,7 @@ def test_a_warning_is_talk_and_not_an_error(rk: Commands) -> None:
     assert "circuit breaker" in ended.json["files"][0]["warnings"][0]
 
 
-def test_each_value_is_shown_with_its_place(rk: Commands) -> None:
+def test_each_value_is_shown_with_its_position(rk: Commands) -> None:
     rk.write("engine: 'sqlite:state.db'\nworker:\n  queue:\n    v2:\n      max_queue_size: 7\n")
     rk.environment.setenv("REEFKNOT__WORKER__QUEUE__V2__REJECT_AT", "overloaded")
 
@@ -159,7 +160,7 @@ def test_each_value_is_shown_with_its_place(rk: Commands) -> None:
     assert values["worker.quarantine_failed"] == {"value": False, "source": "default"}
 
 
-def test_the_gates_are_shown_with_who_said_so(rk: Commands) -> None:
+def test_the_gates_are_shown_with_their_source(rk: Commands) -> None:
     rk.environment.setenv("WORKER_QUEUE_V2_ENABLED", "on")
 
     gates = rk("config", "show", "--json").json["gates"]
@@ -220,7 +221,7 @@ def test_the_default_engine_is_shown_as_such(rk: Commands) -> None:
     assert rk("config", "show", "--json").json["values"]["engine"] == {"value": "memory:", "source": f"{path}:1:1"}
 
 
-def test_what_becomes_of_events_is_shown_with_where_it_was_said(rk: Commands) -> None:
+def test_what_becomes_of_events_is_shown_with_its_source(rk: Commands) -> None:
     path = rk.write("audit:\n  on_failure: fail_closed\n  jsonl: {path: a.jsonl}\n")
     values = rk("config", "show", "--json").json["values"]
 
@@ -256,7 +257,7 @@ def test_what_becomes_of_events_is_shown_with_where_it_was_said(rk: Commands) ->
         ),
     ],
 )
-def test_a_mistake_in_any_section_is_told_with_file_line_and_column(rk: Commands, text: str, said: str) -> None:
+def test_a_mistake_in_any_section_is_reported_with_file_line_and_column(rk: Commands, text: str, said: str) -> None:
     rk.write(f"{text}\n")
     ended = rk("config", "check")
 
@@ -265,7 +266,7 @@ def test_a_mistake_in_any_section_is_told_with_file_line_and_column(rk: Commands
     assert ended.err.startswith("reefknot.yaml:")
 
 
-def test_a_mistake_under_blocks_stops_a_system_with_its_place(rk: Commands) -> None:
+def test_a_mistake_under_blocks_stops_a_system_with_its_position(rk: Commands) -> None:
     rk.write("blocks: {http: {alow: []}}\n")
     rk.write("", "none.jsonl")
     ended = rk("run", "none.jsonl", "--engine", "memory:")
@@ -275,7 +276,7 @@ def test_a_mistake_under_blocks_stops_a_system_with_its_place(rk: Commands) -> N
 
 
 @pytest.mark.parametrize("command", [["config", "check"], ["run", "work.jsonl"], ["up", "--for", "0"]])
-def test_an_engine_that_is_not_built_yet_is_told_with_its_line_and_78(rk: Commands, command: list[str]) -> None:
+def test_an_engine_that_is_not_built_yet_is_reported_with_its_line_and_78(rk: Commands, command: list[str]) -> None:
     rk.write("worker: {}\nengine: nats://127.0.0.1:4222\n")
     rk.write("", "work.jsonl")
     ended = rk(*command)
@@ -284,3 +285,118 @@ def test_an_engine_that_is_not_built_yet_is_told_with_its_line_and_78(rk: Comman
     assert "reefknot.yaml:2:" in ended.err
     assert "not built yet" in ended.err
     assert "--engine" not in ended.err, "nobody gave that flag"
+
+
+def test_what_is_written_is_the_recommended_file_and_is_in_force(rk: Commands) -> None:
+    ended = rk("init")
+
+    assert (ended.code, ended.out) == (0, "")
+    assert (rk.folder / "reefknot.yaml").read_text() == recommended()
+    checked = rk("config", "check")
+    assert (checked.code, checked.err) == (0, "")
+    assert "worker.retries.v2 on, worker.queue.v2 on" in checked.out
+
+
+@pytest.mark.parametrize(
+    ("status", "decision"),
+    [
+        ("408", "retry"),
+        ("425", "retry"),
+        ("429", "retry"),
+        ("404", "stop"),
+        ("500", "retry"),
+        ("501", "stop"),
+        ("505", "stop"),
+    ],
+)
+def test_it_knows_the_statuses_that_the_documents_table_leaves_out(rk: Commands, status: str, decision: str) -> None:
+    rk("init")
+
+    assert rk("policy", "explain", "block:http", "--status", status, "--json").json["decision"] == decision
+
+
+def test_an_existing_file_is_kept(rk: Commands) -> None:
+    path = rk.write("engine: 'memory:'\n")
+
+    ended = rk("init")
+
+    assert ended.code == 1
+    assert "--force" in ended.err
+    assert path.read_text() == "engine: 'memory:'\n"
+
+
+def test_a_link_that_leads_nowhere_is_not_followed(rk: Commands) -> None:
+    (rk.folder / "reefknot.yaml").symlink_to(rk.folder / "elsewhere")
+
+    assert rk("init").code == 1
+    assert not (rk.folder / "elsewhere").exists()
+
+
+def test_force_replaces_it_whole(rk: Commands) -> None:
+    path = rk.write("engine: 'memory:'\n")
+
+    assert rk("init", "--force").code == 0
+    assert path.read_text() == recommended()
+    assert os.listdir(rk.folder) == ["reefknot.yaml"]
+
+
+def test_a_dry_run_prints_and_writes_nothing(rk: Commands) -> None:
+    ended = rk("init", "--dry-run")
+
+    assert ended.code == 0
+    assert ended.out == recommended()
+    assert os.listdir(rk.folder) == []
+
+
+def test_a_second_configuration_in_one_folder_is_refused(rk: Commands) -> None:
+    rk.write("{}", "reefknot.json")
+
+    ended = rk("init", "--force")
+
+    assert ended.code == 1
+    assert "reefknot.json" in ended.err
+
+
+def test_a_folder_under_that_name_is_reported(rk: Commands) -> None:
+    (rk.folder / "reefknot.yaml").mkdir()
+
+    ended = rk("init", "--force")
+
+    assert ended.code == 1
+    assert os.listdir(rk.folder) == ["reefknot.yaml"]
+
+
+def test_a_folder_that_may_not_be_written_is_77(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", "reefknot.yaml")
+
+    monkeypatch.setattr("pathlib.Path.open", forbidden)
+
+    ended = rk("init")
+
+    assert (ended.code, ended.err) == (77, "reefknot: reefknot.yaml: permission denied\n")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_is_a_whole_configuration(rk: Commands, name: str) -> None:
+    assert rk("init", "--template", name).code == 0
+
+    assert (rk.folder / "reefknot.yaml").read_text() == template_text(name)
+    ended = rk("config", "check")
+    assert (ended.code, ended.err) == (0, "")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_says_when_to_use_it(name: str) -> None:
+    lines = template_text(name).splitlines()
+
+    assert lines[0] == f"# {name}: {TEMPLATES[name]}."
+    assert any(line.startswith("# Use it ") for line in lines)
+
+
+def test_an_unknown_template_is_refused_before_anything_is_written(rk: Commands) -> None:
+    ended = rk("init", "--template", "mail-box")
+
+    assert ended.code == 2
+    assert "did you mean 'mailbox'?" in ended.err
+    assert os.listdir(rk.folder) == []

@@ -10,7 +10,7 @@ import pytest
 from reefknot.core.audit.event import OperatorAction, decode
 from reefknot.core.idempotency import Claimed, Done, Unknown
 from reefknot.ports.store import Store
-from tests.unit.cli.recorded import in_store
+from tests.unit.cli.audit_events import in_store
 from tests.unit.cli.running import Commands
 
 CANARY = "Canary-4e1f9"
@@ -39,11 +39,6 @@ def events(path: Path) -> list[Any]:
     return in_store(path, read)
 
 
-@pytest.mark.parametrize("verb", ["show", "stats", "forget", "resolve"])
-def test_help_shows_an_example(rk: Commands, verb: str) -> None:
-    assert f"    reefknot idempotency {verb}" in rk("idempotency", verb, "--help").out
-
-
 def test_show_tells_what_is_recorded(rk: Commands, store: Path) -> None:
     found = rk("idempotency", "show", "order-7", "--json").json
 
@@ -62,7 +57,7 @@ def test_show_hides_what_is_secret_by_name_and_by_configuration(rk: Commands, st
         assert "[redacted]" in out
 
 
-def test_a_key_that_is_not_there_is_said(rk: Commands, store: Path) -> None:
+def test_a_key_that_does_not_exist_is_named(rk: Commands, store: Path) -> None:
     for verb in ("show", "forget"):
         ended = rk("idempotency", verb, "order-9")
         assert (ended.code, "no record for key 'order-9'" in ended.err) == (1, True)
@@ -85,7 +80,7 @@ def test_stats_count_every_state(rk: Commands, store: Path) -> None:
     assert "in_progress" in rk("idempotency", "stats").out
 
 
-def test_forgetting_goes_on_record_with_who_did_it(rk: Commands, store: Path) -> None:
+def test_forgetting_is_audited_with_the_actor(rk: Commands, store: Path) -> None:
     ended = rk("idempotency", "forget", "order-7", "--as", "ann", "--json")
     action = events(store)[-1]
 
@@ -106,12 +101,12 @@ def test_without_a_name_the_user_of_the_system_did_it(rk: Commands, store: Path)
 def test_a_dry_run_changes_nothing(rk: Commands, store: Path) -> None:
     ended = rk("idempotency", "forget", "order-7", "--dry-run")
 
-    assert (ended.code, "would be forgotten" in ended.out) == (0, True)
+    assert (ended.code, "would be deleted" in ended.out) == (0, True)
     assert events(store) == []
     assert rk("idempotency", "show", "order-7").code == 0
 
 
-def test_a_key_that_somebody_holds_is_refused_for_now_and_nothing_is_on_record(rk: Commands, store: Path) -> None:
+def test_a_key_in_progress_is_refused_for_now_and_nothing_is_audited(rk: Commands, store: Path) -> None:
     ended = rk("idempotency", "forget", "order-8")
 
     assert (ended.code, "in progress at w2" in ended.err) == (75, True)
@@ -177,7 +172,7 @@ def unknown(store: Path) -> Path:
         (["--released"], "released", None, None),
     ],
 )
-def test_a_person_tells_what_came_of_an_unknown_outcome_and_that_is_on_record(
+def test_an_operator_sets_an_unknown_outcome_and_that_is_audited(
     rk: Commands, unknown: Path, words: list[str], state: str, result: object, failure: object
 ) -> None:
     ended = rk("idempotency", "resolve", "order-5", *words, "--as", "ann", "--json")
@@ -200,7 +195,7 @@ def test_a_dry_run_resolves_nothing(rk: Commands, unknown: Path) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
-@pytest.mark.parametrize(("key", "code", "said"), [("order-7", 1, "is done"), ("order-8", 75, "somebody holds it")])
+@pytest.mark.parametrize(("key", "code", "said"), [("order-7", 1, "is done"), ("order-8", 75, "a caller holds it")])
 def test_only_an_unknown_outcome_is_resolved(
     rk: Commands, unknown: Path, key: str, code: int, said: str, dry_run: list[str]
 ) -> None:
@@ -214,7 +209,7 @@ def test_only_an_unknown_outcome_is_resolved(
 @pytest.mark.parametrize(
     "words", [[], ["--released", "--failed", "no"], ["--done", "1", "--released"], ["--done", "{not json"]]
 )
-def test_what_came_of_it_is_said_in_one_way_and_as_json(rk: Commands, unknown: Path, words: list[str]) -> None:
+def test_the_outcome_is_given_once_and_as_json(rk: Commands, unknown: Path, words: list[str]) -> None:
     ended = rk("idempotency", "resolve", "order-5", *words)
 
     assert (ended.code, "--done" in ended.err) == (2, True)

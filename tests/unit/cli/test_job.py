@@ -1,4 +1,4 @@
-"""`reefknot job`, without a system that runs."""
+"""`reefknot job` on a store without a running system."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli import stores as observing
+from reefknot.cli import stores
 from reefknot.core.work import TryAgain, WorkDone, WorkFailed, submission_id
-from tests.unit.cli import keeping
+from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
 
 @pytest.fixture
 def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(observing, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(stores, "PATIENCE_S", 0.1)
     return rk.folder / ".reefknot" / "state.db"
 
 
-@pytest.mark.parametrize("verb", ["list", "show", "cancel"])
-def test_help_shows_an_example(rk: Commands, verb: str) -> None:
-    assert f"    reefknot job {verb}" in rk("job", verb, "--help").out
-
-
 @pytest.mark.parametrize("words", [["list"], ["show", "x"], ["cancel", "x"]])
-def test_a_store_that_is_not_there_is_not_made(rk: Commands, words: list[str]) -> None:
+def test_a_store_that_does_not_exist_is_not_created(rk: Commands, words: list[str]) -> None:
     assert rk("job", *words).code == 69
     assert not (rk.folder / ".reefknot").exists()
 
 
 def test_every_job_is_listed_once_with_its_state_and_attempts(rk: Commands, store: Path) -> None:
-    keeping.handed_in(store, "waits", "done")
-    keeping.taken(store, "done", WorkDone("{}"))
-    keeping.taken(store, "failed", WorkFailed(None, None, "attempts_spent"))
+    work_items.submitted(store, "waits", "done")
+    work_items.accepted(store, "done", WorkDone("{}"))
+    work_items.accepted(store, "failed", WorkFailed(None, None, "attempts_spent"))
     found = rk("job", "list", "--json").json
 
     assert [(one["id"], one["state"], one["attempts"]) for one in found["jobs"]] == [
@@ -44,8 +39,8 @@ def test_every_job_is_listed_once_with_its_state_and_attempts(rk: Commands, stor
 
 
 def test_a_list_narrows_by_state_and_type_and_goes_on_where_it_ended(rk: Commands, store: Path) -> None:
-    keeping.handed_in(store, "a", "b")
-    keeping.taken(store, "c", WorkDone(), kind="other.type")
+    work_items.submitted(store, "a", "b")
+    work_items.accepted(store, "c", WorkDone(), kind="other.type")
 
     def ids(*words: str) -> list[str]:
         return [one["id"] for one in rk("job", "list", "--json", *words).json["jobs"]]
@@ -58,7 +53,7 @@ def test_a_list_narrows_by_state_and_type_and_goes_on_where_it_ended(rk: Command
 
 
 def test_a_job_that_waits_for_its_retry_says_when_it_is_due(rk: Commands, store: Path) -> None:
-    keeping.taken(store, "later", TryAgain(4_000_000_000_000, "{}", "transient", 1000, "HTTP_ERROR"))
+    work_items.accepted(store, "later", TryAgain(4_000_000_000_000, "{}", "transient", 1000, "HTTP_ERROR"))
     (one,) = rk("job", "list", "--json").json["jobs"]
 
     assert (one["state"], one["attempts"], one["worker"]) == ("pending", 1, "worker-1")
@@ -67,7 +62,7 @@ def test_a_job_that_waits_for_its_retry_says_when_it_is_due(rk: Commands, store:
 
 
 def test_showing_a_job_tells_its_history_and_hides_secrets(rk: Commands, store: Path) -> None:
-    keeping.taken(store, "x", WorkFailed('{"code": "HTTP_ERROR"}', None, "attempts_spent"))
+    work_items.accepted(store, "x", WorkFailed('{"code": "HTTP_ERROR"}', None, "attempts_spent"))
     ended = rk("job", "show", "x", "--json")
 
     assert ended.json["failure"] == {"code": "HTTP_ERROR"}
@@ -79,41 +74,41 @@ def test_showing_a_job_tells_its_history_and_hides_secrets(rk: Commands, store: 
     assert "hunter2" not in plain.out
 
 
-def test_without_a_system_a_job_is_called_off_in_the_store_and_on_record(rk: Commands, store: Path) -> None:
-    keeping.handed_in(store, "x")
+def test_without_a_system_a_job_is_cancelled_in_the_store_and_audited(rk: Commands, store: Path) -> None:
+    work_items.submitted(store, "x")
     assert rk("job", "cancel", "x", "--dry-run").out == "x (pending) would be cancelled\n"
-    assert keeping.deeds(store) == []
+    assert work_items.operator_actions(store) == []
 
     ended = rk("job", "cancel", "x", "--as", "ann", "--reason", "withdrawn", "--json")
     assert (ended.code, ended.json["cancelled"]) == (0, True)
-    assert keeping.deeds(store) == [("ann", "job.cancel")]
-    assert keeping.item(store, submission_id("x")).state.value == "cancelled"
+    assert work_items.operator_actions(store) == [("ann", "job.cancel")]
+    assert work_items.item(store, submission_id("x")).state.value == "cancelled"
 
 
-def test_what_has_ended_cannot_be_called_off(rk: Commands, store: Path) -> None:
-    keeping.taken(store, "x", WorkDone())
+def test_what_has_ended_cannot_be_cancelled(rk: Commands, store: Path) -> None:
+    work_items.accepted(store, "x", WorkDone())
     ended = rk("job", "cancel", "x")
 
-    assert (ended.code, "is succeeded: there is nothing to call off" in ended.err) == (1, True)
+    assert (ended.code, "is succeeded: there is nothing to cancel" in ended.err) == (1, True)
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel"])
-def test_a_job_that_is_not_there_is_named(rk: Commands, store: Path, verb: str) -> None:
-    keeping.handed_in(store, "x")
+def test_a_job_that_does_not_exist_is_named(rk: Commands, store: Path, verb: str) -> None:
+    work_items.submitted(store, "x")
     ended = rk("job", verb, "y")
 
     assert (ended.code, "there is no job 'y'" in ended.err) == (1, True)
 
 
 @pytest.mark.parametrize("words", [["--state", "sleeping"], ["--limit", "0"]])
-def test_words_that_mean_nothing_are_refused(rk: Commands, store: Path, words: list[str]) -> None:
-    keeping.handed_in(store, "x")
+def test_unusable_words_are_refused(rk: Commands, store: Path, words: list[str]) -> None:
+    work_items.submitted(store, "x")
 
     assert rk("job", "list", *words).code == 2
 
 
 def test_a_cancelled_job_shows_the_result_that_its_caller_gets(rk: Commands, store: Path) -> None:
-    keeping.handed_in(store, "x")
+    work_items.submitted(store, "x")
     assert rk("job", "show", "x", "--json").json["result"] is None, "it has none yet"
     rk("job", "cancel", "x", "--reason", "withdrawn")
     result = rk("job", "show", "x", "--json").json["result"]

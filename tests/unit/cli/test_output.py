@@ -1,13 +1,15 @@
-"""What is shown: nothing steers a terminal, JSON is JSON, and a table in a log stays a table."""
+"""Output: no control characters, valid JSON, tables of bounded width, and a bar on terminals only."""
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from math import inf
 
 import pytest
 
-from reefknot.cli.output import jsonable, printable, put, put_json, put_table, say
+from reefknot.cli.output import jsonable, printable, progress, put, put_json, put_table, say
 from reefknot.core.retry.policy import Jitter
 from tests.unit.cli.running import Commands
 
@@ -61,3 +63,28 @@ def test_its_width_is_bounded(rk: Commands, columns: str, widest: int) -> None:
 
     assert ended.code == 0
     assert max(map(len, ended.out.splitlines())) <= widest
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    with progress("replaying", 10) as advance:
+        advance(5)
+
+    assert written.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("replaying", 10) as advance:
+        advance(10)
+
+    assert "replaying" in terminal.getvalue()
+    assert "100%" in terminal.getvalue()

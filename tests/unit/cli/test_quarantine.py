@@ -1,33 +1,27 @@
-"""`reefknot quarantine`."""
+"""`reefknot quarantine`, and the results that callers get after a requeue."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from reefknot.core.work import WorkDone
-from tests.unit.cli import keeping
+from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
-
-VERBS = ["list", "show", "stats", "requeue", "discard", "purge"]
 
 
 @pytest.fixture
 def store(rk: Commands) -> Path:
     path = rk.folder / ".reefknot" / "state.db"
-    keeping.quarantined(path, "a")
-    keeping.quarantined(path, "b", "its owner vanished 3 times", kind="other.type")
+    work_items.quarantined(path, "a")
+    work_items.quarantined(path, "b", "its owner vanished 3 times", kind="other.type")
     return path
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_an_example(rk: Commands, verb: str) -> None:
-    assert f"    reefknot quarantine {verb}" in rk("quarantine", verb, "--help").out
-
-
 @pytest.mark.parametrize("words", [["list"], ["stats"], ["show", "x"], ["requeue", "x"]])
-def test_a_store_that_is_not_there_is_not_made(rk: Commands, words: list[str]) -> None:
+def test_a_store_that_does_not_exist_is_not_created(rk: Commands, words: list[str]) -> None:
     assert rk("quarantine", *words).code == 69
     assert not (rk.folder / ".reefknot").exists()
 
@@ -60,48 +54,48 @@ def test_stats_count_by_type_and_reason(rk: Commands, store: Path) -> None:
     assert (found["total"], found["by_type"]["other.type"], found["by_reason"]["attempts_spent"]) == (2, 1, 1)
 
 
-def test_requeued_work_is_pending_again_and_on_record_with_who_did_it(rk: Commands, store: Path) -> None:
+def test_requeued_work_is_pending_again_and_audited_with_the_actor(rk: Commands, store: Path) -> None:
     ended = rk("quarantine", "requeue", "a", "--as", "ann", "--json")
 
     assert (ended.code, ended.json["requeued"]) == (0, ["a"])
-    back = keeping.item(store, "a")
+    back = work_items.item(store, "a")
     assert (back.state.value, back.generation, back.attempts) == ("pending", 1, 0)
-    assert keeping.deeds(store) == [("ann", "quarantine.requeue")]
-    assert keeping.came_back(store) == [("a", 1)]
+    assert work_items.operator_actions(store) == [("ann", "quarantine.requeue")]
+    assert work_items.requeued(store) == [("a", 1)]
 
 
 def test_a_dry_run_counts_and_changes_nothing(rk: Commands, store: Path) -> None:
     ended = rk("quarantine", "purge", "--all", "--dry-run")
 
     assert ended.out == "a would be purged\nb would be purged\n"
-    assert "2 would be meant: 1 fs.blob_get, 1 other.type" in ended.err
+    assert "2 would be purged: 1 fs.blob_get, 1 other.type" in ended.err
     assert rk("quarantine", "stats", "--json").json["total"] == 2
-    assert keeping.deeds(store) == []
+    assert work_items.operator_actions(store) == []
 
 
 def test_many_are_counted_before_they_are_changed(rk: Commands, store: Path) -> None:
     ended = rk("quarantine", "discard", "--reason", "vanished", "--because", "known crash", "--json")
 
-    assert (ended.json["discarded"], "1 are meant: 1 other.type" in ended.err) == (["b"], True)
-    assert keeping.item(store, "b").state.value == "discarded"
-    assert keeping.item(store, "b").history[-1].why == "known crash"
+    assert (ended.json["discarded"], "1 to be discarded: 1 other.type" in ended.err) == (["b"], True)
+    assert work_items.item(store, "b").state.value == "discarded"
+    assert work_items.item(store, "b").history[-1].why == "known crash"
 
 
 def test_purged_work_is_gone_and_only_the_record_remembers(rk: Commands, store: Path) -> None:
     assert rk("quarantine", "purge", "a", "--as", "ann").code == 0
-    assert keeping.item(store, "a") is None
-    assert keeping.deeds(store) == [("ann", "quarantine.purge")]
+    assert work_items.item(store, "a") is None
+    assert work_items.operator_actions(store) == [("ann", "quarantine.purge")]
 
 
 @pytest.mark.parametrize("verb", ["requeue", "discard", "purge"])
 def test_saying_nothing_means_nothing(rk: Commands, store: Path, verb: str) -> None:
     ended = rk("quarantine", verb)
 
-    assert (ended.code, "say which" in ended.err) == (2, True)
+    assert (ended.code, "select jobs by ids" in ended.err) == (2, True)
     assert rk("quarantine", "stats", "--json").json["total"] == 2
 
 
-def test_an_id_that_is_not_there_is_told_and_the_others_are_done(rk: Commands, store: Path) -> None:
+def test_an_id_that_does_not_exist_is_reported_and_the_others_are_done(rk: Commands, store: Path) -> None:
     ended = rk("quarantine", "requeue", "a", "nope", "--json")
 
     assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["nope"])
@@ -113,12 +107,62 @@ def test_a_time_that_is_none_is_refused_by_its_flag(rk: Commands, store: Path) -
     assert (ended.code, ended.err.startswith("reefknot: --before:")) == (2, True)
 
 
-def test_an_id_that_is_elsewhere_is_told_where_it_is(rk: Commands, store: Path) -> None:
-    keeping.taken(store, "done", WorkDone())
+def test_an_id_that_is_elsewhere_is_reported_with_its_state(rk: Commands, store: Path) -> None:
+    work_items.accepted(store, "done", WorkDone())
     ended = rk("quarantine", "requeue", "done", "nope")
 
     assert ended.code == 1
     assert "'done' is not in quarantine: it is succeeded" in ended.err
     assert "'nope' is not in quarantine: there is no such job" in ended.err
     assert "meant" not in ended.err
-    assert "none fits" in rk("quarantine", "requeue", "--type", "no.such").err
+    assert "no job matches" in rk("quarantine", "requeue", "--type", "no.such").err
+
+
+CONFIG = """\
+worker:
+  quarantine_failed: true
+  retries: {v2: {enabled: true, default_policy: {max_attempts: 0}}}
+  queue: {v2: {enabled: true}}
+blocks:
+  fs: {roots: [files]}
+"""
+
+
+def failed_file(rk: Commands) -> str:
+    """A file of one assignment that failed for good, because what it reads was not there."""
+    (rk.folder / "files").mkdir()
+    rk.write(CONFIG)
+    line = {"assignment_id": "a", "request_id": "r", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
+    file = str(rk.write(json.dumps(line) + "\n", "work.jsonl"))
+    ended = rk("run", file, "--json")
+    assert (ended.code, ended.json["quarantined"]) == (1, 1), ended.err
+    (rk.folder / "files" / "a.txt").write_text("ahoy")
+    return file
+
+
+def test_the_same_file_again_gets_the_new_result(rk: Commands) -> None:
+    file = failed_file(rk)
+    assert rk("quarantine", "requeue", "a").code == 0
+    assert rk("job", "show", "a", "--json").json["state"] == "pending"
+
+    ended = rk("run", file, "--json", "--results", "out.jsonl")
+    assert (ended.code, ended.json["succeeded"]) == (0, 1)
+    assert json.loads((rk.folder / "out.jsonl").read_text())["output"]["content"] == "ahoy"
+    shown = rk("job", "show", "a", "--json").json
+    assert (shown["state"], shown["result"]["status"]) == ("succeeded", "success")
+
+
+def test_submit_with_wait_returns_the_new_result_as_well(rk: Commands) -> None:
+    file = failed_file(rk)
+    rk("quarantine", "requeue", "a")
+    assert rk("run", file).code == 0
+
+    ended = rk("submit", file, "--wait", "--json")
+    assert (ended.code, ended.json["results"][0]["status"]) == (0, "success")
+
+
+def test_control_without_a_requeue_the_old_result_stays(rk: Commands) -> None:
+    file = failed_file(rk)
+    ended = rk("run", file, "--json")
+    assert (ended.code, ended.json["failed"]) == (1, 1)
+    assert "had finished in an earlier run" in ended.err

@@ -1,7 +1,8 @@
-"""`reefknot run`."""
+"""`reefknot run`: results, the summary, and how every assignment ends exactly once."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sys
@@ -10,7 +11,12 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.core.messages import LARGEST_MESSAGE
+from reefknot.app import open_store
+from reefknot.cli.run import Tally
+from reefknot.core.messages import LARGEST_MESSAGE, ExecResult, ResultJob, ResultStatus
+from reefknot.core.work import Quarantine, WorkFailed, WorkItem
+from reefknot.ports.store import Store
+from reefknot.ports.work_queue import Settlement
 from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import get, lines, prepared, results
 
@@ -25,10 +31,6 @@ def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(line)
     assert found["total"] == sum(found[end] for end in ENDS)
     return found
-
-
-def test_help_shows_an_example(rk: Commands) -> None:
-    assert "    reefknot run assignments.jsonl" in rk("run", "--help").out
 
 
 def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: Commands) -> None:
@@ -77,7 +79,7 @@ def test_time_that_runs_out_is_counted_as_such(rk: Commands) -> None:
     assert found["timed_out"] == 1
 
 
-def test_bad_lines_are_told_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
+def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
     prepared(rk)
     file = lines(
         rk,
@@ -140,7 +142,7 @@ def test_the_same_ids_again_are_answered_from_the_record(rk: Commands) -> None:
 
     assert (ended.code, ended.json["succeeded"]) == (0, 1)
     assert results(rk.folder / "out.jsonl")["once"]["output"] == {"attempt": 2}, "it did not run a third time"
-    assert "had ended in an earlier run" in ended.err
+    assert "had finished in an earlier run" in ended.err
 
 
 def test_nothing_to_do_is_fine(rk: Commands) -> None:
@@ -163,7 +165,7 @@ def test_the_baseline_says_so_on_stderr_and_how_to_leave_it(rk: Commands) -> Non
         assert words in ended.err
 
 
-def test_with_both_gates_open_nothing_is_said(rk: Commands) -> None:
+def test_with_both_gates_open_nothing_is_printed(rk: Commands) -> None:
     prepared(rk)
 
     assert rk("run", lines(rk, get("a.txt")), "--json").err == ""
@@ -182,7 +184,7 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
 
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "false")
     (told,) = [line for line in rk("run", file).err.splitlines() if "retries: linear" in line]
-    assert told.endswith("To leave it: WORKER_RETRIES_V2_ENABLED=true; the environment wins over the file.")
+    assert told.endswith("To leave it: WORKER_RETRIES_V2_ENABLED=true; the environment overrides the file.")
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
         ([], 2, "FILE"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
+def test_what_cannot_work_is_reported_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
     prepared(rk)
     lines(rk, get("a.txt"))
     ended = rk("run", *words)
@@ -232,7 +234,7 @@ def test_a_newer_database_is_refused_and_left_alone(rk: Commands) -> None:
         ("a: [", "reefknot.yaml:2"),
     ],
 )
-def test_a_wrong_configuration_is_78_with_its_place(rk: Commands, text: str, told: str) -> None:
+def test_a_wrong_configuration_is_78_with_its_position(rk: Commands, text: str, told: str) -> None:
     rk.write(text)
     ended = rk("run", lines(rk))
 
@@ -262,3 +264,68 @@ def test_an_id_that_was_used_for_another_job_is_rejected_with_its_line_and_the_s
 
     assert (ended.code, ended.json["succeeded"], ended.json["rejected"]) == (1, 1, 1)
     assert "work.jsonl:2: assignment_id: key 'two' was used with another payload (fingerprint " in ended.err
+
+
+def exec_result(status: ResultStatus, retries: int = 0) -> ExecResult:
+    return ExecResult("x", "r", status, "worker-1", ResultJob("t"), retries_used=retries)
+
+
+async def failed(store: Store) -> None:
+    await settled(store, WorkFailed(None, None, "attempts_spent"))
+
+
+async def quarantined(store: Store) -> None:
+    await settled(store, Quarantine("attempts_spent"))
+
+
+async def settled(store: Store, what: WorkFailed | Quarantine) -> None:
+    await store.work.enqueue([WorkItem("x", "t")])
+    (item,) = await store.work.claim(1, owner="me")
+    await store.work.settle([Settlement(item.id, item.owner, item.fence, what)])
+
+
+async def dropped(store: Store) -> None:
+    await store.work.enqueue([WorkItem("x", "t")])
+    await store.work.cancel("x", reason="dropped_oldest")
+
+
+async def never_taken(store: Store) -> None:
+    """No worker has a record of it."""
+
+
+@pytest.mark.parametrize(
+    ("status", "before", "end"),
+    [
+        (ResultStatus.SUCCESS, never_taken, "succeeded"),
+        (ResultStatus.TIMEOUT, failed, "timed_out"),
+        (ResultStatus.CANCELLED, never_taken, "cancelled"),
+        (ResultStatus.ERROR, failed, "failed"),
+        (ResultStatus.ERROR, quarantined, "failed"),
+        (ResultStatus.ERROR, dropped, "dropped"),
+        (ResultStatus.ERROR, never_taken, "rejected"),
+    ],
+)
+def test_every_result_has_one_end(status: ResultStatus, before: object, end: str) -> None:
+    async def main() -> Tally:
+        tally = Tally()
+        async with open_store("memory:") as store:
+            assert callable(before)
+            await before(store)
+            assert await tally.count(exec_result(status, 2), store) == end
+        return tally
+
+    tally = asyncio.run(main())
+    assert (tally.total, tally.ends[end], tally.retries) == (1, 1, 2)
+    assert tally.recovered == (end == "succeeded")
+    assert tally.quarantined == (before is quarantined)
+    assert tally.all_succeeded == (end == "succeeded")
+
+
+def test_the_sentence_leaves_out_what_did_not_happen() -> None:
+    tally = Tally()
+    tally.ends |= {"succeeded": 3, "failed": 1}
+    tally.recovered, tally.quarantined, tally.retries = 2, 1, 1
+
+    assert tally.sentence(1.26) == (
+        "4 assignments in 1.3 s: 3 succeeded (2 after retries), 1 failed (1 in quarantine); 1 retry"
+    )

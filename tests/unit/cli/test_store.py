@@ -14,7 +14,7 @@ from reefknot.engines.sqlite import SqliteStore
 from reefknot.engines.sqlite.connection import VERSION
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.store import Store
-from tests.unit.cli.recorded import STORY, attempt, in_store, recorded
+from tests.unit.cli.audit_events import STORY, attempt, in_store, recorded
 from tests.unit.cli.running import Commands
 
 
@@ -38,13 +38,8 @@ def execute(path: Path, *statements: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("verb", ["check", "backup", "migrate", "compact"])
-def test_help_shows_an_example(rk: Commands, verb: str) -> None:
-    assert f"    reefknot store {verb}" in rk("store", verb, "--help").out
-
-
 @pytest.mark.parametrize("verb", ["check", "migrate", "compact"])
-def test_a_store_that_is_not_there_is_not_made(rk: Commands, verb: str) -> None:
+def test_a_store_that_does_not_exist_is_not_created(rk: Commands, verb: str) -> None:
     assert rk("store", verb).code == 69
     assert not (rk.folder / ".reefknot").exists()
 
@@ -75,7 +70,7 @@ def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
     assert rk("store", "check").code == 65
 
 
-def test_a_backup_is_a_store_of_its_own_and_goes_on_record(rk: Commands, store: Path) -> None:
+def test_a_backup_is_a_store_of_its_own_and_is_audited(rk: Commands, store: Path) -> None:
     ended = rk("store", "backup", "copy.db", "--as", "ann", "--json")
 
     assert (ended.code, ended.json["target"]) == (0, "copy.db")
@@ -97,12 +92,12 @@ def test_a_current_store_needs_no_migration(rk: Commands, store: Path) -> None:
     assert actions(store) == []
 
 
-def test_an_older_file_is_migrated_on_record_and_a_dry_run_only_tells(rk: Commands) -> None:
+def test_an_older_file_is_migrated_audited_and_a_dry_run_changes_nothing(rk: Commands) -> None:
     path = rk.folder / ".reefknot" / "state.db"
     path.parent.mkdir()
     path.touch()
 
-    assert f"would go from version 0 to {VERSION}" in rk("store", "migrate", "--dry-run").out
+    assert f"would be migrated from version 0 to {VERSION}" in rk("store", "migrate", "--dry-run").out
     assert path.stat().st_size == 0
     assert rk("store", "migrate", "--as", "ann", "--json").json["migrated"] is True
     assert actions(path) == [("ann", "store.migrate")]
@@ -116,7 +111,7 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(rk: Commands, store
     assert (ended.code, "version 99" in ended.err) == (78, True)
 
 
-def test_compacting_gives_space_back_and_a_dry_run_only_tells(rk: Commands, store: Path) -> None:
+def test_compacting_gives_space_back_and_a_dry_run_changes_nothing(rk: Commands, store: Path) -> None:
     execute(
         store,
         "CREATE TABLE filler (x)",
@@ -143,15 +138,15 @@ def test_other_engines_are_named_as_not_meant(rk: Commands, verb: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["store", "check"], ["store", "compact"], ["job", "list"], ["audit", "verify"]])
-def test_an_empty_file_is_no_store_and_is_not_made_one(rk: Commands, words: list[str]) -> None:
+def test_an_empty_file_is_no_store_and_is_not_created_one(rk: Commands, words: list[str]) -> None:
     (rk.folder / "empty.db").touch()
     ended = rk(*words, "--engine", "sqlite:empty.db")
 
-    assert (ended.code, "empty.db: is an empty file, and no store" in ended.err) == (69, True)
+    assert (ended.code, "empty.db: is an empty file, not a store" in ended.err) == (69, True)
     assert (rk.folder / "empty.db").read_bytes() == b""
 
 
-def test_a_backup_into_a_folder_that_is_not_there_blames_the_target(rk: Commands, store: Path) -> None:
+def test_a_backup_into_a_folder_that_does_not_exist_blames_the_target(rk: Commands, store: Path) -> None:
     ended = rk("store", "backup", "nowhere/x.db")
 
     assert (ended.code, ended.err.startswith("reefknot: nowhere/x.db: there is no folder ")) == (2, True)

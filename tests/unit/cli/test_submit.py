@@ -6,16 +6,12 @@ import pytest
 
 from reefknot.cli import submit
 from reefknot.core.work import submission_id
-from tests.unit.cli import keeping
+from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import get, lines, prepared, up_until_ended
 
 
-def test_help_shows_an_example(rk: Commands) -> None:
-    assert "    reefknot submit assignments.jsonl" in rk("submit", "--help").out
-
-
-def test_what_is_handed_in_is_kept_before_any_system_runs(rk: Commands) -> None:
+def test_what_is_submitted_is_kept_before_any_system_runs(rk: Commands) -> None:
     own = prepared(rk)
     ended = rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "x")
 
@@ -59,20 +55,20 @@ def test_results_that_are_there_are_shown_and_a_failure_is_1(rk: Commands) -> No
     assert "EXECUTION_FAILED: path: not found: gone.txt" in ended.out
 
 
-def test_a_queue_that_stays_full_is_told_with_75(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(rk, size=1)
     monkeypatch.setattr(submit, "GIVE_UP_S", 0.0)
     ended = rk("submit", lines(rk, get("a.txt", "one"), get("a.txt", "two")))
 
     assert (ended.code, "queue is full: 1 of 1" in ended.err) == (75, True)
-    assert keeping.item(rk.folder / ".reefknot" / "state.db", submission_id("two")) is None
+    assert work_items.item(rk.folder / ".reefknot" / "state.db", submission_id("two")) is None
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "give a FILE of assignments, or one step with --type"),
-        (["work.jsonl", "--type", "x"], "not both"),
+        ([], "give either a FILE of assignments or one step with --type"),
+        (["work.jsonl", "--type", "x"], "give either a FILE"),
         (["--type", "x", "--inputs", "{"], "--inputs: not JSON"),
         (["--type", "x", "--inputs", "[]"], "--inputs: accepted: a JSON object"),
         (["--type", ""], "--type: accepted"),
@@ -81,13 +77,13 @@ def test_a_queue_that_stays_full_is_told_with_75(rk: Commands, monkeypatch: pyte
         (["--type", "x", "--engine", "memory:"], "memory: ends with the process"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(rk: Commands, words: list[str], told: str) -> None:
+def test_unusable_words_are_refused(rk: Commands, words: list[str], told: str) -> None:
     ended = rk("submit", *words)
 
     assert (ended.code, told in ended.err) == (2, True)
 
 
-def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_handed_in(rk: Commands) -> None:
+def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_submitted(rk: Commands) -> None:
     prepared(rk)
     assert rk("submit", lines(rk, get("a.txt", "one"))).code == 0
     ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "two")), "--json")

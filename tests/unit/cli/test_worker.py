@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli import stores as observing
+from reefknot.cli import stores
 from reefknot.cli import worker as worker_commands
-from tests.unit.cli import keeping
+from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
 
 @pytest.fixture
 def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(observing, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(worker_commands, "HEARD_S", 0.1)
+    monkeypatch.setattr(stores, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(worker_commands, "OBEY_WAIT_S", 0.1)
     path = rk.folder / ".reefknot" / "state.db"
-    keeping.handed_in(path, "x")
+    work_items.submitted(path, "x")
     return path
 
 
 def test_the_workers_of_a_running_system_are_listed_class_by_class(rk: Commands, store: Path) -> None:
-    keeping.seen_running(store, "worker-1", "worker-2")
+    work_items.reported_running(store, "worker-1", "worker-2")
     found = rk("worker", "list", "--json").json["workers"]
 
     assert [one["worker_id"] for one in found] == ["worker-1", "worker-2"]
@@ -33,59 +33,54 @@ def test_the_workers_of_a_running_system_are_listed_class_by_class(rk: Commands,
 
 
 @pytest.mark.parametrize("words", [["worker", "list"], ["worker", "drain"], ["router", "status"]])
-def test_without_a_system_the_way_out_is_told_with_69(rk: Commands, store: Path, words: list[str]) -> None:
+def test_without_a_system_the_way_out_is_reported_with_69(rk: Commands, store: Path, words: list[str]) -> None:
     ended = rk(*words)
 
     assert (ended.code, "start one with: reefknot up" in ended.err) == (69, True)
 
 
-@pytest.mark.parametrize("words", [["worker", "list"], ["worker", "drain"], ["router", "status"]])
-def test_help_shows_an_example(rk: Commands, words: list[str]) -> None:
-    assert f"    reefknot {' '.join(words)}" in rk(*words, "--help").out
-
-
-def test_the_router_says_what_was_handed_in(rk: Commands, store: Path) -> None:
-    keeping.seen_running(store, "worker-1")
+def test_the_router_says_what_was_submitted(rk: Commands, store: Path) -> None:
+    work_items.reported_running(store, "worker-1")
     found = rk("router", "status", "--json").json
 
     assert found["handed_in"] == {"pending": 1}
     assert (found["routers"][0]["status"], found["routers"][0]["pending"]) == ("healthy", 0)
-    assert "handed in so far: 1 pending" in rk("router", "status").out
+    assert "submitted so far: 1 pending" in rk("router", "status").out
 
 
-def test_a_worker_that_nobody_knows_is_refused_with_the_known_ones(rk: Commands, store: Path) -> None:
-    keeping.seen_running(store, "worker-1")
+def test_a_worker_that_is_unknown_is_refused_with_the_known_ones(rk: Commands, store: Path) -> None:
+    work_items.reported_running(store, "worker-1")
     ended = rk("worker", "drain", "worker-7")
 
     assert (ended.code, "accepted: worker-1" in ended.err) == (2, True)
-    assert keeping.deeds(store) == []
+    assert work_items.operator_actions(store) == []
 
 
-def test_draining_is_on_record_and_a_system_that_does_not_obey_is_75(rk: Commands, store: Path) -> None:
+def test_draining_is_audited_and_a_system_that_does_not_obey_is_75(rk: Commands, store: Path) -> None:
     """The status is all there is of this system, so nobody obeys."""
-    keeping.seen_running(store, "worker-1")
+    work_items.reported_running(store, "worker-1")
     assert rk("worker", "drain", "--dry-run").code == 0
-    assert keeping.deeds(store) == []
+    assert work_items.operator_actions(store) == []
 
     assert rk("worker", "drain", "worker-1", "--as", "ann").code == 75
-    assert keeping.deeds(store) == [("ann", "worker.drain")]
+    assert work_items.operator_actions(store) == [("ann", "worker.drain")]
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
-def test_pausing_and_resuming_are_on_record_and_a_dry_run_is_not(rk: Commands, store: Path, verb: str) -> None:
-    keeping.seen_running(store, "worker-1")
+def test_pausing_and_resuming_are_audited_and_a_dry_run_is_not(rk: Commands, store: Path, verb: str) -> None:
+    work_items.reported_running(store, "worker-1")
     assert f"worker-1 would be {verb}d" in rk("worker", verb, "--dry-run").out
-    assert keeping.deeds(store) == []
+    assert work_items.operator_actions(store) == []
 
     assert rk("worker", verb, "worker-1", "--as", "ann").code == (75 if verb == "pause" else 0)
-    assert keeping.deeds(store) == [("ann", f"worker.{verb}")]
+    assert work_items.operator_actions(store) == [("ann", f"worker.{verb}")]
 
 
 @pytest.mark.parametrize("part", ["worker", "router"])
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--engine", "memory:"], 2, "no other process can see"),
+        (["--engine", "memory:"], 2, "visible to one process only"),
         (["--engine", "nats://127.0.0.1:4222"], 2, "--engine: 'nats://127.0.0.1:4222' is not accepted"),
         (["--for", "-1"], 2, "--for: -1 is not accepted"),
         (["--{part}-id", "a.b"], 2, "--{part}-id: a.b is not accepted: printable text"),
@@ -110,7 +105,7 @@ def test_a_configured_store_that_no_other_process_can_see_is_78(rk: Commands, pa
 
 
 @pytest.mark.parametrize("part", ["worker", "router"])
-def test_a_part_says_that_it_is_ready_who_is_missing_and_what_came_of_it(rk: Commands, part: str) -> None:
+def test_a_part_says_that_it_is_ready_which_part_is_missing_and_a_summary(rk: Commands, part: str) -> None:
     rk.write("worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\n")
     ended = rk(part, "start", "--for", "0.05")
     other = "router" if part == "worker" else "worker"
@@ -131,3 +126,13 @@ def test_a_module_that_cannot_be_imported_is_78(rk: Commands) -> None:
 @pytest.mark.parametrize("words", [["worker", "start"], ["worker", "pause"], ["worker", "resume"], ["router", "start"]])
 def test_help_of_the_newer_verbs_shows_an_example(rk: Commands, words: list[str]) -> None:
     assert f"    reefknot {' '.join(words)}" in rk(*words, "--help").out
+
+
+def test_every_router_on_the_store_is_listed(rk: Commands) -> None:
+    path = rk.folder / ".reefknot" / "state.db"
+    work_items.reported_running(path, "worker-1")
+    work_items.reported_running(path, "worker-2")
+    found = rk("router", "status", "--json").json["routers"]
+
+    assert len({one["system_id"] for one in found}) == 2
+    assert rk("router", "status").out.count("router of pid") == 2

@@ -1,15 +1,60 @@
-"""How commands end: every kind of ending has its number, and no mistake of the person who typed is a traceback."""
+"""The application: help of every command, one exit code per kind of error, and no traceback for a usage error."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
+import reefknot
 from reefknot.cli import app
-from reefknot.cli.app import CommandError, Exit, told
+from reefknot.cli.app import NOUNS, CommandError, Exit, exit_for
 from reefknot.errors import ConfigurationError, ParameterError
 from tests.unit.cli.running import Commands
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """Every noun, and every verb of it."""
+    yield ()
+    for noun, (import_path, _) in NOUNS.items():
+        module, _, name = import_path.partition(":")
+        yield (noun,)
+        yield from ((noun, verb) for verb in getattr(import_module(module), name) if not verb.startswith("-"))
+
+
+COMMANDS = list(commands())
+ODD_WORDS = ("unless said", "hand in", "handed in", "on record", "call off", "a line each", "nobody", "somebody")
+
+
+def test_every_command_is_found() -> None:
+    assert len(COMMANDS) == 1 + 13 + 38
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ...]) -> None:
+    ended = rk(*words, "--help")
+
+    assert (ended.code, ended.err) == (0, "")
+    assert f"    {' '.join(('reefknot', *words))}" in ended.out
+    assert "Example" in ended.out
+    assert [word for word in ODD_WORDS if word in ended.out] == []
+
+
+def test_the_version_is_printed(rk: Commands) -> None:
+    assert rk("--version") == (0, f"reefknot {reefknot.__version__}\n", "")
+
+
+def test_no_words_are_help(rk: Commands) -> None:
+    assert rk().out == rk("--help").out
+
+
+def test_bytes_that_are_no_text_are_shown_as_escapes(rk: Commands) -> None:
+    ended = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
+
+    assert ended.code == 2
+    assert "\\udcff" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -26,18 +71,18 @@ from tests.unit.cli.running import Commands
     ],
 )
 def test_an_error_has_one_exit_code(error: Exception, code: int) -> None:
-    assert told(error)[0] == code
+    assert exit_for(error)[0] == code
 
 
 def test_every_mistake_of_a_configuration_is_a_line_of_its_own() -> None:
-    assert told(ConfigurationError(["a.yaml:1:1: bad", "a.yaml:2:1: worse"]))[1] == [
+    assert exit_for(ConfigurationError(["a.yaml:1:1: bad", "a.yaml:2:1: worse"]))[1] == [
         "a.yaml:1:1: bad",
         "a.yaml:2:1: worse",
     ]
 
 
 def test_a_parameter_is_called_by_its_flag() -> None:
-    _, lines = told(ParameterError("retry_count", -1, "a whole number, 0 or more"))
+    _, lines = exit_for(ParameterError("retry_count", -1, "a whole number, 0 or more"))
 
     assert lines == ["reefknot: --retry-count: -1 is not accepted: a whole number, 0 or more"]
 
@@ -46,7 +91,9 @@ def test_the_numbers_are_those_of_the_documents() -> None:
     assert sorted(Exit) == [0, 1, 2, 65, 69, 75, 77, 78, 130, 143]
 
 
-def test_our_own_mistake_says_so_and_how_to_see_it(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_an_internal_error_and_its_traceback_can_be_shown(
+    rk: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(words: object) -> None:
         raise RuntimeError("a bolt is loose")
 
@@ -55,7 +102,7 @@ def test_our_own_mistake_says_so_and_how_to_see_it(rk: Commands, monkeypatch: py
     ended = rk("policy", "list")
 
     assert ended.code == 1
-    assert "this is a mistake of ours: RuntimeError: a bolt is loose" in ended.err
+    assert "internal error: RuntimeError: a bolt is loose" in ended.err
     assert "REEFKNOT_TRACEBACK=1" in ended.err
     monkeypatch.setenv("REEFKNOT_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="a bolt is loose"):

@@ -1,4 +1,4 @@
-"""What happens, in words: told from the record, and never more than a reader can take."""
+"""The live feed: audited events in words, at most so many lines a second."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from reefknot.app import open_store
-from reefknot.cli import live_feed as watching
-from reefknot.cli.live_feed import Levels, Watcher, in_words
-from reefknot.cli.stores import places
+from reefknot.cli import live_feed
+from reefknot.cli.live_feed import LevelChanges, LiveFeed, describe
+from reefknot.cli.output import queue_depth
 from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
@@ -21,7 +21,7 @@ from reefknot.core.audit.event import (
     Routing,
     TimeoutOccurred,
 )
-from tests.unit.cli.recorded import STORY, attempt, entry
+from tests.unit.cli.audit_events import STORY, attempt, entry
 
 AT = "2026-01-25T12:00:00.000Z"
 
@@ -46,56 +46,58 @@ AT = "2026-01-25T12:00:00.000Z"
         (IdempotencyEvent(timestamp=AT, idempotency_key="k", action="record"), None),
     ],
 )
-def test_an_event_is_told_by_its_kind_or_not_at_all(event: AnyEvent, kind: str | None) -> None:
-    found = in_words(event)
+def test_an_event_is_described_by_its_kind_or_not_at_all(event: AnyEvent, kind: str | None) -> None:
+    found = describe(event)
 
     assert (found and found[0]) == kind
 
 
-def followed(events: list[AnyEvent]) -> tuple[list[str], Watcher]:
+def followed(events: list[AnyEvent]) -> tuple[list[str], LiveFeed]:
     lines: list[str] = []
 
-    async def main() -> Watcher:
+    async def main() -> LiveFeed:
         async with open_store("memory:") as store:
-            watcher = Watcher(store.audit, lambda kind, line: lines.append(line), after=0)
+            feed = LiveFeed(store.audit, lambda kind, line: lines.append(line), after=0)
             await store.audit.append([entry(event) for event in events])
-            await watcher.catch_up()
-            watcher.end()
-        return watcher
+            await feed.catch_up()
+            feed.end()
+        return feed
 
     return lines, asyncio.run(main())
 
 
-def test_a_flood_is_counted_instead_of_told() -> None:
-    lines, watcher = followed([attempt(number) for number in range(500)])
+def test_a_flood_is_counted_instead_of_printed() -> None:
+    lines, feed = followed([attempt(number) for number in range(500)])
 
-    assert len(lines) == watching.LINES_A_SECOND + 1
-    assert lines[-1].split() == ["more", str(500 - watching.LINES_A_SECOND), "retry"]
-    assert watcher.kinds["retry"] == 500
+    assert len(lines) == live_feed.LINES_A_SECOND + 1
+    assert lines[-1].split() == ["more", str(500 - live_feed.LINES_A_SECOND), "retry"]
+    assert feed.kinds["retry"] == 500
 
 
-def test_what_fits_is_told_whole() -> None:
-    lines, _ = followed([attempt(number) for number in range(watching.LINES_A_SECOND)])
+def test_events_that_fit_are_all_printed() -> None:
+    lines, _ = followed([attempt(number) for number in range(live_feed.LINES_A_SECOND)])
 
-    assert len(lines) == watching.LINES_A_SECOND
+    assert len(lines) == live_feed.LINES_A_SECOND
     assert all("attempt 1 failed: ConnectionError: it broke; again in 1.00 s" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("depth", "size", "said"),
-    [(4, 5, "4 of 5"), (5, 5, "5 of 5"), (6, 5, "5 of 5 and 1 back for a retry"), (9, None, "9 of no bound")],
+    [(4, 5, "4 of 5"), (5, 5, "5 of 5"), (6, 5, "5 of 5 and 1 back for a retry"), (9, None, "9, unbounded")],
 )
-def test_what_comes_back_for_a_retry_is_told_apart_from_the_places(depth: int, size: int | None, said: str) -> None:
-    assert places(depth, size) == said
+def test_what_comes_back_for_a_retry_is_counted_apart_from_the_queue_depth(
+    depth: int, size: int | None, said: str
+) -> None:
+    assert queue_depth(depth, size) == said
 
 
-def test_a_level_is_told_when_it_changes_and_only_then() -> None:
+def test_a_level_is_printed_when_it_changes_and_only_then() -> None:
     lines: list[str] = []
-    levels = Levels(lambda kind, line: lines.append(line))
+    levels = LevelChanges(lambda kind, line: lines.append(line))
 
     def seen(status: str) -> None:
         state = {"status": status, "depth": 4, "size": 5, "active": 2}
-        levels.look({"workers": [{"worker_id": "w", "classes": {"io": state}}]})
+        levels.update({"workers": [{"worker_id": "w", "classes": {"io": state}}]})
 
     for status in ("healthy", "critical", "critical", "healthy"):
         seen(status)

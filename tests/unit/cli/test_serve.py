@@ -1,4 +1,4 @@
-"""`reefknot up`, for moments."""
+"""`reefknot up`, for fractions of a second."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import json
 
 import pytest
 
-from tests.unit.cli import keeping
+from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import lines, prepared, up_until_ended
-
-
-def test_help_shows_an_example(rk: Commands) -> None:
-    assert "    reefknot up --for 60" in rk("up", "--help").out
 
 
 def test_it_ends_by_itself_with_a_summary(rk: Commands) -> None:
@@ -22,10 +18,10 @@ def test_it_ends_by_itself_with_a_summary(rk: Commands) -> None:
     assert ended.code == 0
     assert "worker-1, worker-2 on .reefknot/state.db" in ended.err
     assert ended.out.startswith("up for 0.")
-    assert ended.out.endswith("s: nothing was handed in\n")
+    assert ended.out.endswith("s: nothing was submitted\n")
 
 
-def test_what_happens_is_told_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
+def test_events_are_printed_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
     own = prepared(rk, quarantine=True)
     file = lines(
         rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), {"assignment_id": "odd", "job": {"type": "no.such"}}
@@ -70,14 +66,14 @@ def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
     own = prepared(rk)
     path = rk.folder / ".reefknot" / "state.db"
     job = own.flaky("left", 0)["job"]
-    keeping.quarantined(path, "left", worker="worker-9", kind=job["type"], payload=job["payload"])
+    work_items.quarantined(path, "left", worker="worker-9", kind=job["type"], payload=job["payload"])
     assert rk("quarantine", "requeue", "left").code == 0
 
     up_until_ended(rk, "left", module=own.module)
-    assert keeping.item(path, "left").state.value == "succeeded"
+    assert work_items.item(path, "left").state.value == "succeeded"
 
 
-def test_the_baseline_is_told_and_how_to_leave_it(rk: Commands) -> None:
+def test_the_baseline_is_reported_and_how_to_leave_it(rk: Commands) -> None:
     assert "WORKER_RETRIES_V2_ENABLED=true" in rk("up", "--for", "0", "--engine", "memory:").err
 
 
@@ -91,7 +87,7 @@ def test_the_baseline_is_told_and_how_to_leave_it(rk: Commands) -> None:
         (["--module", "no_such_module"], 78, "no_such_module"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
+def test_what_cannot_work_is_reported_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
     prepared(rk)
     ended = rk("up", *words)
 

@@ -1,4 +1,4 @@
-"""Stores with pieces of work in them, without a system that runs."""
+"""Stores with work items, without a running system."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from reefknot.ports.work_queue import Settlement
 from reefknot.router.client import Client
 from reefknot.worker.records import Envelope
 from reefknot.worker.settings import default_settings
-from tests.unit.cli.recorded import in_store
+from tests.unit.cli.audit_events import in_store
 
 PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
 
 
-def handed_in(path: Path, *names: str) -> None:
-    """Work that no router has seen."""
+def submitted(path: Path, *names: str) -> None:
+    """Submissions that no router has claimed."""
 
     async def work(store: Store) -> None:
         client = Client(store, SystemClock())
@@ -33,7 +33,7 @@ def handed_in(path: Path, *names: str) -> None:
     in_store(path, work)
 
 
-def taken(
+def accepted(
     path: Path,
     name: str,
     settled: Settled | None,
@@ -42,7 +42,7 @@ def taken(
     worker: str = "worker-1",
     payload: dict[str, Any] | None = None,
 ) -> None:
-    """Work that a worker took on, and what it reported of it; None: it still has it."""
+    """A step that a worker accepted, and its report; None while it still runs."""
 
     async def work(store: Store) -> None:
         assignment = ExecAssignment(name, "r", Job(kind, payload or PAYLOAD))
@@ -57,11 +57,11 @@ def taken(
 
 
 def quarantined(path: Path, name: str, reason: str = "attempts_spent", **more: Any) -> None:
-    taken(path, name, Quarantine(reason, '{"code": "HTTP_ERROR"}'), **more)
+    accepted(path, name, Quarantine(reason, '{"code": "HTTP_ERROR"}'), **more)
 
 
-def seen_running(path: Path, *workers: str) -> None:
-    """The status of a system, as it says it every second."""
+def reported_running(path: Path, *workers: str) -> None:
+    """The status that a system reports every second."""
 
     async def main() -> None:
         async with open_store(f"sqlite:{path}") as store:
@@ -78,12 +78,12 @@ def events(path: Path) -> list[AnyEvent]:
     return in_store(path, read)
 
 
-def deeds(path: Path) -> list[tuple[str, str]]:
-    """Who did what."""
+def operator_actions(path: Path) -> list[tuple[str, str]]:
+    """Actor and action of every operator action."""
     return [(one.actor, one.action) for one in events(path) if isinstance(one, OperatorAction)]
 
 
-def came_back(path: Path) -> list[tuple[str | None, int | None]]:
+def requeued(path: Path) -> list[tuple[str | None, int | None]]:
     return [(one.work_id, one.generation) for one in events(path) if isinstance(one, Requeued)]
 
 

@@ -1,4 +1,4 @@
-"""A store with a record in it."""
+"""Stores with audited events."""
 
 from __future__ import annotations
 
