@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults mutants soak fmt lint types pytest clean
+.PHONY: help venv run test bench faults mutants soak fmt lint house types pytest clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -66,9 +66,13 @@ lint: $(STAMP) ## format, lint, import order, sizes, words
 	$(call step,import order)
 	@$(BIN)/lint-imports --no-logo --no-cache
 	$(call step,sizes)
-	@$(BIN)/python tools/check_sizes.py
+	@$(BIN)/python -m tools.check_house module-ceiling function-ceiling package-ceiling
 	$(call step,words)
 	@$(BIN)/python tools/check_words.py
+
+house: $(STAMP) ## the rules for sizes, names, docstrings and import cycles; ARGS=--summary counts them by package
+	$(call step,house rules)
+	@$(BIN)/python -m tools.check_house $(ARGS)
 
 types: $(STAMP) ## mypy strict, and pyright on tests/typing
 	$(call step,types: mypy)
