@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults mutants soak fmt lint house types pytest clean
+.PHONY: help venv run test bench faults mutants soak fmt lint house map types pytest clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -73,6 +73,9 @@ lint: $(STAMP) ## format, lint, import order, sizes, words
 house: $(STAMP) ## the rules for sizes, names, docstrings and import cycles; ARGS=--summary counts them by package
 	$(call step,house rules)
 	@$(BIN)/python -m tools.check_house $(ARGS)
+
+map: $(STAMP) ## draw the tree of modules and the graph of imports in docs/architecture.md anew
+	@$(BIN)/python -m tools.draw_map
 
 types: $(STAMP) ## mypy strict, and pyright on tests/typing
 	$(call step,types: mypy)

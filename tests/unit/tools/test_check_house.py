@@ -73,7 +73,7 @@ def test_a_module_of_60_lines_is_large_enough_and_blank_lines_and_comments_count
         "from .small import x\n",
         "from . import small\n",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.small import x\n",
-        "def f():\n    try:\n        pass\n    except OSError:\n        with open('x'):\n            import pkg.small\n",
+        "def f():\n    try:\n        pass\n    except OSError:\n        with x():\n            import pkg.small\n",
         "match 1:\n    case 1:\n        from pkg import small\n",
     ],
 )
