@@ -14,13 +14,18 @@ CODE := $(wildcard src tests tools bench examples)
 ARGS ?=
 SEEDS ?= 5000
 FLOOD ?= 1000000
+JOBS ?= logical
+# The files with tests marked `alone`: collecting all others, only to leave them out, takes ten seconds.
+ALONE = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
+# A choice by ARGS may leave one of the two steps without a test, which pytest ends with 5.
+SOME = $(if $(ARGS),|| test $$? -eq 5)
 
 # Pyright comes with its wheel; without this it would ask the network whether there is a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults mutants soak fmt lint house map types pytest clean
+.PHONY: help venv run test bench faults mutants soak fmt lint house map types pytest coverage clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -36,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh tools/system_package
 run: $(STAMP) ## the whole system at work for a minute; ARGS="--retry" for a tour of retrying alone
 	@$(BIN)/python -m reefknot.demo $(ARGS)
 
-test: lint types pytest ## everything CI does
+test: lint types pytest coverage ## everything CI does
 
 bench: $(STAMP) ## side by side with the peers
 	@tools/system_packages.sh bench
@@ -83,10 +88,15 @@ types: $(STAMP) ## mypy strict, and pyright on tests/typing
 	$(call step,types: pyright)
 	@if [ -d tests/typing ]; then $(BIN)/pyright; else echo 'tests/typing is not there yet'; fi
 
-pytest: $(STAMP) ## the tests, snippets of the documents and examples among them, with the coverage of the core
+pytest: $(STAMP) ## the tests, snippets of the documents and examples among them; ARGS='-k breaker' for some
 	$(call step,tests)
-	@$(BIN)/coverage run -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not alone' $(ARGS) $(SOME)
+	$(call step,tests that need the machine for themselves)
+	@$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) $(SOME)
+
+coverage: $(STAMP) ## the branch coverage of the core by its own tests
 	$(call step,branch coverage of the core)
+	@$(BIN)/coverage run -m pytest -q --durations=0 --durations-min=1 tests/unit/core
 	@$(BIN)/coverage report
 
 clean: ## remove what was made, .venv too

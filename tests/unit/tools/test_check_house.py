@@ -49,6 +49,7 @@ def function_of(lines: int, name: str = "f", indent: str = "") -> str:
         ('x = """\n' + "# inside a text, and no comment\n" * 449 + '"""\n', 451),
         ('x = f"""\n' + "# inside a text, and no comment {x}\n" * 449 + '"""\n', 451),
     ],
+    ids=["at the limit", "beyond", "comments at the limit", "comments beyond", "text", "formatted text"],
 )
 def test_a_module_has_at_most_450_lines_that_are_neither_blank_nor_comment(
     check: Write, source: str, found: int | None
@@ -117,6 +118,7 @@ def test_a_package_with_a_ceiling_of_its_own_is_held_to_that(check: Write, monke
         ("if True:\n" + function_of(61, indent="    "), 2, "f"),
         ("def g():\n" + function_of(58, indent="    ") + "    y = 1\n    return 1\n", 1, "g"),
     ],
+    ids=["function", "method", "async", "behind a condition", "around another"],
 )
 def test_a_function_beyond_60_lines_is_found_where_it_starts(check: Write, source: str, line: int, name: str) -> None:
     found = f"src/pkg/m.py:{line}: function-ceiling: function {name} has 61 lines of code, 60 are allowed"
@@ -255,6 +257,7 @@ def test_an_import_that_is_exempt_breaks_its_cycle_and_no_other(check: Write) ->
         ("first-words src/pkg/m.py:f", 'def f():\n    """It."""\n'),
         ("import-cycles pkg.m -> pkg.n", "from pkg import n\n"),
     ],
+    ids=["function", "ceiling", "floor", "module's word", "function's word", "cycle"],
 )
 def test_an_exemption_holds_while_it_has_a_reason_and_is_needed(check: Write, key: str, source: str) -> None:
     rule, _, place = key.partition(" ")

@@ -13,6 +13,17 @@ from tools.draw_map import drawing, headline, main, package_graph, page_with, re
 from tools.source_tree import ROOT, Module, cycles, import_graph, read_modules
 
 
+@pytest.fixture(scope="module")
+def product() -> list[Module]:
+    """The modules of the product, read once for all tests."""
+    return read_modules()
+
+
+@pytest.fixture(autouse=True)
+def read_once(monkeypatch: pytest.MonkeyPatch, product: list[Module]) -> None:
+    monkeypatch.setattr(draw_map, "read_modules", lambda root: product)
+
+
 def module(name: str, source: str = "", *, package: bool = False) -> Module:
     path = "src/" + name.replace(".", "/") + ("/__init__.py" if package else ".py")
     return Module(name, path, source, ast.parse(source))
@@ -120,9 +131,9 @@ def test_other_arguments_are_refused() -> None:
     assert main(["--force"]) == 2
 
 
-def test_the_graph_of_the_source_knows_the_imports_it_should() -> None:
+def test_the_graph_of_the_source_knows_the_imports_it_should(product: list[Module]) -> None:
     """A control: a graph that misses imports has no cycles either."""
-    graph = import_graph(read_modules())
+    graph = import_graph(product)
 
     assert "reefknot.core.retry.policy" in graph["reefknot.core.retry.decide"]
     assert "reefknot.errors" in graph["reefknot.core.retry.policy"]
