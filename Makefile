@@ -1,4 +1,4 @@
-# The one door. `make run` shows it, `make test` is everything CI does, `make bench` measures it beside its peers.
+# `make run` shows the product at work, `make test` is everything CI does, `make bench` measures it beside its peers.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -43,14 +43,14 @@ run: $(STAMP) ## the whole system at work for a minute; ARGS="--retry" for a tou
 
 test: lint types pytest coverage ## everything CI does
 
-bench: $(STAMP) ## side by side with the peers
+bench: $(STAMP) ## the benchmarks, side by side with the peers
 	@tools/system_packages.sh bench
 	@$(BIN)/python -m bench $(ARGS)
 
 faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them; minutes
 	@REEFKNOT_FAULT_POINTS=all $(BIN)/python -m pytest tests/faults $(ARGS)
 
-mutants: $(STAMP) ## change the core in every way, count the changes that no test notices
+mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices; ARGS='reefknot.core.retry.decide*' for some
 	@$(BIN)/mutmut run $(ARGS)
 	@$(BIN)/mutmut export-cicd-stats
 	@$(BIN)/python tools/mutant_score.py
