@@ -56,7 +56,7 @@ mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices
 	@$(BIN)/python tools/mutant_score.py
 
 soak: $(STAMP) ## the whole-system simulation, many seeds: SEEDS=5000; and a flood of keys: FLOOD=1000000
-	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation/test_whole_system.py -k every_promise $(ARGS)
+	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/simulation/test_whole_system.py -k every_promise $(ARGS)
 	@FLOOD_KEYS=$(FLOOD) $(BIN)/python -m pytest -q -s tests/security/test_key_flood.py $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what can be fixed
