@@ -1,4 +1,4 @@
-# The one door. `make run` shows it, `make test` is everything CI does, `make bench` measures it beside its peers.
+# `make run` shows the product at work, `make test` is everything CI does, `make bench` measures it beside its peers.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,13 +14,18 @@ CODE := $(wildcard src tests tools bench examples)
 ARGS ?=
 SEEDS ?= 5000
 FLOOD ?= 1000000
+JOBS ?= logical
+# The files with tests marked `alone`: collecting all others, only to leave them out, takes ten seconds.
+ALONE = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
+# A choice by ARGS may leave one of the two steps without a test, which pytest ends with 5.
+SOME = $(if $(ARGS),|| test $$? -eq 5)
 
 # Pyright comes with its wheel; without this it would ask the network whether there is a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults mutants soak fmt lint types pytest clean
+.PHONY: help venv run test bench faults mutants soak fmt lint house map types pytest coverage clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -36,22 +41,22 @@ $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh tools/system_package
 run: $(STAMP) ## the whole system at work for a minute; ARGS="--retry" for a tour of retrying alone
 	@$(BIN)/python -m reefknot.demo $(ARGS)
 
-test: lint types pytest ## everything CI does
+test: lint types pytest coverage ## everything CI does
 
-bench: $(STAMP) ## side by side with the peers
+bench: $(STAMP) ## the benchmarks, side by side with the peers
 	@tools/system_packages.sh bench
 	@$(BIN)/python -m bench $(ARGS)
 
 faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them; minutes
 	@REEFKNOT_FAULT_POINTS=all $(BIN)/python -m pytest tests/faults $(ARGS)
 
-mutants: $(STAMP) ## change the core in every way, count the changes that no test notices
+mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices; ARGS='reefknot.core.retry.decide*' for some
 	@$(BIN)/mutmut run $(ARGS)
 	@$(BIN)/mutmut export-cicd-stats
 	@$(BIN)/python tools/mutant_score.py
 
 soak: $(STAMP) ## the whole-system simulation, many seeds: SEEDS=5000; and a flood of keys: FLOOD=1000000
-	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation/test_whole_system.py -k every_promise $(ARGS)
+	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/simulation/test_whole_system.py -k every_promise $(ARGS)
 	@FLOOD_KEYS=$(FLOOD) $(BIN)/python -m pytest -q -s tests/security/test_key_flood.py $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what can be fixed
@@ -66,9 +71,16 @@ lint: $(STAMP) ## format, lint, import order, sizes, words
 	$(call step,import order)
 	@$(BIN)/lint-imports --no-logo --no-cache
 	$(call step,sizes)
-	@$(BIN)/python tools/check_sizes.py
+	@$(BIN)/python -m tools.check_house module-ceiling function-ceiling package-ceiling
 	$(call step,words)
 	@$(BIN)/python tools/check_words.py
+
+house: $(STAMP) ## the rules for sizes, names, docstrings and import cycles; ARGS=--summary counts them by package
+	$(call step,house rules)
+	@$(BIN)/python -m tools.check_house $(ARGS)
+
+map: $(STAMP) ## draw the tree of modules and the graph of imports in docs/architecture.md anew
+	@$(BIN)/python -m tools.draw_map
 
 types: $(STAMP) ## mypy strict, and pyright on tests/typing
 	$(call step,types: mypy)
@@ -76,10 +88,15 @@ types: $(STAMP) ## mypy strict, and pyright on tests/typing
 	$(call step,types: pyright)
 	@if [ -d tests/typing ]; then $(BIN)/pyright; else echo 'tests/typing is not there yet'; fi
 
-pytest: $(STAMP) ## the tests, snippets of the documents and examples among them, with the coverage of the core
+pytest: $(STAMP) ## the tests, snippets of the documents and examples among them; ARGS='-k breaker' for some
 	$(call step,tests)
-	@$(BIN)/coverage run -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not alone' $(ARGS) $(SOME)
+	$(call step,tests that need the machine for themselves)
+	@$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) $(SOME)
+
+coverage: $(STAMP) ## the branch coverage of the core by its own tests
 	$(call step,branch coverage of the core)
+	@$(BIN)/coverage run -m pytest -q --durations=0 --durations-min=1 tests/unit/core
 	@$(BIN)/coverage report
 
 clean: ## remove what was made, .venv too

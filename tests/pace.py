@@ -1,8 +1,8 @@
 """
-How fast this machine runs plain Python at the moment, for the few tests that have to name a time.
+The speed of this machine at plain Python, measured now, for the few tests that have to name a limit in seconds.
 
-A shared machine, or one that traces every call, is several times slower than the one a limit was written for. Whatever
-is too slow by its own fault is too slow beside this as well.
+A shared machine, or one that traces every call, is several times slower than the one a limit was written for. Code that
+is too slow by its own fault is too slow beside this measure as well.
 """
 
 import time
@@ -13,11 +13,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 NOMINAL_S = 0.012
-"""What the work below takes on the machine the limits were written for."""
+"""CPU time of the work below on the machine that the limits were written for."""
 
 
 def slowness() -> float:
-    """So many times slower than that machine, and never less than one."""
+    """How many times slower this machine is than the nominal one; never less than 1."""
     return max(1.0, min(_spent() for _ in range(3)) / NOMINAL_S)
 
 
@@ -36,9 +36,9 @@ def _count(words: dict[str, int], number: int) -> None:
 
 def within(seconds: float, do: Callable[[], T]) -> T:
     """
-    What it gives. It has to end in time once in three tries: a machine that stalls does not stall three times.
+    The result of `do`, which has to end in time at least once in three tries: a stalled machine does not stall thrice.
 
-    A machine that is slow all the time has so much more of it.
+    On a machine that is slow all the time the limit grows with its slowness.
     """
     shortest, limit = inf, seconds
     for _ in range(3):

@@ -8,6 +8,8 @@ from tests.faults.points import ALL, either
 from tests.faults.stub import stub
 from tests.faults.system_load import Findings, Load, loaded
 
+pytestmark = pytest.mark.alone
+
 SERVICE_MS = 40
 FASTEST, SLOWEST = 200.0, 50.0
 """What the service can do a second, at most and at least."""

@@ -1,0 +1,275 @@
+"""
+House rules for the shape of the source: sizes, names, docstrings and import cycles, in one report.
+
+    check_house.py [--summary] [RULE ...]
+
+Without a rule all are checked. `--summary` prints a table of counts by rule and package instead of the findings. The
+exit code is 1 when anything is found.
+
+Blank lines and comments do not count against a ceiling, and do count towards the floor: no limit is a reason to leave a
+comment out. A deliberate violation stands in `EXEMPT` with its reason; an entry that is no longer needed is a finding
+too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tools.source_tree import ROOT, Graph, Module, cycles, import_graph, reachable, read_modules
+
+MODULE_CEILING = 450
+MODULE_FLOOR = 60
+IMPORTERS_OF_A_SMALL_MODULE = 4
+FUNCTION_CEILING = 60
+PACKAGE_CEILING = 16
+PACKAGE_CEILINGS = {"reefknot.cli": 22}  # a file per noun, and the words of the command line are many
+
+# A docstring's first word names a thing. These point at one that the reader has not met yet, or ask.
+PRONOUNS = frozenset({"it", "its", "they", "those", "these", "whoever", "whose", "nobody", "somebody", "one"})
+QUESTIONS = frozenset({"what", "who", "as", "how", "where", "when"})
+_FIRST_WORDS = re.compile(r"\s*([a-z]+)(?:['’][a-z]+)?(?:\s+([a-z]+))?(?![\w-])", re.IGNORECASE)
+
+# Key → reason. Keys: "rule path"; "rule path:name" for a function, class or docstring; "import-cycles importer ->
+# imported" for one import that may lie on a cycle, because only a type needs it.
+EXEMPT: Mapping[str, str] = {
+    "module-floor src/reefknot/engines/log_sink.py": "an engine is a module of its own, and this one is small",
+}
+
+_Def = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One violation: the rule, where it is, and what is wrong. `name` tells findings of one file apart."""
+
+    rule: str
+    path: str
+    line: int
+    message: str
+    part: str
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        """The entry of `EXEMPT` that would excuse this finding."""
+        return f"{self.rule} {self.path}:{self.name}" if self.name else f"{self.rule} {self.path}"
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule}: {self.message}"
+
+
+class Source:
+    """The whole tree as the rules see it: modules, imports, entry points. Everything is computed once."""
+
+    def __init__(self, root: Path, exempt: Mapping[str, str]) -> None:
+        self.root = root
+        self.exempt = exempt
+        self.modules = read_modules(root)
+        self.definitions = {module.name: tuple(_definitions(module.tree)) for module in self.modules}
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Imports without those of the root package, which names everything for type checkers and loads it on use."""
+        graph = import_graph(self.modules)
+        return {name: imports for name, imports in graph.items() if "." in name}
+
+    @cached_property
+    def importers(self) -> Counter[str]:
+        return Counter(target for targets in self.graph.values() for target in targets)
+
+    @cached_property
+    def entry_points(self) -> frozenset[str]:
+        """Modules that something outside loads: commands and plugins named by `pyproject.toml`, and `__main__`."""
+        file = self.root / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {}) if file.exists() else {}
+        groups = [project.get("scripts", {}), *project.get("entry-points", {}).values()]
+        named = {target.partition(":")[0] for group in groups for target in group.values()}
+        return frozenset(named | {module.name for module in self.modules if module.name.endswith(".__main__")})
+
+
+def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, _Def]]:
+    """Every function and class with its dotted name, nested ones too."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield prefix + child.name, child
+                yield from _definitions(child, f"{prefix}{child.name}.")
+            case ast.stmt() | ast.excepthandler() | ast.match_case():
+                yield from _definitions(child, prefix)
+            case _:
+                continue
+
+
+def code_lines(module: Module) -> frozenset[int]:
+    """The numbers of the lines that are neither blank nor only a comment."""
+    inside_text: set[int] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno and node.end_lineno > node.lineno:
+            inside_text.update(range(node.lineno, node.end_lineno + 1))
+    numbered = ((number, line.strip()) for number, line in enumerate(module.source.splitlines(), 1))
+    return frozenset(number for number, line in numbered if line and (line[0] != "#" or number in inside_text))
+
+
+def module_ceiling(source: Source) -> Iterator[Finding]:
+    for module in source.modules:
+        if len(module.source.splitlines()) <= MODULE_CEILING:
+            continue
+        if (lines := len(code_lines(module))) > MODULE_CEILING:
+            message = f"module has {lines} lines of code, {MODULE_CEILING} are allowed"
+            yield Finding("module-ceiling", module.path, 1, message, module.part)
+
+
+def module_floor(source: Source) -> Iterator[Finding]:
+    for module in source.modules:
+        lines = len(module.source.splitlines())
+        if lines >= MODULE_FLOOR or module.is_package or module.name in source.entry_points:
+            continue
+        if (importers := source.importers[module.name]) < IMPORTERS_OF_A_SMALL_MODULE:
+            message = (
+                f"module has {lines} lines and {importers} importers; under {MODULE_FLOOR} lines "
+                f"it needs {IMPORTERS_OF_A_SMALL_MODULE}: merge it into the module it is read with"
+            )
+            yield Finding("module-floor", module.path, 1, message, module.part)
+
+
+def package_ceiling(source: Source) -> Iterator[Finding]:
+    sizes = Counter(module.package for module in source.modules if not module.is_package)
+    for package in (module for module in source.modules if module.is_package):
+        ceiling = PACKAGE_CEILINGS.get(package.name, PACKAGE_CEILING)
+        if sizes[package.name] > ceiling:
+            message = f"package has {sizes[package.name]} modules, {ceiling} are allowed"
+            yield Finding("package-ceiling", package.path, 1, message, package.part)
+
+
+def function_ceiling(source: Source) -> Iterator[Finding]:
+    for module in source.modules:
+        long = [
+            (name, node)
+            for name, node in source.definitions[module.name]
+            if not isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno >= FUNCTION_CEILING
+        ]
+        lines = code_lines(module) if long else frozenset()
+        for name, node in long:
+            size = sum(1 for line in lines if node.lineno <= line <= (node.end_lineno or 0))
+            if size > FUNCTION_CEILING:
+                message = f"function {name} has {size} lines of code, {FUNCTION_CEILING} are allowed"
+                yield Finding("function-ceiling", module.path, node.lineno, message, module.part, name)
+
+
+def class_names(source: Source) -> Iterator[Finding]:
+    """Class names that two modules use. Variants in one module, one of which is defined, are one class."""
+    places: dict[str, list[tuple[Module, int]]] = defaultdict(list)
+    for module in source.modules:
+        found = ((name, node) for name, node in source.definitions[module.name] if isinstance(node, ast.ClassDef))
+        first = {name.rpartition(".")[2]: node.lineno for name, node in reversed(list(found))}
+        for name, line in first.items():
+            places[name].append((module, line))
+    for name, defined in sorted(places.items()):
+        if len(defined) > 1:
+            for module, line in defined:
+                others = ", ".join(other.path for other, _ in defined if other is not module)
+                message = f"class {name} is also in {others}"
+                yield Finding("class-names", module.path, line, message, module.part, name)
+
+
+def first_words(source: Source) -> Iterator[Finding]:
+    for module in source.modules:
+        documented: list[tuple[str, ast.Module | _Def]] = [("", module.tree), *source.definitions[module.name]]
+        for name, node in documented:
+            word = pointing_word(ast.get_docstring(node, clean=False) or "")
+            if word:
+                line = node.body[0].lineno
+                message = f"docstring of {name or 'the module'} begins with {word!r}: name the thing instead"
+                yield Finding("first-words", module.path, line, message, module.part, name)
+
+
+def pointing_word(docstring: str) -> str:
+    """The pronoun or question word that a docstring begins with, as written; "" if it begins with something else."""
+    found = _FIRST_WORDS.match(docstring)
+    if found is None:
+        return ""
+    first, second = found[1], found[2] or ""
+    if f"{first} {second}".lower() == "the same":
+        return f"{first} {second}"
+    return first if first.lower() in PRONOUNS | QUESTIONS else ""
+
+
+def import_cycles(source: Source) -> Iterator[Finding]:
+    """Modules that import each other. An exempt import is taken out of the graph, and reported to be excused."""
+    modules = {module.name: module for module in source.modules}
+    graph = {name: set(imports) for name, imports in source.graph.items()}
+    for key in source.exempt:
+        rule, _, edge = key.partition(" ")
+        importer, _, imported = edge.partition(" -> ")
+        if rule == "import-cycles" and importer in reachable(imported, source.graph) and imported in graph[importer]:
+            graph[importer].remove(imported)
+            yield Finding("import-cycles", edge, 1, "import on a cycle", modules[importer].part)
+    for cycle in cycles({name: frozenset(imports) for name, imports in graph.items()}):
+        module = modules[cycle[0]]
+        message = "modules import each other: " + " → ".join(name.partition(".")[2] for name in cycle)
+        yield Finding("import-cycles", module.path, 1, message, module.part)
+
+
+RULES: Mapping[str, Callable[[Source], Iterator[Finding]]] = {
+    "module-ceiling": module_ceiling,
+    "module-floor": module_floor,
+    "package-ceiling": package_ceiling,
+    "function-ceiling": function_ceiling,
+    "class-names": class_names,
+    "first-words": first_words,
+    "import-cycles": import_cycles,
+}
+
+
+def findings(root: Path, exempt: Mapping[str, str] = EXEMPT, rules: Sequence[str] = ()) -> list[Finding]:
+    """Every violation under `root`, in the order of the rules, without those that are exempt."""
+    source = Source(root, exempt)
+    chosen = list(rules) or list(RULES)
+    found = [finding for rule in chosen for finding in RULES[rule](source)]
+    needed = {finding.key for finding in found}
+    report = [finding for finding in found if finding.key not in exempt]
+    for key, reason in exempt.items():
+        rule, _, path = key.partition(" ")
+        if rule in chosen and (key not in needed or not reason.strip()):
+            message = "exempt, yet nothing is found there" if key not in needed else "exempt without a reason"
+            report.append(Finding(rule, path, 1, message, part="exempt"))
+    return report
+
+
+def summary(found: Sequence[Finding], rules: Sequence[str] = ()) -> str:
+    """A table: a row for each package with findings, a column for each rule, and the sums."""
+    columns = [*(rules or RULES), "all"]
+    counts: Counter[tuple[str, str]] = Counter()
+    for finding in found:
+        for row in (finding.part, "all"):
+            counts[row, finding.rule] += 1
+            counts[row, "all"] += 1
+    rows = [*sorted({finding.part for finding in found}), "all"]
+    lines = ["".join([f"{'package':<12}", *(f"{column:>18}" for column in columns)])]
+    lines += ["".join([f"{row:<12}", *(f"{counts[row, column] or '·':>18}" for column in columns)]) for row in rows]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    rules = [argument for argument in arguments if argument != "--summary"]
+    if unknown := [rule for rule in rules if rule not in RULES]:
+        print(f"no such rule: {', '.join(unknown)}; there are {', '.join(RULES)}", file=sys.stderr)
+        return 2
+    found = findings(ROOT, EXEMPT, rules)
+    if "--summary" in arguments:
+        print(summary(found, rules))
+    else:
+        print("\n".join(map(str, found)) or f"nothing against {', '.join(rules or RULES)}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
