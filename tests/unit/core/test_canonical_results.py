@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot.core.canonical import checked_type, plain, read_as, text_of
+from reefknot.core.canonical import checked_result_type, json_value, result_from_json, result_to_json
 from reefknot.errors import NotJsonError, ParameterTypeError
 
 
@@ -42,9 +42,9 @@ MOMENT = dt.datetime(2026, 11, 15, tzinfo=dt.UTC)
     ],
 )
 def test_a_result_is_one_text_and_comes_back_as_its_type(value: object, text: str, result_type: Any) -> None:
-    assert text_of(value) == text
-    assert checked_type(result_type) is result_type
-    assert read_as(text, result_type) == value
+    assert result_to_json(value) == text
+    assert checked_result_type(result_type) is result_type
+    assert result_from_json(text, result_type) == value
 
 
 def circle() -> list[Any]:
@@ -56,18 +56,18 @@ def circle() -> list[Any]:
 @pytest.mark.parametrize("value", [object(), circle(), {"inside": [lambda: None]}])
 def test_a_value_without_a_json_form_is_refused_with_the_name_of_what_it_is(value: object) -> None:
     with pytest.raises(NotJsonError, match="the answer"):
-        plain(value, "the answer")
+        json_value(value, "the answer")
     with pytest.raises(NotJsonError, match="the result"):
-        text_of(value)
+        result_to_json(value)
 
 
 @pytest.mark.parametrize("result_type", [object, re.Pattern, "Order", 7, int | list[int] | tuple[int, ...]])
 def test_a_type_that_no_json_can_be_read_as_is_refused_before_anything_is_recorded(result_type: Any) -> None:
     with pytest.raises(ParameterTypeError, match=r"result_type.*a type that JSON can be read as"):
-        checked_type(result_type)
+        checked_result_type(result_type)
 
 
 @pytest.mark.parametrize(("text", "result_type"), [("[1]", Order), ('"x"', int), ('{"number":"7","lines":[]}', Order)])
 def test_a_recorded_result_that_does_not_fit_the_type_is_refused(text: str, result_type: Any) -> None:
     with pytest.raises(ParameterTypeError, match=r"result_type.*a type that the recorded result fits"):
-        read_as(text, result_type)
+        result_from_json(text, result_type)
