@@ -174,9 +174,7 @@ class MemoryQuarantine:
         now = self._work.shared.now()
         items = self._meant(which)
         if not dry_run:
-            came_from = (self._work.items.get(core.submission_id(item.id)) for item in items)
-            failed = [one for one in came_from if one is not None and one.state is WorkState.FAILED]
-            for item in [*items, *failed]:
+            for item in items:
                 self._work.put(core.requeue(item, now, who=who), now)
             self._tell(items, events)
         return [item.id for item in items]

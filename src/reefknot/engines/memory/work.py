@@ -1,14 +1,10 @@
-"""
-The leases of a memory store.
-
-Work in a dictionary, and in one heap for each class that says what is next.
-"""
+"""The work of a memory store: items in a dictionary, and a heap for each class that says what is next."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from math import inf
 
@@ -93,6 +89,32 @@ class MemoryWorkQueue:
             self.shared.changed()
         return answers
 
+    async def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        now = self.shared.now()
+        lease_ms = milliseconds(lease)
+        kept: list[WorkItem | None] = []
+        for item in items:
+            new = core.accepted_for_worker(self.items.get(item.id), item, now)
+            if new is not None:
+                self._order.setdefault(new.id, next(self._arrivals))
+                if item.id in start:
+                    new = core.started(new, owner=owner, fence=new.fence + 1, lease_ms=lease_ms, now=now)
+                self.put(new, now)
+            kept.append(new)
+        answers = [Enqueued.DUPLICATE if new is None else Enqueued.ACCEPTED for new in kept]
+        if Enqueued.ACCEPTED in answers:
+            self._audit.add(events_to_keep(items, answers, events))
+            self.shared.changed()
+        return kept
+
     async def claim(
         self,
         n: int,
@@ -155,9 +177,6 @@ class MemoryWorkQueue:
         if item is None or item.state is not WorkState.PENDING:
             return False
         if item.resource_class != resource_class:
-            left = self._ready.get(item.resource_class, [])
-            left[:] = [place for place in left if place[3] != work_id]
-            heapq.heapify(left)
             self.put(structs.replace(item, resource_class=resource_class, updated_at=now.wall), now)
             self.shared.changed()
         return True
@@ -184,10 +203,6 @@ class MemoryWorkQueue:
             if len(found) >= limit:
                 break
         return found
-
-    async def counts(self) -> Mapping[WorkState, int]:
-        self.shared.now()
-        return Counter(item.state for item in self.items.values())
 
     async def snapshot(self) -> WorkSnapshot:
         now = self.shared.now()
@@ -220,6 +235,16 @@ class MemoryWorkQueue:
             if not left:
                 return False
             await self.shared.change(left if soonest is None else min(left, soonest / 1000))
+
+    async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
+        deadline = self.shared.deadline(timeout)
+        while True:
+            self.shared.now()
+            item = self.items.get(work_id)
+            left = self.shared.left(deadline)
+            if (item is not None and core.is_over(item)) or not left:
+                return item if item is not None and core.is_over(item) else None
+            await self.shared.change(left)
 
     def put(self, item: WorkItem, now: Moment) -> None:
         """Keep an item as it is now, at the place that belongs to its state."""
@@ -264,25 +289,28 @@ class MemoryWorkQueue:
             self._audit.add(tuple(crash_events(item)) if crash_events else ())
         self._next_lease_end = min((self.items[work_id].lease_until for work_id in self._running), default=inf)
 
-    def _is_ready(self, place: _Place) -> bool:
+    def _is_ready(self, name: str, place: _Place) -> bool:
         item = self.items.get(place[3])
-        return item is not None and item.state is WorkState.PENDING and item.due_at == place[1]
+        is_due = item is not None and item.state is WorkState.PENDING and item.due_at == place[1]
+        return is_due and item is not None and item.resource_class == name
 
     def _next(self, n: int, classes: Sequence[str], newest_first: bool) -> list[_Place]:
-        heaps = [self._ready[name] for name in dict.fromkeys(classes) if name in self._ready]
+        heaps = {name: self._ready[name] for name in dict.fromkeys(classes) if name in self._ready}
         if newest_first:
-            places = sorted({place for heap in heaps for place in heap if self._is_ready(place)}, key=_newest)[:n]
-            for heap in heaps:
-                heap[:] = [place for place in heap if place not in places and self._is_ready(place)]
+            ready = {place for name, heap in heaps.items() for place in heap if self._is_ready(name, place)}
+            places = sorted(ready, key=_newest)[:n]
+            for name, heap in heaps.items():
+                heap[:] = [place for place in heap if place not in places and self._is_ready(name, place)]
                 heapq.heapify(heap)
             return places
         taken: list[_Place] = []
         while len(taken) < n:
-            filled = [heap for heap in heaps if heap]
+            filled = [(heap[0], name) for name, heap in heaps.items() if heap]
             if not filled:
                 break
-            place = heapq.heappop(min(filled, key=lambda heap: heap[0]))
-            if self._is_ready(place) and place not in taken:
+            _, name = min(filled)
+            place = heapq.heappop(heaps[name])
+            if self._is_ready(name, place) and place not in taken:
                 taken.append(place)
         return taken
 

@@ -92,7 +92,22 @@ CREATE TABLE listener (
 ) STRICT, WITHOUT ROWID;
 """
 
-STEPS = (_FIRST, _MESSAGES)
+# One record per assignment: a submission used to be a row of its own, with a prefix before the assignment's id.
+_ONE_RECORD = """
+ALTER TABLE work ADD COLUMN admission TEXT NOT NULL DEFAULT '';
+UPDATE work SET result = coalesce(result, (
+    SELECT submission.result FROM work AS submission WHERE submission.id = char(31) || 'route/' || work.id))
+WHERE EXISTS (SELECT 1 FROM work AS submission WHERE submission.id = char(31) || 'route/' || work.id);
+UPDATE work SET admission = json_remove(CAST(payload AS TEXT), '$.assignment'),
+    payload = CAST(json_extract(CAST(payload AS TEXT), '$.assignment') AS BLOB)
+WHERE instr(resource_class, '@') > 0 AND json_valid(CAST(payload AS TEXT))
+    AND json_type(CAST(payload AS TEXT), '$.assignment') = 'object';
+DELETE FROM work WHERE resource_class = 'router' AND substr(id, 1, 7) = char(31) || 'route/'
+    AND EXISTS (SELECT 1 FROM work AS assigned WHERE assigned.id = substr(work.id, 8));
+UPDATE work SET id = substr(id, 8) WHERE resource_class = 'router' AND substr(id, 1, 7) = char(31) || 'route/';
+"""
+
+STEPS = (_FIRST, _MESSAGES, _ONE_RECORD)
 VERSION = len(STEPS)
 
 

@@ -102,21 +102,24 @@ class Wake:
         self._quick_until = 0.0
 
     @contextmanager
-    def listening(self, topic: str) -> Iterator[asyncio.Future[None]]:
-        """A future that is done after the next change of the topic. Look at the store after entering, not before."""
+    def listening(self, *topics: str) -> Iterator[asyncio.Future[None]]:
+        """A future that is done after the next change of a topic. Look at the store after entering, not before."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        waiting = self._waiting.setdefault(topic, set())
-        waiting.add(future)
+        for topic in topics:
+            self._waiting.setdefault(topic, set()).add(future)
         if self._timer is None:
             self._version = self._read_version()
             self._timer = loop.call_later(INTERVAL, self._look, loop)
         try:
             yield future
         finally:
-            waiting.discard(future)
-            if not waiting and self._waiting.get(topic) is waiting:
-                del self._waiting[topic]
+            for topic in topics:
+                waiting = self._waiting.get(topic)
+                if waiting is not None:
+                    waiting.discard(future)
+                    if not waiting:
+                        del self._waiting[topic]
 
     def fire(self, topics: set[str]) -> None:
         """This process wrote: whoever waits for one of these looks again."""
@@ -199,5 +202,5 @@ class Link:
         """Seconds until then, 0 when it has passed."""
         return max(0.0, deadline - asyncio.get_running_loop().time())
 
-    def listening(self, topic: str) -> AbstractContextManager[asyncio.Future[None]]:
-        return self._wake.listening(topic)
+    def listening(self, *topics: str) -> AbstractContextManager[asyncio.Future[None]]:
+        return self._wake.listening(*topics)

@@ -1,6 +1,6 @@
 """What every quarantine does."""
 
-from reefknot.core.work import Budget, Quarantine, Settled, WorkDone, WorkFailed, WorkItem, WorkState, submission_id
+from reefknot.core.work import Budget, Quarantine, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.store import Store
@@ -62,28 +62,18 @@ class QuarantineContract:
 
         harness.run(story)
 
-    def test_what_failed_because_of_it_is_open_again_and_nothing_else_is(self, harness: Harness) -> None:
+    def test_a_requeued_item_has_no_result_and_all_of_its_time_again(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
-            names = [submission_id("a"), submission_id("b"), submission_id("c")]
-            for name in names:
-                await store.work.enqueue([WorkItem(name, "t", "desk", deadline_at=wall_ms(clock) + 5000)])
-            held = {item.id: item for item in await store.work.claim(9, owner="r", classes=("desk",))}
-            old = WorkFailed(None, '"old"', "error")
-            ends: list[Settled] = [old, old, WorkDone('"old"')]
-            reports = [Settlement(name, "r", held[name].fence, end) for name, end in zip(names, ends, strict=True)]
-            await store.work.settle(reports)
-            await quarantined(store, "a")
-            await quarantined(store, "c")
+            await store.work.enqueue([WorkItem("a", "t", deadline_at=wall_ms(clock) + 5000)])
+            (item,) = await store.work.claim(1, owner="w")
+            aside = Quarantine("bad", None, '"old"')
+            await store.work.settle([Settlement("a", "w", item.fence, aside)])
             clock.advance(60)
-            assert await store.quarantine.requeue(ALL, who="ann") == ["a", "c"]
-            open_again = await store.work.claim(9, owner="r", classes=("desk",))
-            assert [(item.id, item.result, item.generation) for item in open_again] == [(names[0], None, 1)]
-            assert open_again[0].deadline_at == wall_ms(clock) + 5000, "its time begins anew"
-            assert open_again[0].fence > held[names[0]].fence
-            for name in names[1:]:
-                item = await store.work.get(name)
-                assert item is not None
-                assert item.result == '"old"'
+            await store.quarantine.requeue(ALL, who="ann")
+            (again,) = await store.work.claim(1, owner="w")
+            assert (again.result, again.generation) == (None, 1)
+            assert again.deadline_at == wall_ms(clock) + 5000
+            assert again.fence > item.fence
 
         harness.run(story)
 
