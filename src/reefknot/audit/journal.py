@@ -95,6 +95,25 @@ def event_id() -> str:
     return f"{chance.process_seed:016x}-{_next_number():x}"
 
 
+def envelope(
+    *,
+    wall: float,
+    work_id: str | None = None,
+    tenant_id: str | None = None,
+    trace_id: str | None = None,
+    correlation_id: str | None = None,
+) -> dict[str, Any]:
+    """Fields that every event has: its time (`wall`, seconds since the epoch), a new id, and the ids of its work."""
+    return {
+        "timestamp": timestamp(wall),
+        "event_id": event_id(),
+        "tenant_id": tenant_id,
+        "correlation_id": correlation_id,
+        "trace_id": trace_id,
+        "work_id": work_id,
+    }
+
+
 def now_text() -> str:
     """This moment, as events write it."""
     return timestamp(timing.wall())
