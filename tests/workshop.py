@@ -149,7 +149,7 @@ class Shop:
 
     def vanish(self, member: Worker | Router) -> None:
         """As kill -9: its tasks end where they are."""
-        for task in [*member._tasks, *member._crew._tasks]:
+        for task in [*member._tasks, *member._background._tasks]:
             task.cancel()
         if isinstance(member, Worker):
             for pool in member.pools.values():

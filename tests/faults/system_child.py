@@ -236,7 +236,7 @@ async def second_life(plan: dict[str, Any], folder: Path, accepted: list[str]) -
         results = {}
         for name in accepted:
             left = max(0.0, ends - asyncio.get_running_loop().time())
-            found = await system.router.desk.result(name, left)
+            found = await system.router.submissions.result(name, left)
             results[name] = None if found is None else _text(found)
         await asyncio.sleep(0.3)  # whoever would answer a second time has had its time to
         again = {}

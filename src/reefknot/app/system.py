@@ -98,7 +98,7 @@ class System:
             clock,
             size=self.routing.rules.size,
             routed=presence.has_router,
-            told=presence.told_by_routers,
+            snapshots=presence.told_by_routers,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
@@ -328,5 +328,5 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
             clock_of_this_loop(),
             size=size,
             routed=presence.has_router,
-            told=presence.told_by_routers,
+            snapshots=presence.told_by_routers,
         )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
@@ -27,10 +28,11 @@ import msgspec
 from reefknot import clock as timing
 from reefknot.core.audit.event import Event, encode, timestamp
 from reefknot.core.redaction import Redactor
-from reefknot.errors import AuditUnavailableError, ParameterError
+from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime import seeds as chance
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.tasks import start as keep
 
 if TYPE_CHECKING:
     from reefknot.core.audit.chain import Head
@@ -206,6 +208,27 @@ class Journal:
         self._say(trouble)
         if self._closed:
             raise AuditUnavailableError(events=len(events) or len(pending)) from trouble
+
+    def write_soon(self, event: Event) -> None:
+        """Put an event on record that goes with no other change, in the log's next write. It never raises."""
+        append_soon = getattr(self._sink, "append_soon", None)
+        if append_soon is None or self._backlog.waiting:
+            keep(self.write(event), "writing an event")
+            return
+        entries = self.entries([event])
+        try:
+            future = append_soon(entries)
+        except ReefknotError as error:
+            self._keep_back(entries)
+            self._say(error)
+            return
+        future.add_done_callback(partial(self._after_soon, entries))
+
+    def _after_soon(self, entries: list[AuditEntry], future: asyncio.Future[Head]) -> None:
+        trouble = None if future.cancelled() else future.exception()
+        if trouble is not None or future.cancelled():
+            self._keep_back(entries)
+            self._say(trouble if isinstance(trouble, Exception) else None)
 
     async def _append(self, sink: AuditSink, entries: Sequence[AuditEntry]) -> Exception | None:
         trouble: Exception | None = None

@@ -115,7 +115,7 @@ def show(
         raise CommandError(
             f"{printable(job[:200])!r} is not in quarantine; `quarantine list` shows what is", Exit.FAILED
         )
-    fields = {**_fields(item, where), **Job(item.id, None, item).details(where.redactor)}
+    fields = {**_fields(item, where), **Job(item).details(where.redactor)}
     if json:
         put_json(fields)
     else:

@@ -201,7 +201,9 @@ class Heartbeat(Struct, frozen=True):
     classes: dict[str, ClassHealth]
     draining: bool = False
     incarnation: str = ""
-    """Another one each time the worker starts: what it had in its hands may be in its store only."""
+    """Another one each time the worker starts: what it had accepted may be in its store only."""
+    store: str = ""
+    """The store that keeps what the worker accepts. A router over the same one need not keep its results again."""
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):

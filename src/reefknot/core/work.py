@@ -122,6 +122,13 @@ class WorkFailed(Struct, frozen=True):
     reason: str = ""
 
 
+class WorkRejected(Struct, frozen=True):
+    """It ended without being run: no worker took it, or its time was over before."""
+
+    result: str | None = None
+    reason: str = ""
+
+
 class TryAgain(Struct, frozen=True):
     """It failed and is due again at this time. This spends an attempt."""
 
@@ -155,7 +162,7 @@ class Quarantine(Struct, frozen=True):
     result: str | None = None
 
 
-Settled = WorkDone | WorkFailed | TryAgain | Snooze | HandBack | Quarantine
+Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | HandBack | Quarantine
 
 
 def moved(item: WorkItem, state: WorkState) -> WorkState:
@@ -211,7 +218,7 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
         updated_at=now.wall,
         owner="",
         lease_until=0,
-        payload=to.payload,
+        payload=item.payload or to.payload,
     )
 
 
@@ -259,6 +266,9 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             told = _told(item, now, "failed", reason)
             number = item.attempts + 1
             return _ended(told, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
+        case WorkRejected(result=result, reason=reason):
+            told = _told(item, now, "rejected", reason)
+            return _ended(told, WorkState.FAILED, now, attempts=item.attempts, result=result, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
         case Snooze(due_at=due_at, reason=reason):

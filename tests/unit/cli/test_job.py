@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.cli import stores as observing
-from reefknot.core.work import TryAgain, WorkDone, WorkFailed, submission_id
+from reefknot.core.work import TryAgain, WorkDone, WorkFailed
 from tests.unit.cli import keeping
 from tests.unit.cli.running import Commands
 
@@ -87,7 +87,7 @@ def test_without_a_system_a_job_is_called_off_in_the_store_and_on_record(rk: Com
     ended = rk("job", "cancel", "x", "--as", "ann", "--reason", "withdrawn", "--json")
     assert (ended.code, ended.json["cancelled"]) == (0, True)
     assert keeping.deeds(store) == [("ann", "job.cancel")]
-    assert keeping.item(store, submission_id("x")).state.value == "cancelled"
+    assert keeping.item(store, "x").state.value == "cancelled"
 
 
 def test_what_has_ended_cannot_be_called_off(rk: Commands, store: Path) -> None:

@@ -30,8 +30,6 @@ from reefknot.core.work import (
     requeue,
     settle,
     started,
-    submission_id,
-    submitted,
 )
 from reefknot.errors import IllegalMoveError
 
@@ -254,6 +252,6 @@ def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported(
 
 @pytest.mark.parametrize("name", ["a", "route/a"])
 def test_a_submission_has_an_id_that_no_assignment_can_have_and_tells_whose_it_is(name: str) -> None:
-    assert not submission_id(name).isprintable()
-    assert submitted(submission_id(name)) == name
+    assert not name.isprintable()
+    assert submitted(name) == name
     assert submitted("route/" + name) == name, "as they were called before"

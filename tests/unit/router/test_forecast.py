@@ -45,7 +45,7 @@ async def busy_router(shop: Shop, *, line: int) -> Any:
 def test_who_would_miss_its_deadline_is_refused_on_record_and_hears_when_to_come_back() -> None:
     async def story(shop: Shop) -> None:
         router = await busy_router(shop, line=20)
-        client = Client(shop.store, shop.clock, told=Told(router))
+        client = Client(shop.store, shop.clock, snapshots=Told(router))
         with pytest.raises(QueueFullError, match="would miss deadline") as told:
             await client.submit("test.step", deadline=10, assignment_id="hopeless")
         assert 5 < told.value.retry_after < 15
@@ -60,7 +60,7 @@ def test_who_would_miss_its_deadline_is_refused_on_record_and_hears_when_to_come
 def test_who_has_time_or_no_deadline_or_is_there_already_comes_in() -> None:
     async def story(shop: Shop) -> None:
         router = await busy_router(shop, line=20)
-        client = Client(shop.store, shop.clock, told=Told(router))
+        client = Client(shop.store, shop.clock, snapshots=Told(router))
         await client.submit("test.step", deadline=500)
         await client.submit("test.step")
         await client.submit("test.step", deadline=10, assignment_id="20-0")
@@ -73,7 +73,7 @@ def test_without_word_from_a_router_nobody_is_refused_for_time() -> None:
     async def story(shop: Shop) -> None:
         await busy_router(shop, line=20)
         for told in (None, Told()):
-            await Client(shop.store, shop.clock, told=told).submit("test.step", deadline=10)
+            await Client(shop.store, shop.clock, snapshots=told).submit("test.step", deadline=10)
 
     with_shop(story)
 
@@ -82,7 +82,7 @@ def test_one_router_that_could_make_it_is_enough() -> None:
     async def story(shop: Shop) -> None:
         router = await busy_router(shop, line=20)
         idle = await shop.router(router_id="idle")
-        client = Client(shop.store, shop.clock, told=Told(router, idle))
+        client = Client(shop.store, shop.clock, snapshots=Told(router, idle))
         await client.submit("test.step", deadline=10)
 
     with_shop(story)
@@ -91,7 +91,7 @@ def test_one_router_that_could_make_it_is_enough() -> None:
 def test_routers_are_asked_once_a_second_and_only_for_who_has_a_deadline() -> None:
     async def story(shop: Shop) -> None:
         told = Told(await shop.router())
-        client = Client(shop.store, shop.clock, told=told)
+        client = Client(shop.store, shop.clock, snapshots=told)
         await client.submit("test.step")
         assert told.asked == 0
         for _ in range(5):

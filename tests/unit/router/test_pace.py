@@ -15,11 +15,11 @@ from reefknot.core.messages import (
     ResultStatus,
 )
 from reefknot.core.overload.admission import Accept, OverloadStatus, Reject, RejectReason, Rules
-from reefknot.core.work import submission_id
+from reefknot.core.work import 
 from reefknot.errors import QueueFullError
 from reefknot.ports.work_queue import Held
 from reefknot.router.admission import Door, HealthTable
-from reefknot.router.pending import Pending, PendingTable, TakenOn
+from reefknot.router.pending import Pending, PendingTable, ClaimedSubmission
 from reefknot.router.service import Router
 from tests.workshop import Shop, Step, with_shop, work
 
@@ -52,19 +52,19 @@ class Place:
         self.clock = Hands()
         self.table = PendingTable()
         self.health = HealthTable()
-        self.door = Door(Rules(size=1000), table=self.table, health=self.health, clock=self.clock)
+        self.admission = Door(Rules(size=1000), table=self.table, health=self.health, clock=self.clock)
         self.number = 0
         self.beat()
 
     def beat(self) -> None:
         classes = {name: ClassHealth(OverloadStatus.HEALTHY, 0, 0, SLOTS) for name in ("cpu", "io")}
-        self.health.heard_heartbeat(Heartbeat("w1", 0, classes), self.clock.time)
+        self.health.record_heartbeat(Heartbeat("w1", 0, classes), self.clock.time)
 
     def take_on(self, name: str = "cpu") -> Pending:
         self.number += 1
         assignment = ExecAssignment(f"a{self.number}", "r", Job("test.step"), resource_class=name)
         pending = self.table.add(
-            TakenOn(assignment, Held(submission_id(f"a{self.number}"), "o", 1)), name, self.clock.time
+            ClaimedSubmission(assignment, Held(f"a{self.number}", "o", 1)), name, self.clock.time
         )
         self.table.sent(pending, "w1", self.clock.time)
         return pending
@@ -75,12 +75,12 @@ class Place:
         self.beat()
         took = seconds * 1000
         result = ExecResult(pending.id, "r", status, "w1", ResultJob("test.step"), latency_ms=took)
-        self.door.ended(pending, result)
+        self.admission.ended(pending, result)
         self.table.remove(pending)
 
     def asks(self, deadline_ms: int | None, name: str = "cpu") -> object:
         options = Options(deadline_ms=deadline_ms)
-        return self.door.admission(ExecAssignment("new", "r", Job("test.step"), options=options, resource_class=name))
+        return self.admission.admission(ExecAssignment("new", "r", Job("test.step"), options=options, resource_class=name))
 
 
 def busy(place: Place, ahead: int, ends: int, seconds: float) -> None:
@@ -161,7 +161,7 @@ def test_a_system_that_became_fast_again_is_believed_soon() -> None:
 async def ended(router: Router, name: str) -> ExecResult:
     """Looked for every 10 ms."""
     for _ in range(6000):
-        found = await router.desk.look(name)
+        found = await router.submissions.answer(name)
         if found is not None:
             return found
         await asyncio.sleep(0.01)
@@ -182,7 +182,7 @@ async def refused(shop: Shop, *others: str) -> tuple[ExecResult, float]:
         await shop.send(*(work(f"{name}-{number}") for number in range(10)), to=name)
     await asyncio.sleep(0)
     began = shop.clock.now()
-    await router.desk.hand_in(work("short", deadline_ms=400))  # as another process does it, past the router's door
+    await router.submissions.submit(work("short", deadline_ms=400))  # as another process does it, past the router's door
     result = await ended(router, "short")
     assert [one.reason for one in shop.acks if one.assignment_id == "short"][:1] == ["would_miss_deadline"]
     return result, shop.clock.now() - began

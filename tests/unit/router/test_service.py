@@ -52,7 +52,7 @@ def test_a_caller_gets_its_result() -> None:
         await shop.worker("w1", Step(REFUSED, OK))
         (result,) = await answers(await router.submit(work("a")))
         assert (result.status, result.retries_used, result.worker_id) == (ResultStatus.SUCCESS, 1, "w1")
-        assert await router.desk.look("a") == result
+        assert await router.submissions.answer("a") == result
         assert (router.snapshot().pending, router.snapshot().waiting) == (0, 0)
 
     with_shop(story)
@@ -329,7 +329,7 @@ def test_another_process_can_call_it_off() -> None:
         router = await shop.router()
         future = await router.submit(work("a"))
         await asyncio.sleep(0.5)
-        await Handle(router.desk, shop.store, work("a"), 1.0).cancel("from outside")
+        await Handle(router.submissions, shop.store, work("a"), 1.0).cancel("from outside")
         (result,) = await answers(future, within=5)
         assert result.error_message == "from outside"
 
@@ -413,10 +413,10 @@ def test_two_routers_share_a_desk_and_every_caller_hears() -> None:
 def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:
     table = HealthTable()
     said = {f"c{n}": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 1) for n in range(100)}
-    table.heard_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="1"), 0.0)
+    table.record_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="1"), 0.0)
     assert len(table.everybody()) == 64
-    assert table.heard_heartbeat(Heartbeat("w", 0, said, incarnation="2"), 1.0)
-    assert not table.heard_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="2"), 2.0)
+    assert table.record_heartbeat(Heartbeat("w", 0, said, incarnation="2"), 1.0)
+    assert not table.record_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="2"), 2.0)
     assert table.of_class("c1", {}) == []
     assert (table.gone(5.0), table.gone(5.1), table.live(5.0)) == (set(), {"w"}, 1)
     table.forget(100.0)

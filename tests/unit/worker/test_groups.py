@@ -49,7 +49,7 @@ class Counting:
 
 def counted(worker: Worker, shop: Shop) -> Counting:
     queue: Any = Counting(shop.store.work)
-    worker.intake._work = worker.runner._work = worker.pools["cpu"]._work = queue
+    worker.intake._work = worker.closing._work = worker.pools["cpu"]._work = queue
     found: Counting = queue
     return found
 
@@ -115,7 +115,7 @@ def test_one_that_the_store_does_not_take_harms_nobody_else_in_its_group() -> No
             "a": AckStatus.ACCEPTED,
             "b": AckStatus.ACCEPTED,
         }
-        assert (worker.pools["cpu"].entering, worker.pools["cpu"].depth()) == (0, 0)
+        assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
 
     with_shop(story)
 
@@ -192,7 +192,7 @@ async def one_in_hand(shop: Shop, step: Step, **changes: Any) -> Worker:
     await warm(shop)
     await shop.send(work("slow", {"seconds": 5.0}), work("next"))
     pool = worker.pools["cpu"]
-    assert (list(pool.running), [item.id for item in pool.hand], pool.depth()) == (["slow"], ["next"], 1)
+    assert (list(pool.running), [item.id for item in pool.prefetched], pool.depth()) == (["slow"], ["next"], 1)
     return worker
 
 

@@ -152,7 +152,7 @@ def test_a_store_that_fails_means_no_ack_and_no_place() -> None:
         shop.store.work.enqueue = broken  # type: ignore[method-assign]
         await shop.send(work("a"))
         assert shop.acks == []
-        assert (worker.pools["cpu"].entering, worker.pools["cpu"].depth()) == (0, 0)
+        assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
         shop.store.work.enqueue = real  # type: ignore[method-assign]
         await shop.send(work("a"))
         assert shop.ack("a").status is AckStatus.ACCEPTED

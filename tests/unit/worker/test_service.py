@@ -154,7 +154,7 @@ def test_a_report_that_is_on_its_way_is_finished_before_stopping() -> None:
     async def story(shop: Shop) -> None:
         step = Step(seconds=1)
         worker = await shop.worker("w1", step)
-        slow = worker.runner._work.settle
+        slow = worker.closing._work.settle
 
         async def settle(settlements):  # type: ignore[no-untyped-def]
             await asyncio.sleep(0.5)

@@ -38,7 +38,7 @@ def test_the_time_that_a_claim_takes_is_part_of_a_steps_time() -> None:
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step(seconds=0.1), concurrency=ONE)
         slow: Any = SlowStore(shop.store.work, 0.05)
-        worker.runner._work = worker.pools["cpu"]._work = slow
+        worker.closing._work = worker.pools["cpu"]._work = slow
         await shop.send(*(work(f"a{n}") for n in range(30)))
         await asyncio.sleep(20)
         assert len(shop.results) == 30
@@ -53,7 +53,7 @@ def test_reports_that_the_store_is_slow_to_take_are_part_of_a_steps_time() -> No
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step(seconds=0.1), concurrency=ONE)
         slow: Any = SlowStore(shop.store.work, 1.0)
-        worker.runner._work = slow
+        worker.closing._work = slow
         await shop.send(*(work(f"a{n}") for n in range(60)))
         most = 0
         for _ in range(7000):

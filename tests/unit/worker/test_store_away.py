@@ -42,7 +42,7 @@ def test_work_that_cannot_be_kept_is_refused_with_a_time_to_come_back(error: Exc
         assert (ack.status, ack.message) == (AckStatus.REJECTED, "Failed to queue assignment")
         assert (ack.reason, ack.retry_after_ms, ack.worker_id) == ("overloaded", 1000, "w1")
         assert (ack.overload_status, ack.queue_depth) == ("healthy", 0)
-        assert worker.pools["cpu"].entering == 0
+        assert worker.pools["cpu"].reserved == 0
         refused: list[Any] = [one for one in await shop.events(Admission) if one.work_id == "a"]
         assert [one.status for one in refused] == ["rejected"]
         await shop.send(work("a"))

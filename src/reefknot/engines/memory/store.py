@@ -225,7 +225,7 @@ class MemoryQuarantine:
     def _tell(self, items: list[WorkItem], events: Sequence[AuditEntry]) -> None:
         if items:
             self._audit.add(events)
-            self._work.shared.changed()
+            self._work.wake()
 
 
 def _matches(which: QuarantineFilter, item: WorkItem) -> bool:

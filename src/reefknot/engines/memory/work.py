@@ -17,6 +17,8 @@ from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, Shared
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
 
+CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC = "work in ", "work ended", "leases ended"
+
 
 class MemoryLeases:
     """Over the work of one store."""
@@ -34,7 +36,7 @@ class MemoryLeases:
         for item in held:
             self._work.put(structs.replace(item, lease_until=0), now)
         if held:
-            self._work.shared.changed()
+            self._work.wake(LEASES_TOPIC)
         return len(held)
 
     def _running(self) -> list[WorkItem]:
@@ -59,6 +61,7 @@ class MemoryWorkQueue:
         self._order: dict[str, int] = {}
         self._ready: dict[str, list[_Place]] = {}
         self._later: list[tuple[int, int, str]] = []
+        self._touched: set[str] = set()
 
     async def enqueue(
         self,
@@ -86,7 +89,7 @@ class MemoryWorkQueue:
                 answers.append(Enqueued.ACCEPTED)
         if Enqueued.ACCEPTED in answers:
             self._audit.add(events_to_keep(items, answers, events))
-            self.shared.changed()
+            self.wake()
         return answers
 
     async def assign(
@@ -112,7 +115,7 @@ class MemoryWorkQueue:
         answers = [Enqueued.DUPLICATE if new is None else Enqueued.ACCEPTED for new in kept]
         if Enqueued.ACCEPTED in answers:
             self._audit.add(events_to_keep(items, answers, events))
-            self.shared.changed()
+            self.wake()
         return kept
 
     async def claim(
@@ -158,7 +161,7 @@ class MemoryWorkQueue:
                 self.put(core.settle(item, one.settled, now), now)
                 self._audit.add(one.events)
             answers.append(ours)
-        self.shared.changed()
+        self.wake()
         return answers
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
@@ -168,7 +171,7 @@ class MemoryWorkQueue:
             return False
         self.put(core.cancel(item, now, reason=reason, who=who), now)
         self._audit.add(events)
-        self.shared.changed()
+        self.wake()
         return True
 
     async def transfer(self, work_id: str, resource_class: str) -> bool:
@@ -178,7 +181,7 @@ class MemoryWorkQueue:
             return False
         if item.resource_class != resource_class:
             self.put(structs.replace(item, resource_class=resource_class, updated_at=now.wall), now)
-            self.shared.changed()
+            self.wake()
         return True
 
     async def get(self, work_id: str) -> WorkItem | None:
@@ -234,7 +237,8 @@ class MemoryWorkQueue:
             left = self.shared.left(deadline)
             if not left:
                 return False
-            await self.shared.change(left if soonest is None else min(left, soonest / 1000))
+            topics = {LEASES_TOPIC, *(CLASS_TOPIC + name for name in classes)} if classes else ()
+            await self.shared.change(left if soonest is None else min(left, soonest / 1000), topics)
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         deadline = self.shared.deadline(timeout)
@@ -244,7 +248,12 @@ class MemoryWorkQueue:
             left = self.shared.left(deadline)
             if (item is not None and core.is_over(item)) or not left:
                 return item if item is not None and core.is_over(item) else None
-            await self.shared.change(left)
+            await self.shared.change(left, (ENDED_TOPIC,))
+
+    def wake(self, *topics: str) -> None:
+        """Wake those who wait for what has changed since the last call."""
+        touched, self._touched = self._touched, set()
+        self.shared.changed(touched.union(topics))
 
     def put(self, item: WorkItem, now: Moment) -> None:
         """Keep an item as it is now, at the place that belongs to its state."""
@@ -256,7 +265,10 @@ class MemoryWorkQueue:
         if item.state is WorkState.RUNNING:
             self._running.add(item.id)
             self._next_lease_end = min(self._next_lease_end, item.lease_until)
-        elif item.state is WorkState.PENDING:
+        elif item.state is not WorkState.PENDING:
+            self._touched.add(ENDED_TOPIC)
+        else:
+            self._touched.add(CLASS_TOPIC + item.resource_class)
             self._pending[item.resource_class] += 1
             heapq.heappush(self._later, (item.due_at, self._order[item.id], item.id))
             self._promote(now)
@@ -315,14 +327,21 @@ class MemoryWorkQueue:
         return taken
 
     def _soonest(self, now: Moment, classes: Sequence[str]) -> int | None:
-        """Milliseconds until something can be claimed, None when only a change can bring it."""
-        ends = [max(0, self.items[work_id].lease_until - now.steady) for work_id in self._running]
-        dues = [
-            max(0, item.due_at - now.wall)
-            for item in self.items.values()
-            if item.state is WorkState.PENDING and (not classes or item.resource_class in classes)
+        """Milliseconds until something may be claimed, None when only a change can bring it."""
+        self._promote(now)
+        for name in classes or tuple(self._ready):
+            heap = self._ready.get(name, [])
+            while heap and not self._is_ready(name, heap[0]):
+                heapq.heappop(heap)
+            if heap:
+                return 0
+        running = (self.items[work_id] for work_id in self._running)
+        ends = [
+            max(0, item.lease_until - now.steady) for item in running if not classes or item.resource_class in classes
         ]
-        return min(ends + dues, default=None)
+        if self._later:
+            ends.append(max(1, self._later[0][0] - now.wall))
+        return min(ends, default=None)
 
 
 def _newest(place: _Place) -> tuple[int, int, int]:

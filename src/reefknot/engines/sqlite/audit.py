@@ -6,6 +6,7 @@ keeps the write-ahead log from being folded back. What retention lets go of is g
 are removed afterwards, some at a time.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -47,6 +48,9 @@ class SqliteAuditLog:
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         head: Head = await self._link.write(self._appends, entries)
         return head
+
+    def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
+        return self._link.write(self._appends, entries, soon=True)
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         given = [(words, getattr(query, name)) for name, words in _FILTERS if getattr(query, name) is not None]

@@ -189,7 +189,7 @@ class Link:
         self._reader = reader
         self._wake = wake
         self.now = now
-        self.write: Callable[[Callable[..., Any], Any], asyncio.Future[Any]] = writer.submit
+        self.write: Callable[..., asyncio.Future[Any]] = writer.submit
 
     async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
         return await self._reader.read(function, patience=patience)
