@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from reefknot.core.audit.event import AnyEvent, decode
 from reefknot.core.failure import ErrorCode
@@ -139,6 +140,10 @@ class Shop:
         self.members.append(made)
         await made.start()
         return made
+
+    def use_queue(self, member: Worker | Router, queue: Any) -> None:
+        """Let a member speak to `queue` instead of the store's own work queue."""
+        structs.force_setattr(member._context, "work", queue)
 
     async def send(self, *assignments: ExecAssignment | bytes, to: str = "w1") -> None:
         """As a router sends, and let it be taken in."""

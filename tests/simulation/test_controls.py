@@ -135,9 +135,9 @@ class ForgetfulWorker(Worker):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         entries = self._context.journal.entries
-        self._context.journal.entries = lambda events: entries(
+        self._context.journal.entries = lambda events: entries(  # type: ignore[method-assign]
             [one for one in events if not isinstance(one, Quarantined)]
-        )  # type: ignore[method-assign]
+        )
 
 
 @pytest.mark.parametrize(

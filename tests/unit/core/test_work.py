@@ -248,10 +248,3 @@ def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported(
 
     assert (first.budget.first_attempt_at, again.budget.first_attempt_at) == (1_500, 1_500)
     assert (first.budget.attempts, first.budget.last_attempt_at) == (0, None)
-
-
-@pytest.mark.parametrize("name", ["a", "route/a"])
-def test_a_submission_has_an_id_that_no_assignment_can_have_and_tells_whose_it_is(name: str) -> None:
-    assert not name.isprintable()
-    assert submitted(name) == name
-    assert submitted("route/" + name) == name, "as they were called before"

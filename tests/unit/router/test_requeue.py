@@ -44,7 +44,7 @@ def test_callers_get_the_new_result_and_there_is_no_old_one_any_more(engine: str
 def test_who_submits_the_same_again_to_a_router_waits_for_the_new_result() -> None:
     async def story(shop: Shop) -> None:
         await failed_once(shop, Step(DENIED, seconds=2))
-        (router,) = [one for one in shop.members if hasattr(one, "desk")]
+        (router,) = [one for one in shop.members if hasattr(one, "submissions")]
         await shop.store.quarantine.requeue(ALL, who="ann")
         async with asyncio.timeout(30):
             result = await (await router.submit(work("a")))  # type: ignore[union-attr]
