@@ -303,17 +303,12 @@ def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
 
 
 def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
-    """
-    The item out of quarantine: under its own id, with a fresh budget and all of its time.
-
-    An assignment goes back to the routers, since the worker that had it may be gone.
-    """
+    """The item out of quarantine: under its own id, with a fresh budget and all of its time."""
     told = _told(item, now, "requeued", item.reason, who)
     began = next((one.at for one in reversed(item.history) if one.what == "requeued"), item.created_at)
     return structs.replace(
         told,
         state=moved(item, WorkState.PENDING),
-        resource_class=ROUTER if is_workers(item) else item.resource_class,
         generation=item.generation + 1,
         attempts=0,
         snoozes=0,

@@ -225,7 +225,7 @@ class Router:
             await asyncio.sleep(CALLERS_S)
             waiting = {name: task for name, task in waiting.items() if not task.done()}
             for name in self._callers.elsewhere():
-                if name not in waiting and len(waiting) < BATCH:
+                if name not in waiting:
                     work = self._background.survive("a result could not be read", self._resolve_caller, name)
                     waiting[name] = asyncio.get_running_loop().create_task(work)
 
@@ -238,10 +238,11 @@ class Router:
 
     async def _obey(self) -> None:
         """Obey commands of other processes, recent ones from before the start included."""
-        after = 0
+        control, after, latest = self._store.control, 0, 0
         while True:
             try:
-                commands = await self._store.control.poll("router", after=after)
+                latest = await control.wait(CONTROL_S, after=latest)
+                commands = await control.poll("router", after=after)
             except Exception:  # the claims say that the store is away
                 await asyncio.sleep(STORE_PAUSE_S)
                 continue
@@ -249,8 +250,6 @@ class Router:
                 after = max(after, command.sequence)
                 if command.name == "cancel":
                     await self._background.survive("a cancellation failed", self._cancel_command, command)
-            if not commands:
-                await self._store.control.wait(CONTROL_S)
 
     async def _cancel_command(self, command: Command) -> None:
         cancel = _cancels.decode(command.body)

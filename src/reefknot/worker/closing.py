@@ -341,6 +341,10 @@ class Closing:
         item = await self._get(work_id)
         if item is None:
             return True
+        if item.state is WorkState.RUNNING and item.owner == self._context.owner:
+            if not pool.has(work_id):  # started by a store call whose answer was lost
+                pool.begin([item])
+            return True
         if item.state is WorkState.RUNNING and item.resource_class != pool.queue_name:
             with self._context.timeouts.within(STORE_S):  # nobody may be left who notices that its lease ran out
                 await self._context.work.claim(

@@ -8,6 +8,7 @@ other.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -329,7 +330,8 @@ class Intake:
 
     def _startable(self, batch: Sequence[Admitted]) -> set[str]:
         """The ids of newcomers for which their pools have a free slot now."""
-        free = {name: pool.can_start() + pool.reserved for name, pool in self._pools.items()}
+        newcomers = Counter(one.pool.name for one in batch)
+        free = {name: self._pools[name].can_start(number) for name, number in newcomers.items()}
         start: set[str] = set()
         wall_ms = self._context.clock.wall() * 1000
         for one in batch:

@@ -67,6 +67,8 @@ class Pool:
         self._store_is_empty = asyncio.Event()
         self._claimed_from = 0.0
         """When the pool began to ask for what it claimed last."""
+        self._asked = 0
+        """What a claim that is under way may bring."""
         self._asks_since: float | None = None
         """Since when there is something to claim and no room for its report."""
         self._service_times = 0
@@ -117,13 +119,17 @@ class Pool:
             return 0
         return min(MOST_AHEAD, int(self.slots * AHEAD_MS / max(0.001, self._attempt_ms)))
 
-    def can_start(self) -> int:
-        """How many newcomers may start without a claim: none while others wait, since they come first."""
+    def can_start(self, newcomers: int) -> int:
+        """
+        How many of these newcomers, whose places are reserved, may start without a claim.
+
+        None while others wait, since they come first; nor may they take the slots that a claim is under way for.
+        """
         if self.paused or self.queue.ready:
             return 0
         ahead = self.ahead()
-        free = self.slots + ahead - self.active - len(self.prefetched) - self.reserved
-        return max(0, min(free, 2 * (self.slots + ahead) - len(self.claimed)))
+        free = self.slots + ahead - self.active - len(self.prefetched) - self._asked - (self.reserved - newcomers)
+        return max(0, min(newcomers, free, 2 * (self.slots + ahead) - len(self.claimed) - self._asked))
 
     def _record_service_time(self, began: float, started: float) -> None:
         """
@@ -178,8 +184,11 @@ class Pool:
                     self._asks_since = now
                 room = 2 * (self.slots + ahead) - len(self.claimed)
                 if room > 0:
-                    asked = min(wanted, room)
-                    got = await self._claim_some(asked)
+                    asked = self._asked = min(wanted, room)
+                    try:
+                        got = await self._claim_some(asked)
+                    finally:
+                        self._asked = 0
                     if got < asked:
                         self._store_has_work = False
                         self._store_is_empty.set()
@@ -222,7 +231,7 @@ class Pool:
             self._asks_since = None
             await asyncio.sleep(STORE_PAUSE_S)
             return wanted
-        since, self._asks_since = self._asks_since, None
+        since, self._asks_since, self._asked = self._asks_since, None, 0
         self.begin(items, since)
         return len(items)
 

@@ -6,7 +6,7 @@ age. After a restart the places are rebuilt from the store.
 """
 
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import count, islice
 from math import inf
 
 from msgspec import Struct
@@ -30,7 +30,7 @@ class Queued(Struct, frozen=True, gc=False):
 class BoundedQueue:
     """Places of one class. `size` bounds them (None: no bound); whoever puts in has asked for admission before."""
 
-    __slots__ = ("_due", "_expiring", "_later", "_oldest", "_ready", "size")
+    __slots__ = ("_arrivals", "_due", "_expiring", "_later", "_oldest", "_ready", "size")
 
     def __init__(self, size: int | None) -> None:
         self.size = size
@@ -39,8 +39,9 @@ class BoundedQueue:
         """Places whose time has not come: retries and deferred work."""
         self._due: list[tuple[float, str]] = []
         self._expiring: list[tuple[float, str]] = []
-        self._oldest: dict[int, list[tuple[float, str]]] = {}
-        """By priority, every place by its age."""
+        self._oldest: dict[int, list[tuple[float, int, str]]] = {}
+        """By priority, every place by its age; of equals, the first that came."""
+        self._arrivals = count().__next__
 
     @property
     def ready(self) -> int:
@@ -67,7 +68,7 @@ class BoundedQueue:
         else:
             self._later.pop(item.id, None)
             self._ready[item.id] = item
-        heappush(self._oldest.setdefault(item.priority, []), (item.since, item.id))
+        heappush(self._oldest.setdefault(item.priority, []), (item.since, self._arrivals(), item.id))
         if item.expires != inf:
             heappush(self._expiring, (item.expires, item.id))
         self._compact(item.priority)
@@ -129,7 +130,7 @@ class BoundedQueue:
     def _oldest_of(self, priority: int) -> Queued | None:
         ages = self._oldest[priority]
         while ages:
-            since, work_id = ages[0]
+            since, _, work_id = ages[0]
             item = self.get(work_id)
             if item is not None and item.since == since and item.priority == priority:
                 return item
@@ -142,7 +143,8 @@ class BoundedQueue:
         most = 2 * self.depth + _SPARE
         ages = self._oldest[priority]
         if len(ages) > most:
-            ages[:] = {(item.since, item.id) for _, name in ages if (item := self.get(name)) is not None}
+            latest = {name: (since, number, name) for since, number, name in ages if name in self}
+            ages[:] = latest.values()
             heapify(ages)
         if len(self._expiring) > most:
             self._expiring = [(item.expires, item.id) for item in map(self.get, {e[1] for e in self._expiring}) if item]

@@ -50,7 +50,7 @@ class MemoryControl:
         self._last += 1
         self._posted.append((now.wall + milliseconds(keep), Command(self._last, name, target, body, sender, now.wall)))
         self._audit.add(events)
-        self._shared.changed()
+        self._shared.changed(("control",))
         return self._last
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
@@ -66,8 +66,11 @@ class MemoryControl:
         self._shared.now()
         return self._last
 
-    async def wait(self, timeout: float) -> bool:
-        return await self._shared.change(timeout)
+    async def wait(self, timeout: float, *, after: int) -> int:
+        self._shared.now()
+        if self._last <= after:
+            await self._shared.change(timeout, ("control",))
+        return self._last
 
 
 REMEMBERED_IDS = 10_000

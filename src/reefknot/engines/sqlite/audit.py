@@ -38,6 +38,9 @@ _FILTERS = (
 _INDEXED = ("correlation_id", "trace_id", "work_id")
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
 
+SOON_S = 0.1
+"""How long an event that goes with no other change waits for a transaction to join."""
+
 
 class SqliteAuditLog:
     """The log of a SQLite store."""
@@ -50,7 +53,7 @@ class SqliteAuditLog:
         return head
 
     def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
-        return self._link.write(self._appends, entries, soon=True)
+        return self._link.write(self._appends, entries, within=SOON_S)
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         given = [(words, getattr(query, name)) for name, words in _FILTERS if getattr(query, name) is not None]

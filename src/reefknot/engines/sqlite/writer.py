@@ -36,8 +36,6 @@ Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
 _Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
 """Who handles it, what is asked, and where the answer goes. A bare tuple: tens of thousands are made in a second."""
 
-SOON_S = 0.1
-"""How long a request that is not urgent waits for a transaction to join."""
 LONGEST_WAY = 0.001
 """Seconds a loop gives way for one transaction."""
 UNTIL_THE_NEXT_WAY = 0.02
@@ -73,7 +71,6 @@ class Writer:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._idle = True
         self._rousing: asyncio.AbstractEventLoop | None = None
-        self._soon = False
         self._way = threading.Lock()
         self._way.acquire()
         self._giving_way = False
@@ -104,11 +101,12 @@ class Writer:
         self._thread.start()
         await opened
 
-    def submit(self, handler: Handler[A, R], argument: A, *, soon: bool = False) -> asyncio.Future[R]:
+    def submit(self, handler: Handler[A, R], argument: A, *, within: float = 0.0) -> asyncio.Future[R]:
         """
         Submit a request. Its future is answered when the transaction is on disk.
 
-        With `soon` it goes with the next transaction of this process, and starts one by itself only after `SOON_S`.
+        A request that is not urgent goes with the next transaction of this process, and starts one of its own only
+        when none came `within` so many seconds.
         """
         if self._closing or self._dead is not None or self._life != LIFE.number:
             raise self._refusal()
@@ -120,10 +118,8 @@ class Writer:
             self._deliver([future], answers, touched)
             return future
         self._waiting.append(request)
-        if soon:
-            if not self._soon:
-                self._soon = True
-                loop.call_later(SOON_S, self._rouse_for_soon)
+        if within:
+            loop.call_later(within, self._rouse)
         elif self._idle and self._rousing is not loop:
             self._rousing = loop
             loop.call_soon(self._rouse)
@@ -131,10 +127,6 @@ class Writer:
             self._watched = True
             loop.call_later(self._patience, self._watch, loop)
         return future
-
-    def _rouse_for_soon(self) -> None:
-        self._soon = False
-        self._rouse()
 
     def _rouse(self) -> None:
         """Wake the thread, after all whose turn it was have handed in, and give way until it goes to the disk."""

@@ -18,7 +18,6 @@ from reefknot.core.work import (
 )
 from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.quarantine import ALL
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
 from reefknot.testing.conformance.harness import Harness, event, told
@@ -477,16 +476,5 @@ class WorkQueueContract:
             again = await store.work.ended("a", 0)
             assert again is not None
             assert again.result == '"A"'
-
-        harness.run(story)
-
-    def test_a_requeued_assignment_goes_back_to_the_routers(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t", "cpu@gone"), WorkItem("job", "t", "imap")])
-            for item in await take(store, 2):
-                await store.work.settle([report(item, Quarantine("bad"))])
-            await store.quarantine.requeue(ALL, who="me")
-            where = {item.id: item.resource_class for item in await store.work.find(state=WorkState.PENDING)}
-            assert where == {"a": ROUTER, "job": "imap"}
 
         harness.run(story)
