@@ -5,9 +5,9 @@ Dispatch: choose a worker, send, ask again, give up.
        ▲            │ none can: it waits            │ worker gone, refused, silent
        └────────────┴───────────────────────────────┘
 
-A result that was published and lost is in the store, and comes when the assignment is sent again. What was cancelled, or
-whose deadline has passed, is not sent any more. Work of a class that no worker has ends after a while and names the
-classes there are; as long as there is no worker at all, it waits.
+A result whose message was lost is found in the store. What was cancelled, or whose deadline has passed, is not sent
+any more. Work of a class that no worker has ends after a while and names the classes there are; as long as there is no
+worker at all, it waits.
 """
 
 import asyncio

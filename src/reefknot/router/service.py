@@ -344,7 +344,7 @@ class Router:
             await self._background.survive("leases could not be renewed", self._renew_all)
 
     async def _renew_all(self) -> None:
-        """Renew the claims of what no worker has acked. A lost one has another router, or a worker whose ack was lost."""
+        """Renew the claims of what no worker has acked. Another router, or a worker whose ack was lost, has a lost one."""
         held = [one.held for one in self.table.all() if not one.acked]
         if not held:
             return

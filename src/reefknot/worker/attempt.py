@@ -166,7 +166,7 @@ class StepRunner:
         return self._stopped(attempt, step, attempt.item.attempts, breaker_open=False)
 
     def _permit(self, destination: Destination, *, skip: bool) -> Permit | Refused | None:
-        """The breaker's answer. None: baseline, heavy degradation and calls to a destination with little traffic do not ask."""
+        """The breaker's answer; None for the baseline, heavy degradation, and a destination with little traffic."""
         now = self._clock.now()
         if not self._settings.retries_v2 or skip or not destination.busy(now):
             return None

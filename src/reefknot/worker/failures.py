@@ -23,7 +23,7 @@ from reefknot.retrying.failures import read_failure
 
 
 def timeout_result(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:
-    """The result of an attempt that timed out. Its own limit can be retried; the total one cannot, and names the last error."""
+    """The result of an attempt that timed out: at its own limit, or (`whole`) at the end of all time for attempts."""
     if not whole:
         code = _timeout_code(target)
         return StepResult(StepStatus.TIMEOUT, code, error_message=f"the attempt did not finish within {seconds:.3g} s")

@@ -2,9 +2,9 @@
 Intake: deliveries in batches → known? → admitted once → kept → acknowledged.
 
 What has arrived by the time the store is free goes in together: one reading and one admission each, one store call for
-all. A newcomer that a free slot can take is started by the same store call. Refusals, evictions and duplicates go beside
-the batch, several at once and never more. Nothing is acknowledged before it is kept, and a message that fails harms no
-other.
+all. A newcomer that a free slot can take is started by the same store call. Refusals, evictions and duplicates go
+beside the batch, several at once and never more. Nothing is acknowledged before it is kept, and a message that fails
+harms no other.
 """
 
 import asyncio

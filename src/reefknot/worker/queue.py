@@ -143,9 +143,12 @@ class BoundedQueue:
         most = 2 * self.depth + _SPARE
         ages = self._oldest[priority]
         if len(ages) > most:
-            latest = {name: (since, number, name) for since, number, name in ages if name in self}
-            ages[:] = latest.values()
-            heapify(ages)
+            kept: dict[str, tuple[float, int, str]] = {}
+            for entry in sorted(ages):
+                item = self.get(entry[2])
+                if item is not None and (item.since, item.priority) == (entry[0], priority):
+                    kept.setdefault(item.id, entry)
+            ages[:] = kept.values()  # sorted, and so a heap
         if len(self._expiring) > most:
             self._expiring = [(item.expires, item.id) for item in map(self.get, {e[1] for e in self._expiring}) if item]
             heapify(self._expiring)

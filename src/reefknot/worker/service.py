@@ -174,7 +174,7 @@ class Worker:
 
     async def drain(self, seconds: float | None = None) -> int:
         """
-        Accept nothing new, offer what is queued to the others, finish what runs, and hand back what is not done in time.
+        Accept nothing new, offer queued work to the others, finish what runs, and hand back what is not done in time.
 
         Returns how many running steps went back.
         """

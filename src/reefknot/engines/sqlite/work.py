@@ -83,7 +83,8 @@ _CLAIM = (
 )
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
 _SOONEST = (
-    "SELECT min(at) FROM (SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased WHERE state = 'running' {0} "
+    "SELECT min(at) FROM ("
+    "SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased WHERE state = 'running' {0} "
     "UNION ALL SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 {0} "
     "UNION ALL SELECT 0 WHERE EXISTS (SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 {0}))"
 )
