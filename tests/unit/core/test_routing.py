@@ -87,7 +87,7 @@ def test_the_coin_is_only_for_overloaded_ones(status: OverloadStatus) -> None:
         ({"queue_depth": 5}, {"queue_depth": 4}, "b"),
         ({"queue_depth": 5, "capacity": 10}, {"queue_depth": 4, "capacity": 1}, "a"),
         ({"active": 2}, {"active": 1}, "b"),
-        ({"unspoken": 2}, {"unspoken": 1}, "b"),
+        ({"unacked": 2}, {"unacked": 1}, "b"),
         ({}, {}, "a"),
         ({"capacity": 0, "active": 1}, {"active": 1}, "a"),
     ],
@@ -173,7 +173,7 @@ def test_a_choice_of_many_is_the_choice_of_one_after_the_other() -> None:
     assert names(lineup, 40) == one_by_one
 
 
-def test_no_worker_is_sent_more_than_may_be_unspoken() -> None:
+def test_no_worker_is_sent_more_than_may_be_unacked() -> None:
     lineup = WorkerRanking([worker("a", unacked=MOST_UNACKED - 2)], NOW)
 
     assert names(lineup, 3) == ["a", "a", Why.UNACKED]

@@ -10,6 +10,7 @@ from reefknot.core.work import (
     CRASH_LIMIT,
     LONGEST_HISTORY,
     MOVES,
+    ROUTER,
     Budget,
     Chapter,
     HandBack,
@@ -20,16 +21,23 @@ from reefknot.core.work import (
     WorkDone,
     WorkFailed,
     WorkItem,
+    WorkRejected,
     WorkState,
     accepted,
+    accepted_for_worker,
+    assigned,
     cancel,
     discard,
     holds,
+    is_over,
+    is_unassigned,
+    is_workers,
     lease_ran_out,
     moved,
     requeue,
     settle,
     started,
+    worker_class,
 )
 from reefknot.errors import IllegalMoveError
 
@@ -248,3 +256,102 @@ def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported(
 
     assert (first.budget.first_attempt_at, again.budget.first_attempt_at) == (1_500, 1_500)
     assert (first.budget.attempts, first.budget.last_attempt_at) == (0, None)
+
+
+# ---- one record: from the routers to a worker -----------------------------------------------------------------------
+
+
+def submission(**changes: object) -> WorkItem:
+    item = WorkItem("a", "t", ROUTER, "", "ten", "cor", "tra", 2, deadline_at=9_000, payload=b"p")
+    return structs.replace(accepted(item, NOW), **changes)
+
+
+def to_worker(**changes: object) -> WorkItem:
+    item = WorkItem(
+        "a", "t", worker_class("io", "w1"), due_at=60_000, correlation_id="cor", admission="{}", payload=b"q"
+    )
+    return structs.replace(item, **changes)
+
+
+def test_a_worker_has_a_class_of_its_own() -> None:
+    assert worker_class("cpu", "worker-1") == "cpu@worker-1"
+    assert [is_workers(WorkItem("a", "t", name)) for name in (ROUTER, "cpu", "cpu@w")] == [False, False, True]
+
+
+@pytest.mark.parametrize("state", WorkState)
+def test_only_an_open_submission_waits_for_a_worker(state: WorkState) -> None:
+    assert is_unassigned(submission(state=state)) is (state in (S.PENDING, S.RUNNING))
+    assert not is_unassigned(submission(state=state, resource_class="cpu@w1"))
+
+
+@pytest.mark.parametrize("state", WorkState)
+def test_what_is_over_has_its_result_and_quarantine_counts(state: WorkState) -> None:
+    assert is_over(fresh()) is False
+    assert is_over(structs.replace(fresh(), state=state)) is (state not in (S.PENDING, S.RUNNING))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_submission_moves_to_a_worker_and_its_routers_claim_is_void(held: bool) -> None:
+    before = started(submission(), owner="router#1", fence=3, lease_ms=500, now=NOW) if held else submission(fence=3)
+    after = assigned(before, to_worker(), LATER)
+    assert (after.id, after.resource_class, after.state) == ("a", "io@w1", S.PENDING)
+    assert (after.owner, after.lease_until, after.fence, after.updated_at) == ("", 0, 3, LATER.wall)
+    assert (after.due_at, after.admission) == (60_000, "{}"), "as the worker's admission has it"
+    assert (after.deadline_at, after.created_at, after.priority) == (9_000, NOW.wall, 2), "as it was submitted"
+    assert (after.tenant_id, after.trace_id, after.payload) == ("ten", "tra", b"p")
+    assert not holds(after, owner="router#1", fence=3)
+
+
+def test_a_submission_whose_payload_is_gone_takes_the_one_that_was_sent() -> None:
+    assert assigned(submission(payload=b""), to_worker(), LATER).payload == b"q"
+
+
+def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
+    """A router that vanishes says nothing about the work, and the time budget begins with the first attempt."""
+    item = submission(snoozes=1, interruptions=2)
+    for _ in range(CRASH_LIMIT):
+        held = started(item, owner="router#1", fence=1, lease_ms=500, now=NOW)
+        item = lease_ran_out(held, LATER, crash_limit=1_000_000_000)
+    after = assigned(item, to_worker(), LATER)
+    assert (after.crashes, after.interruptions, after.snoozes, after.budget) == (0, 0, 0, Budget())
+    assert [one.what for one in after.history] == ["crashed"] * CRASH_LIMIT, "what happened is still told"
+    crashed = lease_ran_out(started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER)
+    assert crashed.state is S.PENDING
+
+
+def test_an_assignment_that_is_not_there_is_accepted_as_new_work() -> None:
+    item = to_worker()
+    assert accepted_for_worker(None, item, NOW) == accepted(item, NOW)
+
+
+@pytest.mark.parametrize("state", [S.PENDING, S.RUNNING])
+def test_the_open_submission_of_an_assignment_is_accepted_by_moving_it(state: WorkState) -> None:
+    known = submission(state=state)
+    assert accepted_for_worker(known, to_worker(), LATER) == assigned(known, to_worker(), LATER)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        submission(kind="other"),
+        submission(correlation_id="other"),
+        submission(resource_class="io@w1"),
+        submission(resource_class="io@w2", state=S.RUNNING),
+        *(submission(state=state) for state in (S.SUCCEEDED, S.FAILED, S.QUARANTINED, S.CANCELLED, S.DISCARDED)),
+    ],
+)
+def test_an_id_that_is_taken_is_not_accepted_again(known: WorkItem) -> None:
+    assert accepted_for_worker(known, to_worker(), LATER) is None
+
+
+def test_what_no_worker_took_ends_without_an_attempt() -> None:
+    ended = settle(running(attempts=1, budget=Budget(1)), WorkRejected("{}", "timeout"), LATER)
+    assert (ended.state, ended.attempts, ended.result, ended.reason) == (S.FAILED, 1, "{}", "timeout")
+    assert (ended.owner, ended.budget) == ("", Budget())
+    assert [(one.what, one.why) for one in ended.history] == [("rejected", "timeout")]
+
+
+@pytest.mark.parametrize("resource_class", ["io@w1", ROUTER, "io"])
+def test_requeued_work_is_found_where_it_was(resource_class: str) -> None:
+    item = structs.replace(aside(), resource_class=resource_class)
+    assert requeue(item, LATER, who="ann").resource_class == resource_class

@@ -71,9 +71,7 @@ class Place:
     def take_on(self, name: str = "cpu") -> Pending:
         self.number += 1
         assignment = ExecAssignment(f"a{self.number}", "r", Job("test.step"), resource_class=name)
-        pending = self.table.add(
-            ClaimedSubmission(assignment, Held(f"a{self.number}", "o", 1)), name, self.clock.time
-        )
+        pending = self.table.add(ClaimedSubmission(assignment, Held(f"a{self.number}", "o", 1)), name, self.clock.time)
         self.table.sent(pending, "w1", self.clock.time)
         return pending
 
@@ -190,7 +188,9 @@ async def refused(shop: Shop, *others: str) -> tuple[ExecResult, float]:
         await shop.send(*(work(f"{name}-{number}") for number in range(10)), to=name)
     await asyncio.sleep(0)
     began = shop.clock.now()
-    await router.submissions.submit(work("short", deadline_ms=400))  # as another process does it, past the router's door
+    await router.submissions.submit(
+        work("short", deadline_ms=400)
+    )  # as another process does it, past the router's door
     result = await ended(router, "short")
     assert [one.reason for one in shop.acks if one.assignment_id == "short"][:1] == ["would_miss_deadline"]
     return result, shop.clock.now() - began

@@ -329,7 +329,6 @@ def test_work_that_another_worker_finishes_is_answered_by_both_alike() -> None:
 def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it() -> None:
     async def story(shop: Shop) -> None:
         step = Step(DENIED)
-        await shop.router()
         await shop.worker("w1", step, quarantine_failed=True)
         await shop.send(work("a"))
         await asyncio.sleep(1)
