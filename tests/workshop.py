@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from reefknot.core.audit.event import AnyEvent, decode
 from reefknot.core.failure import ErrorCode
@@ -140,6 +141,10 @@ class Shop:
         await made.start()
         return made
 
+    def use_queue(self, member: Worker | Router, queue: Any) -> None:
+        """Let a member speak to `queue` instead of the store's own work queue."""
+        structs.force_setattr(member._context, "work", queue)
+
     async def send(self, *assignments: ExecAssignment | bytes, to: str = "w1") -> None:
         """As a router sends, and let it be taken in."""
         for one in assignments:
@@ -149,7 +154,7 @@ class Shop:
 
     def vanish(self, member: Worker | Router) -> None:
         """As kill -9: its tasks end where they are."""
-        for task in [*member._tasks, *member._crew._tasks]:
+        for task in [*member._tasks, *member._background._tasks]:
             task.cancel()
         if isinstance(member, Worker):
             for pool in member.pools.values():

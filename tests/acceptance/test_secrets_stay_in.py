@@ -400,7 +400,7 @@ def test_a_system_that_is_up_keeps_secrets_out_of_refusals_and_cancel_reasons(
             await system.submit(ExecAssignment("refused", ROUTED, nobody, tenant_id=ROUTED, resource_class="nowhere"))
         await system.router.cancel("w0", f"it is about {ROUTED}")
         await Client(system.store, SystemClock()).cancel("w1", f"and this about {ROUTED}")
-        while await system.router.desk.look("w1") is None:  # noqa: ASYNC110 - the store tells nobody
+        while await system.router.submissions.answer("w1") is None:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.01)
 
     assert asyncio.run(UpSession(startup(None, None)).serve(60, drain=0, beside=beside)) == 0

@@ -26,6 +26,7 @@ from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     ACK,
+    RESULT,
     AssignmentOptions,
     ExecAssignment,
     Job,
@@ -34,7 +35,7 @@ from reefknot.core.messages import (
     StepStatus,
     encode,
 )
-from reefknot.core.work import SUBMISSION, TryAgain, WorkDone, WorkItem, submitted
+from reefknot.core.work import ROUTER, TryAgain, WorkDone, WorkItem, WorkState, is_workers
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Transport
@@ -44,22 +45,24 @@ from reefknot.worker.settings import default_settings
 from tests.faults.dying import in_a_process_of_its_own
 
 STAGES = (
-    "handed in",
-    "taken on",
-    "kept",
+    "held",
+    "submitted",
+    "assigned",
+    "started",
     "acked",
     "claimed",
     "running",
     "waiting",
-    "stored",
+    "settled",
     "published",
-    "answered",
 )
 """
-At the router's desk; claimed by the router; in the worker's store, not yet acked; acked, not started; claimed by a
-slot; its effect done; waiting for a retry; its result stored, not yet published; published, not yet kept for the
-caller; kept for the caller, who has not heard of it.
+Kept, and held by the router, before the caller hears that it was accepted; accepted, and sent to nobody yet; in the
+worker's class, not yet acked; the same, and started by the same call; acked; claimed by a slot; its effect done;
+waiting for a retry; its result stored, not yet published; published, and its caller has not heard of it.
 """
+QUEUED = ("assigned", "acked", "claimed")
+"""Here the victim is not started with its assignment: it waits for a slot's claim."""
 WORK = [f"a{number}" for number in range(4)]
 VICTIM = "a2"
 LEASE_S = 1.0
@@ -80,7 +83,7 @@ class Doom:
         self.say = say
 
     def at(self, stage: str, work_id: str) -> None:
-        if stage == self.stage and submitted(work_id) == VICTIM:
+        if stage == self.stage and work_id == VICTIM:
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)  # not one more step of this thread
 
@@ -97,44 +100,47 @@ class DoomedWork:
         return getattr(self._work, name)
 
     async def enqueue(self, items: Sequence[WorkItem], **named: Any) -> list[Enqueued]:
-        if self._doom.flaw == "promises too early" and items[0].id.startswith(SUBMISSION):
+        if self._doom.flaw == "promises too early":
             self._late.add(asyncio.get_running_loop().create_task(self._keep_later(items, named)))
             return [Enqueued.ACCEPTED] * len(items)
         kept = await self._work.enqueue(items, **named)
-        for item in items:
-            if not item.id.startswith(SUBMISSION):
-                self._doom.at("kept", item.id)
-            elif named.get("owner"):  # the router's own from the first moment on
-                self._doom.at("taken on", item.id)
+        if named.get("owner"):  # the router's own from the first moment on
+            for item in items:
+                self._doom.at("held", item.id)
         return kept
 
     async def _keep_later(self, items: Sequence[WorkItem], named: dict[str, Any]) -> None:
         await asyncio.sleep(0.1)
         await self._work.enqueue(items, **named)
 
+    async def assign(self, items: Sequence[WorkItem], **named: Any) -> list[WorkItem | None]:
+        if self._doom.stage in QUEUED:
+            named["start"] = set(named["start"]) - {VICTIM}
+        kept = await self._work.assign(items, **named)
+        for item in kept:
+            if item is not None:
+                self._doom.at("started" if item.state is WorkState.RUNNING else "assigned", item.id)
+        return kept
+
     async def claim(self, n: int, **named: Any) -> list[WorkItem]:
         items = await self._work.claim(n, **named)
         for item in items:
-            self._doom.at("taken on" if item.id.startswith(SUBMISSION) else "claimed", item.id)
+            self._doom.at("held" if item.resource_class == ROUTER else "claimed", item.id)
         return items
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         for one in settlements:
-            if one.id.startswith(SUBMISSION):
-                self._doom.at("published", one.id)
-            elif one.id == VICTIM and isinstance(one.settled, TryAgain):
+            if one.id == VICTIM and isinstance(one.settled, TryAgain):
                 self._doom.say(["due", VICTIM, one.settled.due_at])
         if self._doom.flaw == "forgets the result" and any(_ends(one) for one in settlements):
             kept = [True] * len(settlements)
         else:
             kept = await self._work.settle([self._as_flawed(one) for one in settlements])
         for one in settlements:
-            if one.id.startswith(SUBMISSION):
-                self._doom.at("answered", one.id)
-            elif isinstance(one.settled, TryAgain):
+            if isinstance(one.settled, TryAgain):
                 self._doom.at("waiting", one.id)
             elif isinstance(one.settled, WorkDone):
-                self._doom.at("stored", one.id)
+                self._doom.at("settled", one.id)
         return kept
 
     def _as_flawed(self, one: Settlement) -> Settlement:
@@ -148,7 +154,7 @@ def _ends(one: Settlement) -> bool:
 
 
 class DoomedTransport:
-    """An end for messages at which one dies after an ack."""
+    """An end for messages at which one dies after an ack or a result."""
 
     def __init__(self, transport: Transport, doom: Doom) -> None:
         self._transport = transport
@@ -159,8 +165,8 @@ class DoomedTransport:
 
     async def publish(self, subject: str, body: bytes, **named: Any) -> None:
         await self._transport.publish(subject, body, **named)
-        if subject == ACK:
-            self._doom.at("acked", json.loads(body)["assignment_id"])
+        if subject in (ACK, RESULT):
+            self._doom.at("acked" if subject == ACK else "published", json.loads(body)["assignment_id"])
 
 
 class DoomedStore:
@@ -227,11 +233,12 @@ async def first_life(plan: dict[str, Any], folder: Path, say: Say) -> None:
         system = made(store, folder, doom)
         await system.start()
         answers = {}
-        for name in WORK:
+        # Alone, the victim meets a free slot, which starts it with its assignment.
+        for name in sorted(WORK, key=lambda one: one != VICTIM) if plan["stage"] == "started" else WORK:
             answers[name] = await system.submit(assignment(name, plan["stage"]))
             answers[name].add_done_callback(lambda one: say(["told", one.result().assignment_id, _text(one.result())]))
             say(["accepted", name])
-            doom.at("handed in", name)
+            doom.at("submitted", name)
         await asyncio.wait(answers.values(), timeout=LONGEST_S)
 
 
@@ -239,13 +246,15 @@ async def second_life(plan: dict[str, Any], folder: Path, accepted: list[str]) -
     """It is asked for nothing but the results; then everything once more, as a caller does who is not sure."""
     doom = Doom("", plan["flaw"] if plan["flaw"] == "forgets the wait" else "", lambda said: None)
     async with open_store(url_of(plan, folder)) as store:
+        victim = await store.work.get(VICTIM)
+        in_a_slot = victim is not None and is_workers(victim) and victim.state is WorkState.RUNNING
         system = made(store, folder, doom)
         await system.start()
         ends = asyncio.get_running_loop().time() + (3.0 if plan["flaw"] in LOSING else LONGEST_S)
         results = {}
         for name in accepted:
             left = max(0.0, ends - asyncio.get_running_loop().time())
-            found = await system.router.desk.result(name, left)
+            found = await system.router.submissions.result(name, left)
             results[name] = None if found is None else _text(found)
         await asyncio.sleep(0.3)  # whoever would answer a second time has had its time to
         again = {}
@@ -256,6 +265,7 @@ async def second_life(plan: dict[str, Any], folder: Path, accepted: list[str]) -
         return {
             "results": results,
             "again": again,
+            "in_a_slot": in_a_slot,
             "crashes": {name: item.crashes for name, item in items.items() if item is not None},
             "attempts": {name: item.attempts for name, item in items.items() if item is not None},
             "tampered": [str(one) for one in await store.audit.verify()],

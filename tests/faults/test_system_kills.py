@@ -11,8 +11,9 @@ from tests.faults.system_child import STAGES, VICTIM
 
 KILLED = -9
 TICK_MS = 50
-CRASHED = ("claimed", "running")
-"""Only here did a slot hold it."""
+IN_A_SLOT = ("started", "claimed", "running")
+"""Here a slot held it when the process died."""
+IN_NO_SLOT = ("held", "submitted", "assigned", "waiting", "settled", "published")
 
 
 def lived(folder: Path, plans: list[Plan]) -> list[Life]:
@@ -55,8 +56,10 @@ def _about_the_victim(stage: str, life: Life, after: dict[str, Any]) -> list[str
     expected = 2 if stage in ("running", "waiting") else 1
     if len(times) != expected:
         wrong.append(f"done {len(times)} times, not {expected}")
-    if after["crashes"][VICTIM] != (stage in CRASHED):
-        wrong.append(f"{after['crashes'][VICTIM]} crashes counted")
+    if (stage in IN_A_SLOT and not after["in_a_slot"]) or (stage in IN_NO_SLOT and after["in_a_slot"]):
+        wrong.append(f"in a slot: {after['in_a_slot']}")
+    if after["crashes"][VICTIM] != after["in_a_slot"]:
+        wrong.append(f"{after['crashes'][VICTIM]} crashes counted, in a slot: {after['in_a_slot']}")
     if after["attempts"][VICTIM] != (2 if stage == "waiting" else 1):
         wrong.append(f"{after['attempts'][VICTIM]} attempts spent")
     due = [words[2] for words in life["said"] if words[0] == "due"]
@@ -77,13 +80,13 @@ def test_a_system_killed_at_any_stage_of_a_step_gives_every_accepted_assignment_
 @pytest.mark.slow
 def test_the_judge_catches_what_each_wrong_way_breaks(tmp_path: Path) -> None:
     flaws = {
-        "memory": plan("kept", "memory"),
-        "promises too early": plan("handed in", "promises too early"),
+        "memory": plan("assigned", "memory"),
+        "promises too early": plan("submitted", "promises too early"),
         "forgets the wait": plan("waiting", "forgets the wait"),
-        "forgets the result": plan("stored", "forgets the result"),
+        "forgets the result": plan("settled", "forgets the result"),
     }
     said = {life["plan"]["flaw"]: judge(life) for life in lived(tmp_path, list(flaws.values()))}
-    assert f"kept: lost: {VICTIM}" in said["memory"]
-    assert f"handed in: lost: {VICTIM}" in said["promises too early"]
+    assert f"assigned: lost: {VICTIM}" in said["memory"]
+    assert f"submitted: lost: {VICTIM}" in said["promises too early"]
     assert any("ms early" in one for one in said["forgets the wait"])
-    assert "stored: done 2 times, not 1" in said["forgets the result"]
+    assert "settled: done 2 times, not 1" in said["forgets the result"]

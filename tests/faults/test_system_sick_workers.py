@@ -169,17 +169,17 @@ def recovery_is_told_by_acks_alone() -> Iterator[None]:
     """The broken variant: nobody is probed, and neither heartbeats nor results say that a worker is well again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routing, "PROBE_EVERY_S", float("inf"))
-        heard = HealthTable.heard_heartbeat
+        heard = HealthTable.record_heartbeat
 
         def never_better(self: HealthTable, beat: Heartbeat, now: float) -> bool:
             classes = {}
             for name, said in beat.classes.items():
-                known = self.everybody().get(name, {}).get(beat.worker_id)
+                known = self.all().get(name, {}).get(beat.worker_id)
                 worst = max(said.status, said.status if known is None else known.status, key=lambda one: one.severity)
                 classes[name] = msgspec.structs.replace(said, status=worst)
             return heard(self, msgspec.structs.replace(beat, classes=classes), now)
 
-        patch.setattr(HealthTable, "heard_heartbeat", never_better)
+        patch.setattr(HealthTable, "record_heartbeat", never_better)
         patch.setattr(HealthTable, "heard_result", lambda *given: None)
         yield
 

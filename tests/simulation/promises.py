@@ -22,7 +22,7 @@ from reefknot.core.audit.event import (
 from reefknot.core.audit.replay import replay
 from reefknot.core.messages import ExecResult, ResultStatus
 from reefknot.core.overload.admission import Newcomer, QueueView, Reject, Rules, admit
-from reefknot.core.work import ENDED, WorkItem, WorkState, submission_id
+from reefknot.core.work import ENDED, WorkItem, WorkState
 from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def check_bounds(world: World) -> None:
     for member in world.workers:
         for pool in [] if member.part is None else member.part.pools.values():
             most = pool.rules.size + pool.slots
-            if pool.queue.depth + pool.entering > most:
+            if pool.queue.depth + pool.reserved > most:
                 story.broken.append(f"{member.name} {pool.name}: {pool.queue.depth} places of at most {most}")
             if pool.active > pool.slots:
                 story.broken.append(f"{member.name} {pool.name}: {pool.active} of {pool.slots} slots")
-            if pool.entering < 0:
-                story.broken.append(f"{member.name} {pool.name}: {pool.entering} are entering")
+            if pool.reserved < 0:
+                story.broken.append(f"{member.name} {pool.name}: {pool.reserved} are entering")
     router = world.router.part
     if router is not None and len(router.table) > 30:
         story.broken.append(f"router: {len(router.table)} pending of at most 30")
@@ -51,9 +51,8 @@ async def check_at_the_end(world: World) -> None:
     story = world.story
     for name in story.handed_in.keys() - story.results.keys():
         item = await world.store.work.get(name)
-        desk = await world.store.work.get(submission_id(name))
         where = "not at a worker" if item is None else f"{item.state.value} in {item.resource_class} due {item.due_at}"
-        story.broken.append(f"{name} has no result; {where}; at the desk {desk and desk.state.value}")
+        story.broken.append(f"{name} has no result; {where}")
     bodies = [entry.entry.body async for entry in _all(world)]
     seen = replay(bodies)
     story.broken += [str(difference) for difference in seen.differences]

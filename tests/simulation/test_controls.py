@@ -18,7 +18,7 @@ from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.dispatch import Dispatcher
 from reefknot.router.service import Router
-from reefknot.worker.intake import Admitted, Intake, Taken
+from reefknot.worker.intake import Admitted, Intake, IntakeResult, Verdict
 from reefknot.worker.pool import Pool
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings
@@ -52,9 +52,9 @@ class FencelessStore(MemoryStore):
 class HastyIntake(Intake):
     """Says yes, and keeps it a moment later."""
 
-    async def keep(self, group: Sequence[Admitted]) -> list[Taken]:
+    async def keep(self, group: Sequence[Admitted]) -> list[IntakeResult]:
         asyncio.get_running_loop().call_later(0.2, self._later, group)
-        return [Taken(one.ack) for one in group]
+        return [IntakeResult(one.ack) for one in group]
 
     def _later(self, group: Sequence[Admitted]) -> None:
         asyncio.get_running_loop().create_task(super().keep(group)).add_done_callback(_seen)
@@ -76,7 +76,7 @@ class BlindDispatcher(Dispatcher):
 
     async def look_after(self) -> None: ...
 
-    async def began_anew(self, worker_id: str) -> None: ...
+    async def worker_restarted(self, worker_id: str) -> None: ...
 
 
 class BlindRouter(Router):
@@ -86,9 +86,9 @@ class BlindRouter(Router):
 
 
 class TrustingDispatcher(Dispatcher):
-    """What was acked is done, sooner or later: nobody asks again."""
+    """Never looks for the result of what was acked."""
 
-    async def ask_again(self, pending: Any) -> None:
+    async def _check_acked(self, pending: Any) -> None:
         self._table.asked_again(pending, self._clock.now())
 
 
@@ -104,7 +104,7 @@ class UnboundedIntake(Intake):
     def _admission(self, assignment: ExecAssignment, pool: Pool) -> Any:
         from reefknot.core.overload.admission import Accept
 
-        return Accept(), {}
+        return Verdict(Accept(), {})
 
 
 class CrampedWorker(Worker):
@@ -126,7 +126,7 @@ class SilentWorker(Worker):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.journal.entries = lambda events: []  # type: ignore[method-assign]
+        self._context.journal.entries = lambda events: []  # type: ignore[method-assign]
 
 
 class ForgetfulWorker(Worker):
@@ -134,8 +134,10 @@ class ForgetfulWorker(Worker):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        entries = self.journal.entries
-        self.journal.entries = lambda events: entries([one for one in events if not isinstance(one, Quarantined)])  # type: ignore[method-assign]
+        entries = self._context.journal.entries
+        self._context.journal.entries = lambda events: entries(  # type: ignore[method-assign]
+            [one for one in events if not isinstance(one, Quarantined)]
+        )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ class ForgetfulWorker(Worker):
         ({"store_class": FencelessStore}, "on record"),
         ({"worker_class": HastyWorker}, "was accepted and is not kept"),
         ({"router_class": BlindRouter}, "has no result"),
-        ({"router_class": TrustingRouter}, "has no result"),
+        ({"router_class": TrustingRouter}, "was not told"),
         ({"worker_class": UnboundedWorker}, "places of at most"),
         ({"worker_class": SilentWorker}, "no event says so"),
         ({"worker_class": ForgetfulWorker}, "is quarantined ("),

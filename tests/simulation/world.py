@@ -42,7 +42,7 @@ from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
-from reefknot.router.submissions import Desk
+from reefknot.router.submissions import Submissions
 from reefknot.testing import run_virtual
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
@@ -156,7 +156,9 @@ class World:
         names = [f"w{n}" for n in range(self.rng.choice([1, 2, 3, 3]))]
         self.workers = [Member(self, name) for name in names]
         self.router = Member(self, "router")
-        self.desk = Desk(store.work, clock, size=30)
+        self.submissions = Submissions(store.work, clock, size=30)
+        self.callers: dict[str, tuple[Router, asyncio.Future[ExecResult]]] = {}
+        """Callers in a router's own process."""
         self.sea.on_send = self._accepted_means_kept
         if isinstance(store, MemoryStore):
             self._watch_fences(store)
@@ -179,7 +181,8 @@ class World:
     def _accepted_means_kept(self, subject: str, body: bytes) -> None:
         if subject == ACK and isinstance(self.store, MemoryStore):
             ack = msgspec.json.decode(body, type=ExecAssignmentAck)
-            if ack.status is AckStatus.ACCEPTED and ack.assignment_id not in self.store.work.items:
+            item = self.store.work.items.get(ack.assignment_id)
+            if ack.status is AckStatus.ACCEPTED and (item is None or core.is_unassigned(item)):
                 self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")
 
     def make(self, name: str, store: Any, process: Process) -> Any:
@@ -240,9 +243,9 @@ class World:
         if router is not None and self.rng.random() < 0.5:
             with contextlib.suppress(Crashed, TimeoutError, asyncio.CancelledError):
                 async with asyncio.timeout(3.0):
-                    await router.submit(assignment)
+                    self.callers[assignment.assignment_id] = router, await router.submit(assignment)
                 return
-        await self.desk.hand_in(assignment)
+        await self.submissions.submit(assignment)
 
     def _assignment(self, number: int) -> ExecAssignment:
         rng = self.rng
@@ -326,11 +329,21 @@ class World:
         left = set(self.story.handed_in)
         while left and self.clock.now() < ends:
             for name in sorted(left):
-                found = await self.desk.look(name)
+                found = await self.submissions.answer(name)
                 if found is not None:
                     self.story.results[name] = found
                     left.discard(name)
             await asyncio.sleep(1.0)
+        while self._untold() and self.clock.now() < ends:
+            await asyncio.sleep(1.0)
+        self.story.broken += [f"the caller of {name} in the router's process was not told" for name in self._untold()]
+
+    def _untold(self) -> list[str]:
+        return [
+            name
+            for name, (router, future) in self.callers.items()
+            if router is self.router.part and not future.done() and name in self.story.results
+        ]
 
     async def _check(self) -> None:
         while True:

@@ -54,7 +54,7 @@ async def adopt(store: Store, workers: Sequence[Worker], steps: Container[str]) 
     systems = await living_systems(store)
     living = names_of(systems) | {worker.worker_id for worker in workers}
     leaving = leaving_of(systems) - {worker.worker_id for worker in workers}
-    leaving |= {worker.worker_id for worker in workers if worker.handover.on}
+    leaving |= {worker.worker_id for worker in workers if worker.leaving.is_on}
     able = [worker for worker in workers if not worker.intake.draining]
     counts = (await store.work.snapshot()).counts
     for state, here in ((WorkState.PENDING, living - leaving), (WorkState.RUNNING, living)) if able else ():
@@ -80,7 +80,7 @@ async def _adopt(
             pool = worker.pools.get(item.resource_class.partition("@")[0])
             number += 1
             if pool is not None and pool.has_room:
-                await worker.endings.known_already(item.id, pool)
+                await worker.closing.answer_duplicate(item.id, pool)
         if len(items) < PAGE:
             return
         after = items[-1].id

@@ -45,7 +45,9 @@ from reefknot.worker.settings import WorkerSettings, settings_from
 ROUTER = "router"
 STATUS_EVERY_S = 1.0
 STATUS_KEPT_S = 5.0
-LISTEN_S = 0.25
+CONTROL_S = 5.0
+STORE_S = 10.0
+STORE_PAUSE_S = 0.25
 FREE_NAMES_TRIED = 10
 
 
@@ -98,7 +100,7 @@ class System:
             clock,
             size=self.routing.rules.size,
             routed=presence.has_router,
-            told=presence.told_by_routers,
+            snapshots=presence.told_by_routers,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
@@ -187,25 +189,25 @@ class System:
         except Exception as error:
             logger().error("the system's status was not written (%s)", printable(str(error), most=300))
 
-    async def _obey(self, heard: int) -> None:
-        """Commands of operators and other processes. Those to cancel the router hears by itself."""
+    async def _obey(self, after: int) -> None:
+        """Obey commands of operators and other processes. A router obeys those to cancel by itself."""
+        control, latest = self.store.control, after
         while True:
-            for command in await self._heard(ROUTER, heard):
-                heard = command.sequence
+            try:
+                async with asyncio.timeout(STORE_S):
+                    commands = await control.poll(ROUTER, after=after)
+                latest = await control.wait(CONTROL_S, after=latest) if not commands else latest
+            except Exception as error:
+                logger().error("commands cannot be read (%s)", printable(str(error), most=300))
+                await asyncio.sleep(STORE_PAUSE_S)
+                continue
+            for command in commands:
+                after = command.sequence
                 try:
                     self._do(command)
                 except Exception as error:
                     text = printable(f"{command.name}: {error}", most=300)
                     logger().error("a command could not be obeyed (%s)", text)
-            await asyncio.sleep(LISTEN_S)
-
-    async def _heard(self, target: str, after: int) -> list[Command]:
-        try:
-            async with asyncio.timeout(10.0):
-                return await self.store.control.poll(target, after=after)
-        except Exception as error:
-            logger().error("commands cannot be read (%s)", printable(str(error), most=300))
-            return []
 
     def _do(self, command: Command) -> None:
         body: dict[str, Any] = json.loads(command.body)
@@ -327,5 +329,5 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
             clock_of_this_loop(),
             size=size,
             routed=presence.has_router,
-            told=presence.told_by_routers,
+            snapshots=presence.told_by_routers,
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
@@ -24,10 +25,11 @@ import msgspec
 from reefknot import clock
 from reefknot.core.audit.event import Event, encode, timestamp
 from reefknot.core.redaction import Redactor
-from reefknot.errors import AuditUnavailableError, ParameterError
+from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime import seeds
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.core.audit.chain import Head
@@ -215,6 +217,27 @@ class Journal:
         self._log_outage(trouble)
         if self._fail_closed:
             raise AuditUnavailableError(events=len(events) or len(pending)) from trouble
+
+    def write_soon(self, event: Event) -> None:
+        """Append an event that goes with no other change, with the log's next write. A failure is buffered."""
+        append_soon = getattr(self._sink, "append_soon", None)
+        if append_soon is None or self._state.waiting:
+            run_in_background(self.write(event), "writing an event")
+            return
+        entries = self.entries([event])
+        try:
+            future = append_soon(entries)
+        except ReefknotError as error:
+            self._buffer(entries)
+            self._log_outage(error)
+            return
+        future.add_done_callback(partial(self._after_soon, entries))
+
+    def _after_soon(self, entries: list[AuditEntry], future: asyncio.Future[Head]) -> None:
+        trouble = None if future.cancelled() else future.exception()
+        if trouble is not None or future.cancelled():
+            self._buffer(entries)
+            self._log_outage(trouble if isinstance(trouble, Exception) else None)
 
     async def _append(self, sink: AuditSink, entries: Sequence[AuditEntry]) -> Exception | None:
         trouble: Exception | None = None

@@ -1,9 +1,4 @@
-"""
-`reefknot job`: list, show and cancel jobs.
-
-The store holds two work items for an assignment: the caller's submission, and the worker's step. A person asks about
-one job: the worker's item counts as soon as there is one.
-"""
+"""`reefknot job`: list, show and cancel jobs. A job is an assignment with its state and its story."""
 
 from __future__ import annotations
 
@@ -22,8 +17,8 @@ from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorOptions, StoreO
 from reefknot.cli.output import age, printable, put, put_fields, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, has_router, operator_event, with_store
 from reefknot.core.messages import encode
-from reefknot.core.work import SUBMISSION_ONCE, WorkItem, WorkState, submission_id, submitted
-from reefknot.router.submissions import CLASS, answer_of
+from reefknot.core.results import answer_of
+from reefknot.core.work import ROUTER, WorkItem, WorkState
 
 if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
@@ -40,30 +35,21 @@ _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 
 
 class JobView(Struct, frozen=True):
-    """One assignment as a job: its submission, and the step that a worker accepted. At least one of them is there."""
+    """One assignment, as commands show it."""
 
-    id: str
-    submission: WorkItem | None
-    step: WorkItem | None
-
-    @property
-    def item(self) -> WorkItem:
-        """The item that has the job's state: the step's, once there is one."""
-        found = self.step or self.submission
-        assert found is not None
-        return found
+    item: WorkItem
 
     def as_json(self, now_ms: int) -> dict[str, Any]:
         """The fields that a list shows."""
         item = self.item
         waits = item.state is WorkState.PENDING
-        created = min(one.created_at for one in (self.submission, self.step) if one is not None)
+        created = item.created_at
         name, _, worker = item.resource_class.partition("@")
         return {
-            "id": self.id,
+            "id": item.id,
             "type": item.kind,
             "state": item.state.value,
-            "class": None if item.resource_class == CLASS else name,
+            "class": None if item.resource_class == ROUTER else name,
             "worker": worker or None,
             "attempts": item.attempts,
             "priority": item.priority,
@@ -79,7 +65,6 @@ class JobView(Struct, frozen=True):
     def details(self, redactor: Redactor) -> dict[str, Any]:
         """The fields that a list leaves out."""
         item = self.item
-        history = [entry for one in (self.submission, self.step) if one is not None for entry in one.history]
         return {
             "tenant_id": item.tenant_id,
             "correlation_id": item.correlation_id,
@@ -88,36 +73,21 @@ class JobView(Struct, frozen=True):
             "snoozes": item.snoozes,
             "interruptions": item.interruptions,
             "crashes": item.crashes,
-            "assignment": _decoded(self._assignment(), redactor),
+            "assignment": _decoded(item.payload or None, redactor),
             "failure": _decoded(item.failure, redactor),
             "result": _decoded(self._result(), redactor),
             "history": [
                 {"at": time_text(entry.at), "what": entry.what, "why": redactor(entry.why), "who": entry.who}
-                for entry in sorted(history, key=lambda entry: entry.at)
+                for entry in item.history
             ],
         }
 
     def _result(self) -> str | bytes | None:
-        """The worker's result, else the answer to the caller."""
-        if self.item.result is not None or self.submission is None:
+        """The stored result, else what the caller is told."""
+        if self.item.result is not None:
             return self.item.result
-        try:
-            answer = answer_of(self.submission)
-        except msgspec.DecodeError:
-            return None
+        answer = answer_of(self.item)
         return None if answer is None else encode(answer)
-
-    def _assignment(self) -> bytes | None:
-        """The submitted assignment, else the one that the worker stored."""
-        if self.submission is not None and self.submission.payload:
-            return self.submission.payload
-        if self.step is None or not self.step.payload:
-            return None
-        try:
-            stored = msgspec.json.decode(self.step.payload)
-        except msgspec.DecodeError:
-            return self.step.payload
-        return msgspec.json.encode(stored.get("assignment", stored) if isinstance(stored, dict) else stored)
 
 
 def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
@@ -131,55 +101,35 @@ def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
 
 async def get_job(store: Store, name: str) -> JobView | None:
     """The job with this id."""
-    submission = await store.work.get(submission_id(name)) or await store.work.get(SUBMISSION_ONCE + name)
-    submission = submission if submission is not None and submission.resource_class == CLASS else None
-    step = await _step(store, name)
-    return None if submission is None and step is None else JobView(name, submission, step)
+    item = await store.work.get(name)
+    return None if item is None else JobView(item)
 
 
 async def find_jobs(
     store: Store, *, state: WorkState | None, kind: str | None, after: str, limit: int
 ) -> AsyncIterator[tuple[str, JobView]]:
-    """Jobs, each with the cursor after which the next page continues. A job with a step is listed by its step."""
+    """Jobs, each with the cursor after which the next page continues."""
     found, after = 0, unquote(after)
-    while True:
-        items = await store.work.find(state=state, kind=kind, after=after, limit=min(PAGE, max(limit, 1)))
+    while found < limit:
+        items = await store.work.find(state=state, kind=kind, after=after, limit=min(PAGE, limit - found))
         for item in items:
-            after = item.id
-            job = await _job_of(store, item)
-            if job is not None:
-                yield quote(after), job
-                found += 1
-                if found >= limit:
-                    return
+            after, found = item.id, found + 1
+            yield quote(after), JobView(item)
         if not items:
             return
 
 
-async def _job_of(store: Store, item: WorkItem) -> JobView | None:
-    if item.resource_class != CLASS:
-        return JobView(item.id, None, item)
-    name = submitted(item.id)
-    return None if await _step(store, name) is not None else JobView(name, item, None)
-
-
-async def _step(store: Store, name: str) -> WorkItem | None:
-    """The worker's item of a job. A submission of an earlier version may have an id that looks like one."""
-    item = await store.work.get(name)
-    return None if item is None or item.resource_class == CLASS else item
-
-
 async def _counts(store: Store) -> dict[str, Any]:
-    """The number of jobs in each state, and the age of the oldest due one."""
+    """The number of jobs in each state, and the age of the oldest due one. A router that holds a job waits with it."""
     snapshot = await store.work.snapshot()
     states = {state.value: 0 for state in WorkState}
     for name, counts in snapshot.counts.items():
         for state, number in counts.items():
-            if name != CLASS:
-                states[state.value] += number
+            is_held = name == ROUTER and state is WorkState.RUNNING
+            states[WorkState.PENDING.value if is_held else state.value] += number
     return {
         "states": states,
-        "waiting_for_router": snapshot.counts.get(CLASS, {}).get(WorkState.PENDING, 0),
+        "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
         "oldest_due_s": max(snapshot.oldest_due_ms.values(), default=0) / 1000,
     }
 

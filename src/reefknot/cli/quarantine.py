@@ -90,7 +90,7 @@ def show_item(job: Id, /, *, options: StoreOptions = STORE) -> int:
     if item is None:
         text = f"{printable(job[:200])!r} is not in quarantine; `quarantine list` shows what is"
         raise CommandError(text, Exit.FAILED)
-    fields = {**_fields(item, address), **JobView(item.id, None, item).details(address.redactor)}
+    fields = {**_fields(item, address), **JobView(item).details(address.redactor)}
     show_fields(fields, json=options.json)
     return Exit.FINE
 

@@ -203,6 +203,8 @@ class Heartbeat(Struct, frozen=True):
     draining: bool = False
     incarnation: str = ""
     """A new value each time the worker starts: assignments of the previous one may only be in its store."""
+    store: str = ""
+    """The store that keeps what the worker accepts. A router over the same one need not keep its results again."""
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):

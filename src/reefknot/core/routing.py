@@ -1,5 +1,5 @@
 """
-Who gets it?
+The choice of a worker for an assignment.
 
 A router chooses among workers by what they last said about themselves: healthy ones first, then degraded ones; an
 overloaded one is passed over half of the time, a critical one never gets work but a probe now and then, and one that
@@ -19,12 +19,12 @@ from reefknot.core.overload.admission import OverloadStatus
 HEARTBEAT_S = 1.0
 MISSED_UNTIL_GONE = 3
 PROBE_EVERY_S = 2.0
-MOST_UNSPOKEN = 64
-"""What is on its way to one worker without an answer. More would be sent by what the worker said long ago."""
+MOST_UNACKED = 64
+"""Assignments on their way to one worker without an answer. More would go by outdated health."""
 
 
 class WorkerHealth(Struct, frozen=True):
-    """What is known of one worker and one resource class. A worker that never sent a heartbeat is of the old kind."""
+    """Health of one worker in one resource class. A worker that never sent a heartbeat is a CP1 peer."""
 
     worker_id: str
     status: OverloadStatus = OverloadStatus.HEALTHY
@@ -34,42 +34,42 @@ class WorkerHealth(Struct, frozen=True):
     heard_at: float = 0.0
     heartbeat_at: float | None = None
     probed_at: float = float("-inf")
-    unspoken: int = 0
-    """Sent there and not yet spoken of."""
+    unacked: int = 0
+    """Sent there, and neither acked nor answered yet."""
 
     def gone(self, now: float) -> bool:
-        """Three heartbeats missed. Who never sent one is unknown, not gone."""
+        """Whether three heartbeats were missed. A worker that never sent one is unknown, not gone."""
         return now > self.gone_after
 
     @property
     def gone_after(self) -> float:
-        """When it counts as gone, if it is not heard of again."""
+        """The time at which the worker counts as gone, without further news."""
         return inf if self.heartbeat_at is None else self.heartbeat_at + MISSED_UNTIL_GONE * HEARTBEAT_S
 
     @property
     def load(self) -> float:
-        """How busy it is for its size, with what is on its way."""
-        return (self.queue_depth + self.active + self.unspoken) / max(1, self.capacity)
+        """Load relative to capacity, with what is on its way."""
+        return (self.queue_depth + self.active + self.unacked) / max(1, self.capacity)
 
 
 class Chosen(Struct, frozen=True):
-    """This one. `probe`: to see whether a critical worker has recovered."""
+    """The worker that gets the assignment. `probe`: to see whether a critical worker has recovered."""
 
     worker_id: str
     probe: bool = False
 
 
 class Why(StrEnum):
-    """Why work waits at the router; for the caller and the record."""
+    """Reason why an assignment waits at the router."""
 
     NO_WORKER = "no worker is there"
     CRITICAL = "every worker is critical"
     PASSED_OVER = "every worker is overloaded, and this one waits"
-    UNSPOKEN = "enough is on its way without an answer"
+    UNACKED = "enough is on its way without an answer"
 
 
 class Nobody(Struct, frozen=True):
-    """The work waits at the router."""
+    """No worker can take the assignment now: it waits at the router."""
 
     why: Why
 
@@ -78,17 +78,17 @@ def too_late_everywhere(workers: Iterable[WorkerHealth], said_so: AbstractSet[st
     """
     Whether every worker that is there has said that the work would miss its deadline.
 
-    It gets no younger, and newcomers have more time left: who waited on would be overtaken until its time is over.
+    Newcomers have more time left: an assignment that waited on would be overtaken until its time is over.
     """
     return {one.worker_id for one in workers if not one.gone(now)} <= said_so
 
 
 def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, after: str = "") -> Chosen | Nobody:
     """The worker for one piece of work, by health and then by load. Equals take turns: the first is the one `after`."""
-    return Lineup(workers, now, after).choose(draw)
+    return WorkerRanking(workers, now, after).choose(draw)
 
 
-class Lineup:
+class WorkerRanking:
     """
     The workers of one class at one moment, for many pieces of work one after the other.
 
@@ -111,25 +111,25 @@ class Lineup:
                 one.load,
                 one.worker_id <= after,
                 one.worker_id,
-                one.unspoken,
+                one.unacked,
                 1 / max(1, one.capacity),
             )
             for one in here
-            if one.status is not OverloadStatus.CRITICAL and one.unspoken < MOST_UNSPOKEN
+            if one.status is not OverloadStatus.CRITICAL and one.unacked < MOST_UNACKED
         ]
         heapify(self._line)
 
     def choose(self, draw: float) -> Chosen | Nobody:
-        """The next piece of work's worker."""
+        """The worker of the next assignment."""
         if self._probes:
             return Chosen(self._probes.pop()[1], probe=True)
         if not self._line:
             return Nobody(self._why())
-        severity, load, waits, worker_id, unspoken, share = self._line[0]
+        severity, load, waits, worker_id, unacked, share = self._line[0]
         if severity == OverloadStatus.OVERLOADED.severity and draw < 0.5:
             return Nobody(Why.PASSED_OVER)
-        if unspoken + 1 < MOST_UNSPOKEN:
-            heapreplace(self._line, (severity, load + share, waits, worker_id, unspoken + 1, share))
+        if unacked + 1 < MOST_UNACKED:
+            heapreplace(self._line, (severity, load + share, waits, worker_id, unacked + 1, share))
         else:
             heappop(self._line)
         return Chosen(worker_id)
@@ -137,4 +137,4 @@ class Lineup:
     def _why(self) -> Why:
         if not self._anybody:
             return Why.NO_WORKER
-        return Why.UNSPOKEN if self._able else Why.CRITICAL
+        return Why.UNACKED if self._able else Why.CRITICAL

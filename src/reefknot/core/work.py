@@ -1,5 +1,5 @@
 """
-One piece of work, from accepted to ended.
+One piece of work, from accepted to ended: its record, and the moves that change it.
 
     pending ──▶ running ──▶ succeeded
        ▲ ▲         │ ├────▶ failed ──▶ pending | quarantined     another try, or none
@@ -10,6 +10,9 @@ One piece of work, from accepted to ended.
 `MOVES` is the only table of moves; every other move is an error. Four counters tell why a piece of work ran or did not:
 attempts (it really ran), snoozes (it was put off), interruptions (shutdown) and crashes (its owner vanished). Only
 attempts are spent by failures. The payload is bytes and is never touched.
+
+An assignment has one record for its whole life. A submission waits in the class `ROUTER`; the worker that accepts it
+moves it to a class of its own (`assigned`), runs it there, and its end is the caller's result.
 """
 
 from enum import StrEnum
@@ -21,10 +24,8 @@ from reefknot.errors import IllegalMoveError
 
 CRASH_LIMIT = 3
 LONGEST_HISTORY = 100
-SUBMISSION = "\x1froute/"
-"""It begins with what no assignment's id may hold: no caller can give its work the id of somebody's submission."""
-SUBMISSION_ONCE = "route/"
-"""How such ids began before; what was handed in then is still found."""
+ROUTER = "router"
+"""The resource class of submissions that no worker has accepted yet."""
 
 
 class WorkState(StrEnum):
@@ -63,7 +64,7 @@ class Budget(Struct, frozen=True, array_like=True):
     trigger: str | None = None
 
 
-class Chapter(Struct, frozen=True, array_like=True):
+class HistoryEntry(Struct, frozen=True, array_like=True):
     """One entry of the history: what happened, when, to what end, and by whom."""
 
     at: int
@@ -101,7 +102,9 @@ class WorkItem(Struct, frozen=True, array_like=True):
     failure: str | None = None
     result: str | None = None
     budget: Budget = Budget()
-    history: tuple[Chapter, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
+    admission: str = ""
+    """How the worker's admission took it, as JSON text: see `reefknot.worker.records.AdmittedAs`."""
     payload: bytes = b""
 
 
@@ -115,6 +118,13 @@ class WorkFailed(Struct, frozen=True):
     """It failed for good, and nobody has to look at it."""
 
     failure: str | None = None
+    result: str | None = None
+    reason: str = ""
+
+
+class WorkRejected(Struct, frozen=True):
+    """It ended without being run: no worker took it, or its time was over before."""
+
     result: str | None = None
     reason: str = ""
 
@@ -152,7 +162,7 @@ class Quarantine(Struct, frozen=True):
     result: str | None = None
 
 
-Settled = WorkDone | WorkFailed | TryAgain | Snooze | HandBack | Quarantine
+Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | HandBack | Quarantine
 
 
 def moved(item: WorkItem, state: WorkState) -> WorkState:
@@ -177,8 +187,51 @@ def accepted(item: WorkItem, now: Moment) -> WorkItem:
         deadline_at=item.deadline_at,
         created_at=now.wall,
         updated_at=now.wall,
+        admission=item.admission,
         payload=item.payload,
     )
+
+
+def worker_class(resource_class: str, worker_id: str) -> str:
+    """The class of one worker's own queue: `cpu@worker-1`."""
+    return f"{resource_class}@{worker_id}"
+
+
+def is_workers(item: WorkItem) -> bool:
+    """Whether a worker has accepted the item: only then its class names one."""
+    return "@" in item.resource_class
+
+
+def is_unassigned(item: WorkItem) -> bool:
+    """Whether the item is an open submission: held by a router or by nobody, and accepted by no worker."""
+    return item.resource_class == ROUTER and item.state in (WorkState.PENDING, WorkState.RUNNING)
+
+
+def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
+    """The submission `item`, moved to the class of `to` with what admission changed. Its router's claim is void."""
+    return structs.replace(
+        item,
+        resource_class=to.resource_class,
+        state=WorkState.PENDING,
+        due_at=to.due_at,
+        admission=to.admission,
+        updated_at=now.wall,
+        owner="",
+        lease_until=0,
+        payload=item.payload or to.payload,
+    )
+
+
+def accepted_for_worker(known: WorkItem | None, item: WorkItem, now: Moment) -> WorkItem | None:
+    """
+    The record of an assignment that a worker accepts; `known` is what the store has under its id.
+
+    An open submission moves to the worker's class, if it is the same one. None: the id is taken.
+    """
+    if known is None:
+        return accepted(item, now)
+    same = known.kind == item.kind and known.correlation_id == item.correlation_id
+    return assigned(known, item, now) if same and is_unassigned(known) else None
 
 
 def started(item: WorkItem, *, owner: str, fence: int, lease_ms: int, now: Moment) -> WorkItem:
@@ -192,6 +245,11 @@ def started(item: WorkItem, *, owner: str, fence: int, lease_ms: int, now: Momen
         lease_ms=lease_ms,
         updated_at=now.wall,
     )
+
+
+def is_over(item: WorkItem) -> bool:
+    """Whether the item has its result: ended, or in quarantine until a person requeues it."""
+    return item.state in ENDED or item.state is WorkState.QUARANTINED
 
 
 def holds(item: WorkItem | None, *, owner: str, fence: int) -> bool:
@@ -208,6 +266,9 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             told = _told(item, now, "failed", reason)
             number = item.attempts + 1
             return _ended(told, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
+        case WorkRejected(result=result, reason=reason):
+            told = _told(item, now, "rejected", reason)
+            return _ended(told, WorkState.FAILED, now, attempts=item.attempts, result=result, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
         case Snooze(due_at=due_at, reason=reason):
@@ -241,23 +302,8 @@ def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     return _ended(told, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
 
 
-def submission_id(work_id: str) -> str:
-    """What a caller handed in has an id of its own; the worker's piece of work has the assignment's."""
-    return SUBMISSION + work_id
-
-
-def submitted(submission: str) -> str:
-    """The id of the assignment that was handed in under this id."""
-    begins = SUBMISSION if submission.startswith(SUBMISSION) else SUBMISSION_ONCE
-    return submission.removeprefix(begins)
-
-
 def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
-    """
-    Out of quarantine, under its own id, with a fresh budget and all of its time.
-
-    So is the submission that it came from: it is open again, and the result to come takes the place of the old one.
-    """
+    """The item out of quarantine: under its own id, with a fresh budget and all of its time."""
     told = _told(item, now, "requeued", item.reason, who)
     began = next((one.at for one in reversed(item.history) if one.what == "requeued"), item.created_at)
     return structs.replace(
@@ -311,7 +357,7 @@ def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
 
 
 def _told(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "") -> WorkItem:
-    return structs.replace(item, history=(*item.history, Chapter(now.wall, what, why, who))[-LONGEST_HISTORY:])
+    return structs.replace(item, history=(*item.history, HistoryEntry(now.wall, what, why, who))[-LONGEST_HISTORY:])
 
 
 def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkItem:

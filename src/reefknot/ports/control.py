@@ -47,5 +47,5 @@ class Control(Protocol):
     async def latest(self) -> int:
         """The last sequence given out: where a reader that only wants what comes now begins."""
 
-    async def wait(self, timeout: float) -> bool:
-        """Until anything in the store has changed, at most `timeout` seconds. False: nothing has."""
+    async def wait(self, timeout: float, *, after: int) -> int:
+        """Wait until a command after this sequence was posted, at most `timeout` seconds. Returns the latest one."""

@@ -1,16 +1,13 @@
 """
-Who holds work, and what becomes of it when a holder is known to be gone.
-
-A lease runs out by itself. Whoever can tell that its holder will never come back need not wait for that. Saying so of
-one that lives costs a second run, never a second result: its fence is still its own until somebody else claims.
-
-Where work waits, and who runs it.
+The work queue: where work waits, who runs it, and where its result is kept.
 
 Accepted means kept. A claim is one atomic step with a lease and a fence; a lease that runs out comes back by itself at
-the next claim, counted as a crash. Events go with the change they tell of, or not at all.
+the next claim, counted as a crash. Events go with the change they tell of, or not at all. Whoever can tell that a
+holder will never come back need not wait for its lease: ending the lease of one that lives costs a second run, never a
+second result, because its fence is its own until somebody else claims.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -103,6 +100,23 @@ class WorkQueue(Protocol):
         as if it had claimed it first, with the fence `FIRST_FENCE`; it was never pending, and no limit counts it.
         """
 
+    async def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        """
+        Accept these for a worker, in one step. Returns each item as it is kept.
+
+        An open submission of the same id, kind and correlation moves to the item's class: one record, one result. An
+        id that is not there yet is new. None: a worker has it already, or it has ended. The items whose ids are in
+        `start` are the `owner`'s at once, as if it had claimed them. Events of items that were not accepted go.
+        """
+
     async def claim(
         self,
         n: int,
@@ -147,9 +161,6 @@ class WorkQueue(Protocol):
     ) -> list[WorkItem]:
         """Items in the order of their ids, without payloads; `after` the last one's id gives the next page."""
 
-    async def counts(self) -> Mapping[WorkState, int]:
-        """How many items there are in each state."""
-
     async def snapshot(self) -> WorkSnapshot:
         """The queue at this moment, by class."""
 
@@ -157,4 +168,7 @@ class WorkQueue(Protocol):
         """Remove items that ended before this time (ms UTC), and tell how many went. Quarantine stays."""
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        """Until there may be something to claim, at most `timeout` seconds. False: there is nothing."""
+        """Wait until there may be something to claim, at most `timeout` seconds. False: there is nothing."""
+
+    async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
+        """The item as soon as it has ended (quarantine included), or None after `timeout` seconds."""

@@ -1,17 +1,9 @@
 """
-What the router knows about its workers: one entry for each worker and resource class.
+The router's admission: the health of its workers, their throughput, and whether a newcomer would miss its deadline.
 
-Acks, results and heartbeats update it; silence and time make it expire. It decides nothing: `choose_worker` does.
-
-How fast work leaves, class by class, and who may still come in.
-
-While every slot of a class is taken, the time between two ends tells what the workers can do; at other times it tells
-how little there is to do, and is not counted. From it a caller is told when to come back, or not to wait at all.
-
-How long the lines are, as routers told a moment ago, for callers in other processes.
-
-A caller with a deadline hears at once that its work would miss it, by the rule that a router itself goes by. Where no
-router has told anything, or one that could still make it, nobody is refused: then the count alone bounds.
+Acks, results and heartbeats update the health table; silence and time make it expire. Throughput is measured only while
+every slot of a class is taken: at other times the time between two ends tells how little there is to do. Callers in
+other processes are refused by the same rule, from what routers last published.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -52,20 +44,23 @@ FORGET_AFTER_S = 300.0
 
 
 class HealthTable:
-    """Workers by id and class."""
+    """The health of workers, by class and id. It decides nothing: `choose_worker` does."""
 
     def __init__(self) -> None:
+        self.store = ""
+        """The store of this router; see `Heartbeat.store`."""
+        self._sharing: set[str] = set()
         self._entries: dict[str, dict[str, WorkerHealth]] = {}
-        self._lives: dict[str, str] = {}
+        self._incarnations: dict[str, str] = {}
         self._slots: dict[str, tuple[int, float]] = {}
-        """By class: all slots, and until when that holds if nobody is heard of."""
+        """By class: all slots, and until when the number holds if there is no news."""
         self.draining: set[str] = set()
 
-    def heard_heartbeat(self, beat: Heartbeat, now: float) -> bool:
-        """A worker told how it is. True when it began anew: what it had in its hands may be in its store only."""
+    def record_heartbeat(self, beat: Heartbeat, now: float) -> bool:
+        """Update a worker's health. True when it restarted: what it was sent may be in its store only."""
         worker_id = beat.worker_id
         self._slots.clear()
-        anew = worker_id in self._lives and self._lives[worker_id] != beat.incarnation
+        restarted = worker_id in self._incarnations and self._incarnations[worker_id] != beat.incarnation
         for name, said in list(beat.classes.items())[:MOST_CLASSES]:
             before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
             changed = msgspec.structs.replace(
@@ -78,12 +73,18 @@ class HealthTable:
                 heartbeat_at=now,
             )
             if self._put(name, changed):
-                self._lives[worker_id] = beat.incarnation
+                self._incarnations[worker_id] = beat.incarnation
                 (self.draining.add if beat.draining else self.draining.discard)(worker_id)
-        return anew
+                is_shared = bool(beat.store) and beat.store == self.store
+                (self._sharing.add if is_shared else self._sharing.discard)(worker_id)
+        return restarted
 
-    def heard_ack(self, worker_id: str, name: str, ack: ExecAssignmentAck, now: float) -> None:
-        """An answer to an assignment: its status and depth are news."""
+    def shares_store(self, worker_id: str) -> bool:
+        """Whether the worker keeps its results in this router's store."""
+        return worker_id in self._sharing
+
+    def record_ack(self, worker_id: str, name: str, ack: ExecAssignmentAck, now: float) -> None:
+        """Update status and depth from an ack."""
         before = self._entries.get(name, {}).get(worker_id)
         if before is None:
             return
@@ -91,7 +92,7 @@ class HealthTable:
         status = ack.overload_status or before.status
         self._put(name, msgspec.structs.replace(before, status=status, queue_depth=depth, heard_at=now))
 
-    def heard_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
+    def record_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
         before = self._entries.get(name, {}).get(worker_id)
         if before is not None and result.overload_status is not None:
             self._put(name, msgspec.structs.replace(before, status=result.overload_status, heard_at=now))
@@ -101,10 +102,10 @@ class HealthTable:
         if before is not None:
             self._put(name, msgspec.structs.replace(before, probed_at=now))
 
-    def of_class(self, name: str, unspoken: Mapping[tuple[str, str], int]) -> list[WorkerHealth]:
-        """Everybody who may be asked for this class, with what is on its way to each."""
+    def of_class(self, name: str, unacked: Mapping[tuple[str, str], int]) -> list[WorkerHealth]:
+        """The workers of a class that accept work, each with the number of unacked assignments."""
         return [
-            msgspec.structs.replace(one, unspoken=unspoken.get((one.worker_id, name), 0))
+            msgspec.structs.replace(one, unacked=unacked.get((one.worker_id, name), 0))
             for one in self._entries.get(name, {}).values()
             if one.worker_id not in self.draining
         ]
@@ -114,7 +115,7 @@ class HealthTable:
         return {one.worker_id for by_id in self._entries.values() for one in by_id.values() if one.gone(now)}
 
     def forget(self, now: float) -> None:
-        """Workers that have been gone for long are not kept for ever."""
+        """Drop workers that have been gone for long."""
         self._slots.clear()
         for name, by_id in list(self._entries.items()):
             for worker_id, one in list(by_id.items()):
@@ -123,16 +124,17 @@ class HealthTable:
             if not by_id:
                 del self._entries[name]
         here = {worker_id for by_id in self._entries.values() for worker_id in by_id}
-        for worker_id in self._lives.keys() - here:
-            del self._lives[worker_id]
+        for worker_id in self._incarnations.keys() - here:
+            del self._incarnations[worker_id]
         self.draining &= here
+        self._sharing &= here
 
     def live(self, now: float) -> int:
-        """How many workers share the fleet's throttle."""
+        """The number of live workers, which share the fleet's throttle."""
         return len({one.worker_id for by_id in self._entries.values() for one in by_id.values() if not one.gone(now)})
 
     def capacity(self, name: str, now: float) -> int:
-        """Slots of a class, of all workers that are there."""
+        """The slots of a class, of all live workers."""
         slots, until = self._slots.get(name, (0, -inf))
         if now <= until:
             return slots
@@ -143,24 +145,19 @@ class HealthTable:
         return slots
 
     def knows(self, name: str) -> bool:
-        """Whether a worker of this class was heard of and is not forgotten yet."""
+        """Whether a worker of this class is known."""
         return name in self._entries
 
     def classes(self, now: float) -> list[str]:
-        """The classes of all workers that are there."""
+        """The classes of all live workers."""
         return sorted(name for name, by_id in self._entries.items() if any(not one.gone(now) for one in by_id.values()))
 
     def status(self, worker_id: str, name: str) -> OverloadStatus | None:
         one = self._entries.get(name, {}).get(worker_id)
         return None if one is None else one.status
 
-    def everybody(self) -> dict[str, dict[str, WorkerHealth]]:
+    def all(self) -> dict[str, dict[str, WorkerHealth]]:
         return {name: dict(by_id) for name, by_id in self._entries.items()}
-
-    def best(self, name: str, now: float) -> OverloadStatus:
-        """The best that is left of a class: what a caller is told when nobody can take its work."""
-        statuses = [one.status for one in self._entries.get(name, {}).values() if not one.gone(now)]
-        return min(statuses, key=lambda status: status.severity, default=OverloadStatus.CRITICAL)
 
     def _put(self, name: str, health: WorkerHealth) -> bool:
         if name not in self._entries and len(self._entries) >= MOST_CLASSES:
@@ -178,8 +175,8 @@ MARGIN = 0.7
 _SMOOTHING = 0.1
 
 
-class _Pace:
-    """One class."""
+class Throughput:
+    """How fast work of one class leaves."""
 
     __slots__ = ("busy", "intervals", "last_end", "mean_interval_ms", "mean_step_ms", "steps")
 
@@ -202,57 +199,57 @@ class _Pace:
         self.busy, self.last_end = busy, now
 
     def view(self, depth: int, slots: int) -> QueueView:
-        """A line of this depth. Until intervals are known the steps' own times stand in: work leaves no faster."""
+        """A queue of this depth. Until intervals are known, the steps' own times stand in: work leaves no faster."""
         if self.intervals >= KNOWN_AFTER:
             return QueueView(depth, 1, self.intervals, self.mean_interval_ms)
         return QueueView(depth, max(1, slots), self.steps, self.mean_step_ms)
 
 
-class Door:
-    """The router's admission: by count and, for who has a deadline, by time."""
+class RouterAdmission:
+    """Admits newcomers by count and, if they have a deadline, by expected wait."""
 
     def __init__(self, rules: Rules, *, table: PendingTable, health: HealthTable, clock: Clock) -> None:
         self._rules = rules
         self._table = table
         self._health = health
         self._clock = clock
-        self._paces: dict[str, _Pace] = {}
+        self._throughputs: dict[str, Throughput] = {}
         self.unclaimed: set[str] = set()
-        """Handed in here, and not yet in the table."""
+        """Submitted here, and not yet in the table."""
 
     def waiting(self) -> int:
-        """What waits at the router."""
+        """The number of assignments that wait at the router."""
         return self._table.waiting + len(self.unclaimed)
 
-    def admission(self, assignment: ExecAssignment) -> Admission:
-        """By count, as many as may wait here; by time, with all that is ahead of it at the workers too."""
+    def admit(self, assignment: ExecAssignment) -> Admission:
+        """Whether the newcomer comes in: by the count of those that wait here, and by the time of all ahead of it."""
         name = resource_class(assignment)
-        pace, slots = self._paces.get(name) or _Pace(), self._slots(name)
-        line = self._line(name, pace, slots)
+        throughput, slots = self._throughputs.get(name) or Throughput(), self._slots(name)
+        line = self._line(name, throughput, slots)
         deadline = assignment.options.deadline_ms
         newcomer = Newcomer(assignment.priority, None if deadline is None else MARGIN * deadline)
         if would_miss_deadline(line, newcomer, self._rules):
             return Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES, retry_after_ms(line))
-        return admit(pace.view(self.waiting(), slots), Newcomer(newcomer.priority), self._rules)
+        return admit(throughput.view(self.waiting(), slots), Newcomer(newcomer.priority), self._rules)
 
     def lines(self) -> dict[str, QueueView]:
-        """All that is ahead of a newcomer, by class, for whoever asks from elsewhere."""
-        return {name: self._line(name, pace, self._slots(name)) for name, pace in self._paces.items()}
+        """By class, what is ahead of a newcomer and how fast it leaves: published for callers elsewhere."""
+        return {name: self._line(name, throughput, self._slots(name)) for name, throughput in self._throughputs.items()}
 
-    def _line(self, name: str, pace: _Pace, slots: int) -> QueueView:
-        return pace.view(max(0, self._ahead(name) - slots), slots)
+    def _line(self, name: str, throughput: Throughput, slots: int) -> QueueView:
+        return throughput.view(max(0, self._ahead(name) - slots), slots)
 
     def ended(self, pending: Pending, result: ExecResult) -> None:
-        """A worker ended this one, which is still in the table."""
+        """Count the end of an assignment that is still in the table."""
         name = pending.resource_class
-        if name not in self._paces and len(self._paces) >= MOST_CLASSES:
+        if name not in self._throughputs and len(self._throughputs) >= MOST_CLASSES:
             return
         busy = self._ahead(name) >= self._slots(name) > 0
         step_ms = result.latency_ms if result.status is ResultStatus.SUCCESS else None
-        self._paces.setdefault(name, _Pace()).ended(self._clock.now(), busy=busy, step_ms=step_ms)
+        self._throughputs.setdefault(name, Throughput()).ended(self._clock.now(), busy=busy, step_ms=step_ms)
 
     def _ahead(self, name: str) -> int:
-        """Taken on and not ended, wherever it is."""
+        """The number of assignments of a class that were accepted and have not ended."""
         return self._table.of_class[name] + len(self.unclaimed)
 
     def _slots(self, name: str) -> int:
@@ -260,36 +257,36 @@ class Door:
 
 
 FRESH_S = 1.0
-"""As often as routers tell."""
+"""How often routers publish their snapshot."""
 
-Told = Callable[[Store], Awaitable[Sequence[Mapping[str, Any]]]]
-"""What each router over a store last told of itself: its snapshot, as JSON carries it."""
+RouterSnapshots = Callable[[Store], Awaitable[Sequence[Mapping[str, Any]]]]
+"""Reads the last snapshot of each router over a store, as JSON carries it."""
 
 
 class Forecast:
-    """Asks what routers told, at most once a second."""
+    """The routers' last snapshots, read at most once a second."""
 
-    def __init__(self, store: Store, clock: Clock, told: Told | None) -> None:
+    def __init__(self, store: Store, clock: Clock, snapshots: RouterSnapshots | None) -> None:
         self._store = store
         self._clock = clock
-        self._told = told
-        self._said: Sequence[Mapping[str, Any]] = ()
+        self._snapshots = snapshots
+        self._last: Sequence[Mapping[str, Any]] = ()
         self._fresh_until = float("-inf")
 
     async def refusal(self, assignment: ExecAssignment) -> float | None:
-        """Seconds after which it may come back, if it would miss its deadline at every router. None: come in."""
-        if self._told is None or assignment.options.deadline_ms is None:
+        """Seconds to wait, if the assignment would miss its deadline at every router. None: submit it."""
+        if self._snapshots is None or assignment.options.deadline_ms is None:
             return None
         if self._clock.now() >= self._fresh_until:
-            self._said = await self._told(self._store)
+            self._last = await self._snapshots(self._store)
             self._fresh_until = self._clock.now() + FRESH_S
-        waits = [_wait(said, assignment) for said in self._said]
+        waits = [_wait(said, assignment) for said in self._last]
         misses = [wait for wait in waits if wait is not None]
         return min(misses) / 1000 if misses and len(misses) == len(waits) else None
 
 
 def _wait(said: Mapping[str, Any], assignment: ExecAssignment) -> int | None:
-    """Milliseconds until it may be worth asking this router again; None when it is worth it now."""
+    """Milliseconds until it may be worth asking this router; None when it is worth it now."""
     line = said.get("lines", {}).get(resource_class(assignment))
     if line is None:
         return None

@@ -1,15 +1,15 @@
 """
-A caller's side: hand in work, and come back for its result.
+The client: submits work through a store, and waits for its result.
 
-The client talks to the store alone. What it hands in is kept, whether a router is running yet or not; the result waits
-in the store until somebody asks for it.
+A client talks to the store alone. A submission is kept whether a router is running yet or not, and its result waits in
+the store until it is asked for.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from reefknot.audit.journal import Journal, event_id
-from reefknot.core.audit.event import Admission, OperatorAction, timestamp
+from reefknot.audit.journal import Journal, envelope, event_id
+from reefknot.core.audit.event import Admission
 from reefknot.core.messages import (
     AckStatus,
     AssignmentOptions,
@@ -21,51 +21,58 @@ from reefknot.core.messages import (
     encode,
 )
 from reefknot.core.overload.admission import RejectReason
+from reefknot.core.work import ROUTER
 from reefknot.errors import ParameterError, ParameterTypeError, QueueFullError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
-from reefknot.router.admission import Forecast, Told
-from reefknot.router.submissions import ARGUMENTS, CLASS, Desk, as_it_travels
+from reefknot.router.admission import Forecast, RouterSnapshots
+from reefknot.router.context import about_assignment, cancelled_event
+from reefknot.router.submissions import SUBMIT_ARGUMENTS, Submissions, validated
 
 DEFAULT_WAIT = 60.0
 
-Routed = Callable[[Store], Awaitable[bool]]
-"""Whether a router is running over this store."""
+HasRouter = Callable[[Store], Awaitable[bool]]
+"""Whether a router is running over a store."""
 
 
 class Handle:
     """One submitted assignment."""
 
     def __init__(
-        self, desk: Desk, store: Store, assignment: ExecAssignment, wait: float, routed: Routed | None = None
+        self,
+        submissions: Submissions,
+        store: Store,
+        assignment: ExecAssignment,
+        wait: float,
+        routed: HasRouter | None = None,
     ) -> None:
         self.assignment_id = assignment.assignment_id
         self._routed = routed
-        self._desk = desk
+        self._submissions = submissions
         self._store = store
         self._wait = wait
 
     async def result(self, timeout: float | None = None) -> ExecResult:
-        """The result, waited for at most `timeout` seconds (default: the deadline it was given, else a minute)."""
+        """The result, waited for at most `timeout` seconds (default: the assignment's deadline, else a minute)."""
         seconds = self._wait if timeout is None else _seconds("timeout", timeout)
-        result = await self._desk.result(self.assignment_id, seconds)
+        result = await self._submissions.result(self.assignment_id, seconds)
         if result is None:
             raise ResultPendingError(assignment_id=self.assignment_id, seconds=seconds)
         return result
 
     async def status(self) -> str:
-        """Where it is: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
-        item = await self._desk.find(self.assignment_id)
+        """The state: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
+        item = await self._submissions.find(self.assignment_id)
         return "unknown" if item is None else item.state.value
 
     async def cancel(self, reason: str = "") -> None:
-        """Have it called off, whether a router is running or not. Its result then says `cancelled`."""
-        await call_off(self._desk, self._store, self.assignment_id, reason, routed=self._routed)
+        """Cancel it, whether a router is running or not. Its result then says `cancelled`."""
+        await cancel_assignment(self._submissions, self._store, self.assignment_id, reason, routed=self._routed)
 
 
 class Client:
-    """Hands in work through a store. `async with rk.connect("sqlite:state.db") as client:`"""
+    """Submits work through a store. `async with rk.connect("sqlite:state.db") as client:`"""
 
     def __init__(
         self,
@@ -73,19 +80,19 @@ class Client:
         clock: Clock,
         *,
         size: int = 1000,
-        routed: Routed | None = None,
-        told: Told | None = None,
+        routed: HasRouter | None = None,
+        snapshots: RouterSnapshots | None = None,
     ) -> None:
         """
-        `routed` tells whether a router is running; without it, one is taken to be on its way.
+        `routed` tells whether a router is running; without it, one is assumed.
 
-        `told` tells what routers last said: who has a deadline that none of them can hold is then refused here.
+        `snapshots` reads what routers last published: a deadline that none of them can meet is then refused here.
         """
         self.store = store
         self._size = size
-        self._forecast = Forecast(store, clock, told)
+        self._forecast = Forecast(store, clock, snapshots)
         self._clock = clock
-        self._desk = Desk(store.work, clock, size=size)
+        self._submissions = Submissions(store.work, clock, size=size)
         self._routed = routed
 
     async def submit(
@@ -103,7 +110,7 @@ class Client:
         trace_id: str | None = None,
     ) -> Handle:
         """
-        Hand in one step. Accepted means kept; a full queue raises `QueueFullError` with `retry_after`.
+        Submit one step. Accepted means kept; a full queue raises `QueueFullError` with `retry_after`.
 
         `deadline` counts from now, in seconds, waiting included; `timeout` from the first execution on. The same
         `assignment_id` twice is one piece of work.
@@ -124,91 +131,71 @@ class Client:
                 retry_count=retries,
             ),
         )
-        return await self._hand_in(as_it_travels(assignment, ARGUMENTS)[0])
+        return await self._submit(validated(assignment, SUBMIT_ARGUMENTS)[0])
 
     async def hand_in(self, assignment: ExecAssignment) -> Handle:
-        """Hand in an assignment as it is."""
-        return await self._hand_in(as_it_travels(assignment)[0])
+        """Submit an assignment as it is."""
+        return await self._submit(validated(assignment)[0])
 
-    async def _hand_in(self, checked: ExecAssignment) -> Handle:
+    async def _submit(self, checked: ExecAssignment) -> Handle:
         wait = await self._forecast.refusal(checked)
-        if wait is not None and not await self._desk.has(checked.assignment_id):
+        if wait is not None and await self._submissions.find(checked.assignment_id) is None:
             raise await self._refused(checked, wait)
-        await self._desk.hand_in(checked)
+        await self._submissions.submit(checked)
         deadline = checked.options.deadline_ms
         wait = DEFAULT_WAIT if deadline is None else deadline / 1000 + 1.0
-        return Handle(self._desk, self.store, checked, wait, self._routed)
+        return Handle(self._submissions, self.store, checked, wait, self._routed)
 
     async def _refused(self, assignment: ExecAssignment, wait: float) -> QueueFullError:
-        """It would miss its deadline. That is on record, as when a router refuses it."""
+        """The refusal of an assignment that would miss its deadline, audited as when a router refuses it."""
         reason = RejectReason.WOULD_MISS_DEADLINE.value
         event = Admission(
-            timestamp=timestamp(self._clock.wall()),
-            event_id=event_id(),
-            tenant_id=assignment.tenant_id,
-            trace_id=assignment.trace_id,
-            correlation_id=assignment.request_id,
-            work_id=assignment.assignment_id,
+            **about_assignment(assignment, self._clock),
             status=AckStatus.REJECTED.value,
             reason=reason,
-            resource_class="router",
+            resource_class=ROUTER,
         )
         await Journal(self.store.audit).write(event)
-        depth = (await self.store.work.snapshot()).due.get(CLASS, 0)
+        depth = (await self.store.work.snapshot()).due.get(ROUTER, 0)
         return QueueFullError(depth=depth, limit=self._size, retry_after=wait, reason=reason.replace("_", " "))
 
     async def cancel(
         self, assignment_id: str, reason: str = "", *, who: str = "caller", events: Sequence[AuditEntry] = ()
     ) -> bool:
-        """Call it off, wherever it is. True when that is done, False when a router was asked to do it."""
-        return await call_off(
-            self._desk, self.store, assignment_id, reason, routed=self._routed, who=who, events=events
+        """Cancel it, wherever it is. True when that is done, False when a router was asked to do it."""
+        return await cancel_assignment(
+            self._submissions, self.store, assignment_id, reason, routed=self._routed, who=who, events=events
         )
 
     async def run(self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> ExecResult:
-        """Hand in and wait."""
+        """Submit, and wait for the result."""
         handle = await self.submit(job_type, inputs, **options)
         return await handle.result()
 
 
-async def call_off(
-    desk: Desk,
+async def cancel_assignment(
+    submissions: Submissions,
     store: Store,
     assignment_id: str,
     reason: str = "",
     *,
-    routed: Routed | None = None,
+    routed: HasRouter | None = None,
     who: str = "caller",
     events: Sequence[AuditEntry] = (),
 ) -> bool:
     """
-    By the router that has it; in the store itself when none is running. True: it is done.
+    Cancel by the router that has it, or in the store itself when none is running. True: it is done.
 
-    A router that comes later hears what it was asked while none was there.
+    A router that starts later obeys what it was asked while none was there.
     """
     why = reason.strip()[:300] or "cancelled"
     if routed is not None and not await routed(store):
-        entries = list(events) or Journal(None).entries([_cancelled(desk, assignment_id, why, who)])
-        item = await desk.find(assignment_id)
-        handed_in = item is not None and await store.work.cancel(item.id, reason=why, who=who, events=entries)
-        # Of one that nobody handed in here, the worker's piece is all there is.
-        taken = await store.work.cancel(assignment_id, reason=why, who=who, events=() if handed_in else entries)
-        return handed_in or taken
+        about = envelope(wall=submissions.wall(), work_id=assignment_id)
+        entries = list(events) or Journal(None).entries([cancelled_event(about, why, who=who)])
+        return await store.work.cancel(assignment_id, reason=why, who=who, events=entries)
     body = encode(Cancel(assignment_id, reason or None)).decode()
     await store.control.post("cancel", target="router", body=body, sender=who, events=events)
     return False
-
-
-def _cancelled(desk: Desk, assignment_id: str, reason: str, who: str) -> OperatorAction:
-    return OperatorAction(
-        timestamp=timestamp(desk.wall()),
-        event_id=event_id(),
-        work_id=assignment_id,
-        actor=who,
-        action="cancel",
-        subject=assignment_id,
-        details={"reason": reason},
-    )
 
 
 def _seconds(name: str, seconds: float) -> float:

@@ -1,120 +1,124 @@
 """
-Where a router's work ends: the answer is kept, and then told to whoever waits for it here.
+Completion: the end of an assignment at its router.
 
-Answers are kept in groups. One that cannot be kept is not told to anybody: its claim runs out, and the worker that has
-the result is asked once more.
+A worker over the same store has written its result there: the router forgets the assignment and resolves its caller.
+The result of any other worker, and an end that the router makes itself (expired, refused everywhere, no such class), is
+written first, in batches. One that cannot be written resolves nobody: its claim runs out, and it is routed again.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from msgspec import Struct
+
 from reefknot.core.audit.event import Event
-from reefknot.core.messages import ExecResult, ResultStatus
+from reefknot.core.messages import ExecResult, ResultStatus, encode
+from reefknot.core.work import WorkDone, WorkFailed, WorkRejected
 from reefknot.errors import StoreUnavailableError
-from reefknot.router.pending import Pending, PendingTable
-from reefknot.router.records import Records
-from reefknot.router.submissions import Answer, Desk
+from reefknot.ports.work_queue import Settlement
+from reefknot.router.context import RouterContext
+from reefknot.router.pending import Pending
 from reefknot.runtime.batches import Batcher
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.timeouts import STORE_S
 
-AT_ONCE = 256
-DONE_S = 10.0
+BATCH = 256
+
 
 Done = Callable[[], Awaitable[None]]
 
 
-class _End:
-    """One on its way to the store."""
+class _RouterEnd(Struct, frozen=True):
+    """An end that this router writes. `done` acknowledges the message that brought it."""
 
-    __slots__ = ("answer", "done", "kept")
-
-    def __init__(self, answer: Answer, done: Done | None) -> None:
-        self.answer = answer
-        self.done = done
-        self.kept: asyncio.Future[None] | None = None
+    settlement: Settlement
+    result: ExecResult
+    done: Done | None = None
 
 
-class Ends:
-    """Ends assignments."""
+class Completion:
+    """Ends assignments, and counts them by status."""
 
     def __init__(
         self,
+        context: RouterContext,
         *,
-        desk: Desk,
-        table: PendingTable,
-        records: Records,
         by_worker: Callable[[Pending, ExecResult], None],
-        tell: Callable[[ExecResult], None],
+        resolve: Callable[[ExecResult], None],
         freed: Callable[[], None],
     ) -> None:
-        self._desk = desk
-        self._table = table
-        self._records = records
+        self._context = context
         self._by_worker = by_worker
-        self._tell = tell
+        self._resolve = resolve
         self._freed = freed
         self.counts: Counter[str] = Counter()
-        """How many there were of each end: a result's status, or `rejected` of what no worker took."""
-        self.gather: Batcher[_End] = Batcher("results could not be kept", self._keep, most=AT_ONCE)
+        """By status of the result; `rejected` are those that no worker took."""
+        self.batch: Batcher[_RouterEnd] = Batcher("results could not be kept", self._keep, most=BATCH)
 
-    def soon(self, pending: Pending, result: ExecResult, *events: Event, done: Done | None = None) -> _End | None:
-        """It is over. `done` is called once its result is kept. None when it had ended already."""
-        if self._table.get(pending.id) is not pending:
-            return None
+    def finish(self, pending: Pending, result: ExecResult) -> bool:
+        """Forget an assignment whose result is in the store. False when it was forgotten already."""
+        table = self._context.table
+        if table.get(pending.id) is not pending:
+            return False
         if pending.worker_id is not None:
             self._by_worker(pending, result)
-        self._table.remove(pending)
-        # Only an end that the router itself made has an event of the router's.
-        self.counts["rejected" if events and result.status is ResultStatus.ERROR else result.status.value] += 1
-        entries = tuple(self._records.journal.entries(events)) if events else ()
-        end = _End(Answer(pending.held, result, entries), done)
-        self.gather.put(end)
-        return end
+        table.remove(pending)
+        self.counts[result.status.value] += 1
+        self._resolve(result)
+        self._freed()
+        return True
 
-    async def now(self, pending: Pending, result: ExecResult, *events: Event) -> None:
-        """It is over, and its result is kept when this returns."""
-        end = self.soon(pending, result, *events)
-        if end is not None:
-            end.kept = asyncio.get_running_loop().create_future()
-            await end.kept
+    def finish_foreign(self, pending: Pending, result: ExecResult, done: Done | None) -> None:
+        """Write the result of a worker that has a store of its own."""
+        if self._context.table.get(pending.id) is not pending:
+            return
+        self._by_worker(pending, result)
+        self._context.table.remove(pending)
+        self.counts[result.status.value] += 1
+        text, succeeded = encode(result).decode(), result.status is ResultStatus.SUCCESS
+        settled = WorkDone(text) if succeeded else WorkFailed(None, text, result.status.value)
+        held = pending.held
+        self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled), result, done))
 
-    async def _keep(self, ends: list[_End]) -> None:
+    def end(self, pending: Pending, result: ExecResult, event: Event) -> None:
+        """End an assignment that this router holds."""
+        if not self._context.table.remove(pending):
+            return
+        self.counts["rejected" if result.status is ResultStatus.ERROR else result.status.value] += 1
+        held, entries = pending.held, tuple(self._context.journal.entries([event]))
+        settled = WorkRejected(encode(result).decode(), result.status.value)
+        self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled, entries), result))
+
+    async def _keep(self, ends: list[_RouterEnd]) -> None:
         try:
-            kept = await self._kept(ends)
-        except BaseException as error:
-            for one in ends:
-                if one.kept is not None and not one.kept.done():
-                    one.kept.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
-            raise
+            kept = await self._settle(ends)
         finally:
             self._freed()
         for one, ours in zip(ends, kept, strict=True):
             if ours:
-                self._tell(one.answer.result)
-            if one.kept is not None and not one.kept.done():
-                one.kept.set_result(None)
-        dones = [one.done() for one in ends if one.done is not None]
-        if dones:
-            async with asyncio.timeout(DONE_S):
-                await asyncio.gather(*dones)
+                self._resolve(one.result)
+        async with asyncio.timeout(STORE_S):
+            await asyncio.gather(*(one.done() for one in ends if one.done is not None))
 
-    async def _kept(self, ends: list[_End]) -> list[bool]:
-        """All in one step; if that fails for another reason than the store's absence, each by itself."""
+    async def _settle(self, ends: list[_RouterEnd]) -> list[bool]:
+        """Write all in one step; if that fails for another reason than the store's absence, each by itself."""
         try:
-            return await self._desk.answer([one.answer for one in ends])
+            async with asyncio.timeout(STORE_S):
+                return await self._context.work.settle([one.settlement for one in ends])
         except (StoreUnavailableError, TimeoutError):
             raise
         except Exception:
             if len(ends) == 1:
                 raise
-        return [await self._kept_alone(one) for one in ends]
+        return [await self._settle_alone(one) for one in ends]
 
-    async def _kept_alone(self, end: _End) -> bool:
+    async def _settle_alone(self, end: _RouterEnd) -> bool:
         try:
-            (kept,) = await self._desk.answer([end.answer])
+            async with asyncio.timeout(STORE_S):
+                (kept,) = await self._context.work.settle([end.settlement])
         except Exception as error:
-            said = printable(f"{end.answer.held.id}: {type(error).__name__}: {error}", most=300)
-            logger().error("a result could not be kept: %s", said)
+            text = printable(f"{end.settlement.id}: {type(error).__name__}: {error}", most=300)
+            logger().error("a result could not be kept: %s", text)
             return False
         return kept

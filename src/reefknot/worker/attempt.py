@@ -1,10 +1,10 @@
 """
-One attempt of one assignment.
+One attempt of one assignment: the worker's use of the retry decision.
 
-    is there time left → may the destination be called → run the block → read what went wrong → decide → report
+    time left? → breaker → run the block → classify the failure → decide → report
 
-It answers with what to settle, which events go with it, and the result to publish, if this was the end. It waits for
-nothing but the block: a retry is a due time, not a sleep.
+`StepRunner.attempt` returns what to settle, its events, and the result if this was the end. It waits for nothing but
+the block: a retry is a due time, not a sleep.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.messages import ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import Permit, Refused
-from reefknot.core.redaction import Redactor
+from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.retry.book import Request
 from reefknot.core.retry.classify import classify
@@ -28,21 +28,40 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.idempotency.scope import unknown_keys
 from reefknot.ports.block import Block, BlockContext
-from reefknot.ports.clock import Clock
-from reefknot.runtime import seeds as chance
-from reefknot.runtime.timeouts import Timeouts
-from reefknot.worker import records as tell
+from reefknot.runtime import seeds
+from reefknot.worker.context import WorkerContext
 from reefknot.worker.destinations import Destination, Destinations
-from reefknot.worker.failures import CutOff, Ran, cut_off, failure_of, failure_text, from_error, last_error
-from reefknot.worker.records import EXPIRED, EXPIRED_MESSAGE, Counters, Envelope, StepLog, result_of, sendable
-from reefknot.worker.settings import WorkerSettings
+from reefknot.worker.failures import (
+    StepOutcome,
+    TimedOut,
+    failure_of,
+    failure_text,
+    last_error,
+    outcome_of,
+    timeout_result,
+)
+from reefknot.worker.records import (
+    AcceptedWork,
+    Counters,
+    StepLog,
+    breaker_event,
+    end_event,
+    expired_event,
+    quarantined_event,
+    recovered_event,
+    result_of,
+    retry_event,
+    sendable,
+    snooze_event,
+    timeout_event,
+)
 
 SHORTEST_S = 0.001
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
-class Report(Struct, frozen=True):
-    """What one attempt came to."""
+class AttemptReport(Struct, frozen=True):
+    """What one attempt leads to: how the item settles, its events, and the result if this was the end."""
 
     settled: Settled
     events: tuple[Event, ...] = ()
@@ -51,7 +70,7 @@ class Report(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """What is known while one runs. `began` is wall time; `elapsed` counts from the first attempt's beginning."""
+    """The inputs of one attempt. `began` is wall time; `elapsed` counts from the first attempt's beginning."""
 
     item: WorkItem
     assignment: ExecAssignment
@@ -61,7 +80,7 @@ class Attempt(Struct, frozen=True):
     began: float
     queue_depth: int = 0
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
-    """How the queue was when it came in."""
+    """The queue as it was at admission."""
 
     @property
     def number(self) -> int:
@@ -72,114 +91,102 @@ class Attempt(Struct, frozen=True):
         return max(0.0, wall - (self.began if first is None else first / 1000))
 
 
-class Steps:
+class StepRunner:
     """Runs attempts under one worker's settings."""
 
-    def __init__(
-        self,
-        worker_id: str,
-        settings: WorkerSettings,
-        blocks: Mapping[str, Block],
-        clock: Clock,
-        *,
-        limits: Timeouts | None = None,
-        seed: int | None = None,
-        redactor: Redactor | None = None,
-    ) -> None:
-        self._worker_id = worker_id
-        self._settings = settings
+    def __init__(self, context: WorkerContext, blocks: Mapping[str, Block]) -> None:
+        self._context = context
+        self._settings = context.settings
         self._blocks = blocks
-        self._clock = clock
-        self._limits = limits or Timeouts()
-        self._seed = seed
-        self._redactor = redactor or Redactor()
-        self._log = StepLog(worker_id, self._redactor)
-        self.destinations = Destinations(settings.throttle)
+        self._clock = context.clock
+        self._redactor = context.redactor
+        self._log = StepLog(context.worker_id, context.redactor)
+        self.destinations = Destinations(context.settings.throttle)
         self.counters = Counters()
 
-    async def attempt(self, item: WorkItem, envelope: Envelope) -> Report:
-        """One execution, and what follows from it."""
-        wall, assignment = self._clock.wall(), envelope.assignment
+    async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
+        """Execute once, and decide what follows."""
+        wall, assignment, admitted = self._clock.wall(), work.assignment, work.admitted
         request = StepRequest.of(assignment)
-        if envelope.skip_retries or envelope.timeout_factor != 1.0:
-            factor = envelope.timeout_factor
-            request = request.degraded(skip_retries=envelope.skip_retries, timeout_factor=factor)
+        if admitted.skip_retries or admitted.timeout_factor != 1.0:
+            factor = admitted.timeout_factor
+            request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
         block = self._blocks.get(request.type)
         target = f"block:{request.type if block is None else block.type}"
-        attempt = Attempt(item, assignment, request, target, wall, envelope.queue_depth, envelope.overload_status)
+        attempt = Attempt(item, assignment, request, target, wall, admitted.queue_depth, admitted.overload_status)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
             return self._not_known(attempt)
-        place = self._place(block, request)
-        permit = self._permit(place, skip=envelope.skip_circuit_breaker)
+        destination = self._destination(block, request)
+        permit = self._permit(destination, skip=admitted.skip_circuit_breaker)
         if isinstance(permit, Refused):
-            return self._left_alone(attempt, place, permit)
+            return self._breaker_open(attempt, destination, permit)
         try:
             ran = await self._run(block, attempt)
-        except BaseException:  # called off, or the worker ends: that tells nothing about the destination
+        except BaseException:  # cancelled, or the worker ends: that tells nothing about the destination
             if isinstance(permit, Permit):
-                place.breaker.released(permit)
+                destination.breaker.released(permit)
             raise
         self.counters.executions += 1
         step = ran.step
         failure = None if step.ok else failure_of(step)
         if failure is not None and not self._settings.retries_v2:
             failure = without_retry_after(failure)
-        events = self._told_breaker(place, permit, step, failure)
-        place.counted(self._clock.now(), ok=step.ok)
+        events = self._report_to_breaker(destination, permit, step, failure)
+        destination.counted(self._clock.now(), ok=step.ok)
         if failure is None:
             return self._succeeded(attempt, step, events)
-        return self._failed(attempt, ran, failure, place, events)
+        return self._failed(attempt, ran, failure, destination, events)
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
-    def _place(self, block: Block, request: StepRequest) -> Destination:
+    def _destination(self, block: Block, request: StepRequest) -> Destination:
         try:
             name = block.destination(request.inputs)
         except Exception:  # inputs that make no sense; the block itself will say so
             name = f"{block.type}: unknown"
         return self.destinations.at(name)
 
-    def _expired(self, attempt: Attempt) -> Report:
+    def _expired(self, attempt: Attempt) -> AttemptReport:
         self.counters.expired += 1
         item = attempt.item
         message = (
             EXPIRED_MESSAGE if item.failure is None else f"{EXPIRED_MESSAGE} again; before that: {last_error(item)}"
         )
         step = StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
-        event = tell.expired(attempt.assignment, self._clock.wall(), item.attempts)
+        event = expired_event(attempt.assignment, self._clock.wall(), item.attempts)
         failure = classify(message, code=ErrorCode.cancelled_by_timeout)
         return self._ended(attempt, step, WorkFailed(failure_text(failure), None, EXPIRED), (event,), ran=False)
 
-    def _not_known(self, attempt: Attempt) -> Report:
-        """Accepted by an earlier life of this worker that knew more steps."""
+    def _not_known(self, attempt: Attempt) -> AttemptReport:
+        """The end of a step that an earlier incarnation of this worker knew, and this one does not."""
         message = f"job.type: {attempt.assignment.job.type!r} is not known here any more"
         step = StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=message)
         return self._stopped(attempt, step, attempt.item.attempts, breaker_open=False)
 
-    def _permit(self, place: Destination, *, skip: bool) -> Permit | Refused | None:
-        """Baseline and heavy degradation do not ask the breaker, nor do calls to a place that hardly gets any."""
+    def _permit(self, destination: Destination, *, skip: bool) -> Permit | Refused | None:
+        """The breaker's answer; None for the baseline, heavy degradation, and a destination with little traffic."""
         now = self._clock.now()
-        if not self._settings.retries_v2 or skip or not place.busy(now):
+        if not self._settings.retries_v2 or skip or not destination.busy(now):
             return None
-        return place.breaker.admit(now)
+        return destination.breaker.admit(now)
 
-    def _left_alone(self, attempt: Attempt, place: Destination, refused: Refused) -> Report:
-        """The destination rests. If there is time for it the work waits too, and spends nothing."""
+    def _breaker_open(self, attempt: Attempt, destination: Destination, refused: Refused) -> AttemptReport:
+        """Snooze until the breaker lets a probe through, if the assignment has the time; else it ends."""
         item, wall = attempt.item, self._clock.wall()
         first = item.budget.first_attempt_at or item.created_at
         policy = self._policy(attempt, None)
         waited = max(0.0, wall - first / 1000)
         if waited + refused.retry_after < policy.time_budget and self._fits(item, refused.retry_after):
             due = int((wall + refused.retry_after) * 1000) + 1
-            event = tell.put_off(attempt.assignment, wall, place.breaker.name, refused.retry_after)
-            return Report(Snooze(due, "the circuit breaker of its destination is open"), (event,))
+            event = snooze_event(attempt.assignment, wall, destination.breaker.name, refused.retry_after)
+            return AttemptReport(Snooze(due, "the circuit breaker of its destination is open"), (event,))
         message = "the circuit breaker of its destination is open for longer than the assignment has"
         step = StepResult(StepStatus.ERROR, ErrorCode.resource_unavailable, error_message=message)
         return self._stopped(attempt, step, item.attempts, breaker_open=True)
 
-    def _stopped(self, attempt: Attempt, step: StepResult, attempts: int, *, breaker_open: bool) -> Report:
+    def _stopped(self, attempt: Attempt, step: StepResult, attempts: int, *, breaker_open: bool) -> AttemptReport:
         """The end of an assignment whose block was not called this time."""
         failure = failure_of(step)
         policy = self._policy(attempt, failure)
@@ -187,7 +194,7 @@ class Steps:
         decision = decide(policy, history, failure, 0.0, breaker_open=breaker_open)
         record = DecisionRecord.of(decision, policy, history, failure, 0.0, breaker_open=breaker_open)
         reason = decision.reason if isinstance(decision, Stop) else Reason.NOT_RETRYABLE
-        event = tell.the_end(attempt.assignment, self._clock.wall(), attempts, reason, record)
+        event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
         return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
 
     def _policy(self, attempt: Attempt, failure: Failure | None) -> RetryPolicy:
@@ -201,7 +208,7 @@ class Steps:
         return self._settings.book.resolve(attempt.target, failure, request=request)
 
     def _seconds(self, attempt: Attempt) -> tuple[float, bool]:
-        """What this attempt may take, and whether that is all that is left of the assignment's time."""
+        """Seconds this attempt may take, and whether that is all that is left of the assignment's time."""
         policy, wall = self._policy(attempt, None), self._clock.wall()
         left = policy.time_budget - attempt.elapsed(wall)
         if left <= 0 and attempt.item.crashes:  # an attempt that was lost with its worker is made up for; no more
@@ -212,7 +219,7 @@ class Steps:
 
     # ---- the execution ----------------------------------------------------------------------------------------------
 
-    async def _run(self, block: Block, attempt: Attempt) -> Ran:
+    async def _run(self, block: Block, attempt: Attempt) -> StepOutcome:
         assignment, item = attempt.assignment, attempt.item
         seconds, whole = self._seconds(attempt)
         context = BlockContext(
@@ -223,31 +230,33 @@ class Steps:
             assignment.tenant_id,
             assignment.trace_id,
         )
-        began, limit = self._clock.now(), self._limits.timeout(seconds)
+        began, limit = self._clock.now(), self._context.timeouts.timeout(seconds)
         keys: list[str] = []
         unknown_keys.set(keys)
         try:
             with limit:
-                ran = Ran(sendable(await block.run(attempt.request.inputs, context)))
+                ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _called_off():
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             if isinstance(error, TimeoutError) and limit.expired:
-                ran = Ran(cut_off(attempt.item, attempt.target, seconds, whole=whole), CutOff(seconds, whole))
+                ran = StepOutcome(
+                    timeout_result(attempt.item, attempt.target, seconds, whole=whole), TimedOut(seconds, whole)
+                )
             else:
-                ran = from_error(error, lambda step: self._hope(attempt, step))
+                ran = outcome_of(error, lambda step: self._retry_rank(attempt, step))
         latency = (self._clock.now() - began) * 1000
-        return self._told_of(ran, _unknown_key(ran, keys), latency)
+        return self._redacted(ran, _unknown_key(ran, keys), latency)
 
-    def _told_of(self, ran: Ran, unknown: str, latency: float) -> Ran:
-        """As it may be told: how long it took, without secrets, and with the key that somebody has to look at."""
+    def _redacted(self, ran: StepOutcome, unknown: str, latency: float) -> StepOutcome:
+        """The outcome with its latency, without secrets, and with the guarded key that a person has to resolve."""
         step = ran.step
         message = self._redactor(step.error_message) if step.error_message else ""
         if not unknown:
             step = msgspec.structs.replace(step, latency_ms=latency, error_message=message)
-            return Ran(step, ran.cut_off, ran.verdict)
+            return StepOutcome(step, ran.timed_out, ran.verdict)
         unknown = self._redactor(unknown)
         step = msgspec.structs.replace(
             step,
@@ -256,48 +265,50 @@ class Steps:
             error_message=f"nobody knows whether the effect of the guarded key {unknown} happened: {message}",
             latency_ms=latency,
         )
-        return Ran(step, ran.cut_off, verdict=False, unknown=unknown)
+        return StepOutcome(step, ran.timed_out, verdict=False, unknown=unknown)
 
-    def _hope(self, attempt: Attempt, step: StepResult) -> tuple[bool, int]:
+    def _retry_rank(self, attempt: Attempt, step: StepResult) -> tuple[bool, int]:
         policy = self._policy(attempt, failure_of(step))
         return policy.retryable, policy.max_attempts
 
-    def _told_breaker(
-        self, place: Destination, permit: Permit | Refused | None, step: StepResult, failure: Failure | None
+    def _report_to_breaker(
+        self, destination: Destination, permit: Permit | Refused | None, step: StepResult, failure: Failure | None
     ) -> list[Event]:
-        """Who answers, however unkindly, is there: only what may pass by itself counts against a destination."""
+        """Count the answer for or against the destination: only transient failures and time-outs count against it."""
         if not isinstance(permit, Permit):
             return []
         now = self._clock.now()
-        before = place.breaker.state(now)
+        before = destination.breaker.state(now)
         if failure is None or not (failure.failure_type is FailureType.TRANSIENT or step.status is StepStatus.TIMEOUT):
-            place.breaker.succeeded(permit)
+            destination.breaker.succeeded(permit)
         else:
-            place.breaker.failed(permit, now)
-        after = place.breaker.state(now)
-        return [] if before is after else [tell.breaker(place.breaker.name, after.value, self._clock.wall())]
+            destination.breaker.failed(permit, now)
+        after = destination.breaker.state(now)
+        return [] if before is after else [breaker_event(destination.breaker.name, after.value, self._clock.wall())]
 
     # ---- after ------------------------------------------------------------------------------------------------------
 
-    def _succeeded(self, attempt: Attempt, step: StepResult, events: list[Event]) -> Report:
+    def _succeeded(self, attempt: Attempt, step: StepResult, events: list[Event]) -> AttemptReport:
         if attempt.item.attempts:
             wall = self._clock.wall()
-            events.append(tell.recovered(attempt.assignment, wall, attempt.number, attempt.elapsed(wall)))
+            events.append(recovered_event(attempt.assignment, wall, attempt.number, attempt.elapsed(wall)))
         return self._ended(attempt, step, WorkDone(), tuple(events))
 
-    def _failed(self, attempt: Attempt, ran: Ran, failure: Failure, place: Destination, events: list[Event]) -> Report:
+    def _failed(
+        self, attempt: Attempt, ran: StepOutcome, failure: Failure, destination: Destination, events: list[Event]
+    ) -> AttemptReport:
         assignment, wall = attempt.assignment, self._clock.wall()
-        if ran.cut_off is not None:
-            events.append(tell.cut_off(assignment, wall, attempt.number, ran.cut_off))
+        if ran.timed_out is not None:
+            events.append(timeout_event(assignment, wall, attempt.number, ran.timed_out))
         policy = self._policy(attempt, failure)
         if attempt.item.deadline_at is not None:  # both clocks hold: the budget ends where the deadline is
             left = attempt.item.deadline_at / 1000 - wall + attempt.elapsed(wall)
             policy = policy.replace(time_budget=max(SHORTEST_S, min(policy.time_budget, left)))
         history = History(attempt.number, attempt.elapsed(wall), _last_wait(attempt.item))
-        seed = chance.process_seed if self._seed is None else self._seed
+        seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(assignment.assignment_id), attempt.item.attempts)
-        throttle = place.throttle if self._settings.retries_v2 else None
-        view = None if throttle is None else place.view(self._clock.now())
+        throttle = destination.throttle if self._settings.retries_v2 else None
+        view = None if throttle is None else destination.view(self._clock.now())
         decision = decide(policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         self._log.decided(assignment, decision, policy, failure, attempts=attempt.number, now=self._clock.now())
@@ -305,12 +316,12 @@ class Steps:
             if throttle is not None:
                 throttle.spend()
             self.counters.retry(failure.code.wire, assignment.job.type, decision.delay)
-            events.append(tell.again(assignment, wall, attempt.number, record))
+            events.append(retry_event(assignment, wall, attempt.number, record))
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms = int(decision.delay * 1000)
             kind = failure.failure_type.value
-            return Report(TryAgain(due, failure_text(failure), kind, delay_ms, began_at=began), tuple(events))
-        events.append(tell.the_end(assignment, wall, attempt.number, decision.reason, record))
+            return AttemptReport(TryAgain(due, failure_text(failure), kind, delay_ms, began_at=began), tuple(events))
+        events.append(end_event(assignment, wall, attempt.number, decision.reason, record))
         self.counters.throttled += decision.reason is Reason.THROTTLED
         return self._gave_up(attempt, ran.step, failure, decision.reason, tuple(events), unknown=ran.unknown)
 
@@ -328,7 +339,7 @@ class Steps:
         *,
         ran: bool = True,
         unknown: str = "",
-    ) -> Report:
+    ) -> AttemptReport:
         if reason is Reason.BUDGET_SPENT:
             self.counters.budget_exhaustions += 1
             step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT)
@@ -337,7 +348,7 @@ class Steps:
         if unknown or self._settings.quarantine_failed:
             why = f"{UNKNOWN_OUTCOME}: {unknown}" if unknown else reason.value
             settled = Quarantine(why, text)
-            events = (*events, tell.quarantined(attempt.assignment, self._clock.wall(), why, failure))
+            events = (*events, quarantined_event(attempt.assignment, self._clock.wall(), why, failure))
         return self._ended(attempt, step, settled, events, ran=ran)
 
     def _ended(
@@ -348,7 +359,7 @@ class Steps:
         events: tuple[Event, ...],
         *,
         ran: bool = True,
-    ) -> Report:
+    ) -> AttemptReport:
         """`ran` is False when the end came before this attempt's block was called: then the last one was a retry."""
         retries = attempt.item.attempts if ran else max(0, attempt.item.attempts - 1)
         self.counters.ended(ok=step.ok, retried=retries > 0)
@@ -358,32 +369,32 @@ class Steps:
             queue_depth_at_queue=attempt.queue_depth,
             overload_status_at_queue=attempt.overload_status,
         )
-        return Report(settled, events, self.result(attempt.assignment, step, retries_used=retries))
+        return AttemptReport(settled, events, self.result(attempt.assignment, step, retries_used=retries))
 
     def result(self, assignment: ExecAssignment, step: StepResult, *, retries_used: int) -> ExecResult:
         """The step's result as the wire carries it."""
         return result_of(
             assignment,
             step,
-            worker_id=self._worker_id,
+            worker_id=self._context.worker_id,
             v2=self._settings.queue_v2,
             wall=self._clock.wall(),
             retries_used=retries_used,
         )
 
 
-def _called_off() -> bool:
-    """Whether somebody stops this slot. A block may raise the same by itself, and then only its step has failed."""
+def _is_cancelled() -> bool:
+    """Whether this slot is being cancelled. A block may raise the same by itself: then only its step has failed."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
-def _unknown_key(ran: Ran, keys: list[str]) -> str:
+def _unknown_key(ran: StepOutcome, keys: list[str]) -> str:
     """The guarded key that a failed attempt left behind without an answer."""
     return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
 
 
 def _last_wait(item: WorkItem) -> float:
-    """The wait before this attempt, as it was kept."""
+    """The wait before this attempt."""
     last = item.budget.last_attempt_at
     return 0.0 if last is None else max(0.0, (item.due_at - last) / 1000)

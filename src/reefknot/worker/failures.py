@@ -1,13 +1,9 @@
 """
-A step that failed, in the words of decisions and records.
+Failures of steps: exceptions and time-outs as step results, and step results as classified failures.
 
-It reads and words; what follows from a failure is decided elsewhere.
-
-What a block raised, as a step's result.
-
-A group is what its least hopeful leaf is: it is retried only if every one of them would be. Whoever asks to be tried
-again is heard. What is no `Exception` is a failure of the step as well, and is never retried: `sys.exit()` in a block
-ends that block and nobody else.
+An exception group is what its least hopeful leaf is: it is retried only if every leaf would be. `RetryAfter` is
+honoured. Whatever is no `Exception` fails the step as well and is never retried: `sys.exit()` in a block ends that
+block and nothing else.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,8 +22,8 @@ from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
 from reefknot.retrying.failures import failure_from
 
 
-def cut_off(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:
-    """One attempt's own limit can be retried; the end of all time cannot, and names the error before it."""
+def timeout_result(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:
+    """The result of an attempt that timed out: at its own limit, or (`whole`) at the end of all time for attempts."""
     if not whole:
         code = _timeout_code(target)
         return StepResult(StepStatus.TIMEOUT, code, error_message=f"the attempt did not finish within {seconds:.3g} s")
@@ -37,13 +33,13 @@ def cut_off(item: WorkItem, target: str, seconds: float, *, whole: bool) -> Step
 
 
 def _timeout_code(target: str) -> ErrorCode:
-    """The network's, or a resource that did not answer."""
+    """The time-out code of the block's family: a network, or a resource that did not answer."""
     family = target.partition(":")[2].partition(".")[0]
     return ErrorCode.resource_unavailable if family in ("fs", "sql") else ErrorCode.connection_timeout
 
 
 def failure_of(step: StepResult) -> Failure:
-    """What went wrong, classified."""
+    """The classified failure of a step."""
     hint = step.metadata.get("retry_after")
     known = isinstance(hint, int | float) and not isinstance(hint, bool)
     return classify(
@@ -56,48 +52,48 @@ def failure_of(step: StepResult) -> Failure:
 
 
 def failure_text(failure: Failure) -> str:
-    """As a work item keeps it."""
+    """A failure as a work item keeps it: canonical JSON."""
     return canonical(msgspec.to_builtins(FailureRecord.of(failure))).decode()
 
 
 def last_error(item: WorkItem) -> str:
-    """The last real error, for a message."""
+    """The last real error of an item, for a message."""
     record = msgspec.json.decode(item.failure or "{}", type=FailureRecord)
     return str(record.failure())
 
 
 MOST_LEAVES = 100
 
-Hope = Callable[[StepResult], tuple[bool, int]]
-"""Whether a failure like this is retried, and how often it is tried at most."""
+RetryRank = Callable[[StepResult], tuple[bool, int]]
+"""Whether such a failure is retried, and how often it is tried at most: how hopeful it is."""
 
 
-class CutOff(Struct, frozen=True):
-    """It needed longer than it had. `whole`: than was left for all attempts."""
+class TimedOut(Struct, frozen=True):
+    """An attempt that took longer than it had. `whole`: than was left for all attempts."""
 
     seconds: float
     whole: bool
 
 
-class Ran(Struct, frozen=True):
-    """What one execution came to, and what its result cannot say."""
+class StepOutcome(Struct, frozen=True):
+    """The result of one execution, and what the result cannot say."""
 
     step: StepResult
-    cut_off: CutOff | None = None
+    timed_out: TimedOut | None = None
     verdict: bool | None = None
     """False: whatever the policy says, not again."""
     unknown: str = ""
     """A guarded key whose effect may have happened or not."""
 
 
-def from_error(error: BaseException, hope: Hope) -> Ran:
-    """The failure that this tells of."""
+def outcome_of(error: BaseException, rank: RetryRank) -> StepOutcome:
+    """The outcome of an execution that raised."""
     leaves = list(_leaves(error))[:MOST_LEAVES]
-    steps = [_of_one(leaf) for leaf in leaves]
-    step = steps[0] if error is leaves[0] else _of_group(error, min(steps, key=hope), steps)
+    steps = [_result_of_error(leaf) for leaf in leaves]
+    step = steps[0] if error is leaves[0] else _result_of_group(error, min(steps, key=rank), steps)
     unknown = next((leaf.key for leaf in leaves if isinstance(leaf, OutcomeUnknownError)), "")
     control_flow = any(not isinstance(leaf, Exception) for leaf in leaves)
-    return Ran(step, verdict=False if control_flow or unknown else None, unknown=unknown)
+    return StepOutcome(step, verdict=False if control_flow or unknown else None, unknown=unknown)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -108,7 +104,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield from _leaves(inner)
 
 
-def _of_one(error: BaseException) -> StepResult:
+def _result_of_error(error: BaseException) -> StepResult:
     failure = failure_from(error)
     metadata: dict[str, Any] = {} if failure.http_status is None else {"http_status_code": failure.http_status}
     code = failure.code if isinstance(error, Exception) else ErrorCode.execution_failed
@@ -121,8 +117,8 @@ def _of_one(error: BaseException) -> StepResult:
     return StepResult(StepStatus.ERROR, code, {}, str(failure), metadata)
 
 
-def _of_group(error: BaseException, chosen: StepResult, steps: list[StepResult]) -> StepResult:
-    """One leaf speaks for all; the longest wait that any of them asks for stands."""
+def _result_of_group(error: BaseException, chosen: StepResult, steps: list[StepResult]) -> StepResult:
+    """The result of the leaf that stands for all, with the longest wait that any of them asks for."""
     hints = [step.metadata["retry_after"] for step in steps if "retry_after" in step.metadata]
     metadata = {**chosen.metadata, "retry_after": max(hints)} if hints else chosen.metadata
     message = f"{failure_from(error)}: {chosen.error_message}"

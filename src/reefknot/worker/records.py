@@ -1,17 +1,8 @@
 """
-A step's result, as the wire carries it, and what an assignment that ended without one is answered with.
+What a worker keeps and tells of an assignment: its stored form, wire result, events, log lines and counters.
 
-What is put on record about one attempt.
-
-What a worker's log says about its retries: one line for each decision after a failure.
-
-Retried, not one to retry, or given up, with the wait or the reason; warnings, except that a failure which is not one to
-retry is information. Bounded: ten lines at once, then one a second, and the next line says how many were left out.
-Secrets are taken out of the whole line. Events are the record; this is for whoever watches.
-
-What a worker counts about its retries, and shows as one frozen snapshot.
-
-Plain numbers of this process; events are the record. Nothing here is on any decision's path.
+Log lines are bounded (ten at once, then one a second) and redacted. Counters are plain numbers of this process: events
+are the record, and no decision looks at either.
 """
 
 from collections import Counter
@@ -21,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
-from reefknot.audit.journal import event_id
+from reefknot.audit.journal import envelope
 from reefknot.core.audit.event import (
     BreakerEvent,
     DecisionRecord,
@@ -33,36 +24,29 @@ from reefknot.core.audit.event import (
     RetryRecovered,
     RetryRefused,
     TimeoutOccurred,
-    timestamp,
 )
 from reefknot.core.canonical import canonical
 from reefknot.core.failure import ErrorCode, Failure
 from reefknot.core.messages import (
     LARGEST_MESSAGE,
-    Correlation,
     ExecAssignment,
     ExecResult,
-    Job,
     ResultJob,
     ResultStatus,
     StepResult,
     StepStatus,
 )
-from reefknot.core.overload.admission import OverloadStatus, RejectReason
+from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import BreakerState
 from reefknot.core.redaction import Redactor
+from reefknot.core.results import assignment_of
 from reefknot.core.retry.decide import Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import WorkItem, WorkState
+from reefknot.core.work import WorkItem
 from reefknot.retrying.call import WHY
 from reefknot.runtime.log import LogBudget, logger, printable, seconds
-from reefknot.worker.failures import CutOff
+from reefknot.worker.failures import TimedOut
 
-EXPIRED = "expired while queued"
-"""The reason that is kept with an assignment whose deadline passed before it could run."""
-DROPPED = RejectReason.DROPPED_OLDEST.value
-DROPPED_MESSAGE = "Assignment dropped from a full queue to make room for newer work"
-EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was not run"
 _ROOM = 64 * 1024
 """Beside its outputs a result has little in it."""
 
@@ -74,10 +58,9 @@ _RESULT_OF = {
 }
 
 
-class Envelope(Struct, frozen=True):
-    """What is kept of an accepted assignment: itself, what admission changed, and the queue it met."""
+class AdmittedAs(Struct, frozen=True, omit_defaults=True):
+    """What admission changed of an assignment, and the queue that it met. Kept beside the assignment."""
 
-    assignment: ExecAssignment
     skip_retries: bool = False
     timeout_factor: float = 1.0
     skip_circuit_breaker: bool = False
@@ -85,38 +68,31 @@ class Envelope(Struct, frozen=True):
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
 
 
-envelopes = msgspec.json.Decoder(Envelope)
+class AcceptedWork(Struct, frozen=True):
+    """An accepted assignment, and how it was admitted."""
+
+    assignment: ExecAssignment
+    admitted: AdmittedAs = AdmittedAs()
+
+    @classmethod
+    def read(cls, item: WorkItem) -> "AcceptedWork":
+        """The stored form; `msgspec.DecodeError` when it is damaged."""
+        return cls(_assignments.decode(item.payload), _admitted.decode(item.admission or "{}"))
+
+    @classmethod
+    def stand_in(cls, item: WorkItem) -> "AcceptedWork":
+        """As much as stands beside a damaged payload: enough for a result and an event."""
+        return cls(assignment_of(item))
 
 
-def envelope_of(item: WorkItem) -> Envelope:
-    """What was kept of it. Should that be unreadable, whose it is can still be said."""
-    try:
-        return envelopes.decode(item.payload)
-    except msgspec.DecodeError:
-        return stand_in(item)
-
-
-def stand_in(item: WorkItem) -> Envelope:
-    """As much of an assignment as stands beside its payload: enough for a result and an event."""
-    correlation = None if item.trace_id is None else Correlation(item.trace_id)
-    job, whose = Job(item.kind), item.correlation_id or ""
-    return Envelope(ExecAssignment(item.id, whose, job, tenant_id=item.tenant_id, correlation=correlation))
-
-
-def is_same_work(known: WorkItem, assignment: ExecAssignment) -> bool:
-    """Whether what is kept under the assignment's id is its job."""
-    try:
-        return envelopes.decode(known.payload).assignment.job == assignment.job
-    except msgspec.ValidationError:  # it is something, and no assignment
-        return False
-    except msgspec.DecodeError:  # it is damaged: whoever runs it says so
-        return True
+_assignments = msgspec.json.Decoder(ExecAssignment)
+_admitted = msgspec.json.Decoder(AdmittedAs)
 
 
 def result_of(
     assignment: ExecAssignment, step: StepResult, *, worker_id: str, v2: bool, wall: float, retries_used: int
 ) -> ExecResult:
-    """What the router is told. Error codes travel by their names; the baseline does not say who worked."""
+    """The wire result of a step. Error codes travel by their names; the baseline does not say who worked."""
     failed = step.error_code is not ErrorCode.none
     return ExecResult(
         assignment_id=assignment.assignment_id,
@@ -145,7 +121,7 @@ def _cost(given: object) -> int | float:
 
 
 def sendable(step: Any) -> StepResult:
-    """The step's result, or a failure when it is none, cannot be written as JSON, or is larger than a message."""
+    """The step result if it can be sent; else the failure of one that is no result, no JSON, or too large."""
     if not isinstance(step, StepResult):
         return _broken(f"the block gave a {type(step).__name__}, not a StepResult")
     try:
@@ -166,35 +142,32 @@ def _broken(message: str) -> StepResult:
     return StepResult(StepStatus.ERROR, ErrorCode.execution_failed, error_message=message)
 
 
-def ended_without_result(item: WorkItem) -> StepResult | None:
-    """What to say of an item that ended outside of a slot, by the reason that was kept. None: it has not ended."""
-    if item.state is WorkState.QUARANTINED or item.state is WorkState.DISCARDED:
-        return StepResult(StepStatus.ERROR, ErrorCode.internal_error, error_message=f"quarantined: {item.reason}")
-    if item.state is not WorkState.CANCELLED:
-        return None
-    if item.reason == DROPPED:
-        return StepResult(StepStatus.ERROR, ErrorCode.system_overload, error_message=DROPPED_MESSAGE)
-    if item.reason == EXPIRED:
-        return StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=EXPIRED_MESSAGE)
-    return StepResult(StepStatus.CANCELLED, ErrorCode.cancelled_by_user, error_message=item.reason)
-
-
 _REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
 
 
 def about(assignment: ExecAssignment, wall: float) -> dict[str, Any]:
-    """When, and whose."""
-    return {
-        "timestamp": timestamp(wall),
-        "event_id": event_id(),
-        "tenant_id": assignment.tenant_id,
-        "trace_id": assignment.trace_id,
-        "correlation_id": assignment.request_id,
-        "work_id": assignment.assignment_id,
-    }
+    """The envelope of an event about an assignment."""
+    return envelope(
+        wall=wall,
+        work_id=assignment.assignment_id,
+        tenant_id=assignment.tenant_id,
+        trace_id=assignment.trace_id,
+        correlation_id=assignment.request_id,
+    )
 
 
-def again(assignment: ExecAssignment, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:
+def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
+    """The envelope of an event about a stored item."""
+    return envelope(
+        wall=wall,
+        work_id=item.id,
+        tenant_id=item.tenant_id,
+        trace_id=item.trace_id,
+        correlation_id=item.correlation_id,
+    )
+
+
+def retry_event(assignment: ExecAssignment, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:
     return RetryAttempt(
         **about(assignment, wall),
         operation=assignment.job.type,
@@ -207,7 +180,7 @@ def again(assignment: ExecAssignment, wall: float, attempts: int, record: Decisi
     )
 
 
-def the_end(
+def end_event(
     assignment: ExecAssignment, wall: float, attempts: int, reason: Reason, record: DecisionRecord
 ) -> RetryExhausted | RetryRefused:
     kind = RetryRefused if reason in _REFUSED else RetryExhausted
@@ -222,13 +195,13 @@ def the_end(
     )
 
 
-def recovered(assignment: ExecAssignment, wall: float, attempts: int, elapsed: float) -> RetryRecovered:
+def recovered_event(assignment: ExecAssignment, wall: float, attempts: int, elapsed: float) -> RetryRecovered:
     return RetryRecovered(
         **about(assignment, wall), operation=assignment.job.type, total_attempts=attempts, elapsed_seconds=elapsed
     )
 
 
-def expired(assignment: ExecAssignment, wall: float, attempts: int) -> TimeoutOccurred:
+def expired_event(assignment: ExecAssignment, wall: float, attempts: int) -> TimeoutOccurred:
     return TimeoutOccurred(
         **about(assignment, wall),
         operation=assignment.job.type,
@@ -238,8 +211,8 @@ def expired(assignment: ExecAssignment, wall: float, attempts: int) -> TimeoutOc
     )
 
 
-def cut_off(assignment: ExecAssignment, wall: float, attempt: int, limit: CutOff) -> TimeoutOccurred:
-    """One attempt was cut off: at its own limit, or where the time for all of them ends."""
+def timeout_event(assignment: ExecAssignment, wall: float, attempt: int, limit: TimedOut) -> TimeoutOccurred:
+    """An attempt that was cut off: at its own limit, or where the time for all of them ends."""
     return TimeoutOccurred(
         **about(assignment, wall),
         operation=assignment.job.type,
@@ -249,17 +222,17 @@ def cut_off(assignment: ExecAssignment, wall: float, attempt: int, limit: CutOff
     )
 
 
-def quarantined(assignment: ExecAssignment, wall: float, reason: str, failure: Failure) -> Quarantined:
+def quarantined_event(assignment: ExecAssignment, wall: float, reason: str, failure: Failure) -> Quarantined:
     return Quarantined(**about(assignment, wall), reason=reason, failure=FailureRecord.of(failure))
 
 
-def put_off(assignment: ExecAssignment, wall: float, name: str, seconds: float) -> Event:
-    """Its destination is left alone; it waits for so long, and spends nothing."""
+def snooze_event(assignment: ExecAssignment, wall: float, name: str, seconds: float) -> Event:
+    """The breaker of its destination is open: the assignment waits so long, and spends no attempt."""
     return BreakerEvent(**about(assignment, wall), name=name, state=BreakerState.OPEN.value, wait_seconds=seconds)
 
 
-def breaker(name: str, state: str, wall: float) -> Event:
-    return BreakerEvent(timestamp=timestamp(wall), event_id=event_id(), name=name, state=state)
+def breaker_event(name: str, state: str, wall: float) -> Event:
+    return BreakerEvent(**envelope(wall=wall), name=name, state=state)
 
 
 INFO, WARNING = 20, 30
@@ -267,7 +240,7 @@ LONGEST = 600
 
 
 class StepLog:
-    """The lines of one worker."""
+    """The log lines of one worker's decisions, bounded and redacted."""
 
     def __init__(self, worker_id: str, redactor: Redactor) -> None:
         self._worker_id = worker_id
@@ -290,7 +263,7 @@ class StepLog:
         log = logger()
         if not log.isEnabledFor(level):
             return
-        left_out = self._taken(now)
+        left_out = self._lines.take(now)
         if left_out is None:
             return
         what = f"trying again in {seconds(delay or 0.0)} s" if reason is None else WHY[reason]
@@ -313,10 +286,6 @@ class StepLog:
                 "reason": None if reason is None else reason.value,
             },
         )
-
-    def _taken(self, now: float) -> int | None:
-        """How many lines were left out before this one; None when this one is left out, too."""
-        return self._lines.take(now)
 
 
 class RetryCounts(Struct, frozen=True):
@@ -343,7 +312,7 @@ class RetryCounts(Struct, frozen=True):
 
 
 class Counters:
-    """Counts."""
+    """The retry counters of one worker."""
 
     def __init__(self) -> None:
         self.executions = 0

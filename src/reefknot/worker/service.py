@@ -1,10 +1,10 @@
 """
-A worker: takes assignments in, runs them as steps, reports back, and says how it is.
+A worker: takes assignments in, runs them as steps, publishes results, and reports its health.
 
     intake ──▶ queue ──▶ slot: one attempt ──▶ settle ──▶ publish the result
                  ▲                          └─▶ due again: the place is kept, the slot is free
 
-Everything it accepted is in its store. A worker that comes back under its id finds its work there; what a vanished one
+Everything it accepted is in its store. A worker that restarts under its id finds its work there; what a vanished one
 left behind is taken over by whoever is sent it next.
 """
 
@@ -39,10 +39,11 @@ from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
 from reefknot.runtime.tasks import BoundedTasks
 from reefknot.runtime.timeouts import STORE_S, Timeouts
-from reefknot.worker.attempt import Steps
-from reefknot.worker.closing import Endings, Outbox, Runner
-from reefknot.worker.drain import Handover
-from reefknot.worker.intake import Door, Intake, Taken
+from reefknot.worker.attempt import StepRunner
+from reefknot.worker.closing import Closing
+from reefknot.worker.context import WorkerContext
+from reefknot.worker.drain import Drain
+from reefknot.worker.intake import Intake
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
 from reefknot.worker.records import RetryCounts
@@ -104,68 +105,53 @@ class Worker:
         self._transport = transport
         self._clock = clock
         self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
-        self._owner = f"{worker_id}#{event_id()}{process and '@'}{process}"
-        self.journal = Journal(store.audit, redactor=redactor)
-        self._limits = Timeouts()
-        self.outbox = Outbox(transport, self._limits)
-        self.steps = Steps(
-            worker_id, settings, blocks=blocks, clock=clock, limits=self._limits, seed=seed, redactor=redactor
+        self._context = context = WorkerContext(
+            worker_id=worker_id,
+            owner=f"{worker_id}#{event_id()}{process and '@'}{process}",
+            settings=settings,
+            work=store.work,
+            transport=transport,
+            journal=Journal(store.audit, redactor=redactor),
+            clock=clock,
+            timeouts=Timeouts(),
+            redactor=redactor,
+            seed=seed,
         )
+        self._background = BoundedTasks(worker_id, AT_ONCE)
+        self.steps = StepRunner(context, blocks)
         self.pools: dict[str, Pool] = {}
-        common: dict[str, Any] = {"work": store.work, "journal": self.journal, "clock": clock, "limits": self._limits}
-        shared = {**common, "steps": self.steps, "outbox": self.outbox}
-        self.endings = Endings(owner=self._owner, v2=settings.queue_v2, pools=self.pools, **shared)
-        self.runner = Runner(worker_id, pool_of=self._pool_of, endings=self.endings, lease=settings.lease, **shared)
-        self.pools.update((name, self._pool(name)) for name in settings.concurrency)
-        self.intake = Intake(worker_id, settings, pools=self.pools, known=blocks, drops=self.endings, **common)
-        self.handover = Handover(
-            pools=self.pools, refusal=self.intake.given_back, v2=settings.queue_v2, outbox=self.outbox, **common
-        )
-        self._crew = BoundedTasks(worker_id, AT_ONCE)
-        self._door = Door(self.intake, self._crew, self._tell)
+        self.closing = Closing(context, self.pools, self.steps)
+        for name in settings.concurrency:
+            self.pools[name] = Pool(name, context, self.closing.run, self.closing.crash_events)
+        self.intake = Intake(context, self.pools, self.closing, known=blocks, tasks=self._background)
+        self.leaving = Drain(context, self.pools, self.intake.drain_ack)
         self._tasks: list[asyncio.Task[Any]] = []
-
-    def _pool(self, name: str) -> Pool:
-        return Pool(
-            name,
-            queue_name=f"{name}@{self.worker_id}",
-            owner=self._owner,
-            slots=self.settings.slots_for(name),
-            rules=self.settings.rules_for(name),
-            bounded=self.settings.queue_v2,
-            work=self._store.work,
-            clock=self._clock,
-            lease=self.settings.lease,
-            run=self.runner.run,
-            crash_events=self.endings.crash_events,
-            limits=self._limits,
-        )
-
-    def _pool_of(self, queue_name: str) -> Pool:
-        return self.pools[queue_name.partition("@")[0]]
+        self._store_id = ""
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Find what was accepted before, then listen."""
+        self._store_id = (await self._store.audit.head()).chain
         for state in (WorkState.PENDING, WorkState.RUNNING):
             await self._recover(state)
-        subjects = self._transport.subscribe(*self._subjects)
-        told = self._transport.subscribe(CANCEL, FLEET)
-        loops = [(pool.serve(), pool.name) for pool in self.pools.values()]
+        assignments = self._transport.subscribe(*self._subjects)
+        commands = self._transport.subscribe(CANCEL, FLEET)
+        loops = [(pool.serve(), f"pool {pool.name}") for pool in self.pools.values()]
+        loops += [(pool.watch_store(), f"watch {pool.name}") for pool in self.pools.values()]
         loops += [
-            (self._door.listen(subjects), "ear at the door"),
-            (self._door.serve(), "door"),
-            (self._hear(told), "ear"),
-            (self._beat(), "heartbeat"),
-            (self._renew(), "leases"),
+            (self.intake.listen(assignments), "assignments"),
+            (self.intake.serve(), "intake"),
+            (self._listen(commands), "cancel and fleet"),
+            (self._send_heartbeats(), "heartbeat"),
+            (self._renew_leases(), "leases"),
             (self._sweep(), "sweep"),
         ]
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work, name=f"{self.worker_id} {name}") for work, name in loops]
 
     async def _recover(self, state: WorkState) -> None:
-        """Places for what an earlier life under this id accepted. What it ran comes back when its lease ends."""
+        """Rebuild the queue of an earlier incarnation. What it was running comes back when its lease ends."""
         names = {pool.queue_name: pool for pool in self.pools.values()}
         after = ""
         while True:
@@ -173,13 +159,13 @@ class Worker:
             for item in items:
                 pool = names.get(item.resource_class)
                 if pool is not None:
-                    pool.put(self._recovered(item))
+                    pool.put(self._recovered(item, pool))
             if len(items) < PAGE:
                 return
             after = items[-1].id
 
-    def _recovered(self, item: WorkItem) -> Queued:
-        place = self.endings.place(item)
+    def _recovered(self, item: WorkItem, pool: Pool) -> Queued:
+        place = pool.queued(item)
         if item.state is not WorkState.RUNNING:
             return place
         left = item.lease_until / 1000 - self._clock.now()
@@ -188,62 +174,58 @@ class Worker:
 
     async def drain(self, seconds: float | None = None) -> int:
         """
-        Take nothing new, leave what is queued to the others, finish what runs, and hand back what is not done in time.
+        Accept nothing new, offer queued work to the others, finish what runs, and hand back what is not done in time.
 
-        Answers how many running steps went back.
+        Returns how many running steps went back.
         """
         self.pause()
-        self.handover.begin()
+        self.leaving.begin()
         pools = list(self.pools.values())
         running = [task for pool in pools for task in pool.running.values()]
-        await self._leave_queued(pools)
+        await self._offer_queued(pools)
         if running:
             await asyncio.wait(running, timeout=self.settings.drain if seconds is None else seconds)
-        back = await self.runner.hand_back(pools)
-        await self._leave_queued(pools)
+        back = await self.closing.hand_back(pools)
+        await self._offer_queued(pools)
         return back
 
-    async def _leave_queued(self, pools: list[Pool]) -> None:
-        """First everybody hears that nothing can be sent here."""
-        await self._crew.run_logged("a heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
-        await self._crew.run_logged("queued work could not be left to others", self._leave_now, pools)
+    async def _offer_queued(self, pools: list[Pool]) -> None:
+        """First the routers hear that nothing can be sent here."""
+        await self._send_heartbeat()
+        await self._background.run_logged("queued work could not be offered to others", self._offer_now, pools)
 
-    async def _leave_now(self, pools: list[Pool]) -> None:
-        """Whatever the store makes of it, the end of a worker does not wait for long: what is kept is found again."""
+    async def _offer_now(self, pools: list[Pool]) -> None:
+        """Bounded, whatever the store does: what is kept is found again."""
         async with asyncio.timeout(STORE_S):
-            await self.runner.empty_hands(pools)
-            await self.handover.give()
+            await self.closing.release_prefetched(pools)
+            await self.leaving.offer()
 
     def pause(self) -> None:
-        """Take nothing new and begin nothing; what runs may finish, and what is queued keeps its place."""
+        """Accept nothing new and begin nothing; running steps may finish, and the queue is kept."""
         self.intake.draining = True
         for pool in self.pools.values():
             pool.paused = True
 
     def resume(self) -> None:
-        """The end of a pause, or of a drain: what nobody else took meanwhile is this worker's again."""
-        self.intake.draining = self.handover.on = False
+        """End a pause or a drain: queued work that nobody else took meanwhile is this worker's again."""
+        self.intake.draining = self.leaving.is_on = False
         for pool in self.pools.values():
             pool.paused = False
             pool.wake()
-        again = asyncio.get_running_loop().create_task(self._find_again(), name=f"{self.worker_id} recovery")
-        self._tasks = [*(task for task in self._tasks if not task.done()), again]
-
-    async def _find_again(self) -> None:
-        await self._crew.run_logged("queued work could not be found again", self._recover, WorkState.PENDING)
+        recovery = self._background.run_logged("queued work could not be recovered", self._recover, WorkState.PENDING)
+        task = asyncio.get_running_loop().create_task(recovery, name=f"{self.worker_id} recovery")
+        self._tasks = [*(one for one in self._tasks if not one.done()), task]
 
     async def stop(self) -> None:
-        """End at once; what runs goes back to the queue and spends nothing."""
-        self.intake.draining = True
-        for pool in self.pools.values():
-            pool.paused = True
-        if self._tasks:  # so that nobody is sent here meanwhile
-            await self._crew.run_logged("a last heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
+        """End at once; running work goes back to the queue and spends nothing."""
+        self.pause()
+        if self._tasks:  # so that nothing is sent here meanwhile
+            await self._send_heartbeat()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._crew.stop()
-        await self.runner.hand_back(list(self.pools.values()))
+        await self._background.stop()
+        await self.closing.hand_back(list(self.pools.values()))
 
     def snapshot(self) -> WorkerSnapshot:
         now = self._clock.now()
@@ -253,79 +235,71 @@ class Worker:
             )
             for name, pool in self.pools.items()
         }
-        draining, leaving = self.intake.draining, self.handover.on
+        draining, leaving = self.intake.draining, self.leaving.is_on
         return WorkerSnapshot(self.worker_id, draining, leaving, classes, self.steps.counters.snapshot())
 
-    # ---- in ---------------------------------------------------------------------------------------------------------
+    # ---- messages ---------------------------------------------------------------------------------------------------
 
-    async def _tell(self, taken: Taken, delivery: Delivery) -> None:
-        if taken.dropped is not None:
-            await self.outbox.ack(taken.dropped)
-            await self.endings.say(taken.dropped.assignment_id)
-        await self.outbox.ack(taken.ack)
-        if taken.known_in is not None:
-            await self.endings.known_already(taken.ack.assignment_id, self.pools[taken.known_in])
-        if delivery.done is not None:
-            await delivery.done()
-
-    async def _hear(self, deliveries: AsyncIterator[Delivery]) -> None:
+    async def _listen(self, deliveries: AsyncIterator[Delivery]) -> None:
         async for delivery in deliveries:
             if delivery.subject == CANCEL:
-                await self._crew.start("a cancellation failed", self._cancel, delivery)
+                await self._background.start("a cancellation failed", self._cancel, delivery)
             else:
-                await self._crew.run_logged("a message could not be read", self._hear_fleet, delivery)
+                await self._background.run_logged("a message could not be read", self._share_throttle, delivery)
 
     async def _cancel(self, delivery: Delivery) -> None:
-        await self.endings.cancel(_cancels.decode(delivery.body))
+        await self.closing.cancel(_cancels.decode(delivery.body))
         if delivery.done is not None:
             await delivery.done()
 
-    async def _hear_fleet(self, delivery: Delivery) -> None:
+    async def _share_throttle(self, delivery: Delivery) -> None:
         self.steps.destinations.fleet_of(_fleets.decode(delivery.body).workers)
         if delivery.done is not None:
             await delivery.done()
 
-    # ---- by the clock -----------------------------------------------------------------------------------------------
-
-    async def _beat(self) -> None:
-        while True:
-            await self._crew.run_logged("a heartbeat was not sent", self.outbox.heartbeat, self.heartbeat())
-            await asyncio.sleep(self.settings.heartbeat)
-
     def heartbeat(self) -> Heartbeat:
-        """How it is, class by class. The baseline does not tell how full it is."""
+        """Status, depth, active steps and capacity of each class. The baseline does not tell its depth."""
         v2 = self.settings.queue_v2
         classes = {
             name: ClassHealth(pool.status(), pool.depth() if v2 else 0, pool.active, pool.slots)
             for name, pool in self.pools.items()
         }
         wall = int(self._clock.wall() * 1000)
-        return Heartbeat(self.worker_id, wall, classes, self.intake.draining, self._owner)
+        return Heartbeat(self.worker_id, wall, classes, self.intake.draining, self._context.owner, self._store_id)
 
-    async def _renew(self) -> None:
+    async def _send_heartbeat(self) -> None:
+        await self._background.run_logged("a heartbeat was not sent", self._context.send_heartbeat, self.heartbeat())
+
+    # ---- periodic ---------------------------------------------------------------------------------------------------
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await self._send_heartbeat()
+            await asyncio.sleep(self.settings.heartbeat)
+
+    async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(self.settings.lease / 3)
             for pool in self.pools.values():
-                await self._crew.run_logged("leases could not be renewed", self._renew_pool, pool)
+                await self._background.run_logged("leases could not be renewed", self._renew_pool, pool)
 
     async def _renew_pool(self, pool: Pool) -> None:
         for lost in await pool.renew():
-            pool.call_off(lost)
+            pool.cancel(lost)
 
     async def _sweep(self) -> None:
-        """What is due by the clock alone: expiry, what crashed too often, what another worker left behind."""
+        """End what has expired, publish what crashed too often, take over what another worker left behind."""
+        run_logged = self._background.run_logged
         while True:
             await asyncio.sleep(self.settings.heartbeat)
             now = self._clock.now()
             for pool in self.pools.values():
                 for late in pool.queue.expired(now):
-                    await self._crew.run_logged(
-                        "an expired assignment could not be ended", self.endings.expire, late, pool
-                    )
-            if self.handover.has_more:
-                await self._leave_queued(list(self.pools.values()))
-            await self._crew.run_logged("quarantined work could not be told", self.endings.tell_crashed)
-            await self._crew.run_logged("looking after left work failed", self.endings.watch)
+                    await run_logged("an expired assignment could not be ended", self.closing.expire, late, pool)
+            if self.leaving.has_more:
+                await self._offer_queued(list(self.pools.values()))
+            await run_logged("results of quarantined work could not be sent", self.closing.publish_crashed)
+            await run_logged("foreign work could not be checked", self.closing.recheck_foreign)
 
 
 def _checked(worker_id: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from reefknot.app.system import System
 from reefknot.cli.serve import UpSession, startup
-from reefknot.core.work import WorkState, submission_id
+from reefknot.core.work import WorkState
 from tests.unit.cli.running import Commands, Ended
 
 V2 = """\
@@ -104,7 +104,7 @@ def up_until_ended(rk: Commands, *names: str, module: str, as_json: bool = False
     """`reefknot up`, ended as soon as these jobs have ended."""
 
     async def waits(system: System, name: str) -> bool:
-        item = await system.store.work.get(name) or await system.store.work.get(submission_id(name))
+        item = await system.store.work.get(name) or await system.store.work.get(name)
         return item is None or item.state in (WorkState.PENDING, WorkState.RUNNING)
 
     async def until_ended(system: System) -> None:

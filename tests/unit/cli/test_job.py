@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.cli import stores
-from reefknot.core.work import TryAgain, WorkDone, WorkFailed, submission_id
+from reefknot.core.work import TryAgain, WorkDone, WorkFailed
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
@@ -82,7 +82,7 @@ def test_without_a_system_a_job_is_cancelled_in_the_store_and_audited(rk: Comman
     ended = rk("job", "cancel", "x", "--as", "ann", "--reason", "withdrawn", "--json")
     assert (ended.code, ended.json["cancelled"]) == (0, True)
     assert work_items.operator_actions(store) == [("ann", "job.cancel")]
-    assert work_items.item(store, submission_id("x")).state.value == "cancelled"
+    assert work_items.item(store, "x").state.value == "cancelled"
 
 
 def test_what_has_ended_cannot_be_cancelled(rk: Commands, store: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from reefknot.cli import submit
-from reefknot.core.work import submission_id
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import get, lines, prepared, up_until_ended
@@ -61,7 +60,7 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: 
     ended = rk("submit", lines(rk, get("a.txt", "one"), get("a.txt", "two")))
 
     assert (ended.code, "queue is full: 1 of 1" in ended.err) == (75, True)
-    assert work_items.item(rk.folder / ".reefknot" / "state.db", submission_id("two")) is None
+    assert work_items.item(rk.folder / ".reefknot" / "state.db", "two") is None
 
 
 @pytest.mark.parametrize(

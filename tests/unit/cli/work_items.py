@@ -15,7 +15,6 @@ from reefknot.engines.clocks import SystemClock
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.client import Client
-from reefknot.worker.records import Envelope
 from reefknot.worker.settings import default_settings
 from tests.unit.cli.audit_events import in_store
 
@@ -46,7 +45,7 @@ def accepted(
 
     async def work(store: Store) -> None:
         assignment = ExecAssignment(name, "r", Job(kind, payload or PAYLOAD))
-        item = WorkItem(name, kind, f"cpu@{worker}", payload=encode(Envelope(assignment)), correlation_id="r")
+        item = WorkItem(name, kind, f"cpu@{worker}", payload=encode(assignment), correlation_id="r")
         await store.work.enqueue([item])
         (claimed,) = await store.work.claim(1, owner="worker-1#1", classes=(f"cpu@{worker}",), lease=0.001)
         if settled is not None:

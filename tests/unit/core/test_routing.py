@@ -9,13 +9,13 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.routing import (
     HEARTBEAT_S,
     MISSED_UNTIL_GONE,
-    MOST_UNSPOKEN,
+    MOST_UNACKED,
     PROBE_EVERY_S,
     Chosen,
-    Lineup,
     Nobody,
     Why,
     WorkerHealth,
+    WorkerRanking,
     choose_worker,
     too_late_everywhere,
 )
@@ -36,7 +36,7 @@ def chosen(*workers: WorkerHealth, draw: float = 0.9) -> str | Why:
 
 
 def test_the_documented_times() -> None:
-    assert (HEARTBEAT_S, MISSED_UNTIL_GONE, PROBE_EVERY_S, MOST_UNSPOKEN) == (1.0, 3, 2.0, 64)
+    assert (HEARTBEAT_S, MISSED_UNTIL_GONE, PROBE_EVERY_S, MOST_UNACKED) == (1.0, 3, 2.0, 64)
 
 
 def test_what_is_not_known_of_a_worker_is_nothing_against_it() -> None:
@@ -86,7 +86,7 @@ def test_the_coin_is_only_for_overloaded_ones(status: OverloadStatus) -> None:
         ({"queue_depth": 5}, {"queue_depth": 4}, "b"),
         ({"queue_depth": 5, "capacity": 10}, {"queue_depth": 4, "capacity": 1}, "a"),
         ({"active": 2}, {"active": 1}, "b"),
-        ({"unspoken": 2}, {"unspoken": 1}, "b"),
+        ({"unacked": 2}, {"unacked": 1}, "b"),
         ({}, {}, "a"),
         ({"capacity": 0, "active": 1}, {"active": 1}, "a"),
     ],
@@ -96,15 +96,15 @@ def test_among_equals_the_least_loaded_for_its_size(one: dict[str, Any], other: 
 
 
 def test_the_load_is_what_waits_runs_and_is_on_its_way() -> None:
-    assert worker("a", queue_depth=3, active=2, unspoken=1, capacity=4).load == 1.5
+    assert worker("a", queue_depth=3, active=2, unacked=1, capacity=4).load == 1.5
     assert worker("a", active=3, capacity=1).load == 3.0
     assert worker("a", active=3, capacity=0).load == 3.0
 
 
 def test_a_worker_that_was_sent_much_without_an_answer_is_left_alone() -> None:
-    assert chosen(worker("a", unspoken=63)) == "a"
-    assert chosen(worker("a", unspoken=64)) == Why.UNSPOKEN
-    assert chosen(worker("a", unspoken=64), worker("b", DEGRADED)) == "b"
+    assert chosen(worker("a", unacked=63)) == "a"
+    assert chosen(worker("a", unacked=64)) == Why.UNACKED
+    assert chosen(worker("a", unacked=64), worker("b", DEGRADED)) == "b"
 
 
 @for_each_row(("heartbeat", "is_gone"), [(97.0, False), (96.999, True), (0.0, True), (None, False)])
@@ -147,40 +147,39 @@ def test_the_reasons_to_wait_say_what_they_mean() -> None:
 # ---- several at once -----------------------------------------------------------------------------------------------
 
 
-def names(lineup: Lineup, number: int, draw: float = 0.9) -> list[str | Why]:
+def names(lineup: WorkerRanking, number: int, draw: float = 0.9) -> list[str | Why]:
     answers = [lineup.choose(draw) for _ in range(number)]
     return [one.worker_id if isinstance(one, Chosen) else one.why for one in answers]
 
 
 def test_each_choice_is_load_for_the_next_one() -> None:
-    lineup = Lineup([worker("a", capacity=1), worker("b", capacity=3)], NOW)
+    lineup = WorkerRanking([worker("a", capacity=1), worker("b", capacity=3)], NOW)
 
     assert names(lineup, 8) == ["a", "b", "b", "b", "a", "b", "b", "b"]
 
 
 def test_a_choice_of_many_is_the_choice_of_one_after_the_other() -> None:
     known = [worker("a", DEGRADED), worker("b", capacity=2, queue_depth=1), worker("c", queue_depth=2, capacity=4)]
-    lineup, one_by_one = Lineup(known, NOW), []
+    lineup, one_by_one = WorkerRanking(known, NOW), []
     for _ in range(40):
         answer = choose_worker(known, 0.9, NOW)
         assert isinstance(answer, Chosen)
         one_by_one.append(answer.worker_id)
         known = [
-            structs.replace(one, unspoken=one.unspoken + 1) if one.worker_id == answer.worker_id else one
-            for one in known
+            structs.replace(one, unacked=one.unacked + 1) if one.worker_id == answer.worker_id else one for one in known
         ]
 
     assert names(lineup, 40) == one_by_one
 
 
-def test_no_worker_is_sent_more_than_may_be_unspoken() -> None:
-    lineup = Lineup([worker("a", unspoken=MOST_UNSPOKEN - 2)], NOW)
+def test_no_worker_is_sent_more_than_may_be_unacked() -> None:
+    lineup = WorkerRanking([worker("a", unacked=MOST_UNACKED - 2)], NOW)
 
-    assert names(lineup, 3) == ["a", "a", Why.UNSPOKEN]
+    assert names(lineup, 3) == ["a", "a", Why.UNACKED]
 
 
 def test_each_sick_worker_gets_one_probe_and_then_nothing() -> None:
-    lineup = Lineup([worker("a", CRITICAL, probed_at=0.0), worker("b", CRITICAL, probed_at=0.0, active=1)], NOW)
+    lineup = WorkerRanking([worker("a", CRITICAL, probed_at=0.0), worker("b", CRITICAL, probed_at=0.0, active=1)], NOW)
 
     assert [lineup.choose(0.9) for _ in range(3)] == [
         Chosen("a", probe=True),

@@ -10,9 +10,10 @@ from reefknot.core.work import (
     CRASH_LIMIT,
     LONGEST_HISTORY,
     MOVES,
+    ROUTER,
     Budget,
-    Chapter,
     HandBack,
+    HistoryEntry,
     Quarantine,
     Settled,
     Snooze,
@@ -20,18 +21,23 @@ from reefknot.core.work import (
     WorkDone,
     WorkFailed,
     WorkItem,
+    WorkRejected,
     WorkState,
     accepted,
+    accepted_for_worker,
+    assigned,
     cancel,
     discard,
     holds,
+    is_over,
+    is_unassigned,
+    is_workers,
     lease_ran_out,
     moved,
     requeue,
     settle,
     started,
-    submission_id,
-    submitted,
+    worker_class,
 )
 from reefknot.errors import IllegalMoveError
 from tests.rows import for_each_row
@@ -118,7 +124,7 @@ def test_a_final_failure_keeps_what_is_known_and_drops_the_budget() -> None:
     item = settle(running(), WorkFailed('"f"', '"r"', "refused"), LATER)
     assert (item.state, item.attempts, item.failure, item.result) == (S.FAILED, 1, '"f"', '"r"')
     assert (item.reason, item.budget) == ("refused", Budget())
-    assert item.history == (Chapter(51_000, "failed", "refused"),)
+    assert item.history == (HistoryEntry(51_000, "failed", "refused"),)
 
 
 def test_a_retry_is_due_at_its_time_and_its_budget_adds_up() -> None:
@@ -132,7 +138,7 @@ def test_a_retry_is_due_at_its_time_and_its_budget_adds_up() -> None:
         "network",
     )
     assert once.budget == Budget(1, "transient", 50_000, 50_000, 700, "network")
-    assert once.history == (Chapter(50_000, "retry", "network"),)
+    assert once.history == (HistoryEntry(50_000, "retry", "network"),)
     twice = settle(started(once, owner="w", fence=2, lease_ms=1, now=LATER), again, LATER)
     assert twice.budget == Budget(2, "transient", 50_000, 51_000, 1_400, "network")
 
@@ -164,14 +170,14 @@ def test_quarantine_keeps_budget_failure_and_history() -> None:
     item = aside()
     assert (item.state, item.reason, item.failure, item.result) == (S.QUARANTINED, "bad", '"f"', '"r"')
     assert (item.attempts, item.budget.attempts, item.owner, item.lease_until) == (1, 1, "", 0)
-    assert item.history == (Chapter(50_000, "quarantined", "bad"),)
+    assert item.history == (HistoryEntry(50_000, "quarantined", "bad"),)
 
 
 def test_a_lease_that_ran_out_counts_a_crash_and_no_attempt() -> None:
     item = lease_ran_out(running(), LATER)
     assert (item.state, item.due_at, item.reason) == (S.PENDING, 50_000, "lease ran out")
     assert (item.attempts, item.crashes, item.owner) == (0, 1, "")
-    assert item.history == (Chapter(51_000, "crashed", "w"),)
+    assert item.history == (HistoryEntry(51_000, "crashed", "w"),)
 
 
 def test_the_last_crash_puts_it_aside() -> None:
@@ -185,7 +191,7 @@ def test_the_last_crash_puts_it_aside() -> None:
 def test_a_cancelled_item_says_who_and_why(item: WorkItem) -> None:
     called_off = cancel(item, LATER, reason="enough", who="ann")
     assert (called_off.state, called_off.reason, called_off.owner) == (S.CANCELLED, "enough", "")
-    assert called_off.history == (Chapter(51_000, "cancelled", "enough", "ann"),)
+    assert called_off.history == (HistoryEntry(51_000, "cancelled", "enough", "ann"),)
 
 
 def test_a_requeued_item_starts_anew_under_its_own_id() -> None:
@@ -193,7 +199,7 @@ def test_a_requeued_item_starts_anew_under_its_own_id() -> None:
     assert (item.id, item.state, item.due_at, item.generation) == ("a", S.PENDING, 51_000, 1)
     assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 0, 0, 0)
     assert (item.budget, item.reason, item.failure, item.result) == (Budget(), "", None, None)
-    assert item.history[-1] == Chapter(51_000, "requeued", "bad", "ann")
+    assert item.history[-1] == HistoryEntry(51_000, "requeued", "bad", "ann")
     assert item.payload == b"p"
 
 
@@ -213,7 +219,7 @@ def test_a_submission_that_failed_is_open_again_under_its_own_id() -> None:
 def test_a_discarded_item_says_who_and_why() -> None:
     item = discard(aside(), LATER, who="ann", reason="old")
     assert (item.state, item.updated_at) == (S.DISCARDED, 51_000)
-    assert item.history[-1] == Chapter(51_000, "discarded", "old", "ann")
+    assert item.history[-1] == HistoryEntry(51_000, "discarded", "old", "ann")
 
 
 def test_what_is_not_in_quarantine_is_neither_requeued_nor_discarded() -> None:
@@ -230,7 +236,7 @@ def test_work_that_does_not_run_cannot_be_settled(settled: Settled) -> None:
 
 
 def test_the_history_is_bounded_and_keeps_the_newest() -> None:
-    item = running(history=tuple(Chapter(number, "retry") for number in range(LONGEST_HISTORY)))
+    item = running(history=tuple(HistoryEntry(number, "retry") for number in range(LONGEST_HISTORY)))
     told = cancel(item, LATER, reason="", who="").history
     assert len(told) == LONGEST_HISTORY
     assert (told[0].at, told[-1].what) == (1, "cancelled")
@@ -253,8 +259,100 @@ def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported(
     assert (first.budget.attempts, first.budget.last_attempt_at) == (0, None)
 
 
-@pytest.mark.parametrize("name", ["a", "route/a"])
-def test_a_submission_has_an_id_that_no_assignment_can_have_and_tells_whose_it_is(name: str) -> None:
-    assert not submission_id(name).isprintable()
-    assert submitted(submission_id(name)) == name
-    assert submitted("route/" + name) == name, "as they were called before"
+# ---- one record: from the routers to a worker -----------------------------------------------------------------------
+
+
+def submission(**changes: object) -> WorkItem:
+    item = WorkItem("a", "t", ROUTER, "", "ten", "cor", "tra", 2, deadline_at=9_000, payload=b"p")
+    return structs.replace(accepted(item, NOW), **changes)
+
+
+def to_worker(**changes: object) -> WorkItem:
+    item = WorkItem(
+        "a", "t", worker_class("io", "w1"), due_at=60_000, correlation_id="cor", admission="{}", payload=b"q"
+    )
+    return structs.replace(item, **changes)
+
+
+def test_a_worker_has_a_class_of_its_own() -> None:
+    assert worker_class("cpu", "worker-1") == "cpu@worker-1"
+    assert [is_workers(WorkItem("a", "t", name)) for name in (ROUTER, "cpu", "cpu@w")] == [False, False, True]
+
+
+@pytest.mark.parametrize("state", WorkState)
+def test_only_an_open_submission_waits_for_a_worker(state: WorkState) -> None:
+    assert is_unassigned(submission(state=state)) is (state in (S.PENDING, S.RUNNING))
+    assert not is_unassigned(submission(state=state, resource_class="cpu@w1"))
+
+
+@pytest.mark.parametrize("state", WorkState)
+def test_what_is_over_has_its_result_and_quarantine_counts(state: WorkState) -> None:
+    assert is_over(fresh()) is False
+    assert is_over(structs.replace(fresh(), state=state)) is (state not in (S.PENDING, S.RUNNING))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_submission_moves_to_a_worker_and_its_routers_claim_is_void(held: bool) -> None:
+    before = started(submission(), owner="router#1", fence=3, lease_ms=500, now=NOW) if held else submission(fence=3)
+    after = assigned(before, to_worker(), LATER)
+    assert (after.id, after.resource_class, after.state) == ("a", "io@w1", S.PENDING)
+    assert (after.owner, after.lease_until, after.fence, after.updated_at) == ("", 0, 3, LATER.wall)
+    assert (after.due_at, after.admission) == (60_000, "{}"), "as the worker's admission has it"
+    assert (after.deadline_at, after.created_at, after.priority) == (9_000, NOW.wall, 2), "as it was submitted"
+    assert (after.tenant_id, after.trace_id, after.payload) == ("ten", "tra", b"p")
+    assert not holds(after, owner="router#1", fence=3)
+
+
+def test_a_submission_whose_payload_is_gone_takes_the_one_that_was_sent() -> None:
+    assert assigned(submission(payload=b""), to_worker(), LATER).payload == b"q"
+
+
+def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
+    """A router that vanishes says nothing about the work, and the time budget begins with the first attempt."""
+    item = submission(snoozes=1, interruptions=2)
+    for _ in range(CRASH_LIMIT):
+        held = started(item, owner="router#1", fence=1, lease_ms=500, now=NOW)
+        item = lease_ran_out(held, LATER, crash_limit=1_000_000_000)
+    after = assigned(item, to_worker(), LATER)
+    assert (after.crashes, after.interruptions, after.snoozes, after.budget) == (0, 0, 0, Budget())
+    assert [one.what for one in after.history] == ["crashed"] * CRASH_LIMIT, "what happened is still told"
+    crashed = lease_ran_out(started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER)
+    assert crashed.state is S.PENDING
+
+
+def test_an_assignment_that_is_not_there_is_accepted_as_new_work() -> None:
+    item = to_worker()
+    assert accepted_for_worker(None, item, NOW) == accepted(item, NOW)
+
+
+@pytest.mark.parametrize("state", [S.PENDING, S.RUNNING])
+def test_the_open_submission_of_an_assignment_is_accepted_by_moving_it(state: WorkState) -> None:
+    known = submission(state=state)
+    assert accepted_for_worker(known, to_worker(), LATER) == assigned(known, to_worker(), LATER)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        submission(kind="other"),
+        submission(correlation_id="other"),
+        submission(resource_class="io@w1"),
+        submission(resource_class="io@w2", state=S.RUNNING),
+        *(submission(state=state) for state in (S.SUCCEEDED, S.FAILED, S.QUARANTINED, S.CANCELLED, S.DISCARDED)),
+    ],
+)
+def test_an_id_that_is_taken_is_not_accepted_again(known: WorkItem) -> None:
+    assert accepted_for_worker(known, to_worker(), LATER) is None
+
+
+def test_what_no_worker_took_ends_without_an_attempt() -> None:
+    ended = settle(running(attempts=1, budget=Budget(1)), WorkRejected("{}", "timeout"), LATER)
+    assert (ended.state, ended.attempts, ended.result, ended.reason) == (S.FAILED, 1, "{}", "timeout")
+    assert (ended.owner, ended.budget) == ("", Budget())
+    assert [(one.what, one.why) for one in ended.history] == [("rejected", "timeout")]
+
+
+@pytest.mark.parametrize("resource_class", ["io@w1", ROUTER, "io"])
+def test_requeued_work_is_found_where_it_was(resource_class: str) -> None:
+    item = structs.replace(aside(), resource_class=resource_class)
+    assert requeue(item, LATER, who="ann").resource_class == resource_class

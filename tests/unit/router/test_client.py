@@ -13,7 +13,7 @@ from msgspec import structs
 
 from reefknot.core.audit.event import OperatorAction
 from reefknot.core.messages import ExecResult, ResultStatus
-from reefknot.core.work import HandBack, submission_id
+from reefknot.core.work import HandBack
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ResultPendingError
 from reefknot.ports.quarantine import QuarantineFilter
 from reefknot.ports.store import Store
@@ -95,7 +95,7 @@ async def story_of(shop: Shop, where: str) -> str:
         await asyncio.sleep(1)
         shop.vanish(first)
     if where == "handed back":
-        item = await shop.store.work.get(submission_id("a"))
+        item = await shop.store.work.get("a")
         assert item is not None
         await shop.store.work.settle([Settlement(item.id, item.owner, item.fence, HandBack())])
     await handle.cancel()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from reefknot.core.messages import AssignmentOptions, ExecAssignment, Job
 from reefknot.ports.work_queue import Held
-from reefknot.router.pending import Pending, PendingTable, TakenOn
+from reefknot.router.pending import ClaimedSubmission, Pending, PendingTable
 
 
-def taken(name: str, priority: int = 0, deadline_at: int | None = None) -> TakenOn:
+def taken(name: str, priority: int = 0, deadline_at: int | None = None) -> ClaimedSubmission:
     assignment = ExecAssignment(name, "r", Job("t"), options=AssignmentOptions(priority=priority))
-    return TakenOn(assignment, Held(name, "o", 1), deadline_at)
+    return ClaimedSubmission(assignment, Held(name, "o", 1), deadline_at)
 
 
 def line(table: PendingTable, name: str = "cpu") -> list[str]:
@@ -51,7 +51,7 @@ def test_who_has_ended_does_not_come_back() -> None:
     assert not table.remove(one)
     table.back(one)
     assert (table.waiting, len(table), line(table)) == (0, 0, [])
-    assert not table.unspoken
+    assert not table.unacked
 
 
 def test_deadlines_are_looked_at_when_they_are_over_and_only_of_those_who_wait_here() -> None:
@@ -66,7 +66,7 @@ def test_deadlines_are_looked_at_when_they_are_over_and_only_of_those_who_wait_h
     assert table.overdue(100) == [], "once"
     table.back(sent)
     assert table.overdue(150) == [sent]
-    table.look_at(sent, 200)
+    table.check_deadline_at(sent, 200)
     assert table.overdue(300) == [sent, late]
     assert table.waits(away)
 
@@ -75,9 +75,9 @@ def test_what_was_called_off_at_a_worker_is_noted_when_it_comes_back() -> None:
     table = PendingTable()
     one = put(table, "one")
     table.sent(one, "w", 0.0)
-    one.called_off = "enough"
+    one.cancel_reason = "enough"
     table.back(one)
-    assert table.off == [one]
+    assert table.cancelled == [one]
 
 
 def test_those_who_ended_are_not_kept_for_their_deadlines_or_their_places() -> None:

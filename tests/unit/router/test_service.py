@@ -52,7 +52,7 @@ def test_a_caller_gets_its_result() -> None:
         await shop.worker("w1", Step(REFUSED, OK))
         (result,) = await answers(await router.submit(work("a")))
         assert (result.status, result.retries_used, result.worker_id) == (ResultStatus.SUCCESS, 1, "w1")
-        assert await router.desk.look("a") == result
+        assert await router.submissions.answer("a") == result
         assert (router.snapshot().pending, router.snapshot().waiting) == (0, 0)
 
     with_shop(story)
@@ -179,14 +179,14 @@ def test_a_result_that_was_lost_on_its_way_is_asked_for() -> None:
     async def story(shop: Shop) -> None:
         router = await shop.router()
         worker = await shop.worker("w1", Step())
-        real = worker.outbox.result
+        real = shop.transport.publish
 
         async def lost(*given: Any) -> None: ...
 
-        worker.outbox.result = lost  # type: ignore[method-assign,assignment]
+        shop.transport.publish = lost  # type: ignore[method-assign,assignment]
         future = await router.submit(work("a"))
         await asyncio.sleep(2)
-        worker.outbox.result = real  # type: ignore[method-assign]
+        shop.transport.publish = real  # type: ignore[method-assign]
         assert not future.done()
         (result,) = await answers(future)
         assert result.status is ResultStatus.SUCCESS
@@ -329,7 +329,7 @@ def test_another_process_can_call_it_off() -> None:
         router = await shop.router()
         future = await router.submit(work("a"))
         await asyncio.sleep(0.5)
-        await Handle(router.desk, shop.store, work("a"), 1.0).cancel("from outside")
+        await Handle(router.submissions, shop.store, work("a"), 1.0).cancel("from outside")
         (result,) = await answers(future, within=5)
         assert result.error_message == "from outside"
 
@@ -413,17 +413,16 @@ def test_two_routers_share_a_desk_and_every_caller_hears() -> None:
 def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:
     table = HealthTable()
     said = {f"c{n}": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 1) for n in range(100)}
-    table.heard_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="1"), 0.0)
-    assert len(table.everybody()) == 64
-    assert table.heard_heartbeat(Heartbeat("w", 0, said, incarnation="2"), 1.0)
-    assert not table.heard_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="2"), 2.0)
+    table.record_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="1"), 0.0)
+    assert len(table.all()) == 64
+    assert table.record_heartbeat(Heartbeat("w", 0, said, incarnation="2"), 1.0)
+    assert not table.record_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="2"), 2.0)
     assert table.of_class("c1", {}) == []
     assert (table.gone(5.0), table.gone(5.1), table.live(5.0)) == (set(), {"w"}, 1)
     table.forget(100.0)
-    assert table.everybody()
+    assert table.all()
     table.forget(303.0)
-    assert (table.everybody(), table.draining) == ({}, set())
-    assert table.best("c1", 0.0) is OverloadStatus.CRITICAL
+    assert (table.all(), table.draining) == ({}, set())
 
 
 # ---- peers of the old kind ------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_queue_that_looks_at_its_line_alone_would_be_caught(monkeypatch: pytes
     """The control: the first in the line is younger than the one that waits for its retry."""
 
     def first_in_line(self: BoundedQueue, now: float) -> Oldest | None:
-        first = next((one for line in reversed(self._ordered) for one in line.values()), None)
+        first = next(iter(self._ready.values()), None)
         return None if first is None else Oldest(first.id, first.priority, int((now - first.since) * 1000))
 
     monkeypatch.setattr(BoundedQueue, "oldest", first_in_line)

@@ -7,14 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from reefknot.core.audit.event import Admission
 from reefknot.core.messages import ACK, RESULT, AckStatus, ResultStatus, encode
 from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, Rules
-from reefknot.core.work import WorkItem
 from reefknot.errors import StoreUnavailableError
-from reefknot.worker.records import is_same_work
 from tests.workshop import Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}
@@ -144,16 +141,16 @@ def test_bad_input_gets_an_answer_that_names_the_field_and_the_worker_goes_on(
 def test_a_store_that_fails_means_no_ack_and_no_place() -> None:
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step())
-        real = shop.store.work.enqueue
+        real = shop.store.work.assign
 
         async def broken(*given: Any, **named: Any) -> Any:
             raise OSError("disk")
 
-        shop.store.work.enqueue = broken  # type: ignore[method-assign]
+        shop.store.work.assign = broken  # type: ignore[method-assign]
         await shop.send(work("a"))
         assert shop.acks == []
-        assert (worker.pools["cpu"].entering, worker.pools["cpu"].depth()) == (0, 0)
-        shop.store.work.enqueue = real  # type: ignore[method-assign]
+        assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
+        shop.store.work.assign = real  # type: ignore[method-assign]
         await shop.send(work("a"))
         assert shop.ack("a").status is AckStatus.ACCEPTED
 
@@ -183,12 +180,6 @@ def test_the_same_id_with_another_job_is_invalid_and_the_same_job_is_accepted_ag
         assert len(step.times("a")) == 1
 
     with_shop(story)
-
-
-def test_what_is_kept_under_an_id_and_is_no_assignment_is_other_work() -> None:
-    item = WorkItem("a", "test.step", payload=encode(work("a")))
-    assert not is_same_work(item, work("a")), "what was handed in to a router is not what a worker took on"
-    assert is_same_work(structs.replace(item, payload=b"dam"), work("a")), "whoever runs it says that it is damaged"
 
 
 def test_what_is_here_is_accepted_again_while_the_store_is_away() -> None:

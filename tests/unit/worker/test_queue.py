@@ -1,7 +1,8 @@
-"""Order, places, due times and expiry of the bounded queue."""
+"""The places of a resource class: one for each id, what is due, what has expired, and which is the oldest."""
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
@@ -17,33 +18,22 @@ def filled(*items: Queued, size: int | None = 10) -> BoundedQueue:
     return queue
 
 
-def taken(queue: BoundedQueue, now: float = 0.0, *, newest_first: bool = False) -> list[str]:
-    ids = []
-    while (item := queue.take(now, newest_first=newest_first)) is not None:
-        ids.append(item.id)
-    return ids
+def due(queue: BoundedQueue, now: float = 0.0, most: int = 99) -> list[str]:
+    return [item.id for item in queue.due(now, most)]
 
 
 MIXED = (Queued("a"), Queued("b", 5), Queued("c"), Queued("d", 5), Queued("e", -1))
 
 
-def test_priority_first_and_then_the_oldest() -> None:
-    assert taken(filled(*MIXED)) == ["b", "d", "a", "c", "e"]
-
-
-def test_on_request_the_newest_of_a_priority_comes_first() -> None:
-    assert taken(filled(*MIXED), newest_first=True) == ["d", "b", "c", "a", "e"]
-
-
-def test_what_is_not_due_keeps_its_place_and_comes_when_it_is_time() -> None:
+def test_what_is_not_due_keeps_its_place_and_is_ready_when_it_is_time() -> None:
     queue = filled(Queued("later", 9, due=5.0), Queued("now"))
 
-    assert (queue.depth, queue.ready) == (2, 1)
-    assert taken(queue, 4.999) == ["now"]
-    assert queue.depth == 1
+    assert (queue.depth, queue.ready, queue.later) == (2, 1, 1)
+    assert due(queue, 4.999) == ["now"]
+    queue.remove("now")
     assert queue.next_due(2.0) == 3.0
-    assert taken(queue, 5.0) == ["later"]
-    assert queue.depth == 0
+    assert due(queue, 5.0) == ["later"]
+    assert (queue.depth, queue.ready, queue.later) == (1, 1, 0)
 
 
 def test_the_next_due_time_forgets_what_left() -> None:
@@ -58,30 +48,49 @@ def test_the_next_due_time_forgets_what_left() -> None:
     assert filled(Queued("x", due=1.0)).next_due(9.0) == 0.0
 
 
+def test_a_place_that_was_given_up_and_taken_again_is_due_at_its_new_time() -> None:
+    queue = filled(Queued("a", due=1.0))
+    queue.remove("a")
+    queue.put(Queued("a", due=5.0), 0.0)
+
+    assert queue.next_due(2.0) == 3.0
+    assert due(queue, 2.0) == []
+    assert due(queue, 5.0) == ["a"]
+
+
 def test_the_same_id_has_one_place_however_often_it_is_put() -> None:
     queue = filled(Queued("a"), Queued("a"), Queued("a", due=3.0))
 
-    assert queue.depth == 1
-    assert taken(queue, 9.0) == ["a"]
+    assert (queue.depth, due(queue, 9.0)) == (1, ["a"])
+    queue.remove("a")
     assert queue.depth == 0
 
 
-def test_a_waiting_one_that_becomes_due_earlier_moves() -> None:
-    queue = filled(Queued("a", due=3.0), Queued("a"))
+def test_a_waiting_one_keeps_its_due_time_unless_it_is_due_now() -> None:
+    queue = filled(Queued("a", due=3.0), Queued("a", due=1.0))
+    assert (queue.depth, queue.next_due(0.0)) == (1, 3.0)
 
-    assert (queue.depth, queue.ready) == (1, 1)
-    assert taken(queue) == ["a"]
+    queue.put(Queued("a"), 0.0)
+    assert (queue.depth, queue.ready, due(queue)) == (1, 1, ["a"])
 
 
 def test_removing_gives_up_a_place_wherever_it_is() -> None:
     queue = filled(*MIXED, Queued("later", due=9.0))
 
+    assert queue.get("later") == Queued("later", due=9.0)
     assert queue.remove("c") == Queued("c")
     assert queue.remove("later") == Queued("later", due=9.0)
-    assert queue.remove("none") is None
+    assert (queue.remove("none"), queue.get("later")) == (None, None)
     assert "c" not in queue
     assert "a" in queue
     assert queue.depth == 4
+
+
+def test_clearing_gives_up_every_place() -> None:
+    queue = filled(*MIXED, Queued("later", due=9.0, expires=99.0))
+    queue.clear()
+
+    assert (queue.depth, queue.oldest(1.0), queue.next_due(99.0), queue.expired(999.0)) == (0, None, None, [])
 
 
 def test_the_oldest_is_the_one_of_the_lowest_priority_that_has_been_here_longest() -> None:
@@ -89,6 +98,18 @@ def test_the_oldest_is_the_one_of_the_lowest_priority_that_has_been_here_longest
 
     assert queue.oldest(10.0) == Oldest("c", 0, 9000)
     assert filled().oldest(1.0) is None
+
+
+def test_of_places_that_are_equally_old_the_first_that_came_is_the_oldest() -> None:
+    queue = filled(*(Queued(name, since=1.0) for name in ("old", "mid", "new")))
+    for number in range(1000):  # through every sweep of entries that belong to nobody
+        queue.put(Queued(f"x{number}", since=2.0), 2.0)
+        queue.remove(f"x{number}")
+
+    for name in ("old", "mid", "new"):
+        found = queue.oldest(2.0)
+        assert found is not None
+        assert (found.id, queue.remove(name)) == (name, Queued(name, since=1.0))
 
 
 def test_the_oldest_may_be_waiting_for_its_time() -> None:
@@ -100,12 +121,12 @@ def test_the_oldest_may_be_waiting_for_its_time() -> None:
     assert filled(Queued("a"), Queued("x", -1, since=2.0, due=9.0)).oldest(3.0) == Oldest("x", -1, 1000)
 
 
-def test_what_comes_back_is_as_old_as_it_was_although_it_stands_last() -> None:
+def test_what_comes_back_is_as_old_as_it_was() -> None:
     queue = filled(Queued("a", since=3.0), Queued("retry", since=1.0, due=5.0))
     queue.put(Queued("b", since=6.0), 6.0)
-    woken = [queue.take(6.0, newest_first=True), queue.oldest(6.0)]
 
-    assert woken == [Queued("retry", since=1.0, due=5.0), Oldest("a", 0, 3000)]
+    assert sorted(due(queue, 6.0)) == ["a", "b", "retry"]
+    assert queue.oldest(6.0) == Oldest("retry", 0, 5000)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -114,21 +135,18 @@ def test_the_oldest_is_found_whatever_came_and_went(seed: int) -> None:
     rng, queue, here, now = Random(seed), BoundedQueue(1000), dict[str, Queued](), 0.0
     for number in range(600):
         now += 1.0
-        step = rng.random()
-        if step < 0.5 or not here:
+        if rng.random() < 0.5 or not here:
             since = now if rng.random() < 0.6 else rng.random() * now
-            due = now + rng.random() * 20 if rng.random() < 0.3 else 0.0
-            item = Queued(str(number), rng.choice([0, 0, 5, -5, number]), since, due)
+            later = now + rng.random() * 20 if rng.random() < 0.3 else 0.0
+            item = Queued(str(number), rng.choice([0, 0, 5, -5, number]), since, later)
             queue.put(item, now)
             here[item.id] = item
-        elif step < 0.75:
+        else:
             gone = queue.remove(rng.choice(list(here)))
             assert gone is not None
             del here[gone.id]
-        else:
-            taken = queue.take(now, newest_first=rng.random() < 0.5)
-            if taken is not None:
-                del here[taken.id]
+        if rng.random() < 0.3:  # as the pool looks for something to claim
+            queue.next_due(now)
         lowest = min((one.priority for one in here.values()), default=0)
         ages = [one.since for one in here.values() if one.priority == lowest]
         found = queue.oldest(now)
@@ -136,24 +154,30 @@ def test_the_oldest_is_found_whatever_came_and_went(seed: int) -> None:
         assert queue.oldest_age(now) == max((now - one.since for one in here.values()), default=0.0)
 
 
-def test_marks_of_age_do_not_pile_up_however_often_work_comes_back() -> None:
-    queue = filled(Queued("new", since=1e6))
+def test_entries_of_places_that_are_gone_do_not_pile_up_however_often_work_comes_back() -> None:
+    queue = filled(Queued("new", since=1e6, expires=1e9))
     for number in range(10_000):
-        queue.put(Queued("retry", since=1.0, due=number + 1.0), float(number))
-        assert queue.take(number + 1.0) is not None
-        queue.put(Queued("new", since=1e6), number + 1.0)
+        queue.put(Queued("retry", since=1.0, due=number + 1.0, expires=1e9), float(number))
+        assert "retry" in due(queue, number + 1.0)
+        queue.put(Queued("new", since=1e6, expires=1e9), number + 1.0)
+        queue.remove("retry")
+    for number in range(10_000):  # given up before it was due
+        queue.put(Queued("retry", due=1e6 + number), 1.0)
         queue.remove("retry")
 
-    assert sum(len(marks) for marks in queue._old.values()) < 200
+    assert sum(len(ages) for ages in queue._oldest.values()) < 200
+    assert (len(queue._expiring) < 200, len(queue._due) < 200) == (True, True)
+    assert (queue.depth, queue.oldest(1e6)) == (1, Oldest("new", 0, 0))
 
 
-def test_lines_of_priorities_that_nobody_has_any_more_are_not_kept() -> None:
+def test_priorities_that_nobody_has_any_more_are_not_kept() -> None:
     queue = filled()
     for priority in range(5_000):
         queue.put(Queued(str(priority), priority, since=1.0, due=99.0), 1.0)
         queue.remove(str(priority))
 
-    assert (len(queue._lines) <= 20, queue.oldest(2.0)) == (True, None)
+    assert (queue.oldest(2.0), queue.oldest_age(2.0)) == (None, 0.0)
+    assert len(queue._oldest) <= 20
 
 
 def test_the_age_of_the_oldest_counts_everybody() -> None:
@@ -171,58 +195,50 @@ def test_expired_work_is_taken_out_and_told_once() -> None:
     assert [item.id for item in queue.expired(3.9)] == []
     assert [item.id for item in queue.expired(5.0)] == ["c", "a"]
     assert queue.expired(5.0) == []
-    assert sorted(taken(queue, 5.0)) == ["b", "d"]
+    assert sorted(due(queue, 5.0)) == ["b", "d"]
 
 
-def test_marks_of_expiry_do_not_pile_up_however_often_work_comes_back() -> None:
-    queue = filled()
-    for number in range(10_000):
-        queue.put(Queued("a", due=number + 1.0, expires=1e6), float(number))
-        queue.take(number + 1.0)
-        queue.put(Queued("b", expires=1e6), float(number))
+def test_an_id_that_came_back_with_more_time_does_not_expire_at_its_old_one() -> None:
+    queue = filled(Queued("a", expires=5.0))
+    queue.put(Queued("a", expires=50.0), 1.0)
 
-    assert len(queue._expiring) < 200
-
-
-def test_lines_of_priorities_that_nobody_uses_do_not_pile_up() -> None:
-    queue = filled()
-    for priority in range(1000):
-        queue.put(Queued("a", priority), 0.0)
-        queue.remove("a")
-
-    assert len(queue._lines) < 20
+    assert queue.expired(10.0) == []
+    assert [item.id for item in queue.expired(50.0)] == ["a"]
 
 
 def test_looking_at_what_is_due_takes_nothing() -> None:
     queue = filled(*MIXED, Queued("later", 50, due=2.0))
 
-    assert [item.id for item in queue.due(1.0, 2)] == ["b", "d"]
-    assert [item.id for item in queue.due(2.0, 99)] == ["later", "b", "d", "a", "c", "e"]
+    assert len(due(queue, 1.0, 2)) == 2
+    assert sorted(due(queue, 2.0)) == ["a", "b", "c", "d", "e", "later"]
     assert queue.depth == 6
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(10))
 def test_it_agrees_with_a_plain_list_whatever_is_done_to_it(seed: int) -> None:
-    rng, queue, plain, now = Random(seed), BoundedQueue(None), {}, 0.0
-    order: dict[str, int] = {}
-    for step in range(2000):
+    rng, queue, plain, now = Random(seed), BoundedQueue(None), dict[str, Queued](), 0.0
+    for _ in range(2000):
         now += rng.random() * 0.1
         name = f"i{rng.randrange(40)}"
-        match rng.choice(["put", "put", "take", "remove"]):
-            case "put" if name not in plain:
-                item = Queued(name, rng.randrange(3), now, now + rng.choice([0.0, 0.0, 1.0]))
+        match rng.choice(["put", "put", "remove", "due", "expired", "next"]):
+            case "put":
+                expires = now + rng.choice([inf, 0.5, 2.0])
+                item = Queued(name, rng.randrange(3), now, now + rng.choice([0.0, 0.0, 1.0]), expires)
                 queue.put(item, now)
-                plain[name] = item
-                order[name] = step
-            case "take":
-                got = queue.take(now)
-                due = [item for item in plain.values() if item.due <= now]
-                assert (got is None) == (not due)
-                if got is not None:
-                    assert got.priority == max(item.priority for item in due)
-                    del plain[got.id]
+                if name not in plain or item.due <= now:
+                    plain[name] = item
             case "remove":
-                assert (queue.remove(name) is None) == (plain.pop(name, None) is None)
+                assert queue.remove(name) == plain.pop(name, None)
+            case "due":
+                ready = {one.id for one in plain.values() if one.due <= now}
+                assert set(due(queue, now)) == ready
+                assert (queue.ready, queue.later) == (len(ready), len(plain) - len(ready))
+            case "expired":
+                late = {one.id for one in plain.values() if one.expires <= now}
+                assert {one.id for one in queue.expired(now)} == late
+                for gone in late:
+                    del plain[gone]
             case _:
-                pass
+                soonest = min((one.due for one in plain.values()), default=None)
+                assert queue.next_due(now) == (None if soonest is None else max(0.0, soonest - now))
         assert queue.depth == len(plain)

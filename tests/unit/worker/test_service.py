@@ -13,8 +13,7 @@ from reefknot.core.messages import CANCEL, FLEET, Cancel, Fleet, ResultStatus, e
 from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, Rules
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import ParameterError
-from reefknot.worker import closing as endings
-from reefknot.worker.records import Envelope
+from reefknot.worker import closing
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}
@@ -154,7 +153,7 @@ def test_a_report_that_is_on_its_way_is_finished_before_stopping() -> None:
     async def story(shop: Shop) -> None:
         step = Step(seconds=1)
         worker = await shop.worker("w1", step)
-        slow = worker.runner._work.settle
+        slow = shop.store.work.settle
 
         async def settle(settlements):  # type: ignore[no-untyped-def]
             await asyncio.sleep(0.5)
@@ -283,8 +282,8 @@ def test_work_that_a_gone_worker_left_waiting_is_taken_over_by_whoever_is_sent_i
 
 
 async def sent_the_id_of_a_submission(shop: Shop) -> WorkItem:
-    """A row of the router's, which even looks like kept work of a worker."""
-    looks_alike = encode(Envelope(work("x")))
+    """A submission of another request, which even looks like accepted work of a worker."""
+    looks_alike = encode(work("x"))
     await shop.store.work.enqueue([WorkItem("x", "test.step", resource_class="router", payload=looks_alike)])
     await shop.worker("w1")
     await shop.send(work("x"))
@@ -303,7 +302,7 @@ def test_a_submission_at_the_router_is_never_taken_for_left_work() -> None:
 
 
 def test_a_worker_that_takes_over_whatever_it_finds_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endings, "_is_a_workers", lambda item: True)
+    monkeypatch.setattr(closing, "is_workers", lambda item: True)
 
     async def story(shop: Shop) -> None:
         item = await sent_the_id_of_a_submission(shop)

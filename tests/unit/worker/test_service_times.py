@@ -12,9 +12,10 @@ ONE = {"cpu": 1}
 class SlowStore:
     """Every report takes its time, as a commit does."""
 
-    def __init__(self, work_queue: Any, seconds: float) -> None:
+    def __init__(self, work_queue: Any, seconds: float, *, claims: float) -> None:
         self._work = work_queue
         self._seconds = seconds
+        self._claims = claims
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
@@ -24,7 +25,7 @@ class SlowStore:
         return await self._work.settle(settlements)
 
     async def claim(self, n: int, **named: Any) -> Any:
-        await asyncio.sleep(self._seconds)
+        await asyncio.sleep(self._claims)
         return await self._work.claim(n, **named)
 
 
@@ -37,8 +38,8 @@ def test_the_time_that_a_claim_takes_is_part_of_a_steps_time() -> None:
 
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step(seconds=0.1), concurrency=ONE)
-        slow: Any = SlowStore(shop.store.work, 0.05)
-        worker.runner._work = worker.pools["cpu"]._work = slow
+        slow: Any = SlowStore(shop.store.work, 0.05, claims=0.05)
+        shop.use_queue(worker, slow)
         await shop.send(*(work(f"a{n}") for n in range(30)))
         await asyncio.sleep(20)
         assert len(shop.results) == 30
@@ -52,13 +53,13 @@ def test_reports_that_the_store_is_slow_to_take_are_part_of_a_steps_time() -> No
 
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step(seconds=0.1), concurrency=ONE)
-        slow: Any = SlowStore(shop.store.work, 1.0)
-        worker.runner._work = slow
+        slow: Any = SlowStore(shop.store.work, 1.0, claims=0.0)
+        shop.use_queue(worker, slow)
         await shop.send(*(work(f"a{n}") for n in range(60)))
         most = 0
         for _ in range(7000):
             await asyncio.sleep(0.01)
-            most = max(most, len(worker.pools["cpu"].held))
+            most = max(most, len(worker.pools["cpu"].claimed))
         assert len(shop.results) == 60
         assert most == 2, "one in the slot, one on its way"
         assert mean_ms(worker) >= 900

@@ -13,7 +13,7 @@ from reefknot.core.audit.event import Quarantined
 from reefknot.core.messages import ResultStatus
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.memory import MemoryStore
-from reefknot.router.submissions import Desk
+from reefknot.router.submissions import Submissions
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
 from tests.workshop import Shop, Step, with_shop, work
@@ -66,7 +66,7 @@ def test_what_crashed_too_often_is_answered_even_if_it_cannot_be_read() -> None:
             kept, state=WorkState.QUARANTINED, reason="its owner vanished 3 times"
         )
         worker = await shop.worker("w1")
-        assert await worker.endings.say("a")
+        assert await worker.closing.publish_result("a")
         await asyncio.sleep(0)
         assert "vanished 3 times" in (shop.result("a").error_message or "")
 
@@ -107,11 +107,11 @@ def test_a_mistake_of_the_workers_own_is_an_event_and_its_text_is_kept_out_of_th
 def test_a_submission_that_cannot_be_read_is_answered_and_on_record() -> None:
     async def story(shop: Shop) -> None:
         router = await shop.router()
-        desk = Desk(shop.store.work, shop.clock, size=10)
-        submission = desk.submission(work("a"), b"{broken")
+        submissions = Submissions(shop.store.work, shop.clock, size=10)
+        submission = submissions.item(work("a"), b"{broken")
         await shop.store.work.enqueue([submission])
         await asyncio.sleep(1)
-        result = await desk.look("a")
+        result = await submissions.answer("a")
         assert result is not None
         assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "INTERNAL_ERROR", "r-a")
         assert [one[:2] for one in await told(shop)] == [("a", "r-a")]

@@ -36,13 +36,13 @@ def broken(shop: Shop, name: str, *errors: Exception) -> Any:
 def test_work_that_cannot_be_kept_is_refused_with_a_time_to_come_back(error: Exception) -> None:
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1")
-        broken(shop, "enqueue", error)
+        broken(shop, "assign", error)
         await shop.send(work("a"))
         ack = shop.ack("a")
         assert (ack.status, ack.message) == (AckStatus.REJECTED, "Failed to queue assignment")
         assert (ack.reason, ack.retry_after_ms, ack.worker_id) == ("overloaded", 1000, "w1")
         assert (ack.overload_status, ack.queue_depth) == ("healthy", 0)
-        assert worker.pools["cpu"].entering == 0
+        assert worker.pools["cpu"].reserved == 0
         refused: list[Any] = [one for one in await shop.events(Admission) if one.work_id == "a"]
         assert [one.status for one in refused] == ["rejected"]
         await shop.send(work("a"))
@@ -65,7 +65,7 @@ def test_each_policy_has_its_own_words_for_it(policy: RejectionPolicy, queued: i
         await shop.worker("w1", Step(seconds=60), concurrency=ONE, rules=Rules(size=10, policy=policy))
         await shop.send(work("running"))
         await shop.send(*(work(f"j{n}") for n in range(queued)))
-        broken(shop, "enqueue", AWAY)
+        broken(shop, "assign", AWAY)
         await shop.send(work("new"))
         assert (shop.ack("new").status, shop.ack("new").message) == (AckStatus.REJECTED, said)
         dropped = [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"]
@@ -94,15 +94,15 @@ def test_when_the_store_is_away_a_whole_group_is_answered_and_goes_to_another_wo
         router = await shop.router()
         worker = await shop.worker("w1", Step())
         await asyncio.sleep(1.5)
-        real = worker.intake._work
 
         class Away:
-            async def enqueue(self, *given: Any, **named: Any) -> Any:
+            async def assign(self, *given: Any, **named: Any) -> Any:
                 raise AWAY
 
-            get = real.get
+            def __getattr__(self, name: str) -> Any:
+                return getattr(shop.store.work, name)
 
-        worker.intake._work = Away()  # type: ignore[assignment]
+        shop.use_queue(worker, Away())
         futures = [await router.submit(work(f"j{n}")) for n in range(5)]
         await shop.worker("w2", Step())
         began = shop.clock.now()
@@ -124,7 +124,7 @@ def test_a_worker_that_says_nothing_would_be_caught(monkeypatch: pytest.MonkeyPa
 
     async def story(shop: Shop) -> None:
         await shop.worker("w1")
-        broken(shop, "enqueue", AWAY)
+        broken(shop, "assign", AWAY)
         await shop.send(work("a"))
         assert shop.acks == []
 
@@ -134,7 +134,7 @@ def test_a_worker_that_says_nothing_would_be_caught(monkeypatch: pytest.MonkeyPa
 def test_the_baseline_refuses_nothing_and_is_asked_again() -> None:
     async def story(shop: Shop) -> None:
         await shop.worker("w1", queue_v2=False)
-        broken(shop, "enqueue", AWAY)
+        broken(shop, "assign", AWAY)
         await shop.send(work("a"))
         assert shop.acks == []
         await shop.send(work("a"))
@@ -149,14 +149,15 @@ def test_work_that_the_store_kept_although_it_failed_is_run_once() -> None:
     async def story(shop: Shop) -> None:
         step = Step()
         worker: Worker = await shop.worker("w1", step)
-        real = shop.store.work.enqueue
+        await asyncio.sleep(1)
+        real = shop.store.work.assign
 
         async def keeps_and_fails(*given: Any, **named: Any) -> Any:
-            shop.store.work.enqueue = real  # type: ignore[method-assign]
+            shop.store.work.assign = real  # type: ignore[method-assign]
             await real(*given, **named)
             raise AWAY
 
-        shop.store.work.enqueue = keeps_and_fails  # type: ignore[method-assign]
+        shop.store.work.assign = keeps_and_fails  # type: ignore[method-assign]
         await shop.send(work("a"))
         assert shop.ack("a").status is AckStatus.REJECTED
         await shop.send(work("a"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 
 from reefknot.core import idempotency as core
@@ -38,7 +38,8 @@ class MemoryContext:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], frozenset[str]] = {}
+        """Those who wait for a change, in their order, and the topics they wait for; none: any change."""
         self._closed = False
         self.next_fence = count(1).__next__
 
@@ -48,25 +49,26 @@ class MemoryContext:
             raise StoreUnavailableError("memory:", "it is closed", "open a new one")
         return self._timeline.at(self._clock.now())
 
-    def changed(self) -> None:
-        """Wake all waiters, after a change."""
-        waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+    def changed(self, topics: Iterable[str] = ()) -> None:
+        """Wake those who wait for one of these topics, or for any change."""
+        for future, wanted in list(self._waiting.items()):
+            if not wanted or not wanted.isdisjoint(topics):
+                del self._waiting[future]
+                if not future.done():
+                    future.set_result(None)
 
-    async def change(self, timeout: float) -> bool:
-        """Wait for a change, at most `timeout` seconds. False when there was none."""
+    async def change(self, timeout: float, topics: Iterable[str] = ()) -> bool:
+        """Wait for a change of these topics (or of any), at most `timeout` seconds. False when there was none."""
         self.now()
         future = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
+        self._waiting[future] = frozenset(topics)
         try:
             async with asyncio.timeout(max(0.0, timeout)):
                 await future
         except TimeoutError:
             return False
         finally:
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
         return True
 
     def deadline(self, timeout: float) -> float:
@@ -80,7 +82,7 @@ class MemoryContext:
 
     def close(self) -> None:
         self._closed = True
-        self.changed()
+        self.changed({topic for topics in self._waiting.values() for topic in topics})
 
 
 class MemoryAuditLog:
@@ -103,6 +105,12 @@ class MemoryAuditLog:
         self.add(entries)
         self._shared.changed()
         return self._head
+
+    def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
+        self.add(entries)
+        future: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+        future.set_result(self._head)
+        return future
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         self._shared.now()

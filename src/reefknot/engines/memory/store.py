@@ -50,7 +50,7 @@ class MemoryControl:
         self._last += 1
         self._posted.append((now.wall + milliseconds(keep), Command(self._last, name, target, body, sender, now.wall)))
         self._audit.add(events)
-        self._shared.changed()
+        self._shared.changed(("control",))
         return self._last
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
@@ -66,8 +66,11 @@ class MemoryControl:
         self._shared.now()
         return self._last
 
-    async def wait(self, timeout: float) -> bool:
-        return await self._shared.change(timeout)
+    async def wait(self, timeout: float, *, after: int) -> int:
+        self._shared.now()
+        if self._last <= after:
+            await self._shared.change(timeout, ("control",))
+        return self._last
 
 
 REMEMBERED_IDS = 10_000
@@ -174,9 +177,7 @@ class MemoryQuarantine:
         now = self._work.shared.now()
         items = self._meant(which)
         if not dry_run:
-            came_from = (self._work.items.get(core.submission_id(item.id)) for item in items)
-            failed = [one for one in came_from if one is not None and one.state is WorkState.FAILED]
-            for item in [*items, *failed]:
+            for item in items:
                 self._work.put(core.requeue(item, now, who=who), now)
             self._tell(items, events)
         return [item.id for item in items]
@@ -227,7 +228,7 @@ class MemoryQuarantine:
     def _tell(self, items: list[WorkItem], events: Sequence[AuditEntry]) -> None:
         if items:
             self._audit.add(events)
-            self._work.shared.changed()
+            self._work.wake()
 
 
 def _matches(which: QuarantineFilter, item: WorkItem) -> bool:

@@ -1,14 +1,10 @@
-"""
-The leases of a memory store.
-
-Work in a dictionary, and in one heap for each class that says what is next.
-"""
+"""The work of a memory store: items in a dictionary, and a heap for each class that says what is next."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from math import inf
 
@@ -20,6 +16,8 @@ from reefknot.core.work import ENDED, WorkItem, WorkState
 from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+
+CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC = "work in ", "work ended", "leases ended"
 
 
 class MemoryLeases:
@@ -38,7 +36,7 @@ class MemoryLeases:
         for item in held:
             self._work.put(structs.replace(item, lease_until=0), now)
         if held:
-            self._work.shared.changed()
+            self._work.wake(LEASES_TOPIC)
         return len(held)
 
     def _running(self) -> list[WorkItem]:
@@ -63,6 +61,7 @@ class MemoryWorkQueue:
         self._order: dict[str, int] = {}
         self._ready: dict[str, list[_Place]] = {}
         self._later: list[tuple[int, int, str]] = []
+        self._touched: set[str] = set()
 
     async def enqueue(
         self,
@@ -90,8 +89,34 @@ class MemoryWorkQueue:
                 answers.append(Enqueued.ACCEPTED)
         if Enqueued.ACCEPTED in answers:
             self._audit.add(events_to_keep(items, answers, events))
-            self.shared.changed()
+            self.wake()
         return answers
+
+    async def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        now = self.shared.now()
+        lease_ms = milliseconds(lease)
+        kept: list[WorkItem | None] = []
+        for item in items:
+            new = core.accepted_for_worker(self.items.get(item.id), item, now)
+            if new is not None:
+                self._order.setdefault(new.id, next(self._arrivals))
+                if item.id in start:
+                    new = core.started(new, owner=owner, fence=new.fence + 1, lease_ms=lease_ms, now=now)
+                self.put(new, now)
+            kept.append(new)
+        answers = [Enqueued.DUPLICATE if new is None else Enqueued.ACCEPTED for new in kept]
+        if Enqueued.ACCEPTED in answers:
+            self._audit.add(events_to_keep(items, answers, events))
+            self.wake()
+        return kept
 
     async def claim(
         self,
@@ -136,7 +161,7 @@ class MemoryWorkQueue:
                 self.put(core.settle(item, one.settled, now), now)
                 self._audit.add(one.events)
             answers.append(ours)
-        self.shared.changed()
+        self.wake()
         return answers
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
@@ -146,7 +171,7 @@ class MemoryWorkQueue:
             return False
         self.put(core.cancel(item, now, reason=reason, who=who), now)
         self._audit.add(events)
-        self.shared.changed()
+        self.wake()
         return True
 
     async def transfer(self, work_id: str, resource_class: str) -> bool:
@@ -155,11 +180,8 @@ class MemoryWorkQueue:
         if item is None or item.state is not WorkState.PENDING:
             return False
         if item.resource_class != resource_class:
-            left = self._ready.get(item.resource_class, [])
-            left[:] = [place for place in left if place[3] != work_id]
-            heapq.heapify(left)
             self.put(structs.replace(item, resource_class=resource_class, updated_at=now.wall), now)
-            self.shared.changed()
+            self.wake()
         return True
 
     async def get(self, work_id: str) -> WorkItem | None:
@@ -184,10 +206,6 @@ class MemoryWorkQueue:
             if len(found) >= limit:
                 break
         return found
-
-    async def counts(self) -> Mapping[WorkState, int]:
-        self.shared.now()
-        return Counter(item.state for item in self.items.values())
 
     async def snapshot(self) -> WorkSnapshot:
         now = self.shared.now()
@@ -219,7 +237,23 @@ class MemoryWorkQueue:
             left = self.shared.left(deadline)
             if not left:
                 return False
-            await self.shared.change(left if soonest is None else min(left, soonest / 1000))
+            topics = {LEASES_TOPIC, *(CLASS_TOPIC + name for name in classes)} if classes else ()
+            await self.shared.change(left if soonest is None else min(left, soonest / 1000), topics)
+
+    async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
+        deadline = self.shared.deadline(timeout)
+        while True:
+            self.shared.now()
+            item = self.items.get(work_id)
+            left = self.shared.left(deadline)
+            if (item is not None and core.is_over(item)) or not left:
+                return item if item is not None and core.is_over(item) else None
+            await self.shared.change(left, (ENDED_TOPIC,))
+
+    def wake(self, *topics: str) -> None:
+        """Wake those who wait for what has changed since the last call."""
+        touched, self._touched = self._touched, set()
+        self.shared.changed(touched.union(topics))
 
     def put(self, item: WorkItem, now: Moment) -> None:
         """Keep an item as it is now, at the place that belongs to its state."""
@@ -231,7 +265,10 @@ class MemoryWorkQueue:
         if item.state is WorkState.RUNNING:
             self._running.add(item.id)
             self._next_lease_end = min(self._next_lease_end, item.lease_until)
-        elif item.state is WorkState.PENDING:
+        elif item.state is not WorkState.PENDING:
+            self._touched.add(ENDED_TOPIC)
+        else:
+            self._touched.add(CLASS_TOPIC + item.resource_class)
             self._pending[item.resource_class] += 1
             heapq.heappush(self._later, (item.due_at, self._order[item.id], item.id))
             self._promote(now)
@@ -264,37 +301,47 @@ class MemoryWorkQueue:
             self._audit.add(tuple(crash_events(item)) if crash_events else ())
         self._next_lease_end = min((self.items[work_id].lease_until for work_id in self._running), default=inf)
 
-    def _is_ready(self, place: _Place) -> bool:
+    def _is_ready(self, name: str, place: _Place) -> bool:
         item = self.items.get(place[3])
-        return item is not None and item.state is WorkState.PENDING and item.due_at == place[1]
+        is_due = item is not None and item.state is WorkState.PENDING and item.due_at == place[1]
+        return is_due and item is not None and item.resource_class == name
 
     def _next(self, n: int, classes: Sequence[str], newest_first: bool) -> list[_Place]:
-        heaps = [self._ready[name] for name in dict.fromkeys(classes) if name in self._ready]
+        heaps = {name: self._ready[name] for name in dict.fromkeys(classes) if name in self._ready}
         if newest_first:
-            places = sorted({place for heap in heaps for place in heap if self._is_ready(place)}, key=_newest)[:n]
-            for heap in heaps:
-                heap[:] = [place for place in heap if place not in places and self._is_ready(place)]
+            ready = {place for name, heap in heaps.items() for place in heap if self._is_ready(name, place)}
+            places = sorted(ready, key=_newest)[:n]
+            for name, heap in heaps.items():
+                heap[:] = [place for place in heap if place not in places and self._is_ready(name, place)]
                 heapq.heapify(heap)
             return places
         taken: list[_Place] = []
         while len(taken) < n:
-            filled = [heap for heap in heaps if heap]
+            filled = [(heap[0], name) for name, heap in heaps.items() if heap]
             if not filled:
                 break
-            place = heapq.heappop(min(filled, key=lambda heap: heap[0]))
-            if self._is_ready(place) and place not in taken:
+            _, name = min(filled)
+            place = heapq.heappop(heaps[name])
+            if self._is_ready(name, place) and place not in taken:
                 taken.append(place)
         return taken
 
     def _soonest(self, now: Moment, classes: Sequence[str]) -> int | None:
-        """Milliseconds until something can be claimed, None when only a change can bring it."""
-        ends = [max(0, self.items[work_id].lease_until - now.steady) for work_id in self._running]
-        dues = [
-            max(0, item.due_at - now.wall)
-            for item in self.items.values()
-            if item.state is WorkState.PENDING and (not classes or item.resource_class in classes)
+        """Milliseconds until something may be claimed, None when only a change can bring it."""
+        self._promote(now)
+        for name in classes or tuple(self._ready):
+            heap = self._ready.get(name, [])
+            while heap and not self._is_ready(name, heap[0]):
+                heapq.heappop(heap)
+            if heap:
+                return 0
+        running = (self.items[work_id] for work_id in self._running)
+        ends = [
+            max(0, item.lease_until - now.steady) for item in running if not classes or item.resource_class in classes
         ]
-        return min(ends + dues, default=None)
+        if self._later:
+            ends.append(max(1, self._later[0][0] - now.wall))
+        return min(ends, default=None)
 
 
 def _newest(place: _Place) -> tuple[int, int, int]:

@@ -198,7 +198,24 @@ CREATE TABLE listener (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS = (_FIRST, _MESSAGES)
+# One record per assignment: a submission used to be a row of its own, with a prefix before the assignment's id, and a
+# worker kept admission and assignment in one payload. The count of transactions tells commits of other processes.
+_ONE_RECORD = """
+ALTER TABLE counter ADD COLUMN transactions INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE work ADD COLUMN admission TEXT NOT NULL DEFAULT '';
+UPDATE work SET result = coalesce(result, (
+    SELECT submission.result FROM work AS submission WHERE submission.id = char(31) || 'route/' || work.id))
+WHERE EXISTS (SELECT 1 FROM work AS submission WHERE submission.id = char(31) || 'route/' || work.id);
+UPDATE work SET admission = json_remove(CAST(payload AS TEXT), '$.assignment'),
+    payload = CAST(json_extract(CAST(payload AS TEXT), '$.assignment') AS BLOB)
+WHERE instr(resource_class, '@') > 0 AND json_valid(CAST(payload AS TEXT))
+    AND json_type(CAST(payload AS TEXT), '$.assignment') = 'object';
+DELETE FROM work WHERE resource_class = 'router' AND substr(id, 1, 7) = char(31) || 'route/'
+    AND EXISTS (SELECT 1 FROM work AS assigned WHERE assigned.id = substr(work.id, 8));
+UPDATE work SET id = substr(id, 8) WHERE resource_class = 'router' AND substr(id, 1, 7) = char(31) || 'route/';
+"""
+
+MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD)
 VERSION = len(MIGRATIONS)
 
 # One statement sees one snapshot: another process may be creating the tables right now.

@@ -28,8 +28,8 @@ class StoreContext:
         self._reader = reader
         self.now = now
         # Bound once: every request looks them up.
-        self.write: Callable[[Callable[..., Any], Any], asyncio.Future[Any]] = writer.submit
-        self.listening: Callable[[str], AbstractContextManager[asyncio.Future[None]]] = watcher.listening
+        self.write: Callable[..., asyncio.Future[Any]] = writer.submit
+        self.listening: Callable[..., AbstractContextManager[asyncio.Future[None]]] = watcher.listening
 
     async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
         """The function's result over a read-only connection; at most `patience` seconds."""

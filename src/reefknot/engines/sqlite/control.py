@@ -48,9 +48,13 @@ class SqliteControl:
     async def latest(self) -> int:
         return await self._link.read(_latest)
 
-    async def wait(self, timeout: float) -> bool:
-        with self._link.listening("") as change:
-            return await until(change, timeout)
+    async def wait(self, timeout: float, *, after: int) -> int:
+        deadline = self._link.deadline(timeout)
+        while True:
+            with self._link.listening("control") as change:
+                latest = await self.latest()
+                if latest > after or not await until(change, self._link.left(deadline)):
+                    return latest
 
 
 def _latest(connection: apsw.Connection) -> int:

@@ -35,8 +35,7 @@ class SqliteQuarantine:
         self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
         def change(transaction: Transaction, items: list[WorkItem]) -> list[WorkItem]:
-            open_again = [*items, *_failed_submissions(transaction, items)]
-            return [core.requeue(item, transaction.now, who=who) for item in open_again]
+            return [core.requeue(item, transaction.now, who=who) for item in items]
 
         return await self._change(which, change, dry_run, events)
 
@@ -97,12 +96,6 @@ def _change_batch(transaction: Transaction, wanted: list[Any]) -> list[list[str]
             transaction.add_events(events)
         answers.append(ids)
     return answers
-
-
-def _failed_submissions(transaction: Transaction, items: list[WorkItem]) -> list[WorkItem]:
-    """Submissions of these items that have failed with them."""
-    found = rows.load(transaction.connection, [core.submission_id(item.id) for item in items])
-    return [item for item in found.values() if item.state is WorkState.FAILED]
 
 
 def _matching(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:

@@ -3,21 +3,22 @@ Reads beside the writer: `Reader` runs queries, `ChangeWatcher` notices that the
 
 In WAL mode a reader never waits for the writer, nor the writer for a reader. Every read is bounded in time.
 
-Commits of this process wake the waiters of their topic at once. Commits of other processes are noticed by
-`PRAGMA data_version`, which costs microseconds: every 25 ms, every 5 ms right after a change, and only while somebody
-waits.
+Commits of this process wake the waiters of their topic at once. Commits of other processes are noticed by `PRAGMA
+data_version`, which costs microseconds: after the kernel told of a write to the file, and rarely besides; every 25 ms
+where the kernel tells nothing; and only while somebody waits.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
 from reefknot.engines.sqlite.connection import FORK_GUARD, translated
 from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.runtime.file_changes import FileChanges
 
 R = TypeVar("R")
 
@@ -78,38 +79,56 @@ class Reader:
 
 
 POLL_S = 0.025
-FAST_POLL_S = 0.005
+RARE_POLL_S = 0.5
+"""Where the kernel tells of writes to the file, polling only makes sure."""
+FAST_POLL_S = 0.002
 FAST_POLL_FOR_S = 0.05
-"""After a change the next one is likely to be near: a dialogue between processes is not held up at every turn."""
+"""After a write to the file its commit is near, and after a commit the next one."""
+_TRANSACTIONS = "SELECT transactions FROM counter"
 
 
 class ChangeWatcher:
-    """Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store."""
+    """
+    Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store.
 
-    def __init__(self, connect: Callable[[], apsw.Connection]) -> None:
+    A commit of this process wakes those who wait for its topics. A commit of another process may be about anything, and
+    wakes everybody: it is told from one of this process by counting, since the file counts all transactions and the
+    writer its own.
+    """
+
+    def __init__(self, connect: Callable[[], apsw.Connection], path: str, own_transactions: Callable[[], int]) -> None:
         self._connect = connect
+        self._own_transactions = own_transactions
         self._connection: apsw.Connection | None = None
+        self._file = FileChanges(f"{path}-wal", self._written)
         self._version: object = None
+        self._counted = (0, 0)
+        """Transactions of the file and of this process, when they were last looked at."""
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._poll_fast_until = 0.0
 
     @contextmanager
-    def listening(self, topic: str) -> Iterator[asyncio.Future[None]]:
-        """A future that is done after the next change of the topic ("": of any). Read after entering, not before."""
+    def listening(self, *topics: str) -> Iterator[asyncio.Future[None]]:
+        """A future that is done after the next change of a topic ("": of any). Read after entering, not before."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        waiting = self._waiting.setdefault(topic, set())
-        waiting.add(future)
+        for topic in topics:
+            self._waiting.setdefault(topic, set()).add(future)
         if self._timer is None:
-            self._version = self._read_version()
-            self._timer = loop.call_later(POLL_S, self._poll, loop)
+            self._loop = loop
+            self._look()
+            self._timer = loop.call_later(self._pause(loop), self._poll, loop)
         try:
             yield future
         finally:
-            waiting.discard(future)
-            if not waiting and self._waiting.get(topic) is waiting:
-                del self._waiting[topic]
+            for topic in topics:
+                waiting = self._waiting.get(topic)
+                if waiting is not None:
+                    waiting.discard(future)
+                    if not waiting:
+                        del self._waiting[topic]
 
     def changed(self, topics: set[str]) -> None:
         """This process has committed changes of these topics: wake their waiters, and those of any change."""
@@ -126,35 +145,56 @@ class ChangeWatcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._file.stop()
         self._release_all()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
+    def _written(self) -> None:
+        """The kernel has told of a write to the file: its commit follows."""
+        loop = self._loop
+        if loop is None or self._timer is None or loop.time() < self._poll_fast_until:
+            return
+        self._poll_fast_until = loop.time() + FAST_POLL_FOR_S
+        self._timer.cancel()
+        self._timer = loop.call_later(FAST_POLL_S / 4, self._poll, loop)
+
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._waiting:
             self._timer = None
+            self._file.stop()
             return
-        version = self._read_version()
-        if version != self._version:
-            self._version = version
+        if self._look():
             self._poll_fast_until = loop.time() + FAST_POLL_FOR_S
             self._release_all()
-        pause = FAST_POLL_S if loop.time() < self._poll_fast_until else POLL_S
-        self._timer = loop.call_later(pause, self._poll, loop)
+        self._timer = loop.call_later(self._pause(loop), self._poll, loop)
+
+    def _pause(self, loop: asyncio.AbstractEventLoop) -> float:
+        if loop.time() < self._poll_fast_until:
+            return FAST_POLL_S
+        return RARE_POLL_S if self._file.start(loop) else POLL_S
+
+    def _look(self) -> bool:
+        """Whether another process has committed since the last look."""
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            version = self._connection.pragma("data_version")
+            if version == self._version:
+                return False
+            own = self._own_transactions()
+            found: Any = self._connection.execute(_TRANSACTIONS).get
+        except (apsw.Error, StoreError):
+            return False  # the next read or write reports what is wrong
+        self._version = version
+        (all_before, own_before), self._counted = self._counted, (found, own)
+        return bool(found - all_before > own - own_before)
 
     def _release_all(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for futures in waiting.values():
             _release(futures)
-
-    def _read_version(self) -> object:
-        try:
-            if self._connection is None:
-                self._connection = self._connect()
-            return self._connection.pragma("data_version")
-        except (apsw.Error, StoreError):
-            return self._version  # the next read or write reports what is wrong
 
 
 def _release(futures: Iterable[asyncio.Future[None]]) -> None:

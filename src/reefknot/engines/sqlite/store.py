@@ -71,7 +71,7 @@ class SqliteStore:
             return connection
 
         self._connect = connect
-        self._watcher = ChangeWatcher(connect)
+        self._watcher = ChangeWatcher(connect, self.path, lambda: self._writer.transactions)
         self._writer = Writer(
             connect_first, now, path=self.path, patience=patience, on_commit=self._watcher.changed, inline=inline
         )

@@ -119,6 +119,9 @@ class BulkStatement:
                 at += size
 
 
+_SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + 1"
+
+
 class StoreCounters:
     """Last fence, number of idempotency keys, last command sequence: counted by all processes together."""
 
@@ -167,7 +170,9 @@ class Transaction:
     def flush(self) -> None:
         """Write counters and events, right before the commit."""
         if self._counters is not None and self._counters.values != self._saved:
-            self.connection.execute("UPDATE counter SET fence = ?, keys = ?, command = ?", self._counters.values)
+            self.connection.execute(_SAVE_COUNTERS, self._counters.values)
+        else:
+            self.connection.execute("UPDATE counter SET transactions = transactions + 1")
         if self._events:
             self.flush_events()
 

@@ -193,6 +193,8 @@ class SqliteTransport:
         self._origin = event_id()
         self._lines: list[_Line] = []
         self._others = _Others()
+        self._is_announced = False
+        self._announcing: asyncio.Future[list[rows.Listener]] | None = None
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._outgoing = Outgoing(link, self._forget)
         self._count = 0
@@ -246,7 +248,7 @@ class SqliteTransport:
         if self._following is None:
             loop = asyncio.get_running_loop()
             self._following = loop.create_task(self._follow(), name="messages from other processes")
-        self._tell_at = 0.0
+        self._tell_at, self._is_announced = 0.0, False
         self._nudge(TOPIC)
         return self._read(line)
 
@@ -261,7 +263,7 @@ class SqliteTransport:
         finally:
             if line in self._lines:
                 self._lines.remove(line)
-                self._tell_at = 0.0
+                self._tell_at, self._is_announced = 0.0, False
                 self._nudge(TOPIC)
 
     async def _follow(self) -> None:
@@ -273,7 +275,7 @@ class SqliteTransport:
                     more = await self._fetch()
                     if loop.time() >= self._tell_at or any(_has_moved(line) for line in self._lines):
                         self._tell_at = loop.time() + SEEN_EVERY_S
-                        await self._tell()
+                        self._announce()
                 except Exception as error:
                     said = printable(f"{type(error).__name__}: {error}", most=300)
                     logger().error("messages from other processes cannot be read (%s)", said)
@@ -301,11 +303,26 @@ class SqliteTransport:
                 line.fetched = max(line.fetched, last)
         return len(found) == PAGE
 
-    async def _tell(self) -> None:
-        told = [(line, line.listener(self._origin)) for line in self._lines]
-        self._know(await self._link.write(rows.refreshes, (self._origin, [one for _, one in told])))
-        for line, one in told:
+    def _announce(self) -> None:
+        """Write that this end listens, and how far it has read; unless that is urgent, with the next transaction."""
+        if self._announcing is not None:
+            return
+        lines = [(line, line.listener(self._origin)) for line in self._lines]
+        is_urgent = not self._is_announced or any(_has_moved(line) for line in self._lines)
+        within = 0.0 if is_urgent else SEEN_EVERY_S
+        future = self._link.write(rows.refreshes, (self._origin, [one for _, one in lines]), within=within)
+        self._announcing, self._is_announced = future, True
+        future.add_done_callback(partial(self._announced, lines))
+
+    def _announced(self, lines: list[tuple[_Line, rows.Listener]], future: asyncio.Future[list[rows.Listener]]) -> None:
+        self._announcing = None
+        if future.cancelled() or future.exception() is not None:
+            return  # the next look at the file says what is wrong
+        self._know(future.result())
+        for line, one in lines:
             line.told = one.read_to
+        if any(_has_moved(line) for line in self._lines) or not self._is_announced:
+            self._nudge(TOPIC)
 
     def _know(self, listeners: list[rows.Listener]) -> None:
         others = [one for one in listeners if one.origin != self._origin]

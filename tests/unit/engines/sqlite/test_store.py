@@ -314,16 +314,17 @@ def test_what_another_store_on_the_file_writes_wakes_up_who_waits(tmp_path: Path
         async with opened(path) as one, opened(path) as two:
             answer = await two.idempotency.claim("k", owner="two")
             assert isinstance(answer, Claimed)
-            waits = [
+            waits: list[asyncio.Task[Any]] = [
                 asyncio.create_task(one.work.wait(15)),
                 asyncio.create_task(one.audit.wait(0, 15)),
-                asyncio.create_task(one.control.wait(15)),
+                asyncio.create_task(one.control.wait(15, after=0)),
             ]
             result = asyncio.create_task(one.idempotency.wait("k", 15))
             await asyncio.sleep(0.01)
             await two.work.enqueue([WorkItem("a", "t")], events=[event("admission")])
             await two.idempotency.finish(answer.claim, Done("7"))
-            assert await asyncio.gather(*waits) == [True, True, True]
+            said = await two.control.post("hello")
+            assert await asyncio.gather(*waits) == [True, True, said]
             record = await result
             assert record is not None
             assert record.result == "7"

@@ -57,7 +57,10 @@ class Fleet:
 
     async def cleared(self, end: SqliteTransport) -> None:
         """What an end does every second, now."""
-        await end._tell()
+        end._is_announced = False
+        end._announce()
+        assert end._announcing is not None
+        await asyncio.wait([end._announcing])
 
 
 async def body(line: AsyncIterator[Delivery]) -> bytes:

@@ -23,12 +23,12 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
-    async def enqueue(self, items: Any, **named: Any) -> Any:
-        self.calls.append(("enqueue", len(items)))
-        if self.refuses("enqueue", items):
+    async def assign(self, items: Any, **named: Any) -> Any:
+        self.calls.append(("assign", len(items)))
+        if self.refuses("assign", items):
             raise ConnectionError("not now")
         await asyncio.sleep(0.01)
-        return await self._work.enqueue(items, **named)
+        return await self._work.assign(items, **named)
 
     async def claim(self, n: int, **named: Any) -> Any:
         found = await self._work.claim(n, **named)
@@ -49,7 +49,7 @@ class Counting:
 
 def counted(worker: Worker, shop: Shop) -> Counting:
     queue: Any = Counting(shop.store.work)
-    worker.intake._work = worker.runner._work = worker.pools["cpu"]._work = queue
+    shop.use_queue(worker, queue)
     found: Counting = queue
     return found
 
@@ -60,7 +60,7 @@ def test_what_arrives_together_is_kept_in_one_step() -> None:
         queue = counted(worker, shop)
         await shop.send(*(work(f"a{n}") for n in range(50)))
         await asyncio.sleep(10)
-        assert queue.sizes("enqueue") == [50]
+        assert queue.sizes("assign") == [50]
         assert [one.status for one in shop.results] == [ResultStatus.SUCCESS] * 50
         assert [event.work_id for event in await shop.events(Admission)] == [f"a{n}" for n in range(50)]
 
@@ -107,7 +107,7 @@ def test_one_that_the_store_does_not_take_harms_nobody_else_in_its_group() -> No
     async def story(shop: Shop) -> None:
         worker = await shop.worker("w1", Step())
         queue = counted(worker, shop)
-        queue.refuses = lambda name, given: name == "enqueue" and any(one.id == "bad" for one in given)
+        queue.refuses = lambda name, given: name == "assign" and any(one.id == "bad" for one in given)
         await shop.send(work("a"), work("bad"), work("b"))
         await asyncio.sleep(5)
         assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
@@ -115,7 +115,7 @@ def test_one_that_the_store_does_not_take_harms_nobody_else_in_its_group() -> No
             "a": AckStatus.ACCEPTED,
             "b": AckStatus.ACCEPTED,
         }
-        assert (worker.pools["cpu"].entering, worker.pools["cpu"].depth()) == (0, 0)
+        assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
 
     with_shop(story)
 
@@ -133,7 +133,7 @@ def test_one_report_that_the_store_does_not_take_harms_nobody_else_and_comes_lat
         assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
         await asyncio.sleep(5)
         assert sorted(one.assignment_id for one in shop.results) == ["a", "b", "bad"]
-        assert worker.pools["cpu"].held == {}
+        assert worker.pools["cpu"].claimed == {}
 
     with_shop(story)
 
@@ -192,7 +192,7 @@ async def one_in_hand(shop: Shop, step: Step, **changes: Any) -> Worker:
     await warm(shop)
     await shop.send(work("slow", {"seconds": 5.0}), work("next"))
     pool = worker.pools["cpu"]
-    assert (list(pool.running), [item.id for item in pool.hand], pool.depth()) == (["slow"], ["next"], 1)
+    assert (list(pool.running), [item.id for item in pool.prefetched], pool.depth()) == (["slow"], ["next"], 1)
     return worker
 
 
@@ -203,7 +203,7 @@ def test_what_is_in_the_hand_can_be_called_off() -> None:
         await shop.transport.publish(CANCEL, encode(Cancel("next", "no need")))
         await asyncio.sleep(0.1)
         assert shop.result("next").status is ResultStatus.CANCELLED
-        assert (worker.pools["cpu"].depth(), list(worker.pools["cpu"].held)) == (0, ["slow"])
+        assert (worker.pools["cpu"].depth(), list(worker.pools["cpu"].claimed)) == (0, ["slow"])
         await asyncio.sleep(10)
         assert step.times("next") == []
         assert shop.result("slow").status is ResultStatus.SUCCESS
@@ -244,7 +244,7 @@ def test_a_lease_that_was_lost_takes_work_out_of_the_hand() -> None:
         worker = await one_in_hand(shop, step, lease=3.0)
         await shop.store.work.cancel("next")
         await asyncio.sleep(2.5)
-        assert [item.id for item in worker.pools["cpu"].hand] == []
+        assert [item.id for item in worker.pools["cpu"].prefetched] == []
         await asyncio.sleep(10)
         assert step.times("next") == []
 

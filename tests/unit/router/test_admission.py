@@ -1,9 +1,15 @@
-"""Who may still come in: the router's admission by count and by time."""
+"""Admission at the router: by count, by time, and what callers of other processes hear of it."""
+
+from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
+from reefknot.core.audit.event import Admission
 from reefknot.core.messages import (
     AssignmentOptions,
     ClassHealth,
@@ -15,14 +21,16 @@ from reefknot.core.messages import (
     ResultStatus,
 )
 from reefknot.core.overload.admission import Accept, OverloadStatus, Reject, RejectReason, Rules
-from reefknot.core.work import submission_id
 from reefknot.errors import QueueFullError
+from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Held
-from reefknot.router.admission import Door, HealthTable
-from reefknot.router.pending import Pending, PendingTable, TakenOn
+from reefknot.router.admission import HealthTable, RouterAdmission
+from reefknot.router.client import Client
+from reefknot.router.pending import ClaimedSubmission, Pending, PendingTable
 from reefknot.router.service import Router
 from tests.workshop import Shop, Step, with_shop, work
 
+ONE = {"cpu": 1}
 SLOTS = 4
 
 
@@ -46,26 +54,24 @@ class Hands:
 
 
 class Place:
-    """A door, and what it looks at."""
+    """A router's admission, and what it looks at."""
 
     def __init__(self) -> None:
         self.clock = Hands()
         self.table = PendingTable()
         self.health = HealthTable()
-        self.door = Door(Rules(size=1000), table=self.table, health=self.health, clock=self.clock)
+        self.admission = RouterAdmission(Rules(size=1000), table=self.table, health=self.health, clock=self.clock)
         self.number = 0
         self.beat()
 
     def beat(self) -> None:
         classes = {name: ClassHealth(OverloadStatus.HEALTHY, 0, 0, SLOTS) for name in ("cpu", "io")}
-        self.health.heard_heartbeat(Heartbeat("w1", 0, classes), self.clock.time)
+        self.health.record_heartbeat(Heartbeat("w1", 0, classes), self.clock.time)
 
     def take_on(self, name: str = "cpu") -> Pending:
         self.number += 1
         assignment = ExecAssignment(f"a{self.number}", "r", Job("test.step"), resource_class=name)
-        pending = self.table.add(
-            TakenOn(assignment, Held(submission_id(f"a{self.number}"), "o", 1)), name, self.clock.time
-        )
+        pending = self.table.add(ClaimedSubmission(assignment, Held(f"a{self.number}", "o", 1)), name, self.clock.time)
         self.table.sent(pending, "w1", self.clock.time)
         return pending
 
@@ -75,12 +81,12 @@ class Place:
         self.beat()
         took = seconds * 1000
         result = ExecResult(pending.id, "r", status, "w1", ResultJob("test.step"), latency_ms=took)
-        self.door.ended(pending, result)
+        self.admission.ended(pending, result)
         self.table.remove(pending)
 
     def asks(self, deadline_ms: int | None, name: str = "cpu") -> object:
         options = AssignmentOptions(deadline_ms=deadline_ms)
-        return self.door.admission(ExecAssignment("new", "r", Job("test.step"), options=options, resource_class=name))
+        return self.admission.admit(ExecAssignment("new", "r", Job("test.step"), options=options, resource_class=name))
 
 
 def busy(place: Place, ahead: int, ends: int, seconds: float) -> None:
@@ -149,7 +155,7 @@ def test_a_system_that_became_fast_again_is_believed_soon() -> None:
     place = Place()
     busy(place, 24, 40, 0.5)
     assert isinstance(place.asks(1000), Reject)
-    line = place.table.everyone()
+    line = place.table.all()
     for pending in line[: len(line) - SLOTS]:
         place.end(pending, 0.01)
     busy(place, SLOTS, 30, 0.005)
@@ -161,7 +167,7 @@ def test_a_system_that_became_fast_again_is_believed_soon() -> None:
 async def ended(router: Router, name: str) -> ExecResult:
     """Looked for every 10 ms."""
     for _ in range(6000):
-        found = await router.desk.look(name)
+        found = await router.submissions.answer(name)
         if found is not None:
             return found
         await asyncio.sleep(0.01)
@@ -182,7 +188,9 @@ async def refused(shop: Shop, *others: str) -> tuple[ExecResult, float]:
         await shop.send(*(work(f"{name}-{number}") for number in range(10)), to=name)
     await asyncio.sleep(0)
     began = shop.clock.now()
-    await router.desk.hand_in(work("short", deadline_ms=400))  # as another process does it, past the router's door
+    await router.submissions.submit(
+        work("short", deadline_ms=400)
+    )  # as another process does it, past the router's door
     result = await ended(router, "short")
     assert [one.reason for one in shop.acks if one.assignment_id == "short"][:1] == ["would_miss_deadline"]
     return result, shop.clock.now() - began
@@ -228,5 +236,94 @@ def test_the_router_refuses_what_would_miss_its_deadline_and_the_refusal_is_on_r
         assert [(event.event_type, getattr(event, "reason", "")) for event in events] == [
             ("admission", "would_miss_deadline")
         ]
+
+    with_shop(story)
+
+
+# ---- callers of other processes -------------------------------------------------------------------------------------
+
+
+class Told:
+    """What routers say, and how often they were asked."""
+
+    def __init__(self, *routers: Any) -> None:
+        self.routers = routers
+        self.asked = 0
+
+    async def __call__(self, store: Store) -> Sequence[Mapping[str, Any]]:
+        self.asked += 1
+        return [msgspec.to_builtins(router.snapshot()) for router in self.routers]
+
+
+async def busy_router(shop: Shop, *, line: int) -> Any:
+    """One step a second, and so many in the line."""
+    router = await shop.router(router_id=f"r{line}")
+    client = Client(shop.store, shop.clock)
+    if not [one for one in shop.members if hasattr(one, "pools")]:
+        await shop.worker("w1", Step(seconds=1), concurrency=ONE)
+    for number in range(30 + line):
+        await client.submit("test.step", assignment_id=f"{line}-{number}")
+    await asyncio.sleep(31)
+    return router
+
+
+def test_who_would_miss_its_deadline_is_refused_on_record_and_hears_when_to_come_back() -> None:
+    async def story(shop: Shop) -> None:
+        router = await busy_router(shop, line=20)
+        client = Client(shop.store, shop.clock, snapshots=Told(router))
+        with pytest.raises(QueueFullError, match="would miss deadline") as told:
+            await client.submit("test.step", deadline=10, assignment_id="hopeless")
+        assert 5 < told.value.retry_after < 15
+        assert await shop.store.work.get("hopeless") is None
+        (event,) = [one for one in await shop.events(Admission) if one.work_id == "hopeless"]
+        assert isinstance(event, Admission)
+        assert (event.status, event.reason) == ("rejected", "would_miss_deadline")
+
+    with_shop(story)
+
+
+def test_who_has_time_or_no_deadline_or_is_there_already_comes_in() -> None:
+    async def story(shop: Shop) -> None:
+        router = await busy_router(shop, line=20)
+        client = Client(shop.store, shop.clock, snapshots=Told(router))
+        await client.submit("test.step", deadline=500)
+        await client.submit("test.step")
+        await client.submit("test.step", deadline=10, assignment_id="20-0")
+        await client.submit("test.step", deadline=10, resource_class="io")
+
+    with_shop(story)
+
+
+def test_without_word_from_a_router_nobody_is_refused_for_time() -> None:
+    async def story(shop: Shop) -> None:
+        await busy_router(shop, line=20)
+        for told in (None, Told()):
+            await Client(shop.store, shop.clock, snapshots=told).submit("test.step", deadline=10)
+
+    with_shop(story)
+
+
+def test_one_router_that_could_make_it_is_enough() -> None:
+    async def story(shop: Shop) -> None:
+        router = await busy_router(shop, line=20)
+        idle = await shop.router(router_id="idle")
+        client = Client(shop.store, shop.clock, snapshots=Told(router, idle))
+        await client.submit("test.step", deadline=10)
+
+    with_shop(story)
+
+
+def test_routers_are_asked_once_a_second_and_only_for_who_has_a_deadline() -> None:
+    async def story(shop: Shop) -> None:
+        told = Told(await shop.router())
+        client = Client(shop.store, shop.clock, snapshots=told)
+        await client.submit("test.step")
+        assert told.asked == 0
+        for _ in range(5):
+            await client.submit("test.step", deadline=10)
+        assert told.asked == 1
+        await asyncio.sleep(1)
+        await client.submit("test.step", deadline=10)
+        assert told.asked == 2
 
     with_shop(story)

@@ -13,8 +13,7 @@ from reefknot.core.audit.event import Requeued
 from reefknot.core.messages import AckStatus, ExecResult, ResultStatus, encode
 from reefknot.core.overload.admission import Rules
 from reefknot.core.work import WorkItem, WorkState
-from reefknot.worker.drain import Handover
-from reefknot.worker.records import Envelope
+from reefknot.worker.drain import Drain
 from reefknot.worker.service import Worker
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
 
@@ -59,12 +58,12 @@ def test_what_a_drained_worker_has_queued_is_done_by_the_others() -> None:
 
 
 def test_a_worker_that_keeps_its_queue_while_it_drains_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: without the handover the same work never ends, while the other worker has nothing to do."""
+    """The control: without the offer the same work never ends, while the other worker has nothing to do."""
 
-    async def keeps_everything(self: Handover) -> int:
+    async def keeps_everything(self: Drain) -> int:
         return 0
 
-    monkeypatch.setattr(Handover, "give", keeps_everything)
+    monkeypatch.setattr(Drain, "offer", keeps_everything)
 
     async def story(shop: Shop) -> None:
         first, futures = await two_workers_and_ten_jobs(shop)
@@ -143,7 +142,7 @@ def test_the_baseline_says_nothing_and_the_workers_over_the_store_find_it() -> N
 @pytest.mark.parametrize(("leaving", "taken"), [(True, "cpu@w2"), (False, "cpu@w1")])
 def test_what_another_systems_worker_leaves_is_found_and_what_it_keeps_is_not(leaving: bool, taken: str) -> None:
     async def story(shop: Shop) -> None:
-        item = WorkItem("a", "test.step", resource_class="cpu@w1", payload=encode(Envelope(work("a"))))
+        item = WorkItem("a", "test.step", resource_class="cpu@w1", payload=encode(work("a")))
         await shop.store.work.enqueue([item])
         said = {"system_id": "s", "started_at": 1, "workers": [{"worker_id": "w1", "leaving": leaving}], "router": None}
         await shop.store.control.post(STATUS, target=OBSERVERS, body=dumps(said))
@@ -223,7 +222,7 @@ def test_what_was_claimed_ahead_goes_back_before_the_running_step_ends() -> None
         await asyncio.sleep(1)
         assert worker.pools["cpu"].ahead() > 0
         await shop.send(work("long", {"seconds": 5}), work("b"), work("c"))
-        assert len(worker.pools["cpu"].hand) > 0
+        assert len(worker.pools["cpu"].prefetched) > 0
         draining = asyncio.create_task(worker.drain(30))
         await asyncio.sleep(1)
         for name in ("b", "c"):

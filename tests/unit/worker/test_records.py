@@ -1,12 +1,14 @@
-"""What a worker's log says about retries: the decision, the wait, the end of the budget; bounded, without secrets."""
+"""Records of a worker: log lines of its decisions (bounded, without secrets), counters, results that can be sent."""
 
 import asyncio
 import logging
 
 import pytest
 
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.redaction import Redactor
-from reefknot.worker.records import StepLog
+from reefknot.worker.records import Counters, StepLog, sendable
 from reefknot.worker.settings import default_settings
 from tests.workshop import DENIED, REFUSED, Shop, Step, http, with_shop, work
 
@@ -44,7 +46,7 @@ def test_a_failure_that_is_not_one_to_retry_is_information(caplog: pytest.LogCap
         with_shop(story)
     (line,) = said(caplog)
     assert (line.levelname, line.__dict__["reason"], line.__dict__["retryable"]) == ("INFO", "not_retryable", False)
-    assert "not retryable" in line.getMessage()
+    assert "not one to retry" in line.getMessage()
 
 
 def test_the_end_of_the_time_budget_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,3 +101,37 @@ def test_no_line_holds_a_configured_secret(caplog: pytest.LogCaptureFixture) -> 
     told = [f"{one.getMessage()} {one.__dict__}" for one in said(caplog)]
     assert len(told) == 2
     assert not [line for line in told if "hunter2" in line]
+
+
+def test_a_worker_that_did_nothing_has_no_rate() -> None:
+    counts = Counters().snapshot()
+
+    assert counts.retry_success_rate is None
+    assert (counts.mean_backoff_s, counts.retries) == (0.0, 0)
+
+
+def test_counts_tell_first_tries_from_recoveries() -> None:
+    counters = Counters()
+    counters.ended(ok=True, retried=False)
+    counters.ended(ok=True, retried=True)
+    counters.ended(ok=False, retried=True)
+    counters.ended(ok=False, retried=False)
+    counters.retry("HTTP_ERROR", "http.request", 2.0)
+    counters.retry("NETWORK_ERROR", "http.request", 1.0)
+    counts = counters.snapshot()
+
+    assert (counts.succeeded, counts.failed, counts.recovered, counts.given_up) == (2, 2, 1, 1)
+    assert counts.retries_by_block == {"http.request": 2}
+    assert (counts.mean_backoff_s, counts.retry_success_rate) == (1.5, 0.5)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_an_output_that_has_no_json_form_is_a_failure_with_its_place_and_not_null(number: float) -> None:
+    step = sendable(StepResult(outputs={"a": [1, {"b": number}], "c": None}))
+    assert (step.status, step.error_code) == (StepStatus.ERROR, ErrorCode.execution_failed)
+    assert "outputs.a[1].b" in step.error_message
+
+
+def test_an_output_that_is_null_is_null() -> None:
+    step = StepResult(outputs={"a": None, "b": "null"})
+    assert sendable(step) is step

@@ -1,0 +1,92 @@
+"""
+Results: what a caller is told of an assignment that has ended.
+
+A worker's result is stored with the assignment. An end that came without one (cancelled, dropped, expired, crashed too
+often) is told by the reason that was kept, in the same words whoever asks and as often as it is asked.
+"""
+
+import msgspec
+
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import (
+    Correlation,
+    ExecAssignment,
+    ExecResult,
+    Job,
+    ResultJob,
+    ResultStatus,
+)
+from reefknot.core.overload.admission import RejectReason
+from reefknot.core.work import WorkItem, WorkState, is_over
+
+EXPIRED = "expired while queued"
+"""The reason that is kept with an assignment whose deadline passed before it could run."""
+EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was not run"
+DROPPED = RejectReason.DROPPED_OLDEST.value
+DROPPED_MESSAGE = "Assignment dropped from a full queue to make room for newer work"
+
+_results = msgspec.json.Decoder(ExecResult)
+_assignments = msgspec.json.Decoder(ExecAssignment)
+
+
+def assignment_of(item: WorkItem) -> ExecAssignment:
+    """The assignment that an item carries; of a damaged one, as much as stands beside its payload."""
+    try:
+        return _assignments.decode(item.payload)
+    except msgspec.DecodeError:
+        correlation = None if item.trace_id is None else Correlation(item.trace_id)
+        request = item.correlation_id or ""
+        return ExecAssignment(item.id, request, Job(item.kind), tenant_id=item.tenant_id, correlation=correlation)
+
+
+def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:
+    """Whether the item under the assignment's id is the same job. A damaged one counts as the same: its end says so."""
+    try:
+        return _assignments.decode(item.payload).job == assignment.job
+    except msgspec.ValidationError:  # something else than an assignment
+        return False
+    except msgspec.DecodeError:
+        return True
+
+
+def answer_of(item: WorkItem) -> ExecResult | None:
+    """The result of an item that has ended; None while it has not."""
+    if not is_over(item):
+        return None
+    if item.result is not None:
+        return _results.decode(item.result)
+    status, code, message = _end_of(item)
+    _, _, worker_id = item.resource_class.partition("@")
+    result = unrun_result(assignment_of(item), status, code, message, provider=worker_id or "router")
+    return msgspec.structs.replace(result, retries_used=max(0, item.attempts - 1), timestamp=item.updated_at)
+
+
+def _end_of(item: WorkItem) -> tuple[ResultStatus, ErrorCode, str]:
+    if item.state is WorkState.CANCELLED:
+        if item.reason == DROPPED:
+            return ResultStatus.ERROR, ErrorCode.system_overload, DROPPED_MESSAGE
+        if item.reason == EXPIRED:
+            return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE
+        return ResultStatus.CANCELLED, ErrorCode.cancelled_by_user, item.reason
+    aside = item.state is WorkState.QUARANTINED or item.state is WorkState.DISCARDED
+    return ResultStatus.ERROR, ErrorCode.internal_error, f"quarantined: {item.reason}" if aside else item.reason
+
+
+def unrun_result(
+    assignment: ExecAssignment, status: ResultStatus, code: ErrorCode, message: str, *, provider: str = "router"
+) -> ExecResult:
+    """The result of an assignment that no step ended."""
+    return ExecResult(
+        assignment_id=assignment.assignment_id,
+        request_id=assignment.request_id,
+        status=status,
+        provider_id=(assignment.executor and assignment.executor.provider_id) or provider,
+        job=ResultJob(assignment.job.type),
+        latency_ms=0,
+        cost=0,
+        trace_id=assignment.trace_id,
+        tenant_id=assignment.tenant_id,
+        retries_used=0,
+        error_code=code.wire,
+        error_message=message or None,
+    )

@@ -1,0 +1,77 @@
+"""
+The context of one router: what all of its parts share, and the events it writes.
+
+Events that go with no change of the store are written with the next transaction.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from reefknot.audit.journal import Journal, envelope
+from reefknot.core.audit.event import Event, OperatorAction, Requeued, Routing, TimeoutOccurred
+from reefknot.core.messages import ExecAssignment
+from reefknot.core.overload.admission import Rules
+from reefknot.ports.clock import Clock
+from reefknot.ports.transport import Transport
+from reefknot.ports.work_queue import WorkQueue
+from reefknot.router.pending import Pending, PendingTable
+from reefknot.router.settings import RouterSettings
+
+
+class RouterContext(Struct, frozen=True):
+    """Identity, settings, store, clock, journal and pending table of one router."""
+
+    router_id: str
+    owner: str
+    """The name under which this incarnation holds submissions."""
+    settings: RouterSettings
+    rules: Rules
+    """The bounds of the router's own queue."""
+    work: WorkQueue
+    transport: Transport
+    journal: Journal
+    clock: Clock
+    table: PendingTable
+    seed: int | None = None
+
+    def record(self, event: Event) -> None:
+        """Write an event that goes with no change of the store."""
+        self.journal.write_soon(event)
+
+    def routing(
+        self, pending: Pending, worker_id: str | None, reason: str, inputs: dict[str, Any] | None = None
+    ) -> Event:
+        about = about_assignment(pending.assignment, self.clock)
+        return Routing(**about, worker_id=worker_id, reason=reason, inputs=inputs)
+
+    def requeued(self, pending: Pending, why: str) -> Event:
+        return Requeued(**about_assignment(pending.assignment, self.clock), reason=why, generation=pending.route)
+
+    def expired(self, pending: Pending) -> Event:
+        return TimeoutOccurred(
+            **about_assignment(pending.assignment, self.clock),
+            operation=pending.assignment.job.type,
+            attempt_number=0,
+            timeout_seconds=(pending.assignment.options.deadline_ms or 0) / 1000,
+            whole=True,
+        )
+
+    def cancelled(self, assignment: ExecAssignment, reason: str) -> Event:
+        about = about_assignment(assignment, self.clock)
+        return cancelled_event(about, reason, who="caller")
+
+
+def about_assignment(assignment: ExecAssignment, clock: Clock) -> dict[str, Any]:
+    """The envelope of an event about an assignment."""
+    return envelope(
+        wall=clock.wall(),
+        work_id=assignment.assignment_id,
+        tenant_id=assignment.tenant_id,
+        trace_id=assignment.trace_id,
+        correlation_id=assignment.request_id,
+    )
+
+
+def cancelled_event(about: dict[str, Any], reason: str, *, who: str) -> Event:
+    return OperatorAction(**about, actor=who, action="cancel", subject=about["work_id"], details={"reason": reason})

@@ -1,0 +1,59 @@
+"""
+Notification of writes to a file, by the kernel: inotify, where there is one.
+
+SQLite tells nobody that another process has committed. Watching its write-ahead log costs nothing while nothing
+happens, where polling would cost a little all the time. Other systems than Linux have no inotify: there the caller has
+to poll, and `FileChanges.start` says so.
+"""
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+
+_MODIFY = 0x2
+_MODIFY_OR_GONE = _MODIFY | 0x400 | 0x800  # IN_DELETE_SELF, IN_MOVE_SELF: another file may have the name now
+
+
+class FileChanges:
+    """Calls back in a loop when the file is written. Best effort: a caller polls as well, only rarely."""
+
+    def __init__(self, path: str, changed: Callable[[], None]) -> None:
+        self._path = path
+        self._changed = changed
+        self._descriptor: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Watch the file. False when that is not possible: no inotify, no such file yet, a loop without readers."""
+        if self._descriptor is not None:
+            return True
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if descriptor < 0:
+                return False
+            if libc.inotify_add_watch(descriptor, os.fsencode(self._path), _MODIFY_OR_GONE) < 0:
+                os.close(descriptor)
+                return False
+            loop.add_reader(descriptor, self._read)
+        except (OSError, AttributeError, NotImplementedError):
+            return False
+        self._descriptor, self._loop = descriptor, loop
+        return True
+
+    def stop(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None and self._loop is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def _read(self) -> None:
+        try:
+            events = os.read(self._descriptor or -1, 4096)
+        except OSError:
+            return
+        if len(events) >= 8 and not int.from_bytes(events[4:8], "little") & _MODIFY:
+            self.stop()  # the file was replaced: the caller's next `start` finds the new one
+        self._changed()

@@ -1,0 +1,94 @@
+"""Destinations of a worker's steps: bounded, and a fleet shares their throttles."""
+
+import pytest
+
+from reefknot.worker import destinations
+from reefknot.worker.destinations import Destinations
+from reefknot.worker.settings import ThrottleSettings
+
+
+def test_destinations_are_bounded_and_the_least_lately_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(destinations, "MOST", 3)
+    places = Destinations(ThrottleSettings())
+    first = [places.at(name) for name in "abc"]
+    assert places.at("a") is first[0]
+    places.at("d")
+
+    assert places.at("a") is first[0]
+    assert places.at("b") is not first[1]
+
+
+def test_a_fleet_shares_tokens_and_the_calls_that_make_a_place_busy() -> None:
+    places = Destinations(ThrottleSettings(tokens=10.0, per_second=0.1))
+    place = places.at("x")
+    assert place.throttle is not None
+    shares = []
+    for workers in (1, 2, 5, 100, 0):
+        places.fleet_of(workers)
+        shares.append((place.throttle.cap, place.throttle.least))
+
+    assert shares == [(10.0, 100), (5.0, 50), (2.0, 20), (1.0, 1), (10.0, 100)]
+    assert place.throttle.tokens == 0.1, "what a small share took away does not come back at once"
+
+
+def attempts_per_request(workers: int, per_second: float, *, shared: bool = True) -> float:
+    """Half a minute of nothing but failures after a minute of health, three attempts for each request."""
+    fleet = []
+    for _ in range(workers):
+        places = Destinations(ThrottleSettings())
+        if shared:
+            places.fleet_of(workers)
+        fleet.append(places.at("x"))
+    attempts, requests = 0, int(per_second * 30)
+    for number in range(int(per_second * 60)):
+        fleet[number % workers].counted(number / per_second, ok=True)
+    for number in range(requests):
+        now, place = 60.0 + number / per_second, fleet[number % workers]
+        for attempt in range(3):
+            attempts += 1
+            place.counted(now, ok=False)
+            seen = place.view(now)
+            assert seen is not None
+            if attempt == 2 or (seen.acting and seen.tokens < 1.0):
+                break
+            assert place.throttle is not None
+            place.throttle.spend()
+    return attempts / requests
+
+
+@pytest.mark.parametrize("workers", [1, 3, 10, 30, 100, 400, 2000])
+@pytest.mark.parametrize("per_second", [100.0, 1000.0])
+def test_a_fleet_of_any_size_does_not_multiply_an_outage(workers: int, per_second: float) -> None:
+    assert attempts_per_request(workers, per_second) <= 1.10
+
+
+def test_workers_that_share_nothing_do_multiply_it() -> None:
+    """The control: each has all tokens, and each alone is too small for its throttle to act."""
+    assert attempts_per_request(100, 100.0, shared=False) > 2.9
+
+
+def test_a_worker_of_a_large_fleet_still_retries_the_failure_now_and_then() -> None:
+    places = Destinations(ThrottleSettings())
+    places.fleet_of(100)
+    place, granted = places.at("x"), 0
+    for number in range(2000):
+        now = number / 10
+        place.counted(now, ok=number % 20 != 0)
+        seen = place.view(now)
+        assert seen is not None
+        if number % 20 == 0 and number > 100 and (not seen.acting or seen.tokens >= 1.0):
+            granted += 1
+            assert place.throttle is not None
+            place.throttle.spend()
+
+    assert granted == 94, "one in twenty fails, and every one of them is tried again"
+
+
+def test_a_switched_off_throttle_still_counts_traffic_for_the_breaker() -> None:
+    place = Destinations(ThrottleSettings(enabled=False)).at("x")
+    for _ in range(100):
+        place.counted(1.0, ok=False)
+
+    assert place.throttle is None
+    assert place.busy(1.5)
+    assert not place.busy(99.0)
