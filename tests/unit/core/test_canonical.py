@@ -53,20 +53,20 @@ def test_a_tuple_is_a_list_and_a_big_number_stays_exact() -> None:
 
 
 @for_each_row(
-    ("value", "place"),
+    ("value", "message"),
     [
-        ({"a": [0.0, math.nan]}, "a[1]"),
-        (math.inf, "the value"),
-        ({"a": {"b": {1: "x"}}}, "a.b"),
-        ({"a": object()}, "a"),
-        ([b"bytes"], "[0]"),
-        ("\ud800", "the value"),
+        ({"a": [0.0, math.nan]}, "a[1] is not JSON: nan has no JSON form"),
+        (math.inf, "the value is not JSON: inf has no JSON form"),
+        ({"a": {"b": {1: "x"}}}, "a.b is not JSON: a key is text, not int"),
+        ({"a": object()}, "a is not JSON: object has no JSON form"),
+        ([b"bytes"], "[0] is not JSON: bytes has no JSON form"),
+        ("\ud800", "the value is not JSON: half a surrogate pair is not text"),
     ],
 )
-def test_what_is_not_json_is_refused_with_its_place(value: object, place: str) -> None:
+def test_a_value_that_is_not_json_is_refused_with_its_path(value: object, message: str) -> None:
     with pytest.raises(NotJsonError) as caught:
         canonical(value)
-    assert str(caught.value).startswith(f"{place} is not JSON")
+    assert str(caught.value) == message
 
 
 def test_a_value_that_holds_itself_is_refused() -> None:
@@ -77,12 +77,16 @@ def test_a_value_that_holds_itself_is_refused() -> None:
 
 
 def test_the_deepest_allowed_value_is_written_and_one_level_more_is_not() -> None:
-    value: object = 1
+    lists: object = 1
+    mappings: object = 1
     for _ in range(DEEPEST):
-        value = [value]
-    assert canonical(value) == b"[" * DEEPEST + b"1" + b"]" * DEEPEST
-    with pytest.raises(NotJsonError):
-        canonical([value])
+        lists, mappings = [lists], {"a": mappings}
+
+    assert canonical(lists) == b"[" * DEEPEST + b"1" + b"]" * DEEPEST
+    assert canonical(mappings) == b'{"a":' * DEEPEST + b"1" + b"}" * DEEPEST
+    for deeper in ([lists], [mappings], {"a": lists}, {"a": mappings}):
+        with pytest.raises(NotJsonError, match=f"nested deeper than {DEEPEST}$"):
+            canonical(deeper)
 
 
 def test_a_record_is_written_sorted_and_no_limit_as_null() -> None:

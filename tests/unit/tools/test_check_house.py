@@ -296,6 +296,7 @@ def test_the_exit_code_says_whether_anything_was_found(
     check: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check_house, "ROOT", tmp_path)
+    monkeypatch.setattr(check_house, "EXEMPT", {})
     check({"m.py": function_of(61)})
     assert main([]) == 1
     assert "src/pkg/m.py:1: function-ceiling: function f" in capsys.readouterr().out
