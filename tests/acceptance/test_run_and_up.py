@@ -46,7 +46,7 @@ def test_sigterm_ends_with_143_and_a_second_signal_at_once(folder: Folder) -> No
     until(lambda: "long" in folder.begun())
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
-    until(lambda: process.stderr is not None and "ending;" in process.stderr.readline())
+    until(lambda: process.stderr is not None and "shutting down;" in process.stderr.readline())
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_S)

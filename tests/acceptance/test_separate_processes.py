@@ -163,7 +163,7 @@ def test_a_step_that_runs_gets_its_time_and_a_second_signal_takes_it_away(folder
     until(lambda: "long" in folder.begun())
     worker.send_signal(signal.SIGTERM)
     assert worker.stderr is not None
-    until(lambda: worker.stderr is not None and "ending;" in worker.stderr.readline())
+    until(lambda: worker.stderr is not None and "shutting down;" in worker.stderr.readline())
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=PATIENCE_S)
     assert worker.returncode == 143

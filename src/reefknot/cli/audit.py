@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, pages_of, read_head
-from reefknot.cli.options import STORE, StoreOptions, check_number, time_ms, unknown
+from reefknot.cli.options import STORE, StoreFlags, check_number, time_ms, unknown
 from reefknot.cli.output import plural, progress, put, put_table, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, epoch_seconds
@@ -88,7 +88,7 @@ def tail(
     correlation: Annotated[str | None, Parameter(help="Only this correlation id.")] = None,
     trace: Annotated[str | None, Parameter(help="Only this trace id.")] = None,
     since: Since = None,
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """Show the last events, and with --follow new ones as they are written. With --json, one event per line."""
     check_number("--lines", lines, 0, sys.maxsize, "a number, 0 or more")
@@ -160,7 +160,7 @@ async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds:
 
 
 def put_events(events: list[KeptEntry], *, json: bool) -> None:
-    """One line per event, flushed."""
+    """Print a line per event, and flush."""
     for one in events:
         if json:
             print(_json_line(one))
@@ -220,7 +220,7 @@ def verify(
     head: Annotated[
         Path | None, Parameter(help="Head that was exported earlier: reveals whether the end was cut off.")
     ] = None,
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """Verify the hash chain: list every edit, removal, swap and insertion. Exits with 65 when there is one."""
     beside = None if file is None else head_file_of(file)
@@ -255,7 +255,7 @@ def verify(
 
 
 @app.command(help_epilogue="Examples:\n\n    reefknot audit replay\n    reefknot audit replay log.jsonl --json")
-def replay(file: File = None, /, *, options: StoreOptions = STORE) -> int:
+def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
     """Decide every audited decision again and list each difference (exit code 65). Nothing is executed."""
     from reefknot.config.dialects import load_all
     from reefknot.core.audit.replay import Replayer
@@ -293,9 +293,7 @@ def replay(file: File = None, /, *, options: StoreOptions = STORE) -> int:
     return Exit.MISMATCH if total else Exit.FINE
 
 
-async def _replay(
-    replayer: Replayer, file: Path | None, options: StoreOptions
-) -> tuple[str, int, list[dict[str, Any]]]:
+async def _replay(replayer: Replayer, file: Path | None, options: StoreFlags) -> tuple[str, int, list[dict[str, Any]]]:
     """The source's name, the number of differences, and the first of them."""
     total, first = 0, []
     async with audit_source(file, options) as source:
@@ -320,7 +318,7 @@ def export(
     /,
     *,
     force: Annotated[bool, Parameter(help="Replace existing files.")] = False,
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """Write all events as JSON lines, and the head that proves later that nothing was cut off."""
     head_file = head_file_of(file)
@@ -397,7 +395,7 @@ def analyse(
     threshold: Annotated[float | None, Parameter(help="Alert above this many retries per minute.")] = None,
     fail_on_alert: Annotated[bool, Parameter(help="Exit with 1 when there was an alert.")] = False,
     since: Since = None,
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """Retries per minute, success rate and average attempts of every category, and alerts above a threshold."""
     result, unreadable = asyncio.run(_analyse(file, options, Analyser(threshold=threshold), time_ms("--since", since)))
@@ -416,7 +414,7 @@ def analyse(
 
 
 async def _analyse(
-    file: Path | None, options: StoreOptions, analyser: Analyser, since: int | None
+    file: Path | None, options: StoreFlags, analyser: Analyser, since: int | None
 ) -> tuple[Analysis, int]:
     """The analysis of the whole log, or of the events since a time; and the number of unreadable events."""
     unreadable = 0

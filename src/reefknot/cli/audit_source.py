@@ -36,7 +36,7 @@ from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
-    from reefknot.cli.options import StoreOptions
+    from reefknot.cli.options import StoreFlags
     from reefknot.ports.audit_log import AuditLog, KeptEntry
 
 PAGE = 1000
@@ -140,7 +140,7 @@ class FileSource:
 
 
 @asynccontextmanager
-async def audit_source(file: Path | None, options: StoreOptions) -> AsyncIterator[AuditSource]:
+async def audit_source(file: Path | None, options: StoreFlags) -> AsyncIterator[AuditSource]:
     """The file when one is named, else the store. A file that is a store is opened as one."""
     if file is not None:
         if options.engine is not None:

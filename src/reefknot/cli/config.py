@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import COMMON, DEFAULT_STORE, Common, Json, load, one_of, settings
+from reefknot.cli.options import COMMON, DEFAULT_STORE, CommonFlags, Json, load, one_of, settings
 from reefknot.cli.output import json_text, jsonable, plural, put, put_json, put_table, relative, say, show
 from reefknot.errors import ConfigurationError, ParameterError
 
@@ -179,7 +179,7 @@ DEFAULT = "default"
 
 
 @app.command(name="show", help_epilogue="Example:\n\n    reefknot config show --json")
-def show_config(*, common: Common = COMMON) -> int:
+def show_config(*, common: CommonFlags = COMMON) -> int:
     """Show every setting in force with the source that set it. Secrets are hidden."""
     found = settings(common.config)
     values = list(_values(found))
@@ -222,7 +222,7 @@ def check(
     file: Annotated[str | None, Parameter(help="File to check. Default: the one that would be found.")] = None,
     /,
     *,
-    common: Common = COMMON,
+    common: CommonFlags = COMMON,
 ) -> int:
     """Check a whole file and report every mistake with its line. Exits with 78 when there is one."""
     return check_files([file if file is not None else common.config], json=common.json)

@@ -12,7 +12,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import OPERATOR, STORE, OperatorOptions, StoreOptions
+from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags
 from reefknot.cli.output import printable, put, put_table, show, show_fields, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
 from reefknot.core.idempotency import Done, Failed, KeyState, Released
@@ -31,7 +31,7 @@ Key = Annotated[str, Parameter(help="Idempotency key.")]
 
 
 @app.command(name="show", help_epilogue="Example:\n\n    reefknot idempotency show order-7")
-def show_key(key: Key, /, *, options: StoreOptions = STORE) -> int:
+def show_key(key: Key, /, *, options: StoreFlags = STORE) -> int:
     """Show the record of a key. Configured secrets, and values beside names such as `password`, are hidden."""
     address = address_of(options)
     record = with_store(address, lambda store: store.idempotency.get(key))
@@ -42,7 +42,7 @@ def show_key(key: Key, /, *, options: StoreOptions = STORE) -> int:
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot idempotency stats --json")
-def stats(*, options: StoreOptions = STORE) -> int:
+def stats(*, options: StoreFlags = STORE) -> int:
     """Count the keys in each state. Keys in state `unknown` wait for an operator."""
     found = with_store(address_of(options), lambda store: store.idempotency.counts())
     counts = {state.value: found.get(state, 0) for state in KeyState}
@@ -53,7 +53,7 @@ def stats(*, options: StoreOptions = STORE) -> int:
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot idempotency forget order-7 --dry-run")
-def forget(key: Key, /, *, options: OperatorOptions = OPERATOR) -> int:
+def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Delete a key, so that its work may run again. A key in progress is refused (exit code 75)."""
     address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
 
@@ -83,7 +83,7 @@ def resolve(
     released: Annotated[
         bool, Parameter(negative="", help="The effect never happened: the next caller may try.")
     ] = False,
-    options: OperatorOptions = OPERATOR,
+    options: OperatorFlags = OPERATOR,
 ) -> int:
     """Set the outcome of a guarded key in state `unknown`, with one of --done, --failed and --released."""
     ending = _ending(done, failed, released)

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorOptions, StoreOptions, check_whole, one_of
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, one_of
 from reefknot.cli.output import age, printable, put, put_fields, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, has_router, operator_event, with_store
 from reefknot.core.messages import encode
@@ -156,7 +156,7 @@ def list_(
     type_: Annotated[str | None, Parameter(name="--type", help="Only steps of this type.")] = None,
     limit: Limit = 50,
     after: Annotated[str, Parameter(help="Continue after the cursor that the last page gave as `next`.")] = "",
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """List jobs: those that wait for a router first, then the others, by id; pending ones with their due time."""
     check_whole("--limit", limit)
@@ -201,7 +201,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 @app.command(name="show", help_epilogue="Example:\n\n    reefknot job show order-7")
-def show_job(job: Id, /, *, options: StoreOptions = STORE) -> int:
+def show_job(job: Id, /, *, options: StoreFlags = STORE) -> int:
     """Show everything about one job: state, attempts, history, audited events and result."""
     from reefknot.ports.audit_log import AuditQuery
 
@@ -251,7 +251,7 @@ def cancel(
     /,
     *,
     reason: Annotated[str, Parameter(help="Reason, for the result and the audit log.")] = "",
-    options: OperatorOptions = OPERATOR,
+    options: OperatorFlags = OPERATOR,
 ) -> int:
     """Cancel a job wherever it is; its result is then `cancelled`. A finished job is refused (exit code 1)."""
     address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run

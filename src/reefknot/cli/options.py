@@ -1,7 +1,7 @@
 """
 Options that several commands share, checks of their values, and the settings that `--config` names.
 
-A command takes one of the flattened groups (`Common`, `StoreOptions`, `OperatorOptions`, `SystemOptions`) beside its
+A command takes one of the flattened groups (`CommonFlags`, `StoreFlags`, `OperatorFlags`, `SystemFlags`) beside its
 own flags. A value that is not accepted is refused with what is accepted, and with a suggestion, before any work starts.
 """
 
@@ -40,7 +40,7 @@ Modules = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Common:
+class CommonFlags:
     """Options of every command that reads the configuration."""
 
     config: Annotated[str | None, Parameter(help="Configuration file. Default: the nearest reefknot.yaml upwards.")] = (
@@ -51,7 +51,7 @@ class Common:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class StoreOptions(Common):
+class StoreFlags(CommonFlags):
     """Options of a command that works on a store which other processes can open."""
 
     engine: Annotated[
@@ -61,7 +61,7 @@ class StoreOptions(Common):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class OperatorOptions(StoreOptions):
+class OperatorFlags(StoreFlags):
     """Options of a command that changes a store and is audited."""
 
     dry_run: Annotated[bool, Parameter(help="Show what would be done, and change nothing.")] = False
@@ -70,7 +70,7 @@ class OperatorOptions(StoreOptions):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class SystemOptions(Common):
+class SystemFlags(CommonFlags):
     """Options of a command that runs a whole system: router and workers."""
 
     engine: Annotated[
@@ -82,7 +82,7 @@ class SystemOptions(Common):
     seed: Annotated[int | None, Parameter(help="Seed of jitter and of the choice of workers.")] = None
 
 
-COMMON, STORE, OPERATOR, SYSTEM = Common(), StoreOptions(), OperatorOptions(), SystemOptions()
+COMMON, STORE, OPERATOR, SYSTEM = CommonFlags(), StoreFlags(), OperatorFlags(), SystemFlags()
 """The defaults of each group."""
 
 Limit = Annotated[int, Parameter(help="Most entries to list. Default: 50.")]

@@ -66,7 +66,7 @@ def show(data: object, text: Callable[[], None], *, json: bool) -> None:
 
 
 def show_fields(fields: Mapping[str, object], *, json: bool) -> None:
-    """One record: as JSON, or as a table with a row per field."""
+    """Print one record as JSON, or as a table with a row per field."""
     show(fields, lambda: put_fields(fields), json=json)
 
 

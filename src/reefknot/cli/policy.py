@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import COMMON, Common, Json, check_number, one_of, settings, unknown
+from reefknot.cli.options import COMMON, CommonFlags, Json, check_number, one_of, settings, unknown
 from reefknot.cli.output import put, put_table, relative, say, show
 from reefknot.cli.policy_view import (
     CONTROL_FLOW,
@@ -187,7 +187,7 @@ EXPLAIN = "reefknot policy explain --target"
 
 
 @app.command(name="list", help_epilogue="Example:\n\n    reefknot policy list --kind connector")
-def list_policies(*, kind: Kind = None, common: Common = COMMON) -> int:
+def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> int:
     """List every target and source with its policy, and where it is defined."""
     active = active_book(common.config)
     rows = policy_rows(active.book, kind)
@@ -197,7 +197,7 @@ def list_policies(*, kind: Kind = None, common: Common = COMMON) -> int:
 
 
 @app.command(name="show", help_epilogue="Example:\n\n    reefknot policy show connector:imap_mailbox")
-def show_policy(target: Target = None, *, source: Source = None, common: Common = COMMON) -> int:
+def show_policy(target: Target = None, *, source: Source = None, common: CommonFlags = COMMON) -> int:
     """Show one target's policy field by field: its value, the layer and source that set it, and what it overrides."""
     active = active_book(common.config)
     name = known_target(active.book, target, source)
@@ -244,7 +244,7 @@ def explain(
     request: RequestFlags = NO_REQUEST,
     seed: Seed = None,
     baseline: Annotated[bool, Parameter(help="Explain the baseline, which is in force while the gate is off.")] = False,
-    common: Common = COMMON,
+    common: CommonFlags = COMMON,
 ) -> int:
     """
     Explain whether a failure is retried, why, and when.
@@ -317,7 +317,7 @@ def schedule(
     flags: FailureFlags = NO_FAILURE,
     request: RequestFlags = NO_REQUEST,
     seed: Seed = None,
-    common: Common = COMMON,
+    common: CommonFlags = COMMON,
 ) -> int:
     """Draw the waits of a target as bars: the range that jitter allows for each, and the elapsed time."""
     from reefknot.core.retry.explain import explain as decided
@@ -346,7 +346,7 @@ def schedule(
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot policy check reefknot.yaml staging.yaml")
-def check(*files: str, common: Common = COMMON) -> int:
+def check(*files: str, common: CommonFlags = COMMON) -> int:
     """Check the policies in files and report every mistake with its line. Exits with 78 when there is one."""
     from reefknot.cli.config import check_files
 

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.job import JobView, get_job
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorOptions, StoreOptions, check_whole, time_ms
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, time_ms
 from reefknot.cli.output import printable, progress, put, put_table, say, show, show_fields, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
 from reefknot.ports.quarantine import QuarantineFilter
@@ -62,7 +62,7 @@ def list_(
     *,
     limit: Limit = 50,
     after: Annotated[str, Parameter(help="Continue after this id.")] = "",
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """List quarantined jobs by id, each with its reason."""
     check_whole("--limit", limit)
@@ -83,7 +83,7 @@ def list_(
 
 
 @app.command(name="show", help_epilogue="Example:\n\n    reefknot quarantine show order-7")
-def show_item(job: Id, /, *, options: StoreOptions = STORE) -> int:
+def show_item(job: Id, /, *, options: StoreFlags = STORE) -> int:
     """Show one quarantined job: payload, reason, failure, history. Secrets are hidden."""
     address = address_of(options)
     item = with_store(address, lambda store: store.quarantine.show(job))
@@ -96,7 +96,7 @@ def show_item(job: Id, /, *, options: StoreOptions = STORE) -> int:
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot quarantine stats --json")
-def stats(*, options: StoreOptions = STORE) -> int:
+def stats(*, options: StoreFlags = STORE) -> int:
     """Count quarantined jobs by type, source and reason."""
     address = address_of(options)
     found = with_store(address, lambda store: store.quarantine.stats())
@@ -129,9 +129,7 @@ def stats(*, options: StoreOptions = STORE) -> int:
     help_epilogue="Examples:\n\n    reefknot quarantine requeue order-7\n"
     "    reefknot quarantine requeue --reason attempts_spent --dry-run"
 )
-def requeue(
-    *ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorOptions = OPERATOR
-) -> int:
+def requeue(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
     action = BulkAction("requeue", "requeued", options)
 
@@ -147,7 +145,7 @@ def discard(
     because: Annotated[str, Parameter(help="Reason, for the audit log.")] = "",
     flags: QuarantineFlags = NO_FILTER,
     all_: All = False,
-    options: OperatorOptions = OPERATOR,
+    options: OperatorFlags = OPERATOR,
 ) -> int:
     """Give jobs up for good. They stay in the store as discarded."""
     action = BulkAction("discard", "discarded", options, because)
@@ -159,7 +157,7 @@ def discard(
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot quarantine purge --before 30d --dry-run")
-def purge(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorOptions = OPERATOR) -> int:
+def purge(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
 
     async def act(store: Store, chosen: QuarantineFilter, events: list[AuditEntry]) -> list[str]:
@@ -181,7 +179,7 @@ def _selected(ids: tuple[str, ...], flags: QuarantineFlags, all_: bool) -> Quara
 class BulkAction:
     """An audited action on the selected jobs, in chunks. Their number is printed before the first is changed."""
 
-    def __init__(self, verb: str, participle: str, options: OperatorOptions, because: str = "") -> None:
+    def __init__(self, verb: str, participle: str, options: OperatorFlags, because: str = "") -> None:
         self.actor = actor_name(options.actor)
         self._verb = verb
         self._participle = participle
@@ -234,7 +232,7 @@ class BulkAction:
         return changed
 
     def _events(self, items: list[WorkItem]) -> list[AuditEntry]:
-        """One event for the action, and for `requeue` one per job that returns."""
+        """Audit entries: one for the action, and for `requeue` one per job."""
         from reefknot.audit.journal import Journal, event_id, now_text
         from reefknot.core.audit.event import Requeued
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import Exit
-from reefknot.cli.options import STORE, StoreOptions
+from reefknot.cli.options import STORE, StoreFlags
 from reefknot.cli.output import age, put, put_table, show, time_text
 from reefknot.cli.serve import For, Seed, SystemPart, start_part
 from reefknot.cli.stores import address_of, systems_with, with_store
@@ -31,7 +31,7 @@ def start(
     router_id: Annotated[str | None, Parameter(help="Router id. Default: router-1, or the next free one.")] = None,
     seconds: For = None,
     seed: Seed = None,
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """
     Run one router until Ctrl-C or SIGTERM, for the workers on the same store. Several routers may run.
@@ -42,7 +42,7 @@ def start(
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot router status --json")
-def status(*, options: StoreOptions = STORE) -> int:
+def status(*, options: StoreFlags = STORE) -> int:
     """Show what each router holds, its load, and the workers it sees. The exit code is 69 when none is running."""
     address = address_of(options)
 

@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, count_lines, display_name, require_file
-from reefknot.cli.options import SYSTEM, SystemOptions, check_whole
+from reefknot.cli.options import SYSTEM, SystemFlags, check_whole
 from reefknot.cli.output import plural, printable, progress, put, say
 from reefknot.cli.serve import shutdown_on_signals, startup
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
@@ -54,7 +54,7 @@ def run(
     *,
     results: Annotated[str | None, Parameter(help="Write one ExecResult per line to this file.")] = None,
     in_flight: Annotated[int, Parameter(help=f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
-    options: SystemOptions = SYSTEM,
+    options: SystemFlags = SYSTEM,
 ) -> int:
     """Run a file of assignments through router, queue and worker, with a progress bar."""
     check_whole("--in-flight", in_flight)
@@ -65,7 +65,7 @@ def run(
         return asyncio.run(_run(batch, start, options))
 
 
-async def _run(batch: BatchRun, start: Startup, options: SystemOptions) -> int:
+async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
     began = monotonic()
     with shutdown_on_signals() as shutdown:
         async with start.system(
@@ -160,7 +160,7 @@ Write = Callable[[bytes], None]
 
 
 class BatchRun:
-    """One file of assignments in flight."""
+    """Run of one file of assignments."""
 
     def __init__(self, file: str, write: Write, in_flight: int, *, secrets: tuple[str, ...] = ()) -> None:
         self.tally: Tally = Tally()

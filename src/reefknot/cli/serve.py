@@ -27,8 +27,8 @@ from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
 from reefknot.cli.options import (
     DEFAULT_STORE,
     SYSTEM,
-    StoreOptions,
-    SystemOptions,
+    StoreFlags,
+    SystemFlags,
     check_seconds,
     check_whole,
     folder_of,
@@ -53,7 +53,7 @@ Seed = Annotated[int | None, Parameter(help="Seed of jitter.")]
 
 
 class Startup(Struct, frozen=True):
-    """What a system starts from: settings, the URL of its store, and the secrets to hide."""
+    """Inputs of a system's start: settings, the URL of its store, and the secrets to hide."""
 
     settings: Any
     url: str
@@ -101,7 +101,7 @@ def _warn_of_baseline(found: Settings) -> None:
 
 
 def _way_out(name: str, variable: str, said_by: str, found: Settings) -> str:
-    """How to turn a gate on, given what has turned it off."""
+    """Advice on turning a gate on, given what has turned it off."""
     if said_by.startswith("missing file"):
         return "create the file, or do not name it"
     if said_by.startswith("environment"):
@@ -114,7 +114,7 @@ def _way_out(name: str, variable: str, said_by: str, found: Settings) -> str:
 
 
 class Shutdown:
-    """Whether a signal has requested the shutdown, and the exit code that follows from it."""
+    """Shutdown request by a signal, and the exit code that follows from it."""
 
     def __init__(self, requested: asyncio.Event) -> None:
         self.requested = requested
@@ -167,7 +167,7 @@ Beside = Callable[["System"], Awaitable[None]]
 
 
 @app.default
-def up(*, seconds: For = None, drain: DrainSeconds = None, options: SystemOptions = SYSTEM) -> int:
+def up(*, seconds: For = None, drain: DrainSeconds = None, options: SystemFlags = SYSTEM) -> int:
     """Run a router and workers until Ctrl-C or SIGTERM, and print retries, rejections and overload as they happen."""
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
@@ -183,7 +183,7 @@ def up(*, seconds: For = None, drain: DrainSeconds = None, options: SystemOption
 
 
 class UpSession:
-    """One run of a whole system with its live feed."""
+    """Run of a whole system with its live feed."""
 
     def __init__(
         self,
@@ -321,7 +321,7 @@ class SystemPart(Struct, frozen=True):
         }
 
 
-def start_part(part: SystemPart, options: StoreOptions, seconds: float | None) -> int:
+def start_part(part: SystemPart, options: StoreFlags, seconds: float | None) -> int:
     """Run one part until the time is over or a signal comes; the result is the exit code."""
     from reefknot.core.messages import PART_NAME, can_name_a_part
 

@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorOptions, StoreOptions
+from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorFlags, StoreFlags
 from reefknot.cli.output import Advance, progress, put, say, show
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
 
@@ -26,7 +26,7 @@ app = App(
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot store check --engine sqlite:state.db")
-def check(*, options: StoreOptions = STORE) -> int:
+def check(*, options: StoreFlags = STORE) -> int:
     """Check the integrity of the file and the hash chain of its events. Exits with 65 when either is damaged."""
     address = address_of(options)
     report = with_store(address, lambda store: _sqlite(store, address).check())
@@ -52,7 +52,7 @@ def backup(
     /,
     *,
     actor: Actor = None,
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """Copy the store while others go on writing it. The copy is a complete store."""
     address = address_of(options)
@@ -88,7 +88,7 @@ def _percent(advance: Advance) -> Callable[[int, int], None]:
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot store migrate --dry-run")
-def migrate(*, options: OperatorOptions = OPERATOR) -> int:
+def migrate(*, options: OperatorFlags = OPERATOR) -> int:
     """Migrate the file to the schema version of this program. A newer file is refused (exit code 78)."""
     from reefknot.engines.sqlite.connection import VERSION
 
@@ -118,7 +118,7 @@ def migrate(*, options: OperatorOptions = OPERATOR) -> int:
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot store compact --dry-run")
-def compact(*, options: OperatorOptions = OPERATOR) -> int:
+def compact(*, options: OperatorFlags = OPERATOR) -> int:
     """Return unused space to the disk. Writers wait meanwhile."""
     address, dry_run = address_of(options), options.dry_run
     address.require_file()

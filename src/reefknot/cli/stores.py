@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import DEFAULT_STORE, StoreOptions, folder_of, secrets_of, settings
+from reefknot.cli.options import DEFAULT_STORE, StoreFlags, folder_of, secrets_of, settings
 from reefknot.cli.output import printable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class StoreAddress(Struct, frozen=True):
             )
 
 
-def address_of(options: StoreOptions) -> StoreAddress:
+def address_of(options: StoreFlags) -> StoreAddress:
     """The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not
     be allowed to read all of them, and what was not read cannot be shown."""
     from reefknot.core.redaction import Redactor
@@ -150,7 +150,7 @@ _POLL_S = 0.1
 
 
 def has_part(systems: list[dict[str, Any]], part: str) -> bool:
-    """Whether one of the systems has a `worker` or a `router`."""
+    """True when one of the systems has the part, `worker` or `router`."""
     return any(one["workers"] if part == "worker" else one["router"] for one in systems)
 
 
@@ -167,7 +167,7 @@ async def running_systems(store: Store) -> list[dict[str, Any]]:
 
 
 async def has_router(store: Store) -> bool:
-    """Whether a router runs over this store, or is about to."""
+    """True when a router runs over this store, or is about to."""
     return has_part(await running_systems(store), "router")
 
 

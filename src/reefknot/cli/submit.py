@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
-from reefknot.cli.options import STORE, StoreOptions
+from reefknot.cli.options import STORE, StoreFlags
 from reefknot.cli.output import printable, put, put_table, say
 from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
@@ -48,7 +48,7 @@ def submit(
     deadline: Annotated[float | None, Parameter(help="Deadline in seconds from now, queueing included.")] = None,
     wait: Annotated[bool, Parameter(help="Wait for the results. The exit code is 1 unless all succeeded.")] = False,
     timeout: Annotated[float, Parameter(help="Most seconds that --wait waits. Default: 60.")] = 60.0,
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """Submit a file of assignments, or one step, and optionally wait for the results."""
     if (file is None) == (type_ is None):

@@ -13,8 +13,8 @@ from reefknot.cli.options import (
     OPERATOR,
     STORE,
     Modules,
-    OperatorOptions,
-    StoreOptions,
+    OperatorFlags,
+    StoreFlags,
     check_number,
     unknown,
 )
@@ -48,7 +48,7 @@ def start(
     seconds: For = None,
     drain: DrainSeconds = None,
     seed: Seed = None,
-    options: StoreOptions = STORE,
+    options: StoreFlags = STORE,
 ) -> int:
     """
     Run one worker until Ctrl-C or SIGTERM, for the routers on the same store.
@@ -59,7 +59,7 @@ def start(
 
 
 @app.command(name="list", help_epilogue="Example:\n\n    reefknot worker list --json")
-def list_(*, options: StoreOptions = STORE) -> int:
+def list_(*, options: StoreFlags = STORE) -> int:
     """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
     address = address_of(options)
     systems = with_store(address, lambda store: systems_with("worker", store, address))
@@ -96,7 +96,7 @@ def drain(
     /,
     *,
     seconds: Annotated[float, Parameter(help="Seconds that running steps get. Default: 30.")] = 30.0,
-    options: OperatorOptions = OPERATOR,
+    options: OperatorFlags = OPERATOR,
 ) -> int:
     """Drain a worker: running steps finish, nothing new is accepted, and queued work goes to the other workers."""
     check_number("--seconds", seconds, 0, 86_400, "from 0 to 86400")
@@ -105,14 +105,14 @@ def drain(
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot worker pause worker-2")
-def pause(worker: WorkerId = None, /, *, options: OperatorOptions = OPERATOR) -> int:
+def pause(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Pause a worker: it accepts and starts nothing until it is resumed, and keeps its queue."""
     effect = "paused; no new work is accepted, and queued work waits"
     return WorkerCommand("pause", "paused", effect, draining=True).send(worker, options)
 
 
 @app.command(help_epilogue="Example:\n\n    reefknot worker resume worker-2")
-def resume(worker: WorkerId = None, /, *, options: OperatorOptions = OPERATOR) -> int:
+def resume(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Resume a paused or drained worker."""
     return WorkerCommand("resume", "resumed", "running again", draining=False).send(worker, options)
 
@@ -126,7 +126,7 @@ class WorkerCommand(NamedTuple):
     draining: bool
     """The `draining` flag that an obedient worker reports."""
 
-    def send(self, worker: str | None, options: OperatorOptions, **details: Any) -> int:
+    def send(self, worker: str | None, options: OperatorFlags, **details: Any) -> int:
         """Send the command, wait until it is obeyed, and return the exit code."""
         address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
         workers, obeyed = with_store(

@@ -137,7 +137,7 @@ class Tour:
         self._say(f"   => {text}", "green")
 
     def fetch(self, path: str) -> str:
-        """One GET, printed with its status."""
+        """Send a GET, and print its status."""
         try:
             with self._open(f"http://{LOOPBACK}:{self.service.port}{path}", timeout=5) as answer:
                 text: str = answer.read().decode().strip()

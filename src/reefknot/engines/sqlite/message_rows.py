@@ -15,6 +15,8 @@ from reefknot.core.time import Moment
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.transport import Delivery
 
+TOPIC = "message"
+"""What listeners wait for: messages, room for them, and who listens."""
 GONE_AFTER_MS = 4_000
 """A listener that was not seen for so long holds up nobody."""
 WINDOW_MS = 10_000
@@ -105,6 +107,7 @@ def publishes(transaction: Transaction, wanted: list[Message]) -> list[bool]:
             connection.execute(_INSERT, (transaction.now.steady, origin, subject, name, headers, body))
             if connection.changes():
                 room.take(subject, origin)
+                transaction.touched.add(TOPIC)
         answers.append(may)
     return answers
 
@@ -151,12 +154,14 @@ def refreshes(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]
     connection.execute("DELETE FROM listener WHERE seen_at <= ? OR seen_at > ?", (now.steady - LONGEST_MS, now.steady))
     there = listeners(connection, now)
     _trim(connection, now, there)
+    transaction.touched.add(TOPIC)
     return [there] * len(wanted)
 
 
 def leaves(transaction: Transaction, wanted: list[str]) -> list[None]:
     """These ends listen no more."""
     transaction.connection.executemany("DELETE FROM listener WHERE origin = ?", [(origin,) for origin in wanted])
+    transaction.touched.add(TOPIC)
     return [None] * len(wanted)
 
 

@@ -38,7 +38,6 @@ MOST = 256
 """Messages that may be on their way at once."""
 AGAIN_S = 1.0
 """How soon it is tried again when nothing tells that there is room."""
-TOPIC = "message"
 
 Named = tuple[str, rows.Message]
 """What the sender calls it, and the message."""
@@ -89,7 +88,7 @@ class Outgoing:
     async def _try_again(self) -> None:
         try:
             while self._refused:
-                with self._link.listening(TOPIC) as change:
+                with self._link.listening(rows.TOPIC) as change:
                     again = [self._refused.popleft() for _ in range(len(self._refused))]
                     await self._sent(again)
                     for _, message in again:  # whoever was refused anew has been counted anew
@@ -249,7 +248,7 @@ class SqliteTransport:
             loop = asyncio.get_running_loop()
             self._following = loop.create_task(self._follow(), name="messages from other processes")
         self._tell_at, self._is_announced = 0.0, False
-        self._nudge(TOPIC)
+        self._nudge(rows.TOPIC)
         return self._read(line)
 
     async def _read(self, line: _Line) -> AsyncIterator[Delivery]:
@@ -258,19 +257,19 @@ class SqliteTransport:
                 was_full = line.unread.qsize() == line.limit - 1
                 line.got(one[0])
                 if was_full or line.read_to - line.told >= max(1, line.limit // 4):
-                    self._nudge(TOPIC)
+                    self._nudge(rows.TOPIC)
                 yield one[1]
         finally:
             if line in self._lines:
                 self._lines.remove(line)
                 self._tell_at, self._is_announced = 0.0, False
-                self._nudge(TOPIC)
+                self._nudge(rows.TOPIC)
 
     async def _follow(self) -> None:
         """Fetch what others sent, and tell them how far it was read."""
         loop = asyncio.get_running_loop()
         while not self._closed:
-            with self._link.listening(TOPIC) as change:
+            with self._link.listening(rows.TOPIC) as change:
                 try:
                     more = await self._fetch()
                     if loop.time() >= self._tell_at or any(_has_moved(line) for line in self._lines):
@@ -322,7 +321,7 @@ class SqliteTransport:
         for line, one in lines:
             line.told = one.read_to
         if any(_has_moved(line) for line in self._lines) or not self._is_announced:
-            self._nudge(TOPIC)
+            self._nudge(rows.TOPIC)
 
     def _know(self, listeners: list[rows.Listener]) -> None:
         others = [one for one in listeners if one.origin != self._origin]
