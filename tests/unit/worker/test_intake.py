@@ -7,12 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from reefknot.core.audit.event import Admission
 from reefknot.core.messages import ACK, RESULT, AckStatus, ResultStatus, encode
 from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, Rules
-from reefknot.core.work import WorkItem
 from reefknot.errors import StoreUnavailableError
 from tests.workshop import Shop, Step, with_shop, work
 
