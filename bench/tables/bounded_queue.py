@@ -100,9 +100,9 @@ TABLES = (
         name="bounded-queue",
         title="The worker's bounded queue",
         about=(
-            "A place taken and given up by id, a hundred in the queue, in one loop; asyncio.Queue puts and gets without "
-            "waiting, which is its fastest way. Ours also knows due times, deadlines and the oldest place of each "
-            "priority. The order in which work runs is the store's."
+            "A place taken and given up by id, a hundred in the queue, in one loop. asyncio.Queue puts and gets "
+            "without waiting, which is its fastest way. Ours also knows due times, deadlines and the oldest place of "
+            "each priority. The order in which work runs is the store's."
         ),
         unit=MICROSECONDS,
         reference=ASYNCIO,

@@ -327,14 +327,12 @@ class World:
     async def _until_answered(self) -> None:
         ends = self.clock.now() + CALM_S
         left = set(self.story.handed_in)
-        while left and self.clock.now() < ends:
+        while (left or self._untold()) and self.clock.now() < ends:
             for name in sorted(left):
                 found = await self.submissions.answer(name)
                 if found is not None:
                     self.story.results[name] = found
                     left.discard(name)
-            await asyncio.sleep(1.0)
-        while self._untold() and self.clock.now() < ends:
             await asyncio.sleep(1.0)
         self.story.broken += [f"the caller of {name} in the router's process was not told" for name in self._untold()]
 

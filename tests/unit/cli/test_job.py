@@ -31,11 +31,11 @@ def test_every_job_is_listed_once_with_its_state_and_attempts(rk: Commands, stor
     found = rk("job", "list", "--json").json
 
     assert [(one["id"], one["state"], one["attempts"]) for one in found["jobs"]] == [
-        ("waits", "pending", 0),
         ("done", "succeeded", 1),
         ("failed", "failed", 1),
+        ("waits", "pending", 0),
     ]
-    assert (found["states"]["succeeded"], found["waiting_for_router"], found["next"]) == (1, 2, None)
+    assert (found["states"]["succeeded"], found["waiting_for_router"], found["next"]) == (1, 1, None)
 
 
 def test_a_list_narrows_by_state_and_type_and_goes_on_where_it_ended(rk: Commands, store: Path) -> None:

@@ -44,9 +44,11 @@ def accepted(
     """A step that a worker accepted, and its report; None while it still runs."""
 
     async def work(store: Store) -> None:
-        assignment = ExecAssignment(name, "r", Job(kind, payload or PAYLOAD))
-        item = WorkItem(name, kind, f"cpu@{worker}", payload=encode(assignment), correlation_id="r")
-        await store.work.enqueue([item])
+        submitted = await store.work.get(name)
+        request = "r" if submitted is None else submitted.correlation_id or ""
+        assignment = ExecAssignment(name, request, Job(kind, payload or PAYLOAD))
+        item = WorkItem(name, kind, f"cpu@{worker}", payload=encode(assignment), correlation_id=request)
+        assert await store.work.assign([item]) != [None]
         (claimed,) = await store.work.claim(1, owner="worker-1#1", classes=(f"cpu@{worker}",), lease=0.001)
         if settled is not None:
             report = Settlement(claimed.id, claimed.owner, claimed.fence, settled)

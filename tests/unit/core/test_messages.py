@@ -492,11 +492,11 @@ def test_an_assignment_survives_the_wire() -> None:
 
 
 def test_the_small_messages() -> None:
-    beat = Heartbeat("w", 5, {"io": ClassHealth(OverloadStatus.HEALTHY, 0, 1, 8)}, incarnation="w#1")
+    beat = Heartbeat("w", 5, {"io": ClassHealth(OverloadStatus.HEALTHY, 0, 1, 8)}, incarnation="w#1", store="5f")
 
     assert encode(beat) == (
         b'{"worker_id":"w","timestamp":5,"classes":{"io":{"status":"healthy","queue_depth":0,"active":1,"capacity":8}},'
-        b'"draining":false,"incarnation":"w#1"}'
+        b'"draining":false,"incarnation":"w#1","store":"5f"}'
     )
     assert encode(Cancel("a")) == b'{"assignment_id":"a"}'
     assert encode(Cancel("a", "why")) == b'{"assignment_id":"a","reason":"why"}'

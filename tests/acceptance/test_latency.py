@@ -1,0 +1,92 @@
+"""What a person feels: a result comes at once, and a system that has nothing to do leaves the disk alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import apsw
+
+from tests.acceptance.folder import Folder
+from tests.pace import slowness
+
+AT_ONCE_S = 0.1
+IDLE_S = 5.0
+CALLER = """
+import asyncio, json, sys, time
+import reefknot as rk
+
+async def main():
+    times = []
+    async with rk.connect("sqlite:" + sys.argv[1]) as client:
+        for _ in range(6):
+            began = time.monotonic()
+            result = await client.run("own.nap", {"seconds": 0})
+            times.append(time.monotonic() - began)
+            assert result.status == "success", result
+            await asyncio.sleep(0.2)  # whoever only looks now and then is asleep again
+
+asyncio.run(main())
+"""
+
+
+def store_of(folder: Folder) -> Path:
+    (found,) = (folder.path / ".reefknot").glob("*.db")
+    return found
+
+
+def caller(folder: Folder) -> list[float]:
+    """How long another process waited for each of five results."""
+    words = [sys.executable, "-c", CALLER, str(store_of(folder))]
+    done = subprocess.run(words, cwd=folder.path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    times: list[float] = json.loads(done.stdout)
+    return times
+
+
+def test_another_process_has_the_result_of_an_empty_step_at_once(folder: Folder) -> None:
+    folder.up()
+    times: list[float] = []
+    for _ in range(3):
+        times = caller(folder)
+        if median(times) < AT_ONCE_S:
+            break
+    assert median(times) < AT_ONCE_S * slowness(), times
+
+
+def writes(path: Path, seconds: float) -> tuple[int, int]:
+    """Write transactions of other processes, seen every 5 ms; and how often the file was looked at."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    ends = time.monotonic() + seconds
+    seen: set[Any] = set()
+    looks = 0
+    while time.monotonic() < ends:
+        seen.add(connection.pragma("data_version"))
+        looks += 1
+        time.sleep(0.005)
+    connection.close()
+    return len(seen) - 1, looks
+
+
+def test_a_system_that_has_nothing_to_do_writes_at_most_once_a_second(folder: Folder) -> None:
+    folder.up()
+    done = folder("submit", "--type", "own.nap", "--inputs", '{"seconds": 0}', "--wait", "--json")
+    assert done.code == 0, done.err
+    time.sleep(2)
+    number, looks = writes(store_of(folder), IDLE_S)
+    assert looks > 50
+    assert number <= IDLE_S + 1, "a status each second, and nothing else"
+
+
+def test_a_system_that_works_is_seen_to_write_more_often(folder: Folder) -> None:
+    """The control: the same count of a system that gets six pieces of work in the meantime."""
+    folder.up()
+    process = subprocess.Popen([sys.executable, "-c", CALLER, str(store_of(folder))], stdout=subprocess.DEVNULL)
+    number, _ = writes(store_of(folder), IDLE_S)
+    assert process.wait(60) == 0
+    assert number > IDLE_S + 1
