@@ -309,16 +309,19 @@ class Router:
     async def _wait_for_submissions(self) -> None:
         """Wait until the store has something to claim, or a local caller left something there."""
         loop = asyncio.get_running_loop()
-        waits = [
-            loop.create_task(self._store.work.wait(CLAIM_S, classes=(ROUTER,))),
-            loop.create_task(self._claim_now.wait()),
-        ]
+        left_here = loop.create_task(self._claim_now.wait())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            while not left_here.done():
+                in_store = loop.create_task(self._store.work.wait(CLAIM_S, classes=(ROUTER,)))
+                try:
+                    await asyncio.wait([in_store, left_here], return_when=asyncio.FIRST_COMPLETED)
+                    if in_store.done() and (in_store.exception() is not None or in_store.result()):
+                        return  # the claim says what is wrong, if anything is
+                finally:
+                    in_store.cancel()
+                    await asyncio.gather(in_store, return_exceptions=True)
         finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            left_here.cancel()
 
     async def _claim(self, n: int) -> None:
         claim = asyncio.get_running_loop().create_task(self.submissions.claim(n, self.owner))
