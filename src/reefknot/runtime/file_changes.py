@@ -37,7 +37,7 @@ class FileChanges:
                 os.close(descriptor)
                 return False
             loop.add_reader(descriptor, self._read)
-        except (OSError, AttributeError, NotImplementedError):
+        except (OSError, AttributeError, RuntimeError):
             return False
         self._descriptor, self._loop = descriptor, loop
         return True
