@@ -47,6 +47,20 @@ STYLE = """\
   }"""
 
 
+HEAD = f"""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"
+  role="img" aria-labelledby="title description">
+<!-- Drawn by tools/draw_overview.py. Change that, not this file. -->
+<title id="title">{TITLE}</title>
+<desc id="description">{DESCRIPTION}</desc>
+<style>
+{STYLE}
+</style>
+<defs><marker id="head" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="7" markerHeight="7" orient="auto">
+  <path class="head" d="M0 0 L10 5 L0 10 z"/>
+</marker></defs>"""
+
+
 def rectangle(x: int, y: int, width: int, height: int, kind: str) -> str:
     return f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="8"/>'
 
@@ -106,21 +120,7 @@ def picture() -> str:
         words(720, 180, "4 accept,", kind="label", anchor="end"),
         words(720, 198, "then settle", kind="label", anchor="end"),
     ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            'role="img" aria-labelledby="title description">',
-            "<!-- Drawn by tools/draw_overview.py. Change that, not this file. -->",
-            f'<title id="title">{escape(TITLE)}</title>',
-            f'<desc id="description">{escape(DESCRIPTION)}</desc>',
-            f"<style>\n{STYLE}\n</style>",
-            '<defs><marker id="head" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="7" markerHeight="7" '
-            'orient="auto"><path class="head" d="M0 0 L10 5 L0 10 z"/></marker></defs>',
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )
+    return "\n".join([HEAD, *parts, "</svg>", ""])
 
 
 def main(arguments: Sequence[str]) -> int:

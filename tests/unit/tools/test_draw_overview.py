@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_the_readme_shows_the_picture_with_a_text_for_those_who_do_not_see_it() 
 
 
 def test_the_picture_is_svg_that_names_all_parts_and_stays_inside_its_frame() -> None:
-    root = ElementTree.fromstring(picture())
+    root = ET.fromstring(picture())
     texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
     boxes = [element.attrib for element in root.iter("{http://www.w3.org/2000/svg}rect")]
 
