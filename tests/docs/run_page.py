@@ -8,7 +8,7 @@ of the time; one that needs a shell gets a shell. A fence that cannot run says s
     <!-- no-run: needs a mailbox -->
     ```python no-run
 
-A fence ```` ```python file=steps.py ```` is not run but written to that file, in the reader's folder. Python between a line
+A fence of `python file=steps.py` is not run but written to that file, in the reader's folder. Python between a line
 `<!-- run` and a line `-->` is run in its turn and not shown: what the reader has anyway, such as a network, or a check
 that would only be in the way.
 """
