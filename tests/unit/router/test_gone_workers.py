@@ -13,7 +13,7 @@ from reefknot.router.service import Router
 from tests.workshop import Shop, Step, with_shop, work
 
 ONE = {"cpu": 1}
-LONG = {"timeout_ms": 10_000_000}
+LONG: dict[str, Any] = {"timeout_ms": 10_000_000}
 
 
 async def accepted_and_gone(shop: Shop, *, router_too: bool, queued: bool = False, **options: Any) -> Router:
