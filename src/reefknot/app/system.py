@@ -159,7 +159,7 @@ class System:
         return await self.router.submit(assignment)
 
     def snapshot(self) -> dict[str, Any]:
-        """What is going on, as JSON can carry it."""
+        """The state of the router and of every worker, as JSON can carry it."""
         return {
             "system_id": self.system_id,
             "pid": os.getpid(),

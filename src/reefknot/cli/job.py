@@ -35,7 +35,7 @@ _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 
 
 class JobView(Struct, frozen=True):
-    """One assignment, as commands show it."""
+    """An assignment as commands show it."""
 
     item: WorkItem
 

@@ -176,7 +176,7 @@ _SMOOTHING = 0.1
 
 
 class Throughput:
-    """How fast work of one class leaves."""
+    """The rate at which work of one class ends."""
 
     __slots__ = ("busy", "intervals", "last_end", "mean_interval_ms", "mean_step_ms", "steps")
 

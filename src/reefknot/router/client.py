@@ -37,7 +37,7 @@ HasRouter = Callable[[Store], Awaitable[bool]]
 
 
 class Handle:
-    """One submitted assignment."""
+    """A submitted assignment: its result, once there is one, and a way to cancel it."""
 
     def __init__(
         self,

@@ -344,7 +344,7 @@ class Router:
             await self._background.run_logged("leases could not be renewed", self._renew_all)
 
     async def _renew_all(self) -> None:
-        """Renew the claims of what no worker has acked. A lost claim is another router's, or a worker's without an ack."""
+        """Renew the claims of unacked submissions. A lost claim has gone to another router or to a worker."""
         held = [one.held for one in self.table.all() if not one.acked]
         if not held:
             return

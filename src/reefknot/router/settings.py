@@ -27,7 +27,7 @@ have been done in time."""
 
 
 class RouterSettings(Struct, frozen=True):
-    """What a router is told when it is built."""
+    """The settings of a router, given when it is built."""
 
     rules: Rules = Rules()
     """The bounds of its own queue. Whatever the policy says: what cannot come in is refused."""

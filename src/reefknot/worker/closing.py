@@ -368,6 +368,6 @@ class Closing:
 
 
 def _raised_at(error: Exception) -> str:
-    """Where an error was raised, without anything of what was in the frames."""
+    """The file and line where an error was raised, without any value of its frames."""
     frames = extract_tb(error.__traceback__)
     return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "at an unknown place"

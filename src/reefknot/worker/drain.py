@@ -60,7 +60,7 @@ class Drain:
         return len(free)
 
     async def _queued(self) -> list[WorkItem]:
-        """What the store has queued for this worker: work that was handed back is in no pool's queue."""
+        """The items that the store has queued for this worker; those handed back are in no pool's queue."""
         names = {pool.queue_name for pool in self._pools.values()}
         found, after = list[WorkItem](), ""
         while True:

@@ -87,7 +87,7 @@ class Admitted(Struct, frozen=True):
 
 
 class IntakeResult(Struct, frozen=True):
-    """What became of one delivery."""
+    """The outcome of one delivery."""
 
     ack: ExecAssignmentAck
     evicted: ExecAssignmentAck | None = None

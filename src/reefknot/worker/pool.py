@@ -114,14 +114,14 @@ class Pool:
         return work_id in self.claimed or work_id in self.queue or work_id in self.running
 
     def ahead(self) -> int:
-        """How many may be claimed beyond what the slots take at once. After a restart it is one at a time again."""
+        """The number to claim beyond the free slots (prefetch). After a restart it is 0 until attempts were timed."""
         if self._attempts_timed < KNOWN_AFTER or self._attempt_ms > AHEAD_MS:
             return 0
         return min(MOST_AHEAD, int(self.slots * AHEAD_MS / max(0.001, self._attempt_ms)))
 
     def can_start(self, newcomers: int) -> int:
         """
-        How many of these newcomers, whose places are reserved, may start without a claim.
+        The number of these arrivals, whose places are reserved, that may start without a claim.
 
         None while others wait, since they come first; nor may they take the slots that a claim is under way for.
         """

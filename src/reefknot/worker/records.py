@@ -1,5 +1,5 @@
 """
-What a worker keeps and tells of an assignment: its stored form, wire result, events, log lines and counters.
+Records of an assignment by its worker: stored form, wire result, events, log lines and counters.
 
 Log lines are bounded (ten at once, then one a second) and redacted. Counters are plain numbers of this process: events
 are the record, and no decision looks at either.
@@ -59,7 +59,7 @@ _RESULT_OF = {
 
 
 class AdmittedAs(Struct, frozen=True, omit_defaults=True):
-    """What admission changed of an assignment, and the queue that it met. Kept beside the assignment."""
+    """The changes that admission made to an assignment, and the queue that it met. Stored with the assignment."""
 
     skip_retries: bool = False
     timeout_factor: float = 1.0
@@ -81,7 +81,7 @@ class AcceptedWork(Struct, frozen=True):
 
     @classmethod
     def stand_in(cls, item: WorkItem) -> "AcceptedWork":
-        """As much as stands beside a damaged payload: enough for a result and an event."""
+        """The assignment from the columns beside a damaged payload: enough for a result and an event."""
         return cls(assignment_of(item))
 
 
@@ -257,7 +257,7 @@ class StepLog:
         attempts: int,
         now: float,
     ) -> None:
-        """One decision. `attempts` is how many there were."""
+        """Log a decision. `attempts` is how many there were."""
         delay, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
         level = INFO if reason is Reason.NOT_RETRYABLE else WARNING
         log = logger()

@@ -58,7 +58,7 @@ _fleets = msgspec.json.Decoder(Fleet)
 
 
 class ClassSnapshot(Struct, frozen=True):
-    """One resource class of a worker at one moment."""
+    """A resource class of a worker at one moment."""
 
     status: OverloadStatus
     depth: int
@@ -80,7 +80,7 @@ class WorkerSnapshot(Struct, frozen=True):
 
 
 class Worker:
-    """One worker over a store and a transport."""
+    """A worker over a store and a transport."""
 
     def __init__(
         self,

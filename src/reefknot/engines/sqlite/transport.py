@@ -44,7 +44,7 @@ Named = tuple[str, rows.Message]
 
 
 class Outgoing:
-    """What one end has sent and not yet written. `failed` hears the names of those that never will be."""
+    """Messages of one transport that are not yet written. `failed` is called with the id of each that never will be."""
 
     def __init__(self, link: StoreContext, failed: Callable[[str], None]) -> None:
         self._link = link
@@ -133,8 +133,8 @@ PAGE = 500
 REMEMBERED_IDS = 10_000
 
 
-class _Line:
-    """One subscription: what was fetched for it and not taken yet."""
+class _Subscription:
+    """Messages that were fetched for one subscriber and not taken yet."""
 
     def __init__(self, name: str, subjects: frozenset[str], limit: int, place: int) -> None:
         self.name = name
@@ -174,14 +174,14 @@ class _Line:
 
 
 class _Others(Struct, frozen=True):
-    """Who listens elsewhere, as it was last seen."""
+    """The listeners of other processes, as last seen."""
 
     origins: frozenset[str] = frozenset()
     subjects: frozenset[str] = frozenset()
 
 
 class SqliteTransport:
-    """One process's end. Belongs to the loop that subscribes."""
+    """The transport of one process. Belongs to the loop that subscribes."""
 
     def __init__(
         self, link: StoreContext, connect: Callable[[], apsw.Connection], nudge: Callable[[str], None]
@@ -190,7 +190,7 @@ class SqliteTransport:
         self._connect = connect
         self._nudge = nudge
         self._origin = event_id()
-        self._lines: list[_Line] = []
+        self._lines: list[_Subscription] = []
         self._others = _Others()
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
@@ -229,20 +229,20 @@ class SqliteTransport:
         return True
 
     def _forget(self, name: str) -> None:
-        """It did not go out: whoever tries again under this id has something to say."""
+        """Forget a message id whose publish failed, so that a retry is not taken for a duplicate."""
         self._seen.pop(name, None)
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
-        """What is committed after this call is heard: the place is read here and now."""
+        """Deliver everything that is committed after this call: the position is read here and now."""
         connection = self._connect()
         try:
             place = rows.last(connection)
         finally:
             connection.close()
         self._count += 1
-        line = _Line(f"{self._origin}/{self._count}", frozenset(subjects), limit, place)
+        line = _Subscription(f"{self._origin}/{self._count}", frozenset(subjects), limit, place)
         self._lines.append(line)
         if self._following is None:
             loop = asyncio.get_running_loop()
@@ -251,7 +251,7 @@ class SqliteTransport:
         self._nudge(rows.TOPIC)
         return self._read(line)
 
-    async def _read(self, line: _Line) -> AsyncIterator[Delivery]:
+    async def _read(self, line: _Subscription) -> AsyncIterator[Delivery]:
         try:
             while (one := await line.unread.get()) is not None:
                 was_full = line.unread.qsize() == line.limit - 1
@@ -284,7 +284,7 @@ class SqliteTransport:
                     await until(change, max(0.0, self._tell_at - loop.time()))
 
     async def _fetch(self) -> bool:
-        """One page for every line that has room. True when there may be another one."""
+        """Fetch a page for every subscription that has room. True when there may be another one."""
         lines = [line for line in self._lines if not line.unread.full()]
         if not lines:
             return False
@@ -313,7 +313,9 @@ class SqliteTransport:
         self._announcing, self._is_announced = future, True
         future.add_done_callback(partial(self._announced, lines))
 
-    def _announced(self, lines: list[tuple[_Line, rows.Listener]], future: asyncio.Future[list[rows.Listener]]) -> None:
+    def _announced(
+        self, lines: list[tuple[_Subscription, rows.Listener]], future: asyncio.Future[list[rows.Listener]]
+    ) -> None:
         self._announcing = None
         if future.cancelled() or future.exception() is not None:
             return  # the next look at the file says what is wrong
@@ -348,6 +350,6 @@ class SqliteTransport:
             line.unread.put_nowait(None)
 
 
-def _has_moved(line: _Line) -> bool:
+def _has_moved(line: _Subscription) -> bool:
     """Far enough for a sender who waits to be told."""
     return line.read_to - line.told >= max(1, line.limit // 4)

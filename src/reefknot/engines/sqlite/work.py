@@ -214,7 +214,7 @@ class SqliteWorkQueue:
                     del self._awaited[work_id]
 
     async def _watch(self) -> None:
-        """One read for each change, however many are waited for. A failed read is told to all who wait."""
+        """Read once for each change, however many items are awaited. A failed read fails every waiter."""
         try:
             while self._awaited:
                 with self._link.listening(rows.ENDED_TOPIC) as change:

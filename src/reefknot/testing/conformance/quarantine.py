@@ -1,4 +1,4 @@
-"""What every quarantine does."""
+"""Conformance suite of the quarantine."""
 
 from reefknot.core.work import Budget, Quarantine, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock

@@ -1,5 +1,5 @@
 """
-What every transport does.
+Conformance suite of the transport.
 
 Stories have two ends, as two processes would: what is sent at one is heard at both. They wait for what must come, and
 prove that something did not come by what came after it. Who has just come may be unknown at the other end for a moment;

@@ -1,4 +1,4 @@
-"""What every work queue does."""
+"""Conformance suite of the work queue."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from reefknot.testing.conformance.harness import Harness, event, event_types
 
 
 def report(item: WorkItem, settled: Settled, *events: AuditEntry) -> Settlement:
-    """What the owner of a claimed item says of it."""
+    """The settlement of a claimed item by its owner."""
     return Settlement(item.id, item.owner, item.fence, settled, events)
 
 
