@@ -70,7 +70,8 @@ lint: $(STAMP) ## format, lint, import order, house rules, words
 	@$(BIN)/ruff check $(CODE)
 	$(call step,import order)
 	@$(BIN)/lint-imports --no-logo --no-cache
-	@$(MAKE) house
+	$(call step,house rules)
+	@$(BIN)/python -m tools.check_house
 	$(call step,words)
 	@$(BIN)/python tools/check_words.py
 
