@@ -36,7 +36,7 @@ async def look_for_orphans(store: Store, workers: Sequence[Worker], steps: Conta
     adopt_at = loop.time()
     while True:
         try:
-            gone = await end_leases_of_the_gone(store)
+            gone = await release_dead_leases(store)
             if workers and (gone or loop.time() >= adopt_at):
                 adopt_at = loop.time() + ADOPT_EVERY_S
                 await adopt(store, workers, steps)
@@ -48,8 +48,8 @@ async def look_for_orphans(store: Store, workers: Sequence[Worker], steps: Conta
 async def adopt(store: Store, workers: Sequence[Worker], steps: Container[str]) -> None:
     """Take over work that is queued for workers which no living system has, or which are draining."""
     systems = await living_systems(store)
-    living = names_of(systems) | {worker.worker_id for worker in workers}
-    leaving = leaving_of(systems) - {worker.worker_id for worker in workers}
+    living = worker_names(systems) | {worker.worker_id for worker in workers}
+    leaving = draining_workers(systems) - {worker.worker_id for worker in workers}
     leaving |= {worker.worker_id for worker in workers if worker.leaving.is_on}
     able = [worker for worker in workers if not worker.intake.draining]
     counts = (await store.work.snapshot()).counts
@@ -93,7 +93,7 @@ Status = dict[str, Any]
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-def mark(pid: int | None = None) -> str:
+def process_mark(pid: int | None = None) -> str:
     """A mark of this process, or of another one of this machine, that no other process ever had or will have."""
     number = os.getpid() if pid is None else pid
     return f"{_machine()}.{number}.{_began(number) or 0}"
@@ -151,29 +151,29 @@ async def living_systems(store: Store) -> list[Status]:
     return sorted(living, key=lambda one: (one["started_at"], one["system_id"]))
 
 
-def names_of(systems: list[Status]) -> set[str]:
+def worker_names(systems: list[Status]) -> set[str]:
     """The names of the workers of these systems."""
     return {worker["worker_id"] for one in systems for worker in one["workers"]}
 
 
-def leaving_of(systems: list[Status]) -> set[str]:
+def draining_workers(systems: list[Status]) -> set[str]:
     """The names of the workers that are draining and leave their queued work to others."""
     return {worker["worker_id"] for one in systems for worker in one["workers"] if worker.get("leaving")}
 
 
-def routers_of(systems: list[Status]) -> set[str]:
+def router_names(systems: list[Status]) -> set[str]:
     """The names of the routers of these systems."""
     return {one["router"]["router_id"] for one in systems if one["router"]}
 
 
-async def told_by_routers(store: Store) -> list[Status]:
+async def router_statuses(store: Store) -> list[Status]:
     """The last status of each router over this store."""
     return [one["router"] for one in await living_systems(store) if one["router"]]
 
 
 async def has_router(store: Store) -> bool:
     """Whether a living router works over this store."""
-    return bool(routers_of(await living_systems(store)))
+    return bool(router_names(await living_systems(store)))
 
 
 async def refuse_taken_names(store: Store, system_id: str) -> None:
@@ -198,7 +198,7 @@ async def refuse_taken_names(store: Store, system_id: str) -> None:
 
 def _names(status: Status) -> dict[str, set[str]]:
     """The names of a system that must be unique, by kind. The router of a whole system has no name of its own."""
-    return {"worker": names_of([status]), "router": routers_of([status]) - {WHOLE_SYSTEMS_ROUTER}}
+    return {"worker": worker_names([status]), "router": router_names([status]) - {WHOLE_SYSTEMS_ROUTER}}
 
 
 async def _published(store: Store) -> dict[str, list[Status]]:
@@ -218,7 +218,7 @@ def _died(status: Status) -> bool:
     return is_gone(status.get("process", ""))
 
 
-async def end_leases_of_the_gone(store: Store) -> int:
+async def release_dead_leases(store: Store) -> int:
     """End the leases of dead processes, so that the next claim can have their work. Returns how many there were."""
     async with asyncio.timeout(STORE_S):
         gone = [owner for owner in await store.leases.owners() if owner_is_gone(owner)]

@@ -81,7 +81,7 @@ class System:
         self._clock = clock
         self._blocks = blocks
         self._started_at = int(clock.wall() * 1000)
-        self._process = presence.mark()
+        self._process = presence.process_mark()
         self._transport = store.transport()
         shared: dict[str, Any] = {
             "store": store,
@@ -100,7 +100,7 @@ class System:
             clock,
             size=self.routing.rules.size,
             routed=presence.has_router,
-            snapshots=presence.told_by_routers,
+            snapshots=presence.router_statuses,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
@@ -114,16 +114,16 @@ class System:
 
     async def start(self) -> None:
         """Take part. A name that another living system has is refused, before anything else is done."""
-        heard = await self.store.control.latest()
+        seen = await self.store.control.latest()
         await self._claim_names()
-        await presence.end_leases_of_the_gone(self.store)
+        await presence.release_dead_leases(self.store)
         if self._router is not None:
             await self._router.start()
         for worker in self.workers:
             await worker.start()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._obey(heard), name="system control"),
+            loop.create_task(self._obey(seen), name="system control"),
             loop.create_task(self._show(), name="system status"),
             loop.create_task(look_for_orphans(self.store, self.workers, self._blocks), name="system orphans"),
         ]
@@ -292,8 +292,10 @@ async def running_system(
                 routing=router_settings(settings.configuration, working.rules),
                 hears_shared=settings.configuration.router.shared_subject == "ours",
                 blocks=blocks,
-                workers=_free("worker", workers, presence.names_of(living)) if isinstance(workers, int) else workers,
-                router=_free("router", 1, presence.routers_of(living))[0] if router == "" else router,
+                workers=_free("worker", workers, presence.worker_names(living))
+                if isinstance(workers, int)
+                else workers,
+                router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
                 seed=seed,
                 secrets=secrets,
             )
@@ -329,5 +331,5 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
             clock_of_this_loop(),
             size=size,
             routed=presence.has_router,
-            snapshots=presence.told_by_routers,
+            snapshots=presence.router_statuses,
         )

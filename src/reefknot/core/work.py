@@ -263,12 +263,12 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case WorkDone(result=result):
             return _ended(item, WorkState.SUCCEEDED, now, attempts=item.attempts + 1, result=result)
         case WorkFailed(failure=failure, result=result, reason=reason):
-            told = _told(item, now, "failed", reason)
+            noted = _with_history(item, now, "failed", reason)
             number = item.attempts + 1
-            return _ended(told, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
+            return _ended(noted, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
         case WorkRejected(result=result, reason=reason):
-            told = _told(item, now, "rejected", reason)
-            return _ended(told, WorkState.FAILED, now, attempts=item.attempts, result=result, reason=reason)
+            noted = _with_history(item, now, "rejected", reason)
+            return _ended(noted, WorkState.FAILED, now, attempts=item.attempts, result=result, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
         case Snooze(due_at=due_at, reason=reason):
@@ -277,7 +277,7 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             back = structs.replace(item, interruptions=item.interruptions + 1)
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
         case _:
-            spent = _told(_attempted(item, now), now, "quarantined", settled.reason)
+            spent = _with_history(_attempted(item, now), now, "quarantined", settled.reason)
             return _aside(spent, now, reason=settled.reason, failure=settled.failure, result=settled.result)
 
 
@@ -289,7 +289,7 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
     """
     began = item.updated_at if item.budget.first_attempt_at is None else item.budget.first_attempt_at
     lost = structs.replace(item, crashes=item.crashes + 1, budget=structs.replace(item.budget, first_attempt_at=began))
-    crashed = _told(lost, now, "crashed", item.owner)
+    crashed = _with_history(lost, now, "crashed", item.owner)
     if crashed.crashes >= crash_limit:
         reason = f"its owner vanished {crashed.crashes} times"
         return _aside(crashed, now, reason=reason, failure=item.failure, result=None)
@@ -298,16 +298,16 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     """The item after a person cancelled it. A running attempt loses its lease, and so cannot report any more."""
-    told = _told(item, now, "cancelled", reason, who)
-    return _ended(told, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
+    noted = _with_history(item, now, "cancelled", reason, who)
+    return _ended(noted, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
 
 
 def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
     """The item out of quarantine: under its own id, with a fresh budget and all of its time."""
-    told = _told(item, now, "requeued", item.reason, who)
+    noted = _with_history(item, now, "requeued", item.reason, who)
     began = next((one.at for one in reversed(item.history) if one.what == "requeued"), item.created_at)
     return structs.replace(
-        told,
+        noted,
         state=moved(item, WorkState.PENDING),
         generation=item.generation + 1,
         attempts=0,
@@ -326,8 +326,8 @@ def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
 
 def discard(item: WorkItem, now: Moment, *, who: str, reason: str) -> WorkItem:
     """The item after a person decided that it is not worth another try."""
-    told = _told(item, now, "discarded", reason, who)
-    return structs.replace(told, state=moved(item, WorkState.DISCARDED), updated_at=now.wall)
+    noted = _with_history(item, now, "discarded", reason, who)
+    return structs.replace(noted, state=moved(item, WorkState.DISCARDED), updated_at=now.wall)
 
 
 def _attempted(item: WorkItem, now: Moment, began_at: int | None = None) -> WorkItem:
@@ -343,7 +343,7 @@ def _attempted(item: WorkItem, now: Moment, began_at: int | None = None) -> Work
 def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
     spent = _attempted(item, now, again.began_at)
     failed = structs.replace(
-        _told(spent, now, "retry", again.reason),
+        _with_history(spent, now, "retry", again.reason),
         state=moved(item, WorkState.FAILED),
         failure=again.failure,
         budget=structs.replace(
@@ -356,7 +356,7 @@ def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
     return _waiting(failed, now, due_at=again.due_at, reason=again.reason)
 
 
-def _told(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "") -> WorkItem:
+def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "") -> WorkItem:
     return structs.replace(item, history=(*item.history, HistoryEntry(now.wall, what, why, who))[-LONGEST_HISTORY:])
 
 

@@ -26,7 +26,7 @@ from reefknot.errors import ParameterError, ParameterTypeError, QueueFullError, 
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
-from reefknot.router.admission import Forecast, RouterSnapshots
+from reefknot.router.admission import DeadlineForecast, RouterSnapshots
 from reefknot.router.context import about_assignment, cancelled_event
 from reefknot.router.submissions import SUBMIT_ARGUMENTS, Submissions, validated
 
@@ -90,7 +90,7 @@ class Client:
         """
         self.store = store
         self._size = size
-        self._forecast = Forecast(store, clock, snapshots)
+        self._forecast = DeadlineForecast(store, clock, snapshots)
         self._clock = clock
         self._submissions = Submissions(store.work, clock, size=size)
         self._routed = routed

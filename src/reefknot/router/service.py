@@ -71,7 +71,7 @@ class RouterSnapshot(Struct, frozen=True):
     status: OverloadStatus
     workers: dict[str, dict[str, Any]]
     lines: dict[str, QueueView] = {}
-    """By class: what is ahead of a newcomer, and how fast it goes."""
+    """By class: what is ahead of an arrival, and how fast it goes."""
     max_wait_fraction: float | None = None
 
 

@@ -53,15 +53,15 @@ def settings_from(configuration: Any, rules: Rules) -> RouterSettings:
 
     `configuration` has the shape of the file; what its `router` section does not say is as the rules have it.
     """
-    said = configuration.router
+    section = configuration.router
     changes: dict[str, Any] = {}
-    if said.max_queue_size is not None:
-        changes["size"] = said.max_queue_size
-    if "max_wait_fraction" in said.model_fields_set:
-        changes["max_wait_fraction"] = said.max_wait_fraction
+    if section.max_queue_size is not None:
+        changes["size"] = section.max_queue_size
+    if "max_wait_fraction" in section.model_fields_set:
+        changes["max_wait_fraction"] = section.max_wait_fraction
     return RouterSettings(
         rules=structs.replace(rules, **changes),
-        lease=said.lease_seconds,
-        patience=said.patience_seconds,
-        shared_subject=said.shared_subject == "cp1",
+        lease=section.lease_seconds,
+        patience=section.patience_seconds,
+        shared_subject=section.shared_subject == "cp1",
     )

@@ -99,7 +99,7 @@ class Pool:
         return self._status
 
     def view(self, *, draining: bool) -> QueueView:
-        """The snapshot that admission decides by: the raw depth before the newcomer."""
+        """The snapshot that admission decides by: the raw depth before the arrival."""
         oldest = self.queue.oldest(self._clock.now())
         return QueueView(self.depth(), self.slots, self._service_times, self._mean_ms, oldest, draining)
 
@@ -119,7 +119,7 @@ class Pool:
             return 0
         return min(MOST_AHEAD, int(self.slots * AHEAD_MS / max(0.001, self._attempt_ms)))
 
-    def can_start(self, newcomers: int) -> int:
+    def can_start(self, arrivals: int) -> int:
         """
         The number of these arrivals, whose places are reserved, that may start without a claim.
 
@@ -128,8 +128,8 @@ class Pool:
         if self.paused or self.queue.ready:
             return 0
         ahead = self.ahead()
-        free = self.slots + ahead - self.active - len(self.prefetched) - self._asked - (self.reserved - newcomers)
-        return max(0, min(newcomers, free, 2 * (self.slots + ahead) - len(self.claimed) - self._asked))
+        free = self.slots + ahead - self.active - len(self.prefetched) - self._asked - (self.reserved - arrivals)
+        return max(0, min(arrivals, free, 2 * (self.slots + ahead) - len(self.claimed) - self._asked))
 
     def _record_service_time(self, began: float, started: float) -> None:
         """

@@ -151,7 +151,7 @@ class QueueView(Struct, frozen=True):
     draining: bool = False
 
 
-class Newcomer(Struct, frozen=True):
+class Arrival(Struct, frozen=True):
     """The work to be admitted, as the decision sees it. `deadline_ms` is the time left, if a deadline was given."""
 
     priority: int = 0
@@ -201,23 +201,23 @@ class Reject(Struct, frozen=True):
 Admission = Accept | AcceptDropping | Defer | Degrade | Reject
 
 
-def admit(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
+def admit(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     """Whether, and how, the queue accepts the arrival."""
     if view.draining:
         return Reject(RejectReason.DRAINING, "Worker is draining, rejecting assignment", LONGEST_WAIT_MS)
     status = level(view.depth, rules.size, rules.thresholds)
     full = view.depth >= rules.size or status is OverloadStatus.CRITICAL
     if full and rules.policy is RejectionPolicy.DROP_OLDEST:
-        return _in_place_of(view, newcomer, rules)
+        return _in_place_of(view, arrival, rules)
     if full:
         return Reject(RejectReason.QUEUE_FULL, _FULL[rules.policy], retry_after_ms(view))
     if status.severity >= rules.reject_at.severity:
         return Reject(RejectReason.OVERLOADED, "Worker overloaded, rejecting assignment", retry_after_ms(view))
-    if would_miss_deadline(view, newcomer, rules):
+    if would_miss_deadline(view, arrival, rules):
         message = "Assignment would miss its deadline in the queue, rejecting assignment"
         return Reject(RejectReason.WOULD_MISS_DEADLINE, message, retry_after_ms(view))
     if rules.policy is RejectionPolicy.DEFER:
-        return _deferred(view, newcomer, rules)
+        return _deferred(view, arrival, rules)
     if rules.policy is RejectionPolicy.DEGRADE:
         return _degraded(view, status, rules)
     return Accept()
@@ -231,19 +231,19 @@ _FULL = {
 }
 
 
-def _in_place_of(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
+def _in_place_of(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     """Drop the oldest of the lowest priority, unless it matters more or has waited so long that it is protected."""
     oldest = view.oldest
-    if oldest is None or oldest.priority > newcomer.priority or oldest.waited_ms > rules.max_drop_age_ms:
+    if oldest is None or oldest.priority > arrival.priority or oldest.waited_ms > rules.max_drop_age_ms:
         return Reject(RejectReason.QUEUE_FULL, _FULL[RejectionPolicy.DROP_OLDEST], retry_after_ms(view))
     return AcceptDropping(oldest.id)
 
 
-def would_miss_deadline(view: QueueView, newcomer: Newcomer, rules: Rules) -> bool:
+def would_miss_deadline(view: QueueView, arrival: Arrival, rules: Rules) -> bool:
     """Whether the arrival would start only when too much of its deadline is gone."""
-    if newcomer.deadline_ms is None or rules.max_wait_fraction is None or view.service_times_known < KNOWN_AFTER:
+    if arrival.deadline_ms is None or rules.max_wait_fraction is None or view.service_times_known < KNOWN_AFTER:
         return False
-    return expected_wait_ms(view) > rules.max_wait_fraction * newcomer.deadline_ms
+    return expected_wait_ms(view) > rules.max_wait_fraction * arrival.deadline_ms
 
 
 def expected_wait_ms(view: QueueView) -> float:
@@ -267,10 +267,10 @@ def defer_time_ms(depth: int, rules: Rules) -> int:
     return round(min(1.0, (share - begin) / (1.0 - begin)) * rules.max_defer_time_ms)
 
 
-def _deferred(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
+def _deferred(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     milliseconds = defer_time_ms(view.depth, rules)
-    if newcomer.deadline_ms is not None:
-        milliseconds = min(milliseconds, int(newcomer.deadline_ms * (rules.max_wait_fraction or 0.5)))
+    if arrival.deadline_ms is not None:
+        milliseconds = min(milliseconds, int(arrival.deadline_ms * (rules.max_wait_fraction or 0.5)))
     return Defer(milliseconds) if milliseconds > 0 else Accept()
 
 

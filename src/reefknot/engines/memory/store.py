@@ -55,12 +55,12 @@ class MemoryControl:
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
         now = self._shared.now()
-        heard = [
+        unread = [
             command
             for stale_at, command in self._posted
             if command.sequence > after and command.target in (EVERYONE, target) and stale_at > now.wall
         ]
-        return heard[:limit]
+        return unread[:limit]
 
     async def latest(self) -> int:
         self._shared.now()

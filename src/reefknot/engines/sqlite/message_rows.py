@@ -91,8 +91,8 @@ def listeners(connection: apsw.Connection, now: Moment) -> list[Listener]:
     """The subscriptions that were refreshed lately."""
     found: Any = connection.execute(_LISTENERS, (now.steady - GONE_AFTER_MS, now.steady))
     return [
-        Listener(name, origin, _subjects.decode(heard), places, read_to)
-        for name, origin, heard, places, read_to in found
+        Listener(name, origin, _subjects.decode(wanted), places, read_to)
+        for name, origin, wanted, places, read_to in found
     ]
 
 
@@ -143,12 +143,12 @@ class _Room:
 def refreshes(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]) -> list[list[Listener]]:
     """Store the subscriptions of each origin and how far they have read; trim messages. Returns all listeners."""
     connection, now = transaction.connection, transaction.now
-    for origin, told in wanted:
-        names = _listed({one.name for one in told})
+    for origin, own in wanted:
+        names = _listed({one.name for one in own})
         connection.execute(
             "DELETE FROM listener WHERE origin = ? AND name NOT IN (SELECT value FROM json_each(?))", (origin, names)
         )
-        for one in told:
+        for one in own:
             row = (one.name, one.origin, _listed(one.subjects), one.places, one.read_to, now.steady)
             connection.execute(_REFRESH, row)
     connection.execute("DELETE FROM listener WHERE seen_at <= ? OR seen_at > ?", (now.steady - LONGEST_MS, now.steady))

@@ -147,7 +147,7 @@ class _Subscription:
         """The last row that its reader has."""
         self.from_elsewhere = 0
         """Rows among the unread."""
-        self.told = place
+        self.announced_to = place
         """How far it has read, as the file says."""
 
     @property
@@ -212,8 +212,8 @@ class SqliteTransport:
         here = [line for line in self._lines if subject in line.subjects]
         try:
             if not here or subject in self._others.subjects:
-                told = json.encode(headers or {}).decode()
-                await self._outgoing.put(name, (self._origin, subject, message_id or None, told, body))
+                encoded = json.encode(headers or {}).decode()
+                await self._outgoing.put(name, (self._origin, subject, message_id or None, encoded, body))
             for line in here:
                 await line.unread.put((0, Delivery(subject, body, headers or {})))
         except BaseException:
@@ -256,7 +256,7 @@ class SqliteTransport:
             while (one := await line.unread.get()) is not None:
                 was_full = line.unread.qsize() == line.limit - 1
                 line.got(one[0])
-                if was_full or line.read_to - line.told >= max(1, line.limit // 4):
+                if was_full or line.read_to - line.announced_to >= max(1, line.limit // 4):
                     self._nudge(rows.TOPIC)
                 yield one[1]
         finally:
@@ -321,7 +321,7 @@ class SqliteTransport:
             return  # the next look at the file says what is wrong
         self._know(future.result())
         for line, one in lines:
-            line.told = one.read_to
+            line.announced_to = one.read_to
         if any(_has_moved(line) for line in self._lines) or not self._is_announced:
             self._nudge(rows.TOPIC)
 
@@ -352,4 +352,4 @@ class SqliteTransport:
 
 def _has_moved(line: _Subscription) -> bool:
     """Far enough for a sender who waits to be told."""
-    return line.read_to - line.told >= max(1, line.limit // 4)
+    return line.read_to - line.announced_to >= max(1, line.limit // 4)

@@ -64,10 +64,10 @@ def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
     return {item.id: item for item in _decoded(connection, _LOAD, (listed(ids),))}
 
 
-def recalled(transaction: Transaction, ids: list[str]) -> dict[str, WorkItem]:
+def cached_or_loaded(transaction: Transaction, ids: list[str]) -> dict[str, WorkItem]:
     """The items of these ids, from the write cache where it has them. Payloads are not to be relied on."""
-    recall = transaction.cache.items.get
-    found = {work_id: item for work_id in ids if (item := recall(work_id)) is not None}
+    cached = transaction.cache.items.get
+    found = {work_id: item for work_id in ids if (item := cached(work_id)) is not None}
     rest = [work_id for work_id in ids if work_id not in found]
     return found | load(transaction.connection, rest) if rest else found
 
