@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
@@ -11,6 +12,7 @@ from reefknot.cli.options import STORE, StoreFlags
 from reefknot.cli.output import age, put, put_table, show, time_text
 from reefknot.cli.serve import For, Seed, SystemPart, start_part
 from reefknot.cli.stores import address_of, systems_with, with_store
+from reefknot.core.work import ROUTER
 
 if TYPE_CHECKING:
     from reefknot.ports.store import Store
@@ -48,8 +50,11 @@ def status(*, options: StoreFlags = STORE) -> int:
 
     async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
         found = await systems_with("router", store, address)
-        submitted = (await store.work.snapshot()).counts.get("router", {})
-        return found, {state.value: number for state, number in submitted.items()}
+        submitted: Counter[str] = Counter()
+        for name, counts in (await store.work.snapshot()).counts.items():
+            if name == ROUTER or "@" in name:  # not yet accepted by a worker, or accepted
+                submitted.update({state.value: number for state, number in counts.items()})
+        return found, dict(submitted)
 
     systems, submitted = with_store(address, work)
     routers = [_fields(one) for one in systems if one["router"]]

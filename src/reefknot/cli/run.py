@@ -25,7 +25,7 @@ from reefknot.cli.serve import shutdown_on_signals, startup
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
-from reefknot.core.work import WorkState
+from reefknot.core.work import WorkState, is_workers
 from reefknot.errors import KeyConflictError, QueueFullError
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ class Tally:
         return end
 
     async def _failure_end(self, result: ExecResult, store: Store) -> str:
-        """The end of a failed assignment, from the worker's item: without one, no worker had accepted it."""
+        """The end of a failed assignment, from its record. One that no worker has accepted was rejected."""
         item = await store.work.get(result.assignment_id)
-        if item is None:
+        if item is None or not is_workers(item):
             return "rejected"
         if item.state is WorkState.CANCELLED and item.reason == RejectReason.DROPPED_OLDEST.value:
             return "dropped"

@@ -29,6 +29,12 @@ _results = msgspec.json.Decoder(ExecResult)
 _assignments = msgspec.json.Decoder(ExecAssignment)
 
 
+def cancel_reason(given: str | None) -> str:
+    """A caller's reason to cancel, bounded; never one of the reasons that mean another end."""
+    reason = (given or "").strip()[:300] or "cancelled"
+    return f"cancelled: {reason}" if reason in (DROPPED, EXPIRED) else reason
+
+
 def assignment_of(item: WorkItem) -> ExecAssignment:
     """The assignment that an item carries; of a damaged one, as much as stands beside its payload."""
     try:

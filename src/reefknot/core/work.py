@@ -208,7 +208,11 @@ def is_unassigned(item: WorkItem) -> bool:
 
 
 def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
-    """The submission `item`, moved to the class of `to` with what admission changed. Its router's claim is void."""
+    """
+    The submission `item`, moved to the class of `to` with what admission changed. Its router's claim is void.
+
+    Routers that vanished or stopped say nothing about the work: their counters are not charged to it.
+    """
     return structs.replace(
         item,
         resource_class=to.resource_class,
@@ -216,8 +220,13 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
         due_at=to.due_at,
         admission=to.admission,
         updated_at=now.wall,
+        snoozes=0,
+        interruptions=0,
+        crashes=0,
         owner="",
         lease_until=0,
+        reason="",
+        budget=Budget(),
         payload=item.payload or to.payload,
     )
 

@@ -21,6 +21,7 @@ from reefknot.core.messages import (
     encode,
 )
 from reefknot.core.overload.admission import RejectReason
+from reefknot.core.results import cancel_reason
 from reefknot.core.work import ROUTER
 from reefknot.errors import ParameterError, ParameterTypeError, QueueFullError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
@@ -188,7 +189,7 @@ async def cancel_assignment(
 
     A router that starts later obeys what it was asked while none was there.
     """
-    why = reason.strip()[:300] or "cancelled"
+    why = cancel_reason(reason)
     if routed is not None and not await routed(store):
         about = envelope(wall=submissions.wall(), work_id=assignment_id)
         entries = list(events) or Journal(None).entries([cancelled_event(about, why, who=who)])

@@ -28,7 +28,7 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import OverloadStatus, QueueView, RejectionPolicy, level
 from reefknot.core.redaction import Redactor
-from reefknot.core.results import answer_of, assignment_of
+from reefknot.core.results import answer_of, assignment_of, cancel_reason
 from reefknot.core.work import ROUTER, WorkItem, WorkState, is_workers
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
@@ -195,7 +195,7 @@ class Router:
 
     async def cancel(self, assignment_id: str, reason: str | None = None) -> bool:
         """Cancel an assignment, wherever it is. False when it is not known here."""
-        why = (reason or "cancelled").strip()[:300] or "cancelled"
+        why = cancel_reason(reason)
         pending = self.table.get(assignment_id)
         if pending is None:
             return await self._cancel_unclaimed(assignment_id, why)
@@ -344,7 +344,7 @@ class Router:
             await self._background.run_logged("leases could not be renewed", self._renew_all)
 
     async def _renew_all(self) -> None:
-        """Renew the claims of unacked submissions. A lost claim has gone to another router or to a worker."""
+        """Renew the claims of unacked assignments. A lost one has another router, or a worker whose ack was lost."""
         held = [one.held for one in self.table.all() if not one.acked]
         if not held:
             return

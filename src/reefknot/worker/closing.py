@@ -20,7 +20,7 @@ from msgspec import Struct
 from reefknot.core.audit.event import Dropped, Event, OperatorAction, Quarantined, Requeued
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, encode
-from reefknot.core.results import DROPPED, EXPIRED, answer_of, assignment_of
+from reefknot.core.results import DROPPED, EXPIRED, answer_of, assignment_of, cancel_reason
 from reefknot.core.retry.classify import classify
 from reefknot.core.work import (
     HandBack,
@@ -263,9 +263,7 @@ class Closing:
         pool = next((one for one in self._pools.values() if one.has(work_id)), None)
         if pool is None:
             return False
-        reason = self._context.redactor(cancel.reason or "").strip()[:300] or "cancelled"
-        if reason in (DROPPED, EXPIRED):
-            reason = f"cancelled: {reason}"
+        reason = cancel_reason(self._context.redactor(cancel.reason or ""))
         item = await self._get(work_id)
         if item is None:
             return False

@@ -6,13 +6,15 @@ age. After a restart the places are rebuilt from the store.
 """
 
 from heapq import heapify, heappop, heappush
-from itertools import count, islice
+from itertools import islice
 from math import inf
 
 from msgspec import Struct
 
 from reefknot.core.overload.admission import Oldest
 
+MOST_EMPTY = 16
+"""Priorities without a place that are kept, so that coming and going costs nothing."""
 _SPARE = 64
 """Entries of a heap that may belong to places which are gone."""
 
@@ -27,10 +29,41 @@ class Queued(Struct, frozen=True, gc=False):
     expires: float = inf
 
 
+class _Ages:
+    """The places of one priority in the order of their age, without a heap where they come in that order."""
+
+    __slots__ = ("_early", "newest", "places")
+
+    def __init__(self) -> None:
+        self.places: dict[str, Queued] = {}
+        self.newest = -inf
+        self._early: list[tuple[float, int, str]] = []
+        """Places that are older than those before them: retries, and what was recovered from the store."""
+
+    def add_early(self, item: Queued) -> None:
+        """Remember the age of a place that its order does not tell."""
+        heappush(self._early, (item.since, len(self.places), item.id))
+        if len(self._early) > 2 * len(self.places) + _SPARE:
+            kept = {entry[2]: entry for entry in sorted(self._early, reverse=True) if self._is_live(entry)}
+            self._early = sorted(kept.values())
+
+    def oldest(self) -> Queued | None:
+        first = next(iter(self.places.values()), None)
+        while self._early and not self._is_live(self._early[0]):
+            heappop(self._early)
+        if first is None or not self._early or first.since <= self._early[0][0]:
+            return first
+        return self.places[self._early[0][2]]
+
+    def _is_live(self, entry: tuple[float, int, str]) -> bool:
+        item = self.places.get(entry[2])
+        return item is not None and item.since == entry[0]
+
+
 class BoundedQueue:
     """Places of one class. `size` bounds them (None: no bound); whoever puts in has asked for admission before."""
 
-    __slots__ = ("_arrivals", "_due", "_expiring", "_later", "_oldest", "_ready", "size")
+    __slots__ = ("_ages", "_due", "_expiring", "_later", "_ready", "size")
 
     def __init__(self, size: int | None) -> None:
         self.size = size
@@ -39,9 +72,7 @@ class BoundedQueue:
         """Places whose time has not come: retries and deferred work."""
         self._due: list[tuple[float, str]] = []
         self._expiring: list[tuple[float, str]] = []
-        self._oldest: dict[int, list[tuple[float, int, str]]] = {}
-        """By priority, every place by its age; of equals, the first that came."""
-        self._arrivals = count().__next__
+        self._ages: dict[int, _Ages] = {}
 
     @property
     def ready(self) -> int:
@@ -60,22 +91,36 @@ class BoundedQueue:
 
     def put(self, item: Queued, now: float) -> None:
         """Take a place. A place that exists keeps its due time, except that work due now becomes ready."""
+        work_id = item.id
         if item.due > now:
-            if item.id in self:
+            if work_id in self._ready or work_id in self._later:
                 return
-            self._later[item.id] = item
-            heappush(self._due, (item.due, item.id))
+            self._later[work_id] = item
+            self._push(self._due, (item.due, work_id))
         else:
-            self._later.pop(item.id, None)
-            self._ready[item.id] = item
-        heappush(self._oldest.setdefault(item.priority, []), (item.since, self._arrivals(), item.id))
+            if work_id in self._ready or (self._later and work_id in self._later):
+                self.remove(work_id)
+            self._ready[work_id] = item
+        ages = self._ages.get(item.priority)
+        if ages is None:
+            ages = self._ages[item.priority] = _Ages()
+        ages.places[work_id] = item
+        if item.since >= ages.newest:
+            ages.newest = item.since
+        else:
+            ages.add_early(item)
         if item.expires != inf:
-            heappush(self._expiring, (item.expires, item.id))
-        self._compact(item.priority)
+            self._push(self._expiring, (item.expires, work_id))
 
     def remove(self, work_id: str) -> Queued | None:
         """Give up a place. Returns it, or None when there is none."""
-        return self._ready.pop(work_id, None) or self._later.pop(work_id, None)
+        item = self._ready.pop(work_id, None) or self._later.pop(work_id, None)
+        if item is not None:
+            places = self._ages[item.priority].places
+            del places[work_id]
+            if not places and len(self._ages) > MOST_EMPTY:
+                del self._ages[item.priority]
+        return item
 
     def get(self, work_id: str) -> Queued | None:
         return self._ready.get(work_id) or self._later.get(work_id)
@@ -94,15 +139,15 @@ class BoundedQueue:
 
     def oldest(self, now: float) -> Oldest | None:
         """The oldest place of the lowest priority, due or not: the victim of `drop_oldest`."""
-        for priority in sorted(self._oldest):
-            first = self._oldest_of(priority)
-            if first is not None:
-                return Oldest(first.id, first.priority, int((now - first.since) * 1000))
-        return None
+        if not self._ready and not self._later:
+            return None
+        lowest = min(priority for priority, ages in self._ages.items() if ages.places)
+        first = self._ages[lowest].oldest()
+        return None if first is None else Oldest(first.id, first.priority, int((now - first.since) * 1000))
 
     def oldest_age(self, now: float) -> float:
         """Seconds that the oldest place of all has waited."""
-        firsts = [self._oldest_of(priority) for priority in list(self._oldest)]
+        firsts = [ages.oldest() for ages in self._ages.values()]
         return max((now - first.since for first in firsts if first is not None), default=0.0)
 
     def expired(self, now: float) -> list[Queued]:
@@ -116,7 +161,7 @@ class BoundedQueue:
         return late
 
     def clear(self) -> None:
-        for places in (self._ready, self._later, self._due, self._expiring, self._oldest):
+        for places in (self._ready, self._later, self._due, self._expiring, self._ages):
             places.clear()
 
     def _promote(self, now: float) -> None:
@@ -127,31 +172,11 @@ class BoundedQueue:
             if item is not None and item.due == due:
                 self._ready[work_id] = self._later.pop(work_id)
 
-    def _oldest_of(self, priority: int) -> Queued | None:
-        ages = self._oldest[priority]
-        while ages:
-            since, _, work_id = ages[0]
-            item = self.get(work_id)
-            if item is not None and item.since == since and item.priority == priority:
-                return item
-            heappop(ages)
-        del self._oldest[priority]
-        return None
-
-    def _compact(self, priority: int) -> None:
-        """Sweep entries of places that are gone out of the heaps, before they outnumber the living."""
-        most = 2 * self.depth + _SPARE
-        ages = self._oldest[priority]
-        if len(ages) > most:
-            kept: dict[str, tuple[float, int, str]] = {}
-            for entry in sorted(ages):
-                item = self.get(entry[2])
-                if item is not None and (item.since, item.priority) == (entry[0], priority):
-                    kept.setdefault(item.id, entry)
-            ages[:] = kept.values()  # sorted, and so a heap
-        if len(self._expiring) > most:
-            self._expiring = [(item.expires, item.id) for item in map(self.get, {e[1] for e in self._expiring}) if item]
-            heapify(self._expiring)
-        if len(self._due) > most:
-            self._due = [(item.due, item.id) for item in self._later.values()]
-            heapify(self._due)
+    def _push(self, heap: list[tuple[float, str]], entry: tuple[float, str]) -> None:
+        """Add a due or expiry time; sweep out those of places that are gone before they outnumber the living."""
+        heappush(heap, entry)
+        if len(heap) > 2 * self.depth + _SPARE:
+            is_due = heap is self._due
+            live = self._later.values() if is_due else [*self._ready.values(), *self._later.values()]
+            heap[:] = [(item.due if is_due else item.expires, item.id) for item in live]
+            heapify(heap)

@@ -279,13 +279,13 @@ async def quarantined(store: Store) -> None:
 
 
 async def settled(store: Store, what: WorkFailed | Quarantine) -> None:
-    await store.work.enqueue([WorkItem("x", "t")])
+    await store.work.enqueue([WorkItem("x", "t", "cpu@w")])
     (item,) = await store.work.claim(1, owner="me")
     await store.work.settle([Settlement(item.id, item.owner, item.fence, what)])
 
 
 async def dropped(store: Store) -> None:
-    await store.work.enqueue([WorkItem("x", "t")])
+    await store.work.enqueue([WorkItem("x", "t", "cpu@w")])
     await store.work.cancel("x", reason="dropped_oldest")
 
 

@@ -165,7 +165,7 @@ def test_entries_of_places_that_are_gone_do_not_pile_up_however_often_work_comes
         queue.put(Queued("retry", due=1e6 + number), 1.0)
         queue.remove("retry")
 
-    assert sum(len(ages) for ages in queue._oldest.values()) < 200
+    assert sum(len(ages._early) + len(ages.places) for ages in queue._ages.values()) < 200
     assert (len(queue._expiring) < 200, len(queue._due) < 200) == (True, True)
     assert (queue.depth, queue.oldest(1e6)) == (1, Oldest("new", 0, 0))
 
@@ -177,7 +177,7 @@ def test_priorities_that_nobody_has_any_more_are_not_kept() -> None:
         queue.remove(str(priority))
 
     assert (queue.oldest(2.0), queue.oldest_age(2.0)) == (None, 0.0)
-    assert len(queue._oldest) <= 20
+    assert len(queue._ages) <= 20
 
 
 def test_the_age_of_the_oldest_counts_everybody() -> None:

@@ -203,9 +203,13 @@ CREATE TABLE listener (
 _ONE_RECORD = """
 ALTER TABLE counter ADD COLUMN transactions INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE work ADD COLUMN admission TEXT NOT NULL DEFAULT '';
-UPDATE work SET result = coalesce(result, (
-    SELECT submission.result FROM work AS submission WHERE submission.id = char(31) || 'route/' || work.id))
-WHERE EXISTS (SELECT 1 FROM work AS submission WHERE submission.id = char(31) || 'route/' || work.id);
+UPDATE work SET id = char(31) || id WHERE resource_class = 'router' AND substr(id, 1, 6) = 'route/';
+UPDATE work SET result = coalesce(work.result, submission.result) FROM work AS submission
+WHERE submission.id = char(31) || 'route/' || work.id;
+UPDATE work SET state = submission.state, result = submission.result, reason = submission.reason, ready = 0,
+    owner = '', lease_until = 0
+FROM work AS submission WHERE submission.id = char(31) || 'route/' || work.id
+    AND submission.state NOT IN ('pending', 'running') AND work.state IN ('pending', 'running');
 UPDATE work SET admission = json_remove(CAST(payload AS TEXT), '$.assignment'),
     payload = CAST(json_extract(CAST(payload AS TEXT), '$.assignment') AS BLOB)
 WHERE instr(resource_class, '@') > 0 AND json_valid(CAST(payload AS TEXT))
