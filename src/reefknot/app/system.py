@@ -23,7 +23,6 @@ from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings
 from reefknot.app.presence import OBSERVERS, STATUS, look_for_orphans
 from reefknot.app.stores import clock_of_this_loop, open_store, options_of
-from reefknot.audit.journal import event_id
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
@@ -39,6 +38,7 @@ from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.seeds import new_id
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
@@ -77,7 +77,7 @@ class System:
         clock = SteadyClock(clock)
         self.store = store
         self.settings = settings
-        self.system_id = event_id()
+        self.system_id = new_id()
         self._clock = clock
         self._blocks = blocks
         self._started_at = int(clock.wall() * 1000)

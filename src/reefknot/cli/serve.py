@@ -35,8 +35,9 @@ from reefknot.cli.options import (
     secrets_of,
     settings,
 )
-from reefknot.cli.output import printable, put, relative, say
+from reefknot.cli.output import put, relative, say
 from reefknot.cli.stores import absolute_url, has_part
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from reefknot.core.checks import seconds
 from reefknot.core.overload.admission import Rules
-from reefknot.errors import ParameterError
 
 LEASE_S = 30.0
 """How long a submission stays a router's after it was last heard of."""
@@ -38,9 +38,7 @@ class RouterSettings(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("lease", "patience"):
-            seconds = getattr(self, name)
-            if not 0 < seconds <= 86_400:
-                raise ParameterError(name, seconds, "a number of seconds above 0, at most 86400")
+            seconds(name, getattr(self, name), most=86_400)
 
     @property
     def renew_every(self) -> float:

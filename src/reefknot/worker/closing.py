@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import Dropped, Event, OperatorAction, Quarantined, Requeued
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, encode
@@ -35,13 +36,13 @@ from reefknot.core.work import (
 )
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Held, Settlement
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.attempt import AttemptReport, StepRunner
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.records import AcceptedWork, about_item, expired_event, quarantined_event
+from reefknot.worker.records import AcceptedWork, expired_event, quarantined_event
 
 MOST_WATCHED = 10_000
 BROKEN = "the worker failed inside"
@@ -183,7 +184,7 @@ class Closing:
         await self._publish([one], [kept])
 
     def _log_not_kept(self, item: WorkItem, error: Exception, more: int = 0) -> None:
-        text = printable(f"{type(error).__name__}: {error}", most=300)
+        text = error_text(error)
         others = f" and {more} more" if more else ""
         logger().error("%s: the report of %s%s was not kept (%s)", self._context.worker_id, item.id, others, text)
 

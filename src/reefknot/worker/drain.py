@@ -9,13 +9,13 @@ baseline's acks cannot say why work was refused: there the workers over the same
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import Requeued
 from reefknot.core.messages import ExecAssignmentAck
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
-from reefknot.worker.records import about_item
 
 PAGE = 500
 AT_ONCE = 64

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, structs
 
-from reefknot.audit.journal import envelope
+from reefknot.audit.journal import about_assignment, envelope
 from reefknot.core.audit.event import Admission as AdmissionEvent
 from reefknot.core.audit.event import Event
 from reefknot.core.messages import (
@@ -48,7 +48,7 @@ from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
-from reefknot.worker.records import AdmittedAs, about
+from reefknot.worker.records import AdmittedAs
 
 MOST_WAITING = 256
 """Deliveries that were read and are not being taken in yet; beyond that the transport waits."""
@@ -487,7 +487,9 @@ class Intake:
     ) -> Event:
         wall = self._context.clock.wall()
         return AdmissionEvent(
-            **(envelope(wall=wall, work_id=assignment_id) if assignment is None else about(assignment, wall)),
+            **(
+                envelope(wall=wall, work_id=assignment_id) if assignment is None else about_assignment(assignment, wall)
+            ),
             status=status.value,
             reason=None if reason is None else reason.value,
             resource_class=None if pool is None else pool.name,

@@ -17,7 +17,7 @@ from typing import Any
 from reefknot.core.overload.admission import KNOWN_AFTER, OverloadStatus, QueueView, RejectionPolicy, level, reported
 from reefknot.core.work import HandBack, WorkItem, WorkState, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.queue import BoundedQueue, Queued
@@ -227,7 +227,7 @@ class Pool:
             await self._give_back(await claim)
             raise
         except Exception as error:
-            text = printable(f"{type(error).__name__}: {error}", most=300)
+            text = error_text(error)
             logger().error("%s: the store cannot be read (%s)", self.name, text)
             self._asks_since = None
             await asyncio.sleep(STORE_PAUSE_S)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.audit.journal import Journal, event_id
+from reefknot.audit.journal import Journal
 from reefknot.clock import SteadyClock
 from reefknot.core.messages import (
     ASSIGN,
@@ -37,6 +37,7 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
+from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
 from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.worker.attempt import StepRunner
@@ -107,7 +108,7 @@ class Worker:
         self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
         self._context = context = WorkerContext(
             worker_id=worker_id,
-            owner=f"{worker_id}#{event_id()}{process and '@'}{process}",
+            owner=f"{worker_id}#{new_id()}{process and '@'}{process}",
             settings=settings,
             work=store.work,
             transport=transport,

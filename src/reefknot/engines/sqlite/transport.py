@@ -27,12 +27,12 @@ from functools import partial
 import apsw
 from msgspec import Struct, json
 
-from reefknot.audit.journal import event_id
 from reefknot.engines.sqlite import message_rows as rows
 from reefknot.engines.sqlite.context import StoreContext, until
 from reefknot.errors import ReefknotError
 from reefknot.ports.transport import Delivery
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.seeds import new_id
 
 MOST = 256
 """Messages that may be on their way at once."""
@@ -75,8 +75,8 @@ class Outgoing:
         name, message = one
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            said = printable(f"to {message[1]}: {type(error).__name__}: {error}", most=300)
-            logger().error("a message was not written (%s)", said)
+            subject = printable(message[1], most=100)
+            logger().error("a message was not written (to %s: %s)", subject, error_text(error))
             self._failed(name)
         elif future.cancelled() or not future.result():
             self._refused.append(one)
@@ -107,8 +107,7 @@ class Outgoing:
             except ReefknotError as error:  # the store is gone: for all of them alike
                 for name, _ in again[at:]:
                     self._failed(name)
-                said = printable(f"{type(error).__name__}: {error}", most=300)
-                logger().error("%d messages were not written (%s)", len(again) - at, said)
+                logger().error("%d messages were not written (%s)", len(again) - at, error_text(error))
                 break
         else:
             await asyncio.wait([future])  # one transaction takes them in their order
@@ -189,7 +188,7 @@ class SqliteTransport:
         self._link = link
         self._connect = connect
         self._nudge = nudge
-        self._origin = event_id()
+        self._origin = new_id()
         self._lines: list[_Subscription] = []
         self._others = _Others()
         self._is_announced = False
@@ -276,8 +275,7 @@ class SqliteTransport:
                         self._tell_at = loop.time() + SEEN_EVERY_S
                         self._announce()
                 except Exception as error:
-                    said = printable(f"{type(error).__name__}: {error}", most=300)
-                    logger().error("messages from other processes cannot be read (%s)", said)
+                    logger().error("messages from other processes cannot be read (%s)", error_text(error))
                     more = False
                     await asyncio.sleep(AGAIN_S)
                 if not more:
