@@ -217,11 +217,11 @@ class System:
             case "drain" | "pause" | "resume":
                 for worker in self.workers:
                     if body.get("worker_id") in (None, worker.worker_id):
-                        self._tell_worker(worker, command.name, float(body.get("seconds", self.settings.drain)))
+                        self._command_worker(worker, command.name, float(body.get("seconds", self.settings.drain)))
             case _:
                 logger().warning("unknown command %s", printable(command.name, most=80))
 
-    def _tell_worker(self, worker: Worker, what: str, seconds: float) -> None:
+    def _command_worker(self, worker: Worker, what: str, seconds: float) -> None:
         """A drain goes on beside everything else: it takes as long as the longest running step."""
         name = worker.worker_id
         earlier = self._draining.pop(name, None)

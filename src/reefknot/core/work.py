@@ -148,7 +148,7 @@ class Snooze(Struct, frozen=True):
     reason: str = ""
 
 
-class HandBack(Struct, frozen=True):
+class Interrupted(Struct, frozen=True):
     """Report of an owner that goes away: the item is due for others at once."""
 
     reason: str = "shutdown"
@@ -162,7 +162,7 @@ class Quarantine(Struct, frozen=True):
     result: str | None = None
 
 
-Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | HandBack | Quarantine
+Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | Interrupted | Quarantine
 
 
 def moved(item: WorkItem, state: WorkState) -> WorkState:
@@ -282,7 +282,7 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             return _again(item, settled, now)
         case Snooze(due_at=due_at, reason=reason):
             return _waiting(structs.replace(item, snoozes=item.snoozes + 1), now, due_at=due_at, reason=reason)
-        case HandBack(reason=reason):
+        case Interrupted(reason=reason):
             back = structs.replace(item, interruptions=item.interruptions + 1)
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
         case _:

@@ -29,7 +29,7 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import Reject
 from reefknot.core.results import answer_of, assignment_of, unrun_result
-from reefknot.core.work import ROUTER, HandBack, Quarantine, WorkItem
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -190,7 +190,7 @@ class Submissions:
     async def give_back(self, held: list[Held]) -> None:
         """Release claims: whoever routes next takes them at once."""
         async with asyncio.timeout(STORE_S):
-            await self._work.settle([Settlement(one.id, one.owner, one.fence, HandBack()) for one in held])
+            await self._work.settle([Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held])
 
     def wall(self) -> float:
         return self._clock.wall()

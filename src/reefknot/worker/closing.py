@@ -24,7 +24,7 @@ from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, e
 from reefknot.core.results import DROPPED, EXPIRED, answer_of, assignment_of, cancel_reason
 from reefknot.core.retry.classify import classify
 from reefknot.core.work import (
-    HandBack,
+    Interrupted,
     Quarantine,
     Snooze,
     TryAgain,
@@ -210,11 +210,11 @@ class Closing:
         """Give back what was claimed ahead and no slot has begun."""
         held = [(pool, one) for pool in pools for one in pool.release_prefetched()]
         if held:
-            await self._hand_back([one for _, one in held])
+            await self._return_claims([one for _, one in held])
         for pool, one in held:
             pool.settled(one.id, one.fence)
 
-    async def hand_back(self, pools: list[Pool]) -> int:
+    async def return_claimed(self, pools: list[Pool]) -> int:
         """Let pending reports finish, stop the rest, and give it back. Returns how many went back."""
         await self._reported()
         tasks = [task for pool in pools for task in pool.running.values()]
@@ -223,14 +223,14 @@ class Closing:
         await self._reported()  # an attempt that ended in the very moment it was stopped
         if not held:
             return 0
-        back = await self._hand_back(held)
+        back = await self._return_claims(held)
         for pool in pools:
             pool.claimed.clear()
         return sum(back)
 
-    async def _hand_back(self, held: list[Held]) -> list[bool]:
+    async def _return_claims(self, held: list[Held]) -> list[bool]:
         with self._context.timeouts.timeout(STORE_S):
-            back = [Settlement(one.id, one.owner, one.fence, HandBack()) for one in held]
+            back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held]
             return await self._context.work.settle(back)
 
     async def _reported(self) -> None:

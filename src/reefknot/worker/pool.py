@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from reefknot.core.overload.admission import KNOWN_AFTER, OverloadStatus, QueueView, RejectionPolicy, level, reported
-from reefknot.core.work import HandBack, WorkItem, WorkState, worker_class
+from reefknot.core.work import Interrupted, WorkItem, WorkState, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.timeouts import STORE_S
@@ -250,7 +250,7 @@ class Pool:
     async def _give_back(self, items: list[WorkItem]) -> None:
         """Return what was claimed while the worker was ending: it spends nothing."""
         if items:
-            back = [Settlement(item.id, item.owner, item.fence, HandBack()) for item in items]
+            back = [Settlement(item.id, item.owner, item.fence, Interrupted()) for item in items]
             await self._context.work.settle(back)
 
     def _fill_slots(self) -> None:

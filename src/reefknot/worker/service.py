@@ -186,7 +186,7 @@ class Worker:
         await self._offer_queued(pools)
         if running:
             await asyncio.wait(running, timeout=self.settings.drain if seconds is None else seconds)
-        back = await self.closing.hand_back(pools)
+        back = await self.closing.return_claimed(pools)
         await self._offer_queued(pools)
         return back
 
@@ -226,7 +226,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._background.stop()
-        await self.closing.hand_back(list(self.pools.values()))
+        await self.closing.return_claimed(list(self.pools.values()))
 
     def snapshot(self) -> WorkerSnapshot:
         now = self._clock.now()

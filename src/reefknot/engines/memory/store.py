@@ -179,7 +179,7 @@ class MemoryQuarantine:
         if not dry_run:
             for item in items:
                 self._work.put(core.requeue(item, now, who=who), now)
-            self._tell(items, events)
+            self._append_for(items, events)
         return [item.id for item in items]
 
     async def discard(
@@ -196,7 +196,7 @@ class MemoryQuarantine:
         if not dry_run:
             for item in items:
                 self._work.put(core.discard(item, now, who=who, reason=reason), now)
-            self._tell(items, events)
+            self._append_for(items, events)
         return [item.id for item in items]
 
     async def purge(
@@ -207,7 +207,7 @@ class MemoryQuarantine:
         if not dry_run:
             for item in items:
                 self._work.remove(item.id)
-            self._tell(items, events)
+            self._append_for(items, events)
         return [item.id for item in items]
 
     async def stats(self) -> QuarantineStats:
@@ -225,7 +225,7 @@ class MemoryQuarantine:
         held = (item for item in self._work.items.values() if item.state is WorkState.QUARANTINED)
         return sorted((item for item in held if _matches(which, item)), key=lambda item: item.id)
 
-    def _tell(self, items: list[WorkItem], events: Sequence[AuditEntry]) -> None:
+    def _append_for(self, items: list[WorkItem], events: Sequence[AuditEntry]) -> None:
         if items:
             self._audit.add(events)
             self._work.wake()

@@ -196,7 +196,7 @@ class SqliteTransport:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._outgoing = Outgoing(link, self._forget)
         self._count = 0
-        self._tell_at = 0.0
+        self._announce_at = 0.0
         self._following: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -246,7 +246,7 @@ class SqliteTransport:
         if self._following is None:
             loop = asyncio.get_running_loop()
             self._following = loop.create_task(self._follow(), name="messages from other processes")
-        self._tell_at, self._is_announced = 0.0, False
+        self._announce_at, self._is_announced = 0.0, False
         self._nudge(rows.TOPIC)
         return self._read(line)
 
@@ -261,7 +261,7 @@ class SqliteTransport:
         finally:
             if line in self._lines:
                 self._lines.remove(line)
-                self._tell_at, self._is_announced = 0.0, False
+                self._announce_at, self._is_announced = 0.0, False
                 self._nudge(rows.TOPIC)
 
     async def _follow(self) -> None:
@@ -271,15 +271,15 @@ class SqliteTransport:
             with self._link.listening(rows.TOPIC) as change:
                 try:
                     more = await self._fetch()
-                    if loop.time() >= self._tell_at or any(_has_moved(line) for line in self._lines):
-                        self._tell_at = loop.time() + SEEN_EVERY_S
+                    if loop.time() >= self._announce_at or any(_has_moved(line) for line in self._lines):
+                        self._announce_at = loop.time() + SEEN_EVERY_S
                         self._announce()
                 except Exception as error:
                     logger().error("messages from other processes cannot be read (%s)", error_text(error))
                     more = False
                     await asyncio.sleep(AGAIN_S)
                 if not more:
-                    await until(change, max(0.0, self._tell_at - loop.time()))
+                    await until(change, max(0.0, self._announce_at - loop.time()))
 
     async def _fetch(self) -> bool:
         """Fetch a page for every subscription that has room. True when there may be another one."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from reefknot.core.work import (
     ROUTER,
     Budget,
-    HandBack,
+    Interrupted,
     Quarantine,
     Settled,
     Snooze,
@@ -193,7 +193,7 @@ class WorkQueueContract:
             await store.work.settle([report(item, Snooze(wall(clock) + 1000, "source cools"))])
             clock.advance(1)
             (item,) = await take(store)
-            await store.work.settle([report(item, HandBack())])
+            await store.work.settle([report(item, Interrupted())])
             (item,) = await take(store)
             assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 1, 1, 0)
 
