@@ -157,6 +157,7 @@ class Journal:
         chosen = self._state.on_failure if on_failure is None else on_failure_named(on_failure)
         self._fail_closed = chosen is OnFailure.FAIL_CLOSED
         self._most_buffered = self._state.most_buffered if most_buffered is None else most_buffered
+        self._soon: list[AuditEntry] = []
 
     @property
     def buffered(self) -> int:
@@ -229,11 +230,17 @@ class Journal:
 
     def write_soon(self, event: Event) -> None:
         """Append an event that goes with no other change, with the log's next write. A failure is buffered."""
+        self._soon += self.entries([event])
+        if len(self._soon) == 1:  # what else comes in this turn of the loop goes with it
+            asyncio.get_running_loop().call_soon(self._append_soon)
+
+    def _append_soon(self) -> None:
+        entries, self._soon = self._soon, []
         append_soon = getattr(self._sink, "append_soon", None)
         if append_soon is None or self._state.waiting:
-            run_in_background(self.write(event), "writing an event")
+            self._buffer(entries)
+            run_in_background(self.write(), "writing events")
             return
-        entries = self.entries([event])
         try:
             future = append_soon(entries)
         except ReefknotError as error:

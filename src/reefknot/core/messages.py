@@ -293,6 +293,7 @@ _assignments = msgspec.json.Decoder(ExecAssignment)
 _named = msgspec.json.Decoder(_Named)
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _encoder = msgspec.json.Encoder()
+_NO_OPTIONS = AssignmentOptions()
 _NOBODY = Executor()
 
 
@@ -381,6 +382,8 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     for field, given, longest in () if _is_plain(assignment) else _optional_texts(assignment):
         if given is not None and not (len(given) <= longest and given.isprintable()):
             return field, f"accepted: printable text of at most {longest} characters"
+    if options == _NO_OPTIONS and "timeout_ms" not in assignment.job.payload:
+        return None  # as most are
     timeout = "options.timeout_ms" if options.timeout_ms is not None else "job.payload.timeout_ms"
     retry = options.retry or RetryOptions()
     for field, number, least, most in (

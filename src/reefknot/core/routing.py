@@ -119,8 +119,13 @@ class WorkerRanking:
         ]
         heapify(self._line)
 
+    @property
+    def needs_draw(self) -> bool:
+        """Whether chance decides about the next assignment: the best worker is overloaded."""
+        return not self._probes and bool(self._line) and self._line[0][0] == OverloadStatus.OVERLOADED.severity
+
     def choose(self, draw: float) -> Chosen | Nobody:
-        """The worker of the next assignment."""
+        """The worker of the next assignment. `draw` matters only if it `needs_draw`."""
         if self._probes:
             return Chosen(self._probes.pop()[1], probe=True)
         if not self._line:

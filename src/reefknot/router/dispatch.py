@@ -29,7 +29,7 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.results import answer_of, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
-from reefknot.core.routing import Chosen, Nobody, Why, WorkerHealth, WorkerRanking, choose_worker
+from reefknot.core.routing import Chosen, Nobody, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers
 from reefknot.router.admission import HealthTable
 from reefknot.router.completion import Completion
@@ -124,13 +124,12 @@ class Dispatcher:
             if ranking is None or pending.refused_until:
                 workers = self._health.of_class(name, self._table.unacked)
                 ranking = WorkerRanking(workers, now, last)
-            willing, number = workers, self._draw(pending)
+            willing, asked = workers, ranking
             if pending.refused_until:
                 willing = [one for one in workers if pending.refused_until.get(one.worker_id, -inf) <= now]
-                choice = choose_worker(willing, number, now, last)
-                ranking = None  # it does not count this choice
-            else:
-                choice = ranking.choose(number)
+                asked, ranking = WorkerRanking(willing, now, last), None  # the other one does not count this choice
+            number = self._draw(pending) if asked.needs_draw else None
+            choice = asked.choose(number or 0.0)
             if isinstance(choice, Chosen):
                 self._last[name] = choice.worker_id
             if isinstance(choice, Nobody) and self._may_share(pending, now):

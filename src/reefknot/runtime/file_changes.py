@@ -36,8 +36,12 @@ class FileChanges:
             if libc.inotify_add_watch(descriptor, os.fsencode(self._path), _MODIFY_OR_GONE) < 0:
                 os.close(descriptor)
                 return False
+        except (OSError, AttributeError):
+            return False
+        try:
             loop.add_reader(descriptor, self._read)
-        except (OSError, AttributeError, NotImplementedError):
+        except NotImplementedError:
+            os.close(descriptor)
             return False
         self._descriptor, self._loop = descriptor, loop
         return True

@@ -45,6 +45,7 @@ from reefknot.worker.queue import Queued
 from reefknot.worker.records import AcceptedWork, expired_event, quarantined_event
 
 MOST_WATCHED = 10_000
+MOST_REMEMBERED = 1_000
 BROKEN = "the worker failed inside"
 UNREADABLE = "the stored assignment cannot be read"
 _FIRST_PAUSE = 0.1
@@ -72,17 +73,25 @@ class Closing:
         self._is_settling = False
         self.reporting: set[asyncio.Task[None]] = set()
         """Reports that are being kept and published."""
+        self._started: dict[tuple[str, int], AcceptedWork] = {}
+        """Work that intake started, by id and fence: it need not be read again."""
         self._crashed: deque[str] = deque(maxlen=MOST_WATCHED)
         self._foreign: dict[str, str] = {}
         """Sent here while another worker has it: by id, the class it comes to when that one lets go."""
 
     # ---- attempts ---------------------------------------------------------------------------------------------------
 
+    def remember(self, item: WorkItem, work: AcceptedWork) -> None:
+        """Keep an assignment that intake has read, until its attempt begins."""
+        if len(self._started) >= MOST_REMEMBERED:  # those that were cancelled before they began
+            del self._started[next(iter(self._started))]
+        self._started[item.id, item.fence] = work
+
     async def run(self, item: WorkItem) -> bool:
         """Make one attempt of a claimed item, and report it. Returns whether its time is a service time."""
         pool = self._pools[item.resource_class.partition("@")[0]]
         try:
-            work = AcceptedWork.read(item)
+            work = self._started.pop((item.id, item.fence), None) or AcceptedWork.read(item)
         except msgspec.DecodeError as error:
             work = AcceptedWork.stand_in(item)
             self._report(item, self._set_aside(item, work, f"{UNREADABLE}: {error}"), pool, work)

@@ -35,6 +35,7 @@ from reefknot.core.overload.admission import (
     Defer,
     Degradation,
     Degrade,
+    OverloadStatus,
     Reject,
     RejectReason,
     admit,
@@ -48,7 +49,7 @@ from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
-from reefknot.worker.records import AdmittedAs
+from reefknot.worker.records import AcceptedWork, AdmittedAs
 
 MOST_WAITING = 256
 """Deliveries that were read and are not being taken in yet; beyond that the transport waits."""
@@ -76,7 +77,7 @@ class Verdict(Struct, frozen=True):
 class Admitted(Struct, frozen=True):
     """An assignment that has its place in a pool and is not kept yet."""
 
-    assignment: ExecAssignment
+    work: AcceptedWork
     pool: Pool
     item: WorkItem
     ack: ExecAssignmentAck
@@ -166,7 +167,7 @@ class Intake:
             if len(admitted) == 1:
                 raise
             for one, delivery in admitted:  # one by one: perhaps only one of them is bad
-                await self._tasks.start(_NOT_TAKEN, self._take_alone, one.assignment, delivery)
+                await self._tasks.start(_NOT_TAKEN, self._take_alone, one.work.assignment, delivery)
             return
         answered = [(result, delivery) for result, (_, delivery) in zip(results, admitted, strict=True)]
         await self._tasks.start("acks could not be sent", self._answer_all, answered)
@@ -294,15 +295,17 @@ class Intake:
         assert not isinstance(answer, Reject)
         pool.reserved += 1
         try:
-            item = self._item(assignment, body, pool, answer)
+            met = pool.depth(), pool.status()
+            work = AcceptedWork(assignment, _admitted_as(assignment, answer, met))
+            item = self._item(work, body, pool, answer)
             event = self._event(
-                assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs
+                assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met
             )
-            ack = self._ack(item.id, AckStatus.ACCEPTED, answer.message, pool=pool)
+            ack = self._ack(item.id, AckStatus.ACCEPTED, answer.message, pool=pool, met=met)
         except BaseException:
             pool.reserved -= 1
             raise
-        return Admitted(assignment, pool, item, ack, event, _FAILED_AS.get(type(answer), _FAILED))
+        return Admitted(work, pool, item, ack, event, _FAILED_AS.get(type(answer), _FAILED))
 
     async def keep(self, batch: Sequence[Admitted]) -> list[IntakeResult]:
         """Keep admitted assignments in one store call, and start those that free slots can take."""
@@ -321,7 +324,7 @@ class Intake:
             is_away = isinstance(error, StoreUnavailableError | TimeoutError)
             if not self._v2 or not (is_away or len(batch) == 1):
                 raise
-            return [self._not_kept(one.assignment, one.pool, one.failure) for one in batch]
+            return [self._not_kept(one.work.assignment, one.pool, one.failure) for one in batch]
         finally:
             for one in batch:
                 one.pool.reserved -= 1
@@ -341,8 +344,9 @@ class Intake:
 
     async def _kept(self, one: Admitted, item: WorkItem | None) -> IntakeResult:
         if item is None:
-            return await self._duplicate(one.assignment, one.pool)
+            return await self._duplicate(one.work.assignment, one.pool)
         if item.state is WorkState.RUNNING:
+            self._closing.remember(item, one.work)
             one.pool.begin([item])
         elif not one.pool.has(item.id):
             one.pool.put(one.pool.queued(item))
@@ -428,13 +432,11 @@ class Intake:
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
-    def _item(self, assignment: ExecAssignment, body: bytes, pool: Pool, answer: Admission) -> WorkItem:
+    def _item(self, work: AcceptedWork, body: bytes, pool: Pool, answer: Admission) -> WorkItem:
+        assignment = work.assignment
         wall_ms = int(self._context.clock.wall() * 1000)
         delay_ms = answer.milliseconds if isinstance(answer, Defer) else 0
         deadline = assignment.options.deadline_ms
-        change = answer.change if isinstance(answer, Degrade) else Degradation()
-        skips = assignment.options.skip_circuit_breaker or change.skip_circuit_breaker
-        admitted = AdmittedAs(change.skip_retries, change.timeout_factor, skips, pool.depth(), pool.status())
         return WorkItem(
             id=assignment.assignment_id,
             kind=assignment.job.type,
@@ -445,7 +447,7 @@ class Intake:
             priority=assignment.priority,
             due_at=wall_ms + delay_ms,
             deadline_at=None if deadline is None else wall_ms + deadline,
-            admission=encode(admitted).decode(),
+            admission="" if work.admitted == AdmittedAs() else encode(work.admitted).decode(),
             payload=body or encode(assignment),
         )
 
@@ -458,17 +460,19 @@ class Intake:
         pool: Pool | None = None,
         reason: RejectReason | None = None,
         wait: int | None = None,
+        met: tuple[int, OverloadStatus] | None = None,
     ) -> ExecAssignmentAck:
         if not self._v2:
             return ExecAssignmentAck(assignment_id, status, message)
         if pool is None:  # it belongs to no class: then the fullest one stands for the worker
             pool = max(self._pools.values(), key=lambda one: (one.status().severity, one.depth()))
+        depth, level = met or (pool.depth(), pool.status())
         return ExecAssignmentAck(
             assignment_id,
             status,
             message,
-            overload_status=pool.status(),
-            queue_depth=pool.depth(),
+            overload_status=level,
+            queue_depth=depth,
             worker_id=self._context.worker_id,
             reason=None if reason is None else reason.value,
             retry_after_ms=UNSET if wait is None else wait,
@@ -484,8 +488,11 @@ class Intake:
         assignment_id: str = "",
         message: str = "",
         inputs: dict[str, Any] | None = None,
+        met: tuple[int, OverloadStatus] | None = None,
     ) -> Event:
         wall = self._context.clock.wall()
+        if met is None and pool is not None:
+            met = pool.depth(), pool.status()
         return AdmissionEvent(
             **(
                 envelope(wall=wall, work_id=assignment_id) if assignment is None else about_assignment(assignment, wall)
@@ -493,10 +500,17 @@ class Intake:
             status=status.value,
             reason=None if reason is None else reason.value,
             resource_class=None if pool is None else pool.name,
-            queue_depth=None if pool is None else pool.depth(),
-            overload_status=None if pool is None else pool.status().value,
+            queue_depth=None if met is None else met[0],
+            overload_status=None if met is None else met[1].value,
             inputs={**(inputs or {}), "message": message[:300]},
         )
+
+
+def _admitted_as(assignment: ExecAssignment, answer: Admission, met: tuple[int, OverloadStatus]) -> AdmittedAs:
+    """What admission changed of an assignment, and the queue that it met."""
+    change = answer.change if isinstance(answer, Degrade) else Degradation()
+    skips = assignment.options.skip_circuit_breaker or change.skip_circuit_breaker
+    return AdmittedAs(change.skip_retries, change.timeout_factor, skips, *met)
 
 
 def _body(delivery: Delivery) -> bytes:

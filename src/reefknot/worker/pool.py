@@ -32,7 +32,7 @@ RESYNC_S = 0.05
 _SMOOTHING = 0.1
 AHEAD_MS = 5.0
 """What the slots run within this time is claimed ahead: later claims know better what comes first."""
-MOST_AHEAD = 32
+MOST_AHEAD = 100
 
 RunAttempt = Callable[[WorkItem], Coroutine[Any, Any, bool]]
 """Makes one attempt. Returns whether its time is a service time."""

@@ -159,12 +159,11 @@ def _old_until(connection: apsw.Connection, after: int, before: int) -> tuple[in
     return last, young
 
 
-def _append_batch(transaction: Transaction, wanted: list[Sequence[AuditEntry]]) -> list[Head]:
-    answers = []
-    for entries in wanted:
+def _append_batch(transaction: Transaction, batch: list[Sequence[AuditEntry]]) -> list[Head]:
+    """Append all entries at once. Every caller is given the head after all of them."""
+    for entries in batch:
         transaction.add_events(entries)
-        answers.append(transaction.flush_events())
-    return answers
+    return [transaction.flush_events()] * len(batch)
 
 
 def _trim_batch(transaction: Transaction, wanted: list[int]) -> list[int]:
