@@ -63,15 +63,15 @@ fmt: $(STAMP) ## format, and fix what can be fixed
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-lint: $(STAMP) ## format, lint, import order, sizes, words
+lint: $(STAMP) ## format, lint, import order, house rules, words
 	$(call step,format)
 	@$(BIN)/ruff format --check $(CODE)
 	$(call step,lint)
 	@$(BIN)/ruff check $(CODE)
 	$(call step,import order)
 	@$(BIN)/lint-imports --no-logo --no-cache
-	$(call step,sizes)
-	@$(BIN)/python -m tools.check_house module-ceiling function-ceiling package-ceiling
+	$(call step,house rules)
+	@$(BIN)/python -m tools.check_house
 	$(call step,words)
 	@$(BIN)/python tools/check_words.py
 

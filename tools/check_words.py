@@ -78,7 +78,7 @@ def syntax_findings(source: str, path: str) -> Iterator[Finding]:
         match node:
             case ast.Call():
                 yield from _call_findings(node, yaml_names)
-            case ast.Name(id="NotImplementedError"):
+            case ast.Raise(exc=ast.Name(id="NotImplementedError") | ast.Call(func=ast.Name(id="NotImplementedError"))):
                 yield node.lineno, "NotImplementedError: write it, or leave it out"
             case _:
                 continue

@@ -70,7 +70,7 @@ def ours() -> Contestant:
 
 
 def admitted() -> Contestant:
-    """The same, and before each newcomer admission looks at the depth and at the oldest place."""
+    """The same, and before each arrival admission looks at the depth and at the oldest place."""
     queue = BoundedQueue(1000)
 
     def batch(times: int) -> float:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from msgspec import structs
 
 from reefknot.core.idempotency import Busy, Claim, Claimed, Done, Ending, Hit, KeyRecord, Released, Uncertain
-from reefknot.core.work import HandBack, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
+from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.memory.audit_and_keys import MemoryIdempotencyStore
@@ -235,7 +235,7 @@ class Work(Machine):
             "done": WorkDone("1"),
             "again": TryAgain(soon),
             "snooze": Snooze(soon),
-            "back": HandBack(),
+            "back": Interrupted(),
             "aside": Quarantine("bad"),
         }
         settlement = Settlement(held.id, held.owner, held.fence, endings[how], (event(how),))

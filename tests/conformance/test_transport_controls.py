@@ -59,7 +59,7 @@ class HearsOnlyItself(MemoryTransport):
 class ForgetsNobody(MemoryTransport):
     """Who stopped listening keeps a line that fills up."""
 
-    def _forget(self, line: memory._Line) -> None:
+    def _forget(self, line: memory._Inbox) -> None:
         pass
 
 

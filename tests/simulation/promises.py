@@ -21,7 +21,7 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.audit.replay import replay
 from reefknot.core.messages import ExecResult, ResultStatus
-from reefknot.core.overload.admission import Newcomer, QueueView, Reject, Rules, admit
+from reefknot.core.overload.admission import Arrival, QueueView, Reject, Rules, admit
 from reefknot.core.work import ENDED, WorkItem, WorkState
 from reefknot.ports.audit_log import AuditQuery
 
@@ -88,7 +88,7 @@ def _check_admission(world: World, event: Admission) -> None:
     if "rules" not in inputs:
         return
     view = msgspec.convert(inputs["view"], QueueView)
-    answer = admit(view, msgspec.convert(inputs["newcomer"], Newcomer), msgspec.convert(inputs["rules"], Rules))
+    answer = admit(view, msgspec.convert(inputs["newcomer"], Arrival), msgspec.convert(inputs["rules"], Rules))
     accepted = not isinstance(answer, Reject)
     if (event.status == "accepted") != accepted or answer.message != inputs["message"]:
         world.story.broken.append(f"admission of {event.work_id} was {inputs['message']!r}, is {answer.message!r}")

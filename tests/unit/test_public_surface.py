@@ -12,7 +12,7 @@ import pytest
 import reefknot
 from reefknot import errors
 from reefknot.retrying.plan import OTHER_FIELDS, POLICY_FIELDS
-from reefknot.retrying.types import PolicyFields, RetryOptions
+from reefknot.retrying.types import PolicyFields, RetryKeywords
 
 HEAVY = {"typing", "re", "msgspec", "asyncio", "logging", "inspect", "dataclasses", "pydantic", "yaml", "apsw"}
 PROMISED = {
@@ -110,7 +110,7 @@ def test_control_the_whole_surface_does_load_them() -> None:
 
 
 def test_the_options_that_run_are_those_that_are_typed() -> None:
-    assert RetryOptions.__annotations__.keys() == POLICY_FIELDS | OTHER_FIELDS
+    assert RetryKeywords.__annotations__.keys() == POLICY_FIELDS | OTHER_FIELDS
     assert PolicyFields.__annotations__.keys() == POLICY_FIELDS
     assert not POLICY_FIELDS & OTHER_FIELDS
 

@@ -28,7 +28,7 @@ from reefknot.engines.log_sink import LogSink
 from reefknot.errors import AuditUnavailableError, StoreError
 from reefknot.ports.audit_log import AuditLog, AuditQuery
 from reefknot.ports.store import Store
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger
 
 PAGE = 500
 LONGEST_WAIT_S = 5.0
@@ -112,7 +112,7 @@ class Copier:
 
 async def _pause(error: Exception, failures: int, ending: asyncio.Event) -> None:
     if failures < len(PAUSES_S):  # after that the log has said it often enough
-        text = printable(f"{type(error).__name__}: {error}", most=300)
+        text = error_text(error)
         logger().error("events cannot be copied (%s); the store has them, and they are copied later", text)
     await _either(asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)]), ending)
 

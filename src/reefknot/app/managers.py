@@ -40,7 +40,7 @@ from reefknot.core.canonical import canonical, checked_result_type, json_value, 
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.idempotency import KeyState, compute_key
 from reefknot.core.redaction import Redactor
-from reefknot.core.retry.decide import Reason
+from reefknot.core.retry.decide import REFUSED, Reason
 from reefknot.core.retry.defaults import RetryCategory, operation_target
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import (
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE = ".reefknot/state.db"
 _MOST_KEYS_IN_MEMORY = 100_000
-_REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
@@ -363,7 +362,7 @@ def _failure_event(operation: _AuditedOperation, run: CallState, decision: Decis
             exception_message=failure.message,
             decision=decision,
         )
-    kind = RetryRefused if run.reason in _REFUSED else RetryExhausted
+    kind = RetryRefused if run.reason in REFUSED else RetryExhausted
     return kind(
         **operation.fields(),
         total_attempts=run.attempts,

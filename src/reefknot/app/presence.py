@@ -1,16 +1,12 @@
 """
-Work that nobody looks after any more, and how it comes to somebody who does.
+Liveness of the systems over one store, and adoption of the work that dead or draining ones leave behind.
 
-What a process that is gone was running is free at once. What it had queued comes to the workers here that know such
-steps and have room; a worker that comes back under its name finds the rest. What a worker has queued that is being
-drained is for the others in the same way.
+A system publishes its status every second. A killed one stops, and nobody need wait for it: its process has a mark, in
+its status and in the names under which it holds leases, and any process of the same machine can look whether the
+marked one still exists. A frozen process exists. Of another machine's processes only their silence can be noticed.
 
-Which processes are there over one store, and which are gone for good.
-
-A system says every second how it is. One that was killed says nothing any more, and nobody need wait for it: its
-process carries a mark, in what it says and in the name under which it holds work, and whoever is on the same machine
-can look whether that process still exists. One that is frozen exists. About another machine's processes nothing is
-known from here but their silence.
+Leases of a dead process end at once. Work that it had queued moves to workers of this process that know the step and
+have room; a worker that comes back under its old name finds the rest. Queued work of a draining worker moves likewise.
 """
 
 import asyncio
@@ -35,12 +31,12 @@ PAGE = 500
 
 
 async def look_for_orphans(store: Store, workers: Sequence[Worker], steps: Container[str]) -> None:
-    """Often for processes that are gone, which costs little; now and then for queues without a worker."""
+    """Release leases of dead processes every second, which costs little; adopt queued work now and then. Never ends."""
     loop = asyncio.get_running_loop()
     adopt_at = loop.time()
     while True:
         try:
-            gone = await end_leases_of_the_gone(store)
+            gone = await release_dead_leases(store)
             if workers and (gone or loop.time() >= adopt_at):
                 adopt_at = loop.time() + ADOPT_EVERY_S
                 await adopt(store, workers, steps)
@@ -50,10 +46,10 @@ async def look_for_orphans(store: Store, workers: Sequence[Worker], steps: Conta
 
 
 async def adopt(store: Store, workers: Sequence[Worker], steps: Container[str]) -> None:
-    """Take over what is queued for a worker that no living system has, or that leaves it to others."""
+    """Take over work that is queued for workers which no living system has, or which are draining."""
     systems = await living_systems(store)
-    living = names_of(systems) | {worker.worker_id for worker in workers}
-    leaving = leaving_of(systems) - {worker.worker_id for worker in workers}
+    living = worker_names(systems) | {worker.worker_id for worker in workers}
+    leaving = draining_workers(systems) - {worker.worker_id for worker in workers}
     leaving |= {worker.worker_id for worker in workers if worker.leaving.is_on}
     able = [worker for worker in workers if not worker.intake.draining]
     counts = (await store.work.snapshot()).counts
@@ -97,8 +93,8 @@ Status = dict[str, Any]
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-def mark(pid: int | None = None) -> str:
-    """This process, or another one of this machine, so that it can be told from every other that ever was."""
+def process_mark(pid: int | None = None) -> str:
+    """A mark of this process, or of another one of this machine, that no other process ever had or will have."""
     number = os.getpid() if pid is None else pid
     return f"{_machine()}.{number}.{_began(number) or 0}"
 
@@ -120,14 +116,14 @@ def is_gone(marked: str) -> bool:
 
 
 def owner_is_gone(owner: str) -> bool:
-    """The same of whoever holds work under this name. A name without a mark tells nothing."""
+    """Whether the process that holds leases under this name has ended. False for a name without a mark."""
     _, at, marked = owner.rpartition("@")
     return bool(at) and is_gone(marked)
 
 
 @cache
 def _machine() -> str:
-    """This boot of this machine, seen from where our process numbers mean something: a container has its own."""
+    """A hash of this boot of this machine and of the namespace of process numbers: a container has its own."""
     known = [socket.gethostname()]
     try:
         known.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -138,12 +134,12 @@ def _machine() -> str:
 
 
 def _began(pid: int) -> str | None:
-    """When a process began, as the system counts; empty when only its exit code is left, None when it is not known."""
+    """Start time of a process in kernel ticks; empty when only its exit code is left, None when it is not known."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return "" if told[0] in ("Z", "X") else told[19]
+    return "" if fields[0] in ("Z", "X") else fields[19]
 
 
 # ---- systems --------------------------------------------------------------------------------------------------------
@@ -151,46 +147,46 @@ def _began(pid: int) -> str | None:
 
 async def living_systems(store: Store) -> list[Status]:
     """The last status of every system that runs over this store, oldest system first."""
-    living = [one[-1] for one in (await _said(store)).values() if not one[-1].get("ended") and not _died(one[-1])]
+    living = [one[-1] for one in (await _published(store)).values() if not one[-1].get("ended") and not _died(one[-1])]
     return sorted(living, key=lambda one: (one["started_at"], one["system_id"]))
 
 
-def names_of(systems: list[Status]) -> set[str]:
-    """The workers of these systems."""
+def worker_names(systems: list[Status]) -> set[str]:
+    """The names of the workers of these systems."""
     return {worker["worker_id"] for one in systems for worker in one["workers"]}
 
 
-def leaving_of(systems: list[Status]) -> set[str]:
-    """Those of them that leave what they have queued to others."""
+def draining_workers(systems: list[Status]) -> set[str]:
+    """The names of the workers that are draining and leave their queued work to others."""
     return {worker["worker_id"] for one in systems for worker in one["workers"] if worker.get("leaving")}
 
 
-def routers_of(systems: list[Status]) -> set[str]:
-    """The names of their routers."""
+def router_names(systems: list[Status]) -> set[str]:
+    """The names of the routers of these systems."""
     return {one["router"]["router_id"] for one in systems if one["router"]}
 
 
-async def told_by_routers(store: Store) -> list[Status]:
-    """What each router over this store last told of itself."""
+async def router_statuses(store: Store) -> list[Status]:
+    """The last status of each router over this store."""
     return [one["router"] for one in await living_systems(store) if one["router"]]
 
 
 async def has_router(store: Store) -> bool:
-    """Whether somebody routes over this store."""
-    return bool(routers_of(await living_systems(store)))
+    """Whether a living router works over this store."""
+    return bool(router_names(await living_systems(store)))
 
 
 async def refuse_taken_names(store: Store, system_id: str) -> None:
     """
     Raise if another living system has a name of this one.
 
-    Both have said theirs before they look, so of two that start at once the one that spoke later gives way.
+    Each publishes its names before it looks, so of two that start at once the later one gives way.
     """
-    said = await _said(store)
-    ours = said.get(system_id)
+    published = await _published(store)
+    ours = published.get(system_id)
     if ours is None:
         return
-    for other in said.values():
+    for other in published.values():
         last = other[-1]
         if last["system_id"] == system_id or last.get("ended") or _died(last):
             continue
@@ -201,29 +197,29 @@ async def refuse_taken_names(store: Store, system_id: str) -> None:
 
 
 def _names(status: Status) -> dict[str, set[str]]:
-    """What must be there once. The router of a whole system has no name of its own."""
-    return {"worker": names_of([status]), "router": routers_of([status]) - {WHOLE_SYSTEMS_ROUTER}}
+    """The names of a system that must be unique, by kind. The router of a whole system has no name of its own."""
+    return {"worker": worker_names([status]), "router": router_names([status]) - {WHOLE_SYSTEMS_ROUTER}}
 
 
-async def _said(store: Store) -> dict[str, list[Status]]:
-    """What was said lately, by system, oldest first."""
+async def _published(store: Store) -> dict[str, list[Status]]:
+    """The recent statuses of each system, oldest first."""
     async with asyncio.timeout(STORE_S):
         commands = await store.control.poll(OBSERVERS, limit=1000)
-    said: dict[str, list[Status]] = {}
+    found: dict[str, list[Status]] = {}
     for command in commands:
         if command.name == STATUS:
             status = {**json.loads(command.body), "sequence": command.sequence}
-            said.setdefault(status["system_id"], []).append(status)
-    return said
+            found.setdefault(status["system_id"], []).append(status)
+    return found
 
 
 def _died(status: Status) -> bool:
-    """Killed without a word: its process was on this machine and is not there any more."""
+    """Whether a system ended without saying so: its process was on this machine and no longer exists."""
     return is_gone(status.get("process", ""))
 
 
-async def end_leases_of_the_gone(store: Store) -> int:
-    """What processes that are gone held is for the next claim, now. Answers how many pieces of work that were."""
+async def release_dead_leases(store: Store) -> int:
+    """End the leases of dead processes, so that the next claim can have their work. Returns how many there were."""
     async with asyncio.timeout(STORE_S):
         gone = [owner for owner in await store.leases.owners() if owner_is_gone(owner)]
         return await store.leases.end(gone) if gone else 0

@@ -56,7 +56,7 @@ class Removed(Struct, frozen=True):
 
 class _Noted(Struct, frozen=True):
     retention: Retention | None = None
-    tidied_at: float = 0.0
+    last_round_at: float = msgspec.field(default=0.0, name="tidied_at")
 
 
 class RetentionNote:
@@ -109,8 +109,8 @@ class RetentionJob:
         """Start the background task. In a new store the first round is due one interval from now."""
         if self._given is not None:
             self._note.write(retention=self._given)
-        if not self._note.read().tidied_at:
-            self._note.write(tidied_at=self._wall_ms() / 1000)
+        if not self._note.read().last_round_at:
+            self._note.write(last_round_at=self._wall_ms() / 1000)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="store retention")
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class RetentionJob:
         try:
             if self._may_run():
                 await self.once()
-                self._note.write(tidied_at=self._wall_ms() / 1000)
+                self._note.write(last_round_at=self._wall_ms() / 1000)
         except Exception as error:
             logger().error("the retention round failed (%s)", printable(str(error), most=300))
 
@@ -159,7 +159,7 @@ class RetentionJob:
 
     def _due_in(self) -> float:
         """Seconds until the next round; 0 when the clock was set back, which must not put rounds off."""
-        passed = self._wall_ms() / 1000 - self._note.read().tidied_at
+        passed = self._wall_ms() / 1000 - self._note.read().last_round_at
         return EVERY_S - passed if passed >= 0 else 0.0
 
 

@@ -23,7 +23,6 @@ from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings
 from reefknot.app.presence import OBSERVERS, STATUS, look_for_orphans
 from reefknot.app.stores import clock_of_this_loop, open_store, options_of
-from reefknot.audit.journal import event_id
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
@@ -39,6 +38,7 @@ from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.seeds import new_id
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
@@ -77,11 +77,11 @@ class System:
         clock = SteadyClock(clock)
         self.store = store
         self.settings = settings
-        self.system_id = event_id()
+        self.system_id = new_id()
         self._clock = clock
         self._blocks = blocks
         self._started_at = int(clock.wall() * 1000)
-        self._process = presence.mark()
+        self._process = presence.process_mark()
         self._transport = store.transport()
         shared: dict[str, Any] = {
             "store": store,
@@ -100,7 +100,7 @@ class System:
             clock,
             size=self.routing.rules.size,
             routed=presence.has_router,
-            snapshots=presence.told_by_routers,
+            snapshots=presence.router_statuses,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
@@ -114,16 +114,16 @@ class System:
 
     async def start(self) -> None:
         """Take part. A name that another living system has is refused, before anything else is done."""
-        heard = await self.store.control.latest()
+        seen = await self.store.control.latest()
         await self._claim_names()
-        await presence.end_leases_of_the_gone(self.store)
+        await presence.release_dead_leases(self.store)
         if self._router is not None:
             await self._router.start()
         for worker in self.workers:
             await worker.start()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._obey(heard), name="system control"),
+            loop.create_task(self._obey(seen), name="system control"),
             loop.create_task(self._show(), name="system status"),
             loop.create_task(look_for_orphans(self.store, self.workers, self._blocks), name="system orphans"),
         ]
@@ -159,7 +159,7 @@ class System:
         return await self.router.submit(assignment)
 
     def snapshot(self) -> dict[str, Any]:
-        """What is going on, as JSON can carry it."""
+        """The state of the router and of every worker, as JSON can carry it."""
         return {
             "system_id": self.system_id,
             "pid": os.getpid(),
@@ -217,11 +217,11 @@ class System:
             case "drain" | "pause" | "resume":
                 for worker in self.workers:
                     if body.get("worker_id") in (None, worker.worker_id):
-                        self._tell_worker(worker, command.name, float(body.get("seconds", self.settings.drain)))
+                        self._command_worker(worker, command.name, float(body.get("seconds", self.settings.drain)))
             case _:
                 logger().warning("unknown command %s", printable(command.name, most=80))
 
-    def _tell_worker(self, worker: Worker, what: str, seconds: float) -> None:
+    def _command_worker(self, worker: Worker, what: str, seconds: float) -> None:
         """A drain goes on beside everything else: it takes as long as the longest running step."""
         name = worker.worker_id
         earlier = self._draining.pop(name, None)
@@ -292,8 +292,10 @@ async def running_system(
                 routing=router_settings(settings.configuration, working.rules),
                 hears_shared=settings.configuration.router.shared_subject == "ours",
                 blocks=blocks,
-                workers=_free("worker", workers, presence.names_of(living)) if isinstance(workers, int) else workers,
-                router=_free("router", 1, presence.routers_of(living))[0] if router == "" else router,
+                workers=_free("worker", workers, presence.worker_names(living))
+                if isinstance(workers, int)
+                else workers,
+                router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
                 seed=seed,
                 secrets=secrets,
             )
@@ -329,5 +331,5 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
             clock_of_this_loop(),
             size=size,
             routed=presence.has_router,
-            snapshots=presence.told_by_routers,
+            snapshots=presence.router_statuses,
         )

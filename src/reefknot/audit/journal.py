@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -24,15 +23,18 @@ import msgspec
 
 from reefknot import clock
 from reefknot.core.audit.event import Event, encode, timestamp
+from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.runtime import seeds
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.core.audit.chain import Head
+    from reefknot.core.messages import ExecAssignment
+    from reefknot.core.work import WorkItem
 
 APPEND_TRIES = 3
 APPEND_TIMEOUT_S = 10.0
@@ -43,8 +45,6 @@ RETRY_PAUSE_S = 1.0
 """Seconds without another append after one failed, so that an outage of the log does not slow the work."""
 
 _NEVER_REDACTED = frozenset({"event_type", "event_code", "event_id", "timestamp"})
-
-_next_number = count(1).__next__
 
 
 def envelope(
@@ -58,7 +58,7 @@ def envelope(
     """Fields that every event has: its time (`wall`, seconds since the epoch), a new id, and the ids of its work."""
     return {
         "timestamp": timestamp(wall),
-        "event_id": event_id(),
+        "event_id": new_id(),
         "tenant_id": tenant_id,
         "correlation_id": correlation_id,
         "trace_id": trace_id,
@@ -66,14 +66,26 @@ def envelope(
     }
 
 
-def event_id() -> str:
-    """A new id, unique across processes. Ids have no order."""
-    return f"{seeds.process_seed:016x}-{_next_number():x}"
+def about_assignment(assignment: ExecAssignment, wall: float) -> dict[str, Any]:
+    """The envelope of an event about an assignment."""
+    return envelope(
+        wall=wall,
+        work_id=assignment.assignment_id,
+        tenant_id=assignment.tenant_id,
+        trace_id=assignment.trace_id,
+        correlation_id=assignment.request_id,
+    )
 
 
-def now_text() -> str:
-    """The current time, as events write it."""
-    return timestamp(clock.wall())
+def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
+    """The envelope of an event about a stored item."""
+    return envelope(
+        wall=wall,
+        work_id=item.id,
+        tenant_id=item.tenant_id,
+        trace_id=item.trace_id,
+        correlation_id=item.correlation_id,
+    )
 
 
 class AuditSink(Protocol):
@@ -91,10 +103,7 @@ class OnFailure(StrEnum):
 
 def on_failure_named(given: OnFailure | str) -> OnFailure:
     """The setting of this name; `ParameterError` lists the accepted ones."""
-    try:
-        return OnFailure(given)
-    except ValueError:
-        raise ParameterError("on_audit_failure", given, f"one of {', '.join(OnFailure)}") from None
+    return choice("on_audit_failure", given, OnFailure)
 
 
 class _Backlog:

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec import Struct
 
-from reefknot.audit.journal import event_id
 from reefknot.cli.app import CommandError, Exit
 from reefknot.core.messages import LARGEST_MESSAGE, ExecAssignment, InvalidMessage, read_assignment
+from reefknot.runtime.seeds import new_id
 
 STDIN = "-"
 _POLL_S = 0.02
@@ -112,7 +112,7 @@ def read_line(text: bytes) -> ExecAssignment | str:
 
 def read_object(value: dict[str, Any]) -> ExecAssignment | str:
     """The assignment that an object describes, with generated ids where it has none; or what is wrong with it."""
-    with_ids = {"assignment_id": event_id(), "request_id": event_id()} | value
+    with_ids = {"assignment_id": new_id(), "request_id": new_id()} | value
     found = read_assignment(msgspec.json.encode(with_ids))
     return found.message if isinstance(found, InvalidMessage) else found
 

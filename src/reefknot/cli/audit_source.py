@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.output import Advance, printable, progress
+from reefknot.cli.output import Advance, progress
 from reefknot.cli.stores import address_of, opened
 from reefknot.core.audit.chain import Head, Mismatch, anchor_in
 from reefknot.core.audit.lines import (
@@ -34,6 +34,7 @@ from reefknot.core.audit.lines import (
 from reefknot.engines.jsonlines.writer import files_of, lines_of
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditQuery
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.cli.options import StoreFlags

@@ -186,14 +186,14 @@ def show_config(*, common: CommonFlags = COMMON) -> int:
     gates = {"worker.retries.v2": found.retries_gate, "worker.queue.v2": found.queue_gate}
     data = {
         "path": None if found.path is None else str(found.path),
-        "gates": {name: {"on": gate.on, "said_by": gate.said_by} for name, gate in gates.items()},
+        "gates": {name: {"on": gate.on, "said_by": gate.origin} for name, gate in gates.items()},
         "values": {name: {"value": value, "source": source} for name, value, source in values},
     }
 
     def text() -> None:
         put(f"file: {'none, built-in values only' if found.path is None else relative(str(found.path))}")
         for name, gate in gates.items():
-            put(f"gate {name}: {'on' if gate else 'off'} ({relative(gate.said_by)})")
+            put(f"gate {name}: {'on' if gate else 'off'} ({relative(gate.origin)})")
         put()
         rows = [(name, json_text(value), relative(source)) for name, value, source in values]
         put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"))

@@ -13,9 +13,10 @@ from cyclopts import App, Parameter
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags
-from reefknot.cli.output import printable, put, put_table, show, show_fields, time_text
+from reefknot.cli.output import put, put_table, show, show_fields, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
 from reefknot.core.idempotency import Done, Failed, KeyState, Released
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.core.idempotency import KeyRecord

@@ -14,11 +14,12 @@ from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, one_of
-from reefknot.cli.output import age, printable, put, put_fields, put_json, put_table, say, show, time_text
+from reefknot.cli.output import age, put, put_fields, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, has_router, operator_event, with_store
 from reefknot.core.messages import encode
 from reefknot.core.results import answer_of
 from reefknot.core.work import ROUTER, WorkItem, WorkState
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
@@ -35,7 +36,7 @@ _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 
 
 class JobView(Struct, frozen=True):
-    """One assignment, as commands show it."""
+    """An assignment as commands show it."""
 
     item: WorkItem
 

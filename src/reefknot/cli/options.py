@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError
-from reefknot.cli.output import printable, say
+from reefknot.cli.output import say
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.config.reading.session import Problem

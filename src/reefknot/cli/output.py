@@ -16,6 +16,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from reefknot.core.retry.policy import LONGEST_WAIT
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,13 +41,6 @@ def say(text: str) -> None:
 def put(text: str = "") -> None:
     """Write lines of data to stdout."""
     print(printable(text, keep="\n"))
-
-
-def printable(text: str, *, keep: str = "") -> str:
-    """The text with control characters as escapes, those in `keep` apart."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
 
 
 def relative(source: str) -> str:

@@ -289,7 +289,7 @@ def _answer(
     schedule = explanation.schedule
     if flags.is_control_flow:
         reason, schedule = CONTROL_FLOW, ()
-    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, gate.on, gate.said_by)
+    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, gate.on, gate.origin)
 
 
 def _baseline(name: str, request: Request, failure: Failure) -> tuple[Failure, RetryPolicy, Mapping[str, FieldOrigin]]:

@@ -323,7 +323,7 @@ class PolicyAnswer(Struct, frozen=True):
     """`retryable`, or why not."""
     schedule: tuple[PlannedWait, ...]
     gate: bool
-    gate_said_by: str
+    gate_origin: str
 
     @property
     def retried(self) -> bool:
@@ -361,14 +361,14 @@ def put_answer(answer: PolicyAnswer) -> None:
         put_schedule(answer.schedule)
     if answer.target.startswith("block:"):
         put()
-        put(_gate_line(answer.gate, answer.gate_said_by))
+        put(_gate_line(answer.gate, answer.gate_origin))
 
 
-def _gate_line(on: bool, said_by: str) -> str:
+def _gate_line(on: bool, origin: str) -> str:
     if on:
-        return f"gate worker.retries.v2: on ({relative(said_by)})"
+        return f"gate worker.retries.v2: on ({relative(origin)})"
     return (
-        f"gate worker.retries.v2: off ({relative(said_by)}), so workers use the baseline (explained with --baseline);"
+        f"gate worker.retries.v2: off ({relative(origin)}), so workers use the baseline (explained with --baseline);"
         " turn it on with worker.retries.v2.enabled: true, or WORKER_RETRIES_V2_ENABLED=true"
     )
 

@@ -12,9 +12,10 @@ from cyclopts import App, Parameter
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.job import JobView, get_job
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, time_ms
-from reefknot.cli.output import printable, progress, put, put_table, say, show, show_fields, time_text
+from reefknot.cli.output import progress, put, put_table, say, show, show_fields, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
 from reefknot.ports.quarantine import QuarantineFilter
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.core.work import WorkItem
@@ -233,7 +234,8 @@ class BulkAction:
 
     def _events(self, items: list[WorkItem]) -> list[AuditEntry]:
         """Audit entries: one for the action, and for `requeue` one per job."""
-        from reefknot.audit.journal import Journal, event_id, now_text
+        from reefknot import clock
+        from reefknot.audit.journal import Journal, about_item
         from reefknot.core.audit.event import Requeued
 
         subject = items[0].id if len(items) == 1 else None
@@ -244,12 +246,7 @@ class BulkAction:
         if self._verb == "requeue":
             returning = [
                 Requeued(
-                    timestamp=now_text(),
-                    event_id=event_id(),
-                    tenant_id=item.tenant_id,
-                    correlation_id=item.correlation_id,
-                    trace_id=item.trace_id,
-                    work_id=item.id,
+                    **about_item(item, clock.wall()),
                     reason=f"taken out of quarantine by {self.actor}",
                     generation=item.generation + 1,
                 )

@@ -20,13 +20,14 @@ from msgspec import UNSET
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, count_lines, display_name, require_file
 from reefknot.cli.options import SYSTEM, SystemFlags, check_whole
-from reefknot.cli.output import plural, printable, progress, put, say
+from reefknot.cli.output import plural, progress, put, say
 from reefknot.cli.serve import shutdown_on_signals, startup
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import WorkState, is_workers
 from reefknot.errors import KeyConflictError, QueueFullError
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System

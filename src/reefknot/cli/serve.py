@@ -35,8 +35,9 @@ from reefknot.cli.options import (
     secrets_of,
     settings,
 )
-from reefknot.cli.output import printable, put, relative, say
+from reefknot.cli.output import put, relative, say
 from reefknot.cli.stores import absolute_url, has_part
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
@@ -95,16 +96,16 @@ def _warn_of_baseline(found: Settings) -> None:
     )
     for name, gate, behaviour, variable in gates:
         if not gate:
-            way = _way_out(name, variable, gate.said_by, found)
-            origin = relative(gate.said_by)
+            way = _way_out(name, variable, gate.origin, found)
+            origin = relative(gate.origin)
             say(f"The baseline is in force ({name}: {behaviour}; set by {origin}). To leave it: {way}.")
 
 
-def _way_out(name: str, variable: str, said_by: str, found: Settings) -> str:
+def _way_out(name: str, variable: str, origin: str, found: Settings) -> str:
     """Advice on turning a gate on, given what has turned it off."""
-    if said_by.startswith("missing file"):
+    if origin.startswith("missing file"):
         return "create the file, or do not name it"
-    if said_by.startswith("environment"):
+    if origin.startswith("environment"):
         return f"{variable}=true; the environment overrides the file"
     file = "reefknot.yaml (`reefknot init` writes one)" if found.path is None else relative(str(found.path))
     return f"worker.{name}.v2.enabled: true in {file}, or {variable}=true"
@@ -331,12 +332,12 @@ def start_part(part: SystemPart, options: StoreFlags, seconds: float | None) -> 
         raise CommandError(f"--{part.kind}-id: {printable(part.name) or 'nothing'} is not accepted: {PART_NAME}")
     start = startup(options.engine, options.config)
     if start.url.rstrip(":") == "memory":
-        said_by = "--engine" if options.engine is not None else relative(str(start.settings.path))
+        origin = "--engine" if options.engine is not None else relative(str(start.settings.path))
         text = (
-            f"{said_by}: a memory: store is visible to one process only, and a {part.kind} alone needs others; "
+            f"{origin}: a memory: store is visible to one process only, and a {part.kind} alone needs others; "
             "accepted: sqlite:PATH (for everything in one process: reefknot up --engine memory:)"
         )
-        raise CommandError(text, Exit.USAGE if said_by == "--engine" else Exit.MISCONFIGURED)
+        raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
     return asyncio.run(_serve_part(part, start, seconds, json=options.json))
 
 

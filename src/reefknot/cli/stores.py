@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import DEFAULT_STORE, StoreFlags, folder_of, secrets_of, settings
-from reefknot.cli.output import printable
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.ports.audit_log import AuditEntry
@@ -128,12 +128,12 @@ def operator_event(
     address: StoreAddress, actor: str, action: str, subject: str | None = None, **details: Any
 ) -> AuditEntry:
     """The audit entry of an operator's action, secrets hidden."""
-    from reefknot.audit.journal import Journal, event_id, now_text
+    from reefknot import clock
+    from reefknot.audit.journal import Journal, envelope
     from reefknot.core.audit.event import OperatorAction
 
     event = OperatorAction(
-        timestamp=now_text(),
-        event_id=event_id(),
+        **envelope(wall=clock.wall()),
         actor=actor,
         action=action,
         subject=None if subject is None else address.redactor(subject),

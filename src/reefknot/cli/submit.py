@@ -12,9 +12,10 @@ from cyclopts import App, Parameter
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
 from reefknot.cli.options import STORE, StoreFlags
-from reefknot.cli.output import printable, put, put_table, say
+from reefknot.cli.output import put, put_table, say
 from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.core.messages import ExecAssignment, ExecResult

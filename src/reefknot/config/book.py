@@ -19,7 +19,7 @@ from reefknot.core.retry.defaults import builtin_book, operation_target
 from reefknot.core.retry.explain import Explanation, explain
 from reefknot.errors import ParameterError
 from reefknot.retrying.retrier import Retrier
-from reefknot.retrying.types import RetryOptions
+from reefknot.retrying.types import RetryKeywords
 
 MOST_REMEMBERED = 4096
 
@@ -147,7 +147,7 @@ class PolicyBook:
         policy = self._book.resolve(_target(target), failure, source=source, request=request_of(**request))
         return explain(_target(target), policy, failure, seed=seed)
 
-    def retrier(self, target: str, *, source: str | None = None, **options: Unpack[RetryOptions]) -> Retrier:
+    def retrier(self, target: str, *, source: str | None = None, **options: Unpack[RetryKeywords]) -> Retrier:
         """
         A retrier that asks the book about every failure. It also serves as `retry(policy=…)`.
 

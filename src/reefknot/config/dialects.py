@@ -282,12 +282,12 @@ class DialectReader:
             if not self._known_connector(source.connector, place.at("connector")):
                 continue
             beneath = self.configuration.retry_policies.get(source.connector, ConnectorEntry())
-            said = self._connector(source.connector, (source.retry, beneath), place.at("retry"))
+            own = self._connector(source.connector, (source.retry, beneath), place.at("retry"))
             overrides = {
                 condition: {field: FieldValue(one.value, Layer.SOURCE, one.source) for field, one in fields.items()}
-                for condition, fields in said.overrides.items()
+                for condition, fields in own.overrides.items()
             }
-            entries[name] = (source.connector, TargetEntry(said.policy, overrides))
+            entries[name] = (source.connector, TargetEntry(own.policy, overrides))
         return entries
 
     # ---- the operations' dialect -----------------------------------------------------------------------------------

@@ -413,10 +413,10 @@ _NO = frozenset({"false", "0", "no", "off"})
 
 
 class Gate(Struct, frozen=True):
-    """Whether v2 is in force, and where that was said."""
+    """Whether v2 is in force, and the place that decided it."""
 
     on: bool
-    said_by: str
+    origin: str
 
     def __bool__(self) -> bool:
         return self.on
@@ -424,15 +424,15 @@ class Gate(Struct, frozen=True):
 
 def gate(variable: str, environ: Mapping[str, str], configured: bool | None, *, where: str = "the file") -> Gate:
     """The state of one gate: the environment wins both ways, then the file, and without either it is off."""
-    said = said_by_environment(variable, environ)
-    if said is not None:
-        return Gate(said, f"environment {variable}")
+    given = gate_from_environment(variable, environ)
+    if given is not None:
+        return Gate(given, f"environment {variable}")
     if configured is not None:
         return Gate(configured, where)
     return Gate(False, "default")
 
 
-def said_by_environment(variable: str, environ: Mapping[str, str]) -> bool | None:
+def gate_from_environment(variable: str, environ: Mapping[str, str]) -> bool | None:
     """The environment's answer; None when the variable is unset or empty."""
     written = environ.get(variable, "").strip().lower()
     if not written:

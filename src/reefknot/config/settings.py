@@ -20,9 +20,9 @@ from reefknot.config.layers import (
     environment,
     flags,
     gate,
+    gate_from_environment,
     load_tree,
     merge,
-    said_by_environment,
 )
 from reefknot.config.schema import UNCHECKED_SECTIONS, Configuration
 from reefknot.core.retry.book import Book
@@ -60,7 +60,7 @@ def load_settings(
     `forgiving` is for `worker start`, `run` and `up`: with the environment's gate open, no file means the baseline.
     """
     named = explicit or environ.get("REEFKNOT_CONFIG")
-    opened = said_by_environment(RETRIES, environ) is True
+    opened = gate_from_environment(RETRIES, environ) is True
     if forgiving and opened and named and not Path(cwd, named).exists():
         return _baseline(named, environ, overrides or {})
     tree, path = load_tree(explicit, environ=environ, cwd=cwd, overrides=overrides or {})

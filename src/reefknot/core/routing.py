@@ -74,13 +74,13 @@ class Nobody(Struct, frozen=True):
     why: Why
 
 
-def too_late_everywhere(workers: Iterable[WorkerHealth], said_so: AbstractSet[str], now: float) -> bool:
+def too_late_everywhere(workers: Iterable[WorkerHealth], refused_by: AbstractSet[str], now: float) -> bool:
     """
     Whether every worker that is there has said that the work would miss its deadline.
 
-    Newcomers have more time left: an assignment that waited on would be overtaken until its time is over.
+    Arrivals have more time left: an assignment that waited on would be overtaken until its time is over.
     """
-    return {one.worker_id for one in workers if not one.gone(now)} <= said_so
+    return {one.worker_id for one in workers if not one.gone(now)} <= refused_by
 
 
 def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, after: str = "") -> Chosen | Nobody:

@@ -1,5 +1,5 @@
 """
-One piece of work, from accepted to ended: its record, and the moves that change it.
+Work items, from accepted to ended: the record of one, and the moves that change it.
 
     pending ──▶ running ──▶ succeeded
        ▲ ▲         │ ├────▶ failed ──▶ pending | quarantined     another try, or none
@@ -7,7 +7,7 @@ One piece of work, from accepted to ended: its record, and the moves that change
        └── quarantined ───▶ discarded                            a person's decision
     pending, running ─────▶ cancelled
 
-`MOVES` is the only table of moves; every other move is an error. Four counters tell why a piece of work ran or did not:
+`MOVES` is the only table of moves; every other move is an error. Four counters say why an item ran or did not:
 attempts (it really ran), snoozes (it was put off), interruptions (shutdown) and crashes (its owner vanished). Only
 attempts are spent by failures. The payload is bytes and is never touched.
 
@@ -54,7 +54,7 @@ ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.DISCARDED})
 
 
 class Budget(Struct, frozen=True, array_like=True):
-    """What retrying has cost so far. It goes when the work ends."""
+    """The cost of retrying so far. Cleared when the work ends."""
 
     attempts: int = 0
     failure_type: str | None = None
@@ -65,7 +65,7 @@ class Budget(Struct, frozen=True, array_like=True):
 
 
 class HistoryEntry(Struct, frozen=True, array_like=True):
-    """One entry of the history: what happened, when, to what end, and by whom."""
+    """An entry of the history: what happened, when, why, and by whom."""
 
     at: int
     what: str
@@ -109,13 +109,13 @@ class WorkItem(Struct, frozen=True, array_like=True):
 
 
 class WorkDone(Struct, frozen=True):
-    """It succeeded."""
+    """Report of success."""
 
     result: str | None = None
 
 
 class WorkFailed(Struct, frozen=True):
-    """It failed for good, and nobody has to look at it."""
+    """Report of a final failure that needs no person."""
 
     failure: str | None = None
     result: str | None = None
@@ -123,14 +123,14 @@ class WorkFailed(Struct, frozen=True):
 
 
 class WorkRejected(Struct, frozen=True):
-    """It ended without being run: no worker took it, or its time was over before."""
+    """Report of an end without a run: no worker accepted the item, or its deadline was over before."""
 
     result: str | None = None
     reason: str = ""
 
 
 class TryAgain(Struct, frozen=True):
-    """It failed and is due again at this time. This spends an attempt."""
+    """Report of a failure after which the item is due again at `due_at`. Spends an attempt."""
 
     due_at: int
     failure: str | None = None
@@ -142,27 +142,27 @@ class TryAgain(Struct, frozen=True):
 
 
 class Snooze(Struct, frozen=True):
-    """It was put off, and spends nothing."""
+    """Report that the item was put off. Spends nothing."""
 
     due_at: int
     reason: str = ""
 
 
-class HandBack(Struct, frozen=True):
-    """Its owner is going away: whoever is free may take it at once."""
+class Interrupted(Struct, frozen=True):
+    """Report of an owner that goes away: the item is due for others at once."""
 
     reason: str = "shutdown"
 
 
 class Quarantine(Struct, frozen=True):
-    """It will not be tried again without a person."""
+    """Report of a failure after which only a person can requeue the item."""
 
     reason: str
     failure: str | None = None
     result: str | None = None
 
 
-Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | HandBack | Quarantine
+Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | Interrupted | Quarantine
 
 
 def moved(item: WorkItem, state: WorkState) -> WorkState:
@@ -244,7 +244,7 @@ def accepted_for_worker(known: WorkItem | None, item: WorkItem, now: Moment) -> 
 
 
 def started(item: WorkItem, *, owner: str, fence: int, lease_ms: int, now: Moment) -> WorkItem:
-    """Taken by an owner, for one attempt."""
+    """The item as claimed by an owner, for one attempt."""
     return structs.replace(
         item,
         state=moved(item, WorkState.RUNNING),
@@ -262,7 +262,7 @@ def is_over(item: WorkItem) -> bool:
 
 
 def holds(item: WorkItem | None, *, owner: str, fence: int) -> bool:
-    """Is this still the one who runs it?"""
+    """Whether this owner, under this fence, still runs the item."""
     return item is not None and item.state is WorkState.RUNNING and item.owner == owner and item.fence == fence
 
 
@@ -272,33 +272,33 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case WorkDone(result=result):
             return _ended(item, WorkState.SUCCEEDED, now, attempts=item.attempts + 1, result=result)
         case WorkFailed(failure=failure, result=result, reason=reason):
-            told = _told(item, now, "failed", reason)
+            noted = _with_history(item, now, "failed", reason)
             number = item.attempts + 1
-            return _ended(told, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
+            return _ended(noted, WorkState.FAILED, now, attempts=number, result=result, failure=failure, reason=reason)
         case WorkRejected(result=result, reason=reason):
-            told = _told(item, now, "rejected", reason)
-            return _ended(told, WorkState.FAILED, now, attempts=item.attempts, result=result, reason=reason)
+            noted = _with_history(item, now, "rejected", reason)
+            return _ended(noted, WorkState.FAILED, now, attempts=item.attempts, result=result, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
         case Snooze(due_at=due_at, reason=reason):
             return _waiting(structs.replace(item, snoozes=item.snoozes + 1), now, due_at=due_at, reason=reason)
-        case HandBack(reason=reason):
+        case Interrupted(reason=reason):
             back = structs.replace(item, interruptions=item.interruptions + 1)
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
         case _:
-            spent = _told(_attempted(item, now), now, "quarantined", settled.reason)
+            spent = _with_history(_attempted(item, now), now, "quarantined", settled.reason)
             return _aside(spent, now, reason=settled.reason, failure=settled.failure, result=settled.result)
 
 
 def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT) -> WorkItem:
     """
-    Its owner vanished: back to the queue, or aside when that has happened too often.
+    The item after its owner vanished: back in the queue, or in quarantine when that has happened too often.
 
     The time budget counts from the first start, whatever became of that: running work was last changed by its claim.
     """
     began = item.updated_at if item.budget.first_attempt_at is None else item.budget.first_attempt_at
     lost = structs.replace(item, crashes=item.crashes + 1, budget=structs.replace(item.budget, first_attempt_at=began))
-    crashed = _told(lost, now, "crashed", item.owner)
+    crashed = _with_history(lost, now, "crashed", item.owner)
     if crashed.crashes >= crash_limit:
         reason = f"its owner vanished {crashed.crashes} times"
         return _aside(crashed, now, reason=reason, failure=item.failure, result=None)
@@ -306,17 +306,17 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
 
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
-    """A person called it off. A running attempt loses its lease and so cannot report any more."""
-    told = _told(item, now, "cancelled", reason, who)
-    return _ended(told, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
+    """The item after a person cancelled it. A running attempt loses its lease, and so cannot report any more."""
+    noted = _with_history(item, now, "cancelled", reason, who)
+    return _ended(noted, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
 
 
 def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
     """The item out of quarantine: under its own id, with a fresh budget and all of its time."""
-    told = _told(item, now, "requeued", item.reason, who)
+    noted = _with_history(item, now, "requeued", item.reason, who)
     began = next((one.at for one in reversed(item.history) if one.what == "requeued"), item.created_at)
     return structs.replace(
-        told,
+        noted,
         state=moved(item, WorkState.PENDING),
         generation=item.generation + 1,
         attempts=0,
@@ -334,9 +334,9 @@ def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
 
 
 def discard(item: WorkItem, now: Moment, *, who: str, reason: str) -> WorkItem:
-    """A person decided that it is not worth another try."""
-    told = _told(item, now, "discarded", reason, who)
-    return structs.replace(told, state=moved(item, WorkState.DISCARDED), updated_at=now.wall)
+    """The item after a person decided that it is not worth another try."""
+    noted = _with_history(item, now, "discarded", reason, who)
+    return structs.replace(noted, state=moved(item, WorkState.DISCARDED), updated_at=now.wall)
 
 
 def _attempted(item: WorkItem, now: Moment, began_at: int | None = None) -> WorkItem:
@@ -352,7 +352,7 @@ def _attempted(item: WorkItem, now: Moment, began_at: int | None = None) -> Work
 def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
     spent = _attempted(item, now, again.began_at)
     failed = structs.replace(
-        _told(spent, now, "retry", again.reason),
+        _with_history(spent, now, "retry", again.reason),
         state=moved(item, WorkState.FAILED),
         failure=again.failure,
         budget=structs.replace(
@@ -365,7 +365,7 @@ def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
     return _waiting(failed, now, due_at=again.due_at, reason=again.reason)
 
 
-def _told(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "") -> WorkItem:
+def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: str = "") -> WorkItem:
     return structs.replace(item, history=(*item.history, HistoryEntry(now.wall, what, why, who))[-LONGEST_HISTORY:])
 
 

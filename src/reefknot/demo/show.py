@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.cli.app import exit_for
 from reefknot.cli.config import recommended
-from reefknot.cli.output import printable
 from reefknot.cli.serve import UpSession, startup
 from reefknot.demo.tour import DOWN, LOOPBACK, OK, Response, Service
 from reefknot.errors import QueueFullError, ResultPendingError
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
@@ -172,7 +172,8 @@ class Show:
         self._conclude(await waiting)
 
     async def operator(self, client: Client) -> None:
-        from reefknot.audit.journal import Journal, event_id, now_text
+        from reefknot import clock
+        from reefknot.audit.journal import Journal, envelope
         from reefknot.core.audit.event import OperatorAction
         from reefknot.ports.quarantine import QuarantineFilter
 
@@ -185,7 +186,7 @@ class Show:
         self._service.repaired = True
         self._say("note", "   the missing page is back, so its job is requeued")
         action = OperatorAction(
-            timestamp=now_text(), event_id=event_id(), actor="you", action="quarantine.requeue", subject="poison-404"
+            **envelope(wall=clock.wall()), actor="you", action="quarantine.requeue", subject="poison-404"
         )
         chosen = QuarantineFilter(ids=("poison-404",))
         await client.store.quarantine.requeue(chosen, who="you", events=Journal(None).entries([action]))

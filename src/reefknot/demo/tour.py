@@ -130,7 +130,7 @@ class Tour:
         self._say(f"\n{self._scene}. {title}", "bold")
         self._say(f"   {code}", "cyan")
 
-    def tell(self, text: str, style: str = "") -> None:
+    def line(self, text: str, style: str = "") -> None:
         self._say(f"   {text}", style)
 
     def conclude(self, text: str) -> None:
@@ -160,19 +160,19 @@ class Tour:
             writer.close()
 
     def _answered(self, path: str, status: int) -> None:
-        self.tell(f"GET {path:<8} {status} {HTTPStatus(status).phrase}", "" if status == HTTPStatus.OK else "yellow")
+        self.line(f"GET {path:<8} {status} {HTTPStatus(status).phrase}", "" if status == HTTPStatus.OK else "yellow")
 
     def bar(self, event: rk.RetryEvent) -> None:
         """The `on_retry` hook: draws the wait that begins now."""
         delay = event.delay or 0.0
         blocks = min(WIDEST_BAR, max(1, round(delay * BLOCKS_PER_SECOND)))
         cause = "" if event.failure is None or event.failure.http_status else f"  after {event.failure.exception}"
-        self.tell(f"wait {delay:5.2f} s  {'█' * blocks}{cause}", "blue")
+        self.line(f"wait {delay:5.2f} s  {'█' * blocks}{cause}", "blue")
 
     def note(self, error: Exception) -> None:
         """Print the notes that reefknot added to an exception."""
         for line in getattr(error, "__notes__", []):
-            self.tell(f"note: {line}", "dim")
+            self.line(f"note: {line}", "dim")
 
 
 # ---- the scenes ------------------------------------------------------------------------------------------------------
@@ -253,11 +253,11 @@ def breaker(tour: Tour) -> None:
     retrier = rk.Retrier(attempts=10, base_delay=0.1, breaker=billing, on_retry=tour.bar)
 
     retrier.run(tour.fetch, "/bill")
-    tour.tell(f"the breaker is {billing.state} after {tour.service.requests} failures in a row")
+    tour.line(f"the breaker is {billing.state} after {tour.service.requests} failures in a row")
     refused = retrier.run(tour.fetch, "/bill")
-    tour.tell(f"next call: {refused.error}", "yellow")
-    tour.tell(f"the service saw {tour.service.requests} requests: the breaker rejected the call")
-    tour.tell("one second later")
+    tour.line(f"next call: {refused.error}", "yellow")
+    tour.line(f"the service saw {tour.service.requests} requests: the breaker rejected the call")
+    tour.line("one second later")
     tour.pause(1.0)
     retrier.call(tour.fetch, "/bill")
     tour.conclude(f"one probe succeeded, and the breaker is {billing.state} again")
@@ -308,13 +308,13 @@ def _tour(fast: bool) -> None:
             pause = opened.enter_context(rk.testing.virtual_time()).advance
         opened.enter_context(_without_log())
         tour = Tour(opened.enter_context(Service()), pause)
-        tour.tell(f"A service that fails on purpose listens on {LOOPBACK}:{tour.service.port}.")
+        tour.line(f"A service that fails on purpose listens on {LOOPBACK}:{tour.service.port}.")
         for scene in SCENES:
             scene(tour)
             if not fast:
                 time.sleep(0.4)
-        tour.tell("")
-        tour.tell("Read on in README.md and docs/tutorial.md.")
+        tour.line("")
+        tour.line("Read on in README.md and docs/tutorial.md.")
 
 
 def main(*, fast: bool = False) -> int:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from reefknot import clock
-from reefknot.audit.journal import event_id
 from reefknot.core.canonical import canonical, result_from_json, result_to_json
 from reefknot.core.idempotency import (
     Busy,
@@ -57,6 +56,7 @@ from reefknot.idempotency.scope import report_unknown
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
 from reefknot.retrying.failures import failure_from
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Once:
                     await self._wait(key, min(left, max(0.001, remaining / 1000)))
 
     async def _claim(self, key: str, options: KeyOptions) -> ClaimResult:
-        owner = event_id()
+        owner = new_id()
         try:
             return await self._claim_as(owner, key, options)
         except (asyncio.CancelledError, StoreUnavailableError):  # it may have been granted all the same

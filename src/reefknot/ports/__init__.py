@@ -1,1 +1,1 @@
-"""What the inside asks of the outside: one Protocol per file."""
+"""Contracts that the inside asks of the outside: one Protocol per file."""

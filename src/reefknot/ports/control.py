@@ -42,7 +42,7 @@ class Control(Protocol):
         """Say it; it goes stale after `keep` seconds. Answers its sequence."""
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
-        """What was said to this target or to everyone after this sequence and is not stale."""
+        """The commands to this target or to everyone after this sequence number that are not stale."""
 
     async def latest(self) -> int:
         """The last sequence given out: where a reader that only wants what comes now begins."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 
 class Delivery(Struct, frozen=True):
-    """One message as it arrived."""
+    """A message as it arrived."""
 
     subject: str
     body: bytes

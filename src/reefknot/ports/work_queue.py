@@ -21,10 +21,10 @@ class Leases(Protocol):
     """The leases of all work in a store."""
 
     async def owners(self) -> list[str]:
-        """Whoever holds work now, each once."""
+        """The owners of running work, each once."""
 
     async def end(self, owners: Collection[str]) -> int:
-        """These are gone for good: their leases are over, and the next claim counts a crash. Answers how many."""
+        """End the leases of owners that are gone for good; the next claim counts a crash. Returns how many ended."""
 
 
 FIRST_FENCE = 1
@@ -32,7 +32,7 @@ FIRST_FENCE = 1
 
 
 class Enqueued(StrEnum):
-    """What became of an item that was handed in."""
+    """The outcome of enqueueing an item."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -40,7 +40,7 @@ class Enqueued(StrEnum):
 
 
 class Settlement(Struct, frozen=True):
-    """What an owner reports of one item it holds."""
+    """An owner's report about one item it holds."""
 
     id: str
     owner: str
@@ -72,7 +72,7 @@ CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
 def events_to_keep(
     items: Sequence[WorkItem], answers: Sequence[Enqueued], events: Sequence[AuditEntry]
 ) -> Sequence[AuditEntry]:
-    """What of `enqueue`'s events goes on record, given what became of its items."""
+    """The events of `enqueue` that are audited, given the outcomes of its items."""
     accepted = {item.id for item, answer in zip(items, answers, strict=True) if answer is Enqueued.ACCEPTED}
     if len(accepted) == len(items):
         return events
@@ -148,7 +148,7 @@ class WorkQueue(Protocol):
         """Bring a pending item over to another class, whose claimers then find it. False when it is not pending."""
 
     async def get(self, work_id: str) -> WorkItem | None:
-        """One item, with its payload."""
+        """The item with its payload, if there is one."""
 
     async def find(
         self,

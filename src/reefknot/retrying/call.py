@@ -163,10 +163,10 @@ class CallState:
             plan.throttle.spend()
         left_out = plan.log_budget.take(now)
         if left_out is not None or plan.on_retry is not None:
-            self._tell_retry(error, failure, policy, left_out)
+            self._report_retry(error, failure, policy, left_out)
         return delay
 
-    def _tell_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
+    def _report_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
         event = self._event(self.attempts, failure, error, policy)
         if left_out is not None:
             _log_retry(event, left_out)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
     from reefknot.retrying.retrier import Retrier
-    from reefknot.retrying.types import Decorator, Retrying, RetryOptions
+    from reefknot.retrying.types import Decorator, Retrying, RetryKeywords
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     @overload
     def retry(fn: Callable[P, R], /) -> Retrying[P, R]: ...
     @overload
-    def retry(*, policy: RetryPolicy | Retrier | None = None, **options: Unpack[RetryOptions]) -> Decorator: ...
+    def retry(*, policy: RetryPolicy | Retrier | None = None, **options: Unpack[RetryKeywords]) -> Decorator: ...
     def retry(
-        fn: Any = None, /, *, policy: RetryPolicy | Retrier | None = None, **options: Unpack[RetryOptions]
+        fn: Any = None, /, *, policy: RetryPolicy | Retrier | None = None, **options: Unpack[RetryKeywords]
     ) -> Any: ...
 
 else:  # `overload` would import typing
@@ -56,7 +56,7 @@ else:  # `overload` would import typing
         return _retried(fn, policy, options)
 
 
-def _retried(fn: Any, policy: object, options: RetryOptions) -> Any:
+def _retried(fn: Any, policy: object, options: RetryKeywords) -> Any:
     plan = _starting_plan(policy).with_options(options)
     if fn is not None:
         return decorated(plan, fn)
@@ -86,7 +86,7 @@ def decorated(plan: Plan, fn: Any) -> Any:
         plan = plan.with_options({"name": name_of(fn)})
     wrapper: Any = update_wrapper(wrapped(plan, fn), fn)
 
-    def overridden(**options: Unpack[RetryOptions]) -> Any:
+    def overridden(**options: Unpack[RetryKeywords]) -> Any:
         return decorated(plan.with_options(options), fn)
 
     wrapper.using = overridden
@@ -94,7 +94,7 @@ def decorated(plan: Plan, fn: Any) -> Any:
     return wrapper
 
 
-def using(fn: F, /, **options: Unpack[RetryOptions]) -> F:
+def using(fn: F, /, **options: Unpack[RetryKeywords]) -> F:
     """
     A decorated function or bound method with other options: `using(client.fetch, attempts=2)(url)`.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reefknot.core.retry.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.rules import Rule
-    from reefknot.retrying.types import Hook, RetryOptions
+    from reefknot.retrying.types import Hook, RetryKeywords
 
     Resolve: TypeAlias = Callable[[Failure], RetryPolicy]
     T = TypeVar("T")
@@ -110,7 +110,7 @@ class Plan:
         """Whether the elapsed time of a call matters."""
         return self.limited or self.on_retry is not None or self.on_give_up is not None or self.on_recover is not None
 
-    def with_options(self, given: RetryOptions) -> Plan:
+    def with_options(self, given: RetryKeywords) -> Plan:
         """This plan with the given options changed; the log budget is shared, or it would bound nothing."""
         options: dict[str, Any] = dict(given)
         fields = {_POLICY_NAMES.get(key, key): options.pop(key) for key in list(options) if key in POLICY_FIELDS}

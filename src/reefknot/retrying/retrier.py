@@ -18,7 +18,7 @@ from reefknot.retrying.attempts import Attempts
 from reefknot.retrying.call import CallState
 from reefknot.retrying.functions import is_async, name_of, what_to_pass
 from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan, exhaustions
-from reefknot.retrying.types import RetryOptions
+from reefknot.retrying.types import RetryKeywords
 from reefknot.retrying.wrappers import aresume, behind_breaker, in_thread, refuse_uninterruptible, resume, wrapped
 
 P = ParamSpec("P")
@@ -34,7 +34,7 @@ class Retrier:
 
     __slots__ = ("_plan",)
 
-    def __init__(self, policy: RetryPolicy | None = None, **options: Unpack[RetryOptions]) -> None:
+    def __init__(self, policy: RetryPolicy | None = None, **options: Unpack[RetryKeywords]) -> None:
         if policy is not None and not isinstance(policy, RetryPolicy):
             raise ParameterTypeError("policy", policy, "a RetryPolicy")
         self._plan = Plan(policy or LIBRARY_DEFAULT).with_options(options)
@@ -61,7 +61,7 @@ class Retrier:
     def plan(self) -> Plan:
         return self._plan
 
-    def using(self, **options: Unpack[RetryOptions]) -> Self:
+    def using(self, **options: Unpack[RetryKeywords]) -> Self:
         """This retrier with the given options changed."""
         other = type(self).__new__(type(self))
         other._plan = self._plan.with_options(options)

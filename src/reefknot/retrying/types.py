@@ -1,7 +1,7 @@
 """
 Types of the retry interface: the event of a hook, the options, and a decorated function as a type checker sees it.
 
-RetryOptions are a typed dictionary, which tells "not given" from "given as None".
+`RetryKeywords` is a typed dictionary, which tells "not given" from "given as None".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Hook = Callable[[RetryEvent], object]
 
 
 class PolicyFields(TypedDict, total=False):
-    """RetryOptions that change the policy, by the decorator's names. An option that is not given is inherited."""
+    """Options that change the policy, by the decorator's names. An option that is not given is inherited."""
 
     attempts: int
     deadline: float | None
@@ -52,7 +52,7 @@ class PolicyFields(TypedDict, total=False):
     max_retry_after: float
 
 
-class RetryOptions(PolicyFields, total=False):
+class RetryKeywords(PolicyFields, total=False):
     """Keyword options of `retry`, `Retrier`, `Retrier.using` and `using`."""
 
     on: On | None
@@ -83,7 +83,7 @@ class Retrying(Protocol[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
-    def using(self, **options: Unpack[RetryOptions]) -> Retrying[P, R_co]:
+    def using(self, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co]:
         """This function under other options. For a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""
 
     # What `Class.name` and `instance.name` are. Whether a class method or a static method was meant shows in the first
@@ -129,7 +129,7 @@ class OfClass(Protocol[P, Q, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
-    def using(self, **options: Unpack[RetryOptions]) -> Retrying[P, R_co]: ...
+    def using(self, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co]: ...
 
 
 class OfInstance(Protocol[P, Q, R_co]):

@@ -1,1 +1,1 @@
-"""Where assignments are sent to workers, and their answers come back to callers."""
+"""The router: sends assignments to workers, and returns their results to callers."""

@@ -1,5 +1,5 @@
 """
-The router's admission: the health of its workers, their throughput, and whether a newcomer would miss its deadline.
+The router's admission: the health of its workers, their throughput, and whether an arrival would miss its deadline.
 
 Acks, results and heartbeats update the health table; silence and time make it expire. Throughput is measured only while
 every slot of a class is taken: at other times the time between two ends tells how little there is to do. Callers in
@@ -23,7 +23,7 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import (
     KNOWN_AFTER,
     Admission,
-    Newcomer,
+    Arrival,
     OverloadStatus,
     QueueView,
     Reject,
@@ -61,14 +61,14 @@ class HealthTable:
         worker_id = beat.worker_id
         self._slots.clear()
         restarted = worker_id in self._incarnations and self._incarnations[worker_id] != beat.incarnation
-        for name, said in list(beat.classes.items())[:MOST_CLASSES]:
+        for name, reported in list(beat.classes.items())[:MOST_CLASSES]:
             before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
             changed = msgspec.structs.replace(
                 before,
-                status=said.status,
-                queue_depth=said.queue_depth,
-                active=said.active,
-                capacity=said.capacity,
+                status=reported.status,
+                queue_depth=reported.queue_depth,
+                active=reported.active,
+                capacity=reported.capacity,
                 heard_at=now,
                 heartbeat_at=now,
             )
@@ -176,7 +176,7 @@ _SMOOTHING = 0.1
 
 
 class Throughput:
-    """How fast work of one class leaves."""
+    """The rate at which work of one class ends."""
 
     __slots__ = ("busy", "intervals", "last_end", "mean_interval_ms", "mean_step_ms", "steps")
 
@@ -206,7 +206,7 @@ class Throughput:
 
 
 class RouterAdmission:
-    """Admits newcomers by count and, if they have a deadline, by expected wait."""
+    """Admits arrivals by count and, if they have a deadline, by expected wait."""
 
     def __init__(self, rules: Rules, *, table: PendingTable, health: HealthTable, clock: Clock) -> None:
         self._rules = rules
@@ -222,18 +222,18 @@ class RouterAdmission:
         return self._table.waiting + len(self.unclaimed)
 
     def admit(self, assignment: ExecAssignment) -> Admission:
-        """Whether the newcomer comes in: by the count of those that wait here, and by the time of all ahead of it."""
+        """Whether the arrival comes in: by the count of those that wait here, and by the time of all ahead of it."""
         name = resource_class(assignment)
         throughput, slots = self._throughputs.get(name) or Throughput(), self._slots(name)
         line = self._line(name, throughput, slots)
         deadline = assignment.options.deadline_ms
-        newcomer = Newcomer(assignment.priority, None if deadline is None else MARGIN * deadline)
-        if would_miss_deadline(line, newcomer, self._rules):
+        arrival = Arrival(assignment.priority, None if deadline is None else MARGIN * deadline)
+        if would_miss_deadline(line, arrival, self._rules):
             return Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES, retry_after_ms(line))
-        return admit(throughput.view(self.waiting(), slots), Newcomer(newcomer.priority), self._rules)
+        return admit(throughput.view(self.waiting(), slots), Arrival(arrival.priority), self._rules)
 
     def lines(self) -> dict[str, QueueView]:
-        """By class, what is ahead of a newcomer and how fast it leaves: published for callers elsewhere."""
+        """By class, what is ahead of an arrival and how fast it leaves: published for callers elsewhere."""
         return {name: self._line(name, throughput, self._slots(name)) for name, throughput in self._throughputs.items()}
 
     def _line(self, name: str, throughput: Throughput, slots: int) -> QueueView:
@@ -263,7 +263,7 @@ RouterSnapshots = Callable[[Store], Awaitable[Sequence[Mapping[str, Any]]]]
 """Reads the last snapshot of each router over a store, as JSON carries it."""
 
 
-class Forecast:
+class DeadlineForecast:
     """The routers' last snapshots, read at most once a second."""
 
     def __init__(self, store: Store, clock: Clock, snapshots: RouterSnapshots | None) -> None:
@@ -280,17 +280,17 @@ class Forecast:
         if self._clock.now() >= self._fresh_until:
             self._last = await self._snapshots(self._store)
             self._fresh_until = self._clock.now() + FRESH_S
-        waits = [_wait(said, assignment) for said in self._last]
+        waits = [_wait(status, assignment) for status in self._last]
         misses = [wait for wait in waits if wait is not None]
         return min(misses) / 1000 if misses and len(misses) == len(waits) else None
 
 
-def _wait(said: Mapping[str, Any], assignment: ExecAssignment) -> int | None:
+def _wait(status: Mapping[str, Any], assignment: ExecAssignment) -> int | None:
     """Milliseconds until it may be worth asking this router; None when it is worth it now."""
-    line = said.get("lines", {}).get(resource_class(assignment))
+    line = status.get("lines", {}).get(resource_class(assignment))
     if line is None:
         return None
     view = msgspec.convert(line, QueueView)
-    rules = Rules(max_wait_fraction=said.get("max_wait_fraction"))
-    newcomer = Newcomer(assignment.priority, MARGIN * (assignment.options.deadline_ms or 0))
-    return retry_after_ms(view) if would_miss_deadline(view, newcomer, rules) else None
+    rules = Rules(max_wait_fraction=status.get("max_wait_fraction"))
+    arrival = Arrival(assignment.priority, MARGIN * (assignment.options.deadline_ms or 0))
+    return retry_after_ms(view) if would_miss_deadline(view, arrival, rules) else None

@@ -6,10 +6,12 @@ the store until it is asked for.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
-from reefknot.audit.journal import Journal, envelope, event_id
+from reefknot.audit.journal import Journal, about_assignment, envelope
 from reefknot.core.audit.event import Admission
+from reefknot.core.checks import number
 from reefknot.core.messages import (
     AckStatus,
     AssignmentOptions,
@@ -23,22 +25,24 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.results import cancel_reason
 from reefknot.core.work import ROUTER
-from reefknot.errors import ParameterError, ParameterTypeError, QueueFullError, ResultPendingError
+from reefknot.errors import ParameterTypeError, QueueFullError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
-from reefknot.router.admission import Forecast, RouterSnapshots
-from reefknot.router.context import about_assignment, cancelled_event
+from reefknot.router.admission import DeadlineForecast, RouterSnapshots
+from reefknot.router.context import cancelled_event
 from reefknot.router.submissions import SUBMIT_ARGUMENTS, Submissions, validated
+from reefknot.runtime.seeds import new_id
 
 DEFAULT_WAIT = 60.0
+LONGEST_DEADLINE_S = 1e9
 
 HasRouter = Callable[[Store], Awaitable[bool]]
 """Whether a router is running over a store."""
 
 
 class Handle:
-    """One submitted assignment."""
+    """A submitted assignment: its result, once there is one, and a way to cancel it."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class Handle:
 
     async def result(self, timeout: float | None = None) -> ExecResult:
         """The result, waited for at most `timeout` seconds (default: the assignment's deadline, else a minute)."""
-        seconds = self._wait if timeout is None else _seconds("timeout", timeout)
+        seconds = self._wait if timeout is None else number("timeout", timeout, most=inf, unit=" of seconds")
         result = await self._submissions.result(self.assignment_id, seconds)
         if result is None:
             raise ResultPendingError(assignment_id=self.assignment_id, seconds=seconds)
@@ -91,7 +95,7 @@ class Client:
         """
         self.store = store
         self._size = size
-        self._forecast = Forecast(store, clock, snapshots)
+        self._forecast = DeadlineForecast(store, clock, snapshots)
         self._clock = clock
         self._submissions = Submissions(store.work, clock, size=size)
         self._routed = routed
@@ -119,8 +123,8 @@ class Client:
         if inputs is not None and not isinstance(inputs, Mapping):
             raise ParameterTypeError("inputs", inputs, "a mapping of names to JSON values, or None")
         assignment = ExecAssignment(
-            assignment_id=event_id() if assignment_id is None else assignment_id,
-            request_id=event_id(),
+            assignment_id=new_id() if assignment_id is None else assignment_id,
+            request_id=new_id(),
             job=Job(job_type, dict(inputs or {})),
             tenant_id=tenant_id,
             resource_class=resource_class,
@@ -151,7 +155,7 @@ class Client:
         """The refusal of an assignment that would miss its deadline, audited as when a router refuses it."""
         reason = RejectReason.WOULD_MISS_DEADLINE.value
         event = Admission(
-            **about_assignment(assignment, self._clock),
+            **about_assignment(assignment, self._clock.wall()),
             status=AckStatus.REJECTED.value,
             reason=reason,
             resource_class=ROUTER,
@@ -199,21 +203,7 @@ async def cancel_assignment(
     return False
 
 
-def _seconds(name: str, seconds: float) -> float:
-    accepted = "a number of seconds, 0 or more, or None"
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ParameterTypeError(name, seconds, accepted)
-    if not seconds >= 0:  # not a number is not either
-        raise ParameterError(name, seconds, accepted)
-    return seconds
-
-
 def _milliseconds(name: str, seconds: float | None) -> int | None:
-    accepted = "a number of seconds above 0, or None"
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ParameterTypeError(name, seconds, accepted)
-    if not 0 < seconds < 1e9:
-        raise ParameterError(name, seconds, accepted)
-    return max(1, round(seconds * 1000))
+    return max(1, round(number(name, seconds, most=LONGEST_DEADLINE_S, above=True, unit=" of seconds") * 1000))

@@ -20,7 +20,7 @@ from reefknot.ports.work_queue import Settlement
 from reefknot.router.context import RouterContext
 from reefknot.router.pending import Pending
 from reefknot.runtime.batches import Batcher
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
 
 BATCH = 256
@@ -118,7 +118,7 @@ class Completion:
             async with asyncio.timeout(STORE_S):
                 (kept,) = await self._context.work.settle([end.settlement])
         except Exception as error:
-            text = printable(f"{end.settlement.id}: {type(error).__name__}: {error}", most=300)
-            logger().error("a result could not be kept: %s", text)
+            name = printable(end.settlement.id, most=200)
+            logger().error("a result could not be kept: %s: %s", name, error_text(error))
             return False
         return kept

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.audit.journal import Journal, envelope
+from reefknot.audit.journal import Journal, about_assignment
 from reefknot.core.audit.event import Event, OperatorAction, Requeued, Routing, TimeoutOccurred
 from reefknot.core.messages import ExecAssignment
 from reefknot.core.overload.admission import Rules
@@ -42,15 +42,15 @@ class RouterContext(Struct, frozen=True):
     def routing(
         self, pending: Pending, worker_id: str | None, reason: str, inputs: dict[str, Any] | None = None
     ) -> Event:
-        about = about_assignment(pending.assignment, self.clock)
+        about = about_assignment(pending.assignment, self.clock.wall())
         return Routing(**about, worker_id=worker_id, reason=reason, inputs=inputs)
 
     def requeued(self, pending: Pending, why: str) -> Event:
-        return Requeued(**about_assignment(pending.assignment, self.clock), reason=why, generation=pending.route)
+        return Requeued(**about_assignment(pending.assignment, self.clock.wall()), reason=why, generation=pending.route)
 
     def expired(self, pending: Pending) -> Event:
         return TimeoutOccurred(
-            **about_assignment(pending.assignment, self.clock),
+            **about_assignment(pending.assignment, self.clock.wall()),
             operation=pending.assignment.job.type,
             attempt_number=0,
             timeout_seconds=(pending.assignment.options.deadline_ms or 0) / 1000,
@@ -58,19 +58,8 @@ class RouterContext(Struct, frozen=True):
         )
 
     def cancelled(self, assignment: ExecAssignment, reason: str) -> Event:
-        about = about_assignment(assignment, self.clock)
+        about = about_assignment(assignment, self.clock.wall())
         return cancelled_event(about, reason, who="caller")
-
-
-def about_assignment(assignment: ExecAssignment, clock: Clock) -> dict[str, Any]:
-    """The envelope of an event about an assignment."""
-    return envelope(
-        wall=clock.wall(),
-        work_id=assignment.assignment_id,
-        tenant_id=assignment.tenant_id,
-        trace_id=assignment.trace_id,
-        correlation_id=assignment.request_id,
-    )
 
 
 def cancelled_event(about: dict[str, Any], reason: str, *, who: str) -> Event:

@@ -31,7 +31,7 @@ from reefknot.router.completion import Completion, Done
 from reefknot.router.context import RouterContext
 from reefknot.router.dispatch import REFUSED_FOR_S, SHARED, Dispatcher
 from reefknot.router.pending import Pending
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import BoundedTasks
 
 DONE_S = 10.0
@@ -71,7 +71,7 @@ class Inbox:
             try:
                 is_done = self._read(delivery)
             except Exception as error:
-                text = printable(f"{type(error).__name__}: {error}", most=300)
+                text = error_text(error)
                 logger().error("a message could not be read: %s (%s)", delivery.subject, text)
                 continue
             if is_done and delivery.done is not None:

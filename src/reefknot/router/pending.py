@@ -34,7 +34,7 @@ _GARBAGE = 1000
 
 
 class Pending:
-    """One assignment between its claim and its result."""
+    """An assignment between its claim and its result."""
 
     __slots__ = (
         "acked",
@@ -199,7 +199,7 @@ class PendingTable:
             heapify(self._looks)
 
     def overdue(self, wall_ms: int) -> list[Pending]:
-        """Those that wait here and whose check is due."""
+        """The assignments that wait here and whose check is due."""
         found = []
         while self._looks and self._looks[0][0] <= wall_ms:
             pending = heappop(self._looks)[2]
@@ -256,7 +256,7 @@ class PendingTable:
         return [one for one in self._all.values() if one.worker_id is not None and one.worker_id in workers]
 
     def silent(self, *, unacked_since: float, acked_since: float) -> list[Pending]:
-        """Those without news for long: sent and not acked, or acked and without a result."""
+        """The assignments without news for long: sent and not acked, or acked and without a result."""
         return [
             one
             for one in self._all.values()

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.audit.journal import Journal, event_id
+from reefknot.audit.journal import Journal
 from reefknot.clock import SteadyClock
 from reefknot.core.messages import (
     ACK,
@@ -42,7 +42,8 @@ from reefknot.router.inbox import Inbox
 from reefknot.router.pending import Pending, PendingTable
 from reefknot.router.settings import RouterSettings
 from reefknot.router.submissions import LocalCallers, Submissions, validated
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
 from reefknot.runtime.timeouts import STORE_S
 
@@ -71,7 +72,7 @@ class RouterSnapshot(Struct, frozen=True):
     status: OverloadStatus
     workers: dict[str, dict[str, Any]]
     lines: dict[str, QueueView] = {}
-    """By class: what is ahead of a newcomer, and how fast it goes."""
+    """By class: what is ahead of an arrival, and how fast it goes."""
     max_wait_fraction: float | None = None
 
 
@@ -102,7 +103,7 @@ class Router:
         self._clock = clock
         self._context = context = RouterContext(
             router_id=router_id,
-            owner=f"{router_id}#{event_id()}{process and '@'}{process}",
+            owner=f"{router_id}#{new_id()}{process and '@'}{process}",
             settings=settings,
             rules=rules,
             work=store.work,
@@ -301,7 +302,7 @@ class Router:
         try:
             await self._claim(n)
         except Exception as error:
-            text = printable(f"{type(error).__name__}: {error}", most=300)
+            text = error_text(error)
             logger().error("%s: the store cannot be read (%s)", self.router_id, text)
             return True
         return False

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from reefknot.core.checks import seconds
 from reefknot.core.overload.admission import Rules
-from reefknot.errors import ParameterError
 
 LEASE_S = 30.0
 """How long a submission stays a router's after it was last heard of."""
@@ -27,7 +27,7 @@ have been done in time."""
 
 
 class RouterSettings(Struct, frozen=True):
-    """What a router is told when it is built."""
+    """The settings of a router, given when it is built."""
 
     rules: Rules = Rules()
     """The bounds of its own queue. Whatever the policy says: what cannot come in is refused."""
@@ -38,9 +38,7 @@ class RouterSettings(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("lease", "patience"):
-            seconds = getattr(self, name)
-            if not 0 < seconds <= 86_400:
-                raise ParameterError(name, seconds, "a number of seconds above 0, at most 86400")
+            seconds(name, getattr(self, name), most=86_400)
 
     @property
     def renew_every(self) -> float:
@@ -53,15 +51,15 @@ def settings_from(configuration: Any, rules: Rules) -> RouterSettings:
 
     `configuration` has the shape of the file; what its `router` section does not say is as the rules have it.
     """
-    said = configuration.router
+    section = configuration.router
     changes: dict[str, Any] = {}
-    if said.max_queue_size is not None:
-        changes["size"] = said.max_queue_size
-    if "max_wait_fraction" in said.model_fields_set:
-        changes["max_wait_fraction"] = said.max_wait_fraction
+    if section.max_queue_size is not None:
+        changes["size"] = section.max_queue_size
+    if "max_wait_fraction" in section.model_fields_set:
+        changes["max_wait_fraction"] = section.max_wait_fraction
     return RouterSettings(
         rules=structs.replace(rules, **changes),
-        lease=said.lease_seconds,
-        patience=said.patience_seconds,
-        shared_subject=said.shared_subject == "cp1",
+        lease=section.lease_seconds,
+        patience=section.patience_seconds,
+        shared_subject=section.shared_subject == "cp1",
     )

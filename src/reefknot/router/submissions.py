@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.audit.journal import Journal, envelope
+from reefknot.audit.journal import Journal, about_assignment, about_item
 from reefknot.core.audit.event import Admission, Quarantined, Requeued
 from reefknot.core.canonical import canonical, record_fingerprint
 from reefknot.core.failure import ErrorCode
@@ -29,13 +29,13 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import Reject
 from reefknot.core.results import answer_of, assignment_of, unrun_result
-from reefknot.core.work import ROUTER, HandBack, Quarantine, WorkItem
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, WorkQueue
 from reefknot.router.admission import RouterAdmission
-from reefknot.router.context import RouterContext, about_assignment
+from reefknot.router.context import RouterContext
 from reefknot.router.pending import ClaimedSubmission
 from reefknot.router.settings import LEASE_S
 from reefknot.runtime.batches import Batcher
@@ -190,7 +190,7 @@ class Submissions:
     async def give_back(self, held: list[Held]) -> None:
         """Release claims: whoever routes next takes them at once."""
         async with asyncio.timeout(STORE_S):
-            await self._work.settle([Settlement(one.id, one.owner, one.fence, HandBack()) for one in held])
+            await self._work.settle([Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held])
 
     def wall(self) -> float:
         return self._clock.wall()
@@ -212,30 +212,21 @@ class Submissions:
     async def _set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
         """Quarantine a submission that cannot be read. Its caller gets a result, and the log an event."""
         result = unrun_result(assignment_of(item), ResultStatus.ERROR, ErrorCode.internal_error, reason)
-        event = Quarantined(**self._about(item), reason=reason)
+        event = Quarantined(**about_item(item, self._clock.wall()), reason=reason)
         settled = Quarantine(reason, None, encode(result).decode())
         entries = tuple(self._journal.entries([event]))
         async with asyncio.timeout(STORE_S):
             await self._work.settle([Settlement(held.id, held.owner, held.fence, settled, entries)])
 
     def _crashed(self, item: WorkItem) -> list[AuditEntry]:
-        event = Requeued(**self._about(item), reason="its router vanished", generation=item.crashes)
+        event = Requeued(**about_item(item, self._clock.wall()), reason="its router vanished", generation=item.crashes)
         return self._journal.entries([event])
-
-    def _about(self, item: WorkItem) -> dict[str, Any]:
-        return envelope(
-            wall=self._clock.wall(),
-            work_id=item.id,
-            tenant_id=item.tenant_id,
-            trace_id=item.trace_id,
-            correlation_id=item.correlation_id,
-        )
 
 
 # ---- callers of this process ----------------------------------------------------------------------------------------
 
 
-class _Arrival:
+class _LocalSubmission:
     """A submission that is being kept."""
 
     __slots__ = ("assignment", "body", "kept")
@@ -270,7 +261,7 @@ class LocalCallers:
         self._on_left = on_left
         self._callers: dict[str, asyncio.Future[ExecResult]] = {}
         self._jobs: dict[str, Job] = {}
-        self.batch: Batcher[_Arrival] = Batcher("submissions could not be kept", self._keep, most=BATCH)
+        self.batch: Batcher[_LocalSubmission] = Batcher("submissions could not be kept", self._keep, most=BATCH)
 
     async def submit(self, assignment: ExecAssignment, body: bytes) -> asyncio.Future[ExecResult]:
         """Keep an assignment, or raise `QueueFullError` with the time to come back. Returns the future result."""
@@ -285,7 +276,7 @@ class LocalCallers:
         future = asyncio.get_running_loop().create_future()
         self._callers[name], self._jobs[name] = future, assignment.job
         self._admission.unclaimed.add(name)
-        arrival = _Arrival(assignment, body)
+        arrival = _LocalSubmission(assignment, body)
         self.batch.put(arrival)
         try:
             if not self.batch.served:  # a router that does not run keeps what it is given all the same
@@ -310,7 +301,7 @@ class LocalCallers:
     async def _refuse(self, assignment: ExecAssignment, verdict: Reject) -> QueueFullError:
         depth = self._admission.waiting()
         event = Admission(
-            **about_assignment(assignment, self._context.clock),
+            **about_assignment(assignment, self._context.clock.wall()),
             status=AckStatus.REJECTED.value,
             reason=verdict.reason.value,
             resource_class=ROUTER,
@@ -320,7 +311,7 @@ class LocalCallers:
         wait, reason = verdict.retry_after_ms / 1000, verdict.reason.value.replace("_", " ")
         return QueueFullError(depth=depth, limit=self._context.rules.size, retry_after=wait, reason=reason)
 
-    async def _keep(self, arrivals: list[_Arrival]) -> None:
+    async def _keep(self, arrivals: list[_LocalSubmission]) -> None:
         """Keep a batch, even of callers that have left: whether it was kept is not known to one that left."""
         context, table = self._context, self._context.table
         items = [self._submissions.item(one.assignment, one.body) for one in arrivals]

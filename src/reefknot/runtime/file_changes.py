@@ -16,7 +16,7 @@ _MODIFY_OR_GONE = _MODIFY | 0x400 | 0x800  # IN_DELETE_SELF, IN_MOVE_SELF: anoth
 
 
 class FileChanges:
-    """Calls back in a loop when the file is written. Best effort: a caller polls as well, only rarely."""
+    """A callback in an event loop for writes to one file. Best effort: a caller polls as well, only rarely."""
 
     def __init__(self, path: str, changed: Callable[[], None]) -> None:
         self._path = path
@@ -36,13 +36,18 @@ class FileChanges:
             if libc.inotify_add_watch(descriptor, os.fsencode(self._path), _MODIFY_OR_GONE) < 0:
                 os.close(descriptor)
                 return False
+        except (OSError, AttributeError):
+            return False
+        try:
             loop.add_reader(descriptor, self._read)
-        except (OSError, AttributeError, RuntimeError):
+        except (OSError, RuntimeError):  # a loop without readers
+            os.close(descriptor)
             return False
         self._descriptor, self._loop = descriptor, loop
         return True
 
     def stop(self) -> None:
+        """Watch no longer. `start` may follow: it finds the file that has the name by then."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None and self._loop is not None:
             if not self._loop.is_closed():

@@ -56,11 +56,11 @@ def seconds(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-def printable(text: str, *, most: int) -> str:
-    """`text` as one line of at most `most` characters, control characters escaped."""
-    if len(text) > most:
+def printable(text: str, *, most: int | None = None, keep: str = "") -> str:
+    """`text`, cut to `most` characters, then control characters escaped, except those in `keep`."""
+    if most is not None and len(text) > most:
         text = text[: most - 1] + "…"
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def error_text(error: BaseException) -> str:

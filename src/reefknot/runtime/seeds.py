@@ -1,8 +1,8 @@
 """
-Seeds and keys of random draws.
+Seeds and keys of random draws, and ids that no other process makes.
 
 The seed is random per process, and new after a fork, so that no two processes of a fleet draw the same jitter. A call
-that brings no key of its own takes the next number; together with the seed it is unique.
+that brings no key of its own takes the next number; together with the seed it is unique, and so is an id.
 """
 
 import os
@@ -10,6 +10,13 @@ from itertools import count
 
 next_key = count(1).__next__
 process_seed = 0
+
+_next_number = count(1).__next__
+
+
+def new_id() -> str:
+    """An id that is unique across processes. Ids have no order."""
+    return f"{process_seed:016x}-{_next_number():x}"
 
 
 def _reseed() -> None:

@@ -1,1 +1,1 @@
-"""Where assignments are taken in, wait in bounded queues, and run as steps."""
+"""The worker: admits assignments, keeps them in bounded queues, and runs them as steps."""

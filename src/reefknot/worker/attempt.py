@@ -1,5 +1,5 @@
 """
-One attempt of one assignment: the worker's use of the retry decision.
+An attempt of one assignment: the worker's use of the retry decision.
 
     time left? → breaker → run the block → classify the failure → decide → report
 
@@ -61,7 +61,7 @@ UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
 class AttemptReport(Struct, frozen=True):
-    """What one attempt leads to: how the item settles, its events, and the result if this was the end."""
+    """The outcome of one attempt: how the item settles, its events, and the result if this was the end."""
 
     settled: Settled
     events: tuple[Event, ...] = ()
@@ -69,7 +69,7 @@ class AttemptReport(Struct, frozen=True):
     """There only when the assignment has ended."""
 
 
-class Attempt(Struct, frozen=True):
+class AttemptInputs(Struct, frozen=True):
     """The inputs of one attempt. `began` is wall time; `elapsed` counts from the first attempt's beginning."""
 
     item: WorkItem
@@ -113,7 +113,7 @@ class StepRunner:
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
         block = self._blocks.get(request.type)
         target = f"block:{request.type if block is None else block.type}"
-        attempt = Attempt(item, assignment, request, target, wall, admitted.queue_depth, admitted.overload_status)
+        attempt = AttemptInputs(item, assignment, request, target, wall, admitted.queue_depth, admitted.overload_status)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
@@ -148,7 +148,7 @@ class StepRunner:
             name = f"{block.type}: unknown"
         return self.destinations.at(name)
 
-    def _expired(self, attempt: Attempt) -> AttemptReport:
+    def _expired(self, attempt: AttemptInputs) -> AttemptReport:
         self.counters.expired += 1
         item = attempt.item
         message = (
@@ -159,7 +159,7 @@ class StepRunner:
         failure = classify(message, code=ErrorCode.cancelled_by_timeout)
         return self._ended(attempt, step, WorkFailed(failure_text(failure), None, EXPIRED), (event,), ran=False)
 
-    def _not_known(self, attempt: Attempt) -> AttemptReport:
+    def _not_known(self, attempt: AttemptInputs) -> AttemptReport:
         """The end of a step that an earlier incarnation of this worker knew, and this one does not."""
         message = f"job.type: {attempt.assignment.job.type!r} is not known here any more"
         step = StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=message)
@@ -172,7 +172,7 @@ class StepRunner:
             return None
         return destination.breaker.admit(now)
 
-    def _breaker_open(self, attempt: Attempt, destination: Destination, refused: Refused) -> AttemptReport:
+    def _breaker_open(self, attempt: AttemptInputs, destination: Destination, refused: Refused) -> AttemptReport:
         """Snooze until the breaker lets a probe through, if the assignment has the time; else it ends."""
         item, wall = attempt.item, self._clock.wall()
         first = item.budget.first_attempt_at or item.created_at
@@ -186,7 +186,7 @@ class StepRunner:
         step = StepResult(StepStatus.ERROR, ErrorCode.resource_unavailable, error_message=message)
         return self._stopped(attempt, step, item.attempts, breaker_open=True)
 
-    def _stopped(self, attempt: Attempt, step: StepResult, attempts: int, *, breaker_open: bool) -> AttemptReport:
+    def _stopped(self, attempt: AttemptInputs, step: StepResult, attempts: int, *, breaker_open: bool) -> AttemptReport:
         """The end of an assignment whose block was not called this time."""
         failure = failure_of(step)
         policy = self._policy(attempt, failure)
@@ -197,7 +197,7 @@ class StepRunner:
         event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
         return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
 
-    def _policy(self, attempt: Attempt, failure: Failure | None) -> RetryPolicy:
+    def _policy(self, attempt: AttemptInputs, failure: Failure | None) -> RetryPolicy:
         timeout, retries = attempt.request.timeout_ms / 1000, attempt.request.retry_count
         if not self._settings.retries_v2:
             cancelled = failure is not None and failure.category is ErrorCategory.CANCELLATION
@@ -207,7 +207,7 @@ class StepRunner:
         request = Request(retries=retries, base_delay=backoff, time_budget=timeout)
         return self._settings.book.resolve(attempt.target, failure, request=request)
 
-    def _seconds(self, attempt: Attempt) -> tuple[float, bool]:
+    def _seconds(self, attempt: AttemptInputs) -> tuple[float, bool]:
         """Seconds this attempt may take, and whether that is all that is left of the assignment's time."""
         policy, wall = self._policy(attempt, None), self._clock.wall()
         left = policy.time_budget - attempt.elapsed(wall)
@@ -219,7 +219,7 @@ class StepRunner:
 
     # ---- the execution ----------------------------------------------------------------------------------------------
 
-    async def _run(self, block: Block, attempt: Attempt) -> StepOutcome:
+    async def _run(self, block: Block, attempt: AttemptInputs) -> StepOutcome:
         assignment, item = attempt.assignment, attempt.item
         seconds, whole = self._seconds(attempt)
         context = BlockContext(
@@ -267,7 +267,7 @@ class StepRunner:
         )
         return StepOutcome(step, ran.timed_out, verdict=False, unknown=unknown)
 
-    def _retry_rank(self, attempt: Attempt, step: StepResult) -> tuple[bool, int]:
+    def _retry_rank(self, attempt: AttemptInputs, step: StepResult) -> tuple[bool, int]:
         policy = self._policy(attempt, failure_of(step))
         return policy.retryable, policy.max_attempts
 
@@ -288,14 +288,14 @@ class StepRunner:
 
     # ---- after ------------------------------------------------------------------------------------------------------
 
-    def _succeeded(self, attempt: Attempt, step: StepResult, events: list[Event]) -> AttemptReport:
+    def _succeeded(self, attempt: AttemptInputs, step: StepResult, events: list[Event]) -> AttemptReport:
         if attempt.item.attempts:
             wall = self._clock.wall()
             events.append(recovered_event(attempt.assignment, wall, attempt.number, attempt.elapsed(wall)))
         return self._ended(attempt, step, WorkDone(), tuple(events))
 
     def _failed(
-        self, attempt: Attempt, ran: StepOutcome, failure: Failure, destination: Destination, events: list[Event]
+        self, attempt: AttemptInputs, ran: StepOutcome, failure: Failure, destination: Destination, events: list[Event]
     ) -> AttemptReport:
         assignment, wall = attempt.assignment, self._clock.wall()
         if ran.timed_out is not None:
@@ -331,7 +331,7 @@ class StepRunner:
 
     def _gave_up(
         self,
-        attempt: Attempt,
+        attempt: AttemptInputs,
         step: StepResult,
         failure: Failure,
         reason: Reason,
@@ -353,7 +353,7 @@ class StepRunner:
 
     def _ended(
         self,
-        attempt: Attempt,
+        attempt: AttemptInputs,
         step: StepResult,
         settled: WorkDone | WorkFailed | Quarantine,
         events: tuple[Event, ...],

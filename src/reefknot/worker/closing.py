@@ -17,13 +17,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import Dropped, Event, OperatorAction, Quarantined, Requeued
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, encode
 from reefknot.core.results import DROPPED, EXPIRED, answer_of, assignment_of, cancel_reason
 from reefknot.core.retry.classify import classify
 from reefknot.core.work import (
-    HandBack,
+    Interrupted,
     Quarantine,
     Snooze,
     TryAgain,
@@ -35,13 +36,13 @@ from reefknot.core.work import (
 )
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Held, Settlement
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.attempt import AttemptReport, StepRunner
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.records import AcceptedWork, about_item, expired_event, quarantined_event
+from reefknot.worker.records import AcceptedWork, expired_event, quarantined_event
 
 MOST_WATCHED = 10_000
 MOST_REMEMBERED = 1_000
@@ -192,7 +193,7 @@ class Closing:
         await self._publish([one], [kept])
 
     def _log_not_kept(self, item: WorkItem, error: Exception, more: int = 0) -> None:
-        text = printable(f"{type(error).__name__}: {error}", most=300)
+        text = error_text(error)
         others = f" and {more} more" if more else ""
         logger().error("%s: the report of %s%s was not kept (%s)", self._context.worker_id, item.id, others, text)
 
@@ -218,11 +219,11 @@ class Closing:
         """Give back what was claimed ahead and no slot has begun."""
         held = [(pool, one) for pool in pools for one in pool.release_prefetched()]
         if held:
-            await self._hand_back([one for _, one in held])
+            await self._return_claims([one for _, one in held])
         for pool, one in held:
             pool.settled(one.id, one.fence)
 
-    async def hand_back(self, pools: list[Pool]) -> int:
+    async def return_claimed(self, pools: list[Pool]) -> int:
         """Let pending reports finish, stop the rest, and give it back. Returns how many went back."""
         await self._reported()
         tasks = [task for pool in pools for task in pool.running.values()]
@@ -231,14 +232,14 @@ class Closing:
         await self._reported()  # an attempt that ended in the very moment it was stopped
         if not held:
             return 0
-        back = await self._hand_back(held)
+        back = await self._return_claims(held)
         for pool in pools:
             pool.claimed.clear()
         return sum(back)
 
-    async def _hand_back(self, held: list[Held]) -> list[bool]:
+    async def _return_claims(self, held: list[Held]) -> list[bool]:
         with self._context.timeouts.timeout(STORE_S):
-            back = [Settlement(one.id, one.owner, one.fence, HandBack()) for one in held]
+            back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held]
             return await self._context.work.settle(back)
 
     async def _reported(self) -> None:
@@ -375,6 +376,6 @@ class Closing:
 
 
 def _raised_at(error: Exception) -> str:
-    """Where an error was raised, without anything of what was in the frames."""
+    """The file and line where an error was raised, without any value of its frames."""
     frames = extract_tb(error.__traceback__)
     return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "at an unknown place"

@@ -1,6 +1,4 @@
-"""
-What a worker knows about the places its steps talk to: a retry throttle and a breaker for each, bounded in number.
-"""
+"""Destinations of a worker's steps: a retry throttle and a breaker for each, bounded in number."""
 
 from collections import OrderedDict
 
@@ -21,11 +19,11 @@ LEAST_FOR_A_TOKEN = 5
 
 class Destination:
     """
-    One place.
+    Throttle and breaker of one destination.
 
-    A fleet shares the place's tokens. A share of less than one token could never grant a retry, so a worker may save up
-    to one; but only while it sends so many calls there that one retry more is little beside them. So the retries that
-    a fleet adds to an outage stay in proportion to its calls, however many workers it has.
+    A fleet shares the destination's tokens. A share of less than one token could never grant a retry, so a worker may
+    save up to one; but only while it sends so many calls there that one retry more is little beside them. So the
+    retries that a fleet adds to an outage stay in proportion to its calls, however many workers it has.
     """
 
     __slots__ = ("_share", "_traffic", "breaker", "throttle")
@@ -39,7 +37,7 @@ class Destination:
         self.shared_by(share, settings)
 
     def shared_by(self, workers: int, settings: ThrottleSettings) -> None:
-        """Its part of the fleet's tokens, of their trickle, and of the calls that make the place a busy one."""
+        """Set this worker's part of the fleet's tokens, their trickle, and the calls that make a destination busy."""
         self._share = settings.tokens / workers
         traffic = self._traffic
         traffic.share(max(1.0, self._share), per_second=settings.per_second / workers)

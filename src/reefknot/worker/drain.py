@@ -9,13 +9,13 @@ baseline's acks cannot say why work was refused: there the workers over the same
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import Requeued
 from reefknot.core.messages import ExecAssignmentAck
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
-from reefknot.worker.records import about_item
 
 PAGE = 500
 AT_ONCE = 64
@@ -60,7 +60,7 @@ class Drain:
         return len(free)
 
     async def _queued(self) -> list[WorkItem]:
-        """What the store has queued for this worker: work that was handed back is in no pool's queue."""
+        """The items that the store has queued for this worker; those handed back are in no pool's queue."""
         names = {pool.queue_name for pool in self._pools.values()}
         found, after = list[WorkItem](), ""
         while True:

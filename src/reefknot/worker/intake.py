@@ -2,7 +2,7 @@
 Intake: deliveries in batches → known? → admitted once → kept → acknowledged.
 
 What has arrived by the time the store is free goes in together: one reading and one admission each, one store call for
-all. A newcomer that a free slot can take is started by the same store call. Refusals, evictions and duplicates go
+all. An arrival that a free slot can take is started by the same store call. Refusals, evictions and duplicates go
 beside the batch, several at once and never more. Nothing is acknowledged before it is kept, and a message that fails
 harms no other.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, structs
 
-from reefknot.audit.journal import envelope
+from reefknot.audit.journal import about_assignment, envelope
 from reefknot.core.audit.event import Admission as AdmissionEvent
 from reefknot.core.audit.event import Event
 from reefknot.core.messages import (
@@ -31,10 +31,10 @@ from reefknot.core.overload.admission import (
     Accept,
     AcceptDropping,
     Admission,
+    Arrival,
     Defer,
     Degradation,
     Degrade,
-    Newcomer,
     OverloadStatus,
     Reject,
     RejectReason,
@@ -49,7 +49,7 @@ from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
-from reefknot.worker.records import AcceptedWork, AdmittedAs, about
+from reefknot.worker.records import AcceptedWork, AdmittedAs
 
 MOST_WAITING = 256
 """Deliveries that were read and are not being taken in yet; beyond that the transport waits."""
@@ -58,7 +58,7 @@ STORE_WAIT_MS = 1000
 _NOT_TAKEN = "an assignment could not be taken in"
 _OTHER_JOB = "assignment_id: it was used with another job; the same id is the same work: give the new job its own"
 _DRAINING = "Worker is draining, rejecting assignment"
-_HANDED_BACK = "Worker is draining, assignment handed back"
+_RETURNED = "Worker is draining, assignment handed back"
 _FAILED = "Failed to queue assignment"
 _FAILED_AS = {
     AcceptDropping: "Failed to queue assignment after dropping oldest",
@@ -88,7 +88,7 @@ class Admitted(Struct, frozen=True):
 
 
 class IntakeResult(Struct, frozen=True):
-    """What became of one delivery."""
+    """The outcome of one delivery."""
 
     ack: ExecAssignmentAck
     evicted: ExecAssignmentAck | None = None
@@ -269,19 +269,19 @@ class Intake:
         return None
 
     def _admission(self, assignment: ExecAssignment, pool: Pool) -> Verdict:
-        """The one admission decision about this newcomer, with all of its inputs."""
+        """The one admission decision about this arrival, with all of its inputs."""
         deadline = assignment.options.deadline_ms
-        newcomer = Newcomer(assignment.priority, None if deadline is None else float(deadline))
+        arrival = Arrival(assignment.priority, None if deadline is None else float(deadline))
         view = pool.view(draining=self.draining)
         if self._v2:
-            return Verdict(admit(view, newcomer, pool.rules), {"view": view, "newcomer": newcomer, "rules": pool.rules})
+            return Verdict(admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules": pool.rules})
         answer: Admission = Accept()
         if self.draining:
             answer = Reject(RejectReason.DRAINING, _DRAINING, LONGEST_WAIT_MS)
         return Verdict(answer, {"view": view})
 
     def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
-        """Whether a newcomer that admission refuses is no duplicate of ours: still open, or queued for a worker."""
+        """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""
         if is_unassigned(known):
             return True
         waits = known.state is WorkState.PENDING and isinstance(answer, Reject)
@@ -290,7 +290,7 @@ class Intake:
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
     def _reserve(self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: Verdict) -> Admitted:
-        """The newcomer with its place, which is taken before anything is awaited, so that nobody else gets it."""
+        """The arrival with its place, which is taken before anything is awaited, so that nobody else gets it."""
         answer = verdict.answer
         assert not isinstance(answer, Reject)
         pool.reserved += 1
@@ -331,9 +331,9 @@ class Intake:
         return [await self._kept(one, item) for one, item in zip(batch, kept, strict=True)]
 
     def _startable(self, batch: Sequence[Admitted]) -> set[str]:
-        """The ids of newcomers for which their pools have a free slot now."""
-        newcomers = Counter(one.pool.name for one in batch)
-        free = {name: self._pools[name].can_start(number) for name, number in newcomers.items()}
+        """The ids of arrivals for which their pools have a free slot now."""
+        arrivals = Counter(one.pool.name for one in batch)
+        free = {name: self._pools[name].can_start(number) for name, number in arrivals.items()}
         start: set[str] = set()
         wall_ms = self._context.clock.wall() * 1000
         for one in batch:
@@ -355,7 +355,7 @@ class Intake:
     async def _evict_and_keep(
         self, answer: AcceptDropping, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: Verdict
     ) -> IntakeResult:
-        """Drop the victim, which gets an ack, a result and an event like every end, and keep the newcomer."""
+        """Drop the victim, which gets an ack, a result and an event like every end, and keep the arrival."""
         pool.reserved += 1
         place = pool.queue.remove(answer.victim)
         try:
@@ -428,7 +428,7 @@ class Intake:
     def drain_ack(self, assignment_id: str, pool: Pool) -> ExecAssignmentAck:
         """The rejecting ack of work that was accepted before this worker had to leave."""
         reason, wait = RejectReason.DRAINING, LONGEST_WAIT_MS
-        return self._ack(assignment_id, AckStatus.REJECTED, _HANDED_BACK, pool=pool, reason=reason, wait=wait)
+        return self._ack(assignment_id, AckStatus.REJECTED, _RETURNED, pool=pool, reason=reason, wait=wait)
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
@@ -494,7 +494,9 @@ class Intake:
         if met is None and pool is not None:
             met = pool.depth(), pool.status()
         return AdmissionEvent(
-            **(envelope(wall=wall, work_id=assignment_id) if assignment is None else about(assignment, wall)),
+            **(
+                envelope(wall=wall, work_id=assignment_id) if assignment is None else about_assignment(assignment, wall)
+            ),
             status=status.value,
             reason=None if reason is None else reason.value,
             resource_class=None if pool is None else pool.name,

@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from reefknot.core.overload.admission import KNOWN_AFTER, OverloadStatus, QueueView, RejectionPolicy, level, reported
-from reefknot.core.work import HandBack, WorkItem, WorkState, worker_class
+from reefknot.core.work import Interrupted, WorkItem, WorkState, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.queue import BoundedQueue, Queued
@@ -99,7 +99,7 @@ class Pool:
         return self._status
 
     def view(self, *, draining: bool) -> QueueView:
-        """The snapshot that admission decides by: the raw depth before the newcomer."""
+        """The snapshot that admission decides by: the raw depth before the arrival."""
         drops = self.rules.policy is RejectionPolicy.DROP_OLDEST  # else admission does not look at the oldest
         oldest = self.queue.oldest(self._clock.now()) if drops else None
         return QueueView(self.depth(), self.slots, self._service_times, self._mean_ms, oldest, draining)
@@ -115,22 +115,22 @@ class Pool:
         return work_id in self.claimed or work_id in self.queue or work_id in self.running
 
     def ahead(self) -> int:
-        """How many may be claimed beyond what the slots take at once. After a restart it is one at a time again."""
+        """The number to claim beyond the free slots (prefetch). After a restart it is 0 until attempts were timed."""
         if self._attempts_timed < KNOWN_AFTER or self._attempt_ms > AHEAD_MS:
             return 0
         return min(MOST_AHEAD, int(self.slots * AHEAD_MS / max(0.001, self._attempt_ms)))
 
-    def can_start(self, newcomers: int) -> int:
+    def can_start(self, arrivals: int) -> int:
         """
-        How many of these newcomers, whose places are reserved, may start without a claim.
+        The number of these arrivals, whose places are reserved, that may start without a claim.
 
         None while others wait, since they come first; nor may they take the slots that a claim is under way for.
         """
         if self.paused or self.queue.ready:
             return 0
         ahead = self.ahead()
-        free = self.slots + ahead - self.active - len(self.prefetched) - self._asked - (self.reserved - newcomers)
-        return max(0, min(newcomers, free, 2 * (self.slots + ahead) - len(self.claimed) - self._asked))
+        free = self.slots + ahead - self.active - len(self.prefetched) - self._asked - (self.reserved - arrivals)
+        return max(0, min(arrivals, free, 2 * (self.slots + ahead) - len(self.claimed) - self._asked))
 
     def _record_service_time(self, began: float, started: float) -> None:
         """
@@ -227,7 +227,7 @@ class Pool:
             await self._give_back(await claim)
             raise
         except Exception as error:
-            text = printable(f"{type(error).__name__}: {error}", most=300)
+            text = error_text(error)
             logger().error("%s: the store cannot be read (%s)", self.name, text)
             self._asks_since = None
             await asyncio.sleep(STORE_PAUSE_S)
@@ -250,7 +250,7 @@ class Pool:
     async def _give_back(self, items: list[WorkItem]) -> None:
         """Return what was claimed while the worker was ending: it spends nothing."""
         if items:
-            back = [Settlement(item.id, item.owner, item.fence, HandBack()) for item in items]
+            back = [Settlement(item.id, item.owner, item.fence, Interrupted()) for item in items]
             await self._context.work.settle(back)
 
     def _fill_slots(self) -> None:

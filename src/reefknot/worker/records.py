@@ -1,5 +1,5 @@
 """
-What a worker keeps and tells of an assignment: its stored form, wire result, events, log lines and counters.
+Records of an assignment by its worker: stored form, wire result, events, log lines and counters.
 
 Log lines are bounded (ten at once, then one a second) and redacted. Counters are plain numbers of this process: events
 are the record, and no decision looks at either.
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
-from reefknot.audit.journal import envelope
+from reefknot.audit.journal import about_assignment, envelope
 from reefknot.core.audit.event import (
     BreakerEvent,
     DecisionRecord,
@@ -40,7 +40,7 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import BreakerState
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import assignment_of
-from reefknot.core.retry.decide import Again, Decision, Reason
+from reefknot.core.retry.decide import REFUSED, Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem
 from reefknot.retrying.call import WHY
@@ -59,7 +59,7 @@ _RESULT_OF = {
 
 
 class AdmittedAs(Struct, frozen=True, omit_defaults=True):
-    """What admission changed of an assignment, and the queue that it met. Kept beside the assignment."""
+    """The changes that admission made to an assignment, and the queue that it met. Stored with the assignment."""
 
     skip_retries: bool = False
     timeout_factor: float = 1.0
@@ -81,7 +81,7 @@ class AcceptedWork(Struct, frozen=True):
 
     @classmethod
     def stand_in(cls, item: WorkItem) -> "AcceptedWork":
-        """As much as stands beside a damaged payload: enough for a result and an event."""
+        """The assignment from the columns beside a damaged payload: enough for a result and an event."""
         return cls(assignment_of(item))
 
 
@@ -142,34 +142,9 @@ def _broken(message: str) -> StepResult:
     return StepResult(StepStatus.ERROR, ErrorCode.execution_failed, error_message=message)
 
 
-_REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
-
-
-def about(assignment: ExecAssignment, wall: float) -> dict[str, Any]:
-    """The envelope of an event about an assignment."""
-    return envelope(
-        wall=wall,
-        work_id=assignment.assignment_id,
-        tenant_id=assignment.tenant_id,
-        trace_id=assignment.trace_id,
-        correlation_id=assignment.request_id,
-    )
-
-
-def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
-    """The envelope of an event about a stored item."""
-    return envelope(
-        wall=wall,
-        work_id=item.id,
-        tenant_id=item.tenant_id,
-        trace_id=item.trace_id,
-        correlation_id=item.correlation_id,
-    )
-
-
 def retry_event(assignment: ExecAssignment, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:
     return RetryAttempt(
-        **about(assignment, wall),
+        **about_assignment(assignment, wall),
         operation=assignment.job.type,
         attempt_number=attempts,
         max_attempts=record.policy.max_attempts,
@@ -183,9 +158,9 @@ def retry_event(assignment: ExecAssignment, wall: float, attempts: int, record: 
 def end_event(
     assignment: ExecAssignment, wall: float, attempts: int, reason: Reason, record: DecisionRecord
 ) -> RetryExhausted | RetryRefused:
-    kind = RetryRefused if reason in _REFUSED else RetryExhausted
+    kind = RetryRefused if reason in REFUSED else RetryExhausted
     return kind(
-        **about(assignment, wall),
+        **about_assignment(assignment, wall),
         operation=assignment.job.type,
         total_attempts=attempts,
         final_exception_type=record.failure.code,
@@ -197,13 +172,16 @@ def end_event(
 
 def recovered_event(assignment: ExecAssignment, wall: float, attempts: int, elapsed: float) -> RetryRecovered:
     return RetryRecovered(
-        **about(assignment, wall), operation=assignment.job.type, total_attempts=attempts, elapsed_seconds=elapsed
+        **about_assignment(assignment, wall),
+        operation=assignment.job.type,
+        total_attempts=attempts,
+        elapsed_seconds=elapsed,
     )
 
 
 def expired_event(assignment: ExecAssignment, wall: float, attempts: int) -> TimeoutOccurred:
     return TimeoutOccurred(
-        **about(assignment, wall),
+        **about_assignment(assignment, wall),
         operation=assignment.job.type,
         attempt_number=attempts,
         timeout_seconds=(assignment.options.deadline_ms or 0) / 1000,
@@ -214,7 +192,7 @@ def expired_event(assignment: ExecAssignment, wall: float, attempts: int) -> Tim
 def timeout_event(assignment: ExecAssignment, wall: float, attempt: int, limit: TimedOut) -> TimeoutOccurred:
     """An attempt that was cut off: at its own limit, or where the time for all of them ends."""
     return TimeoutOccurred(
-        **about(assignment, wall),
+        **about_assignment(assignment, wall),
         operation=assignment.job.type,
         attempt_number=attempt,
         timeout_seconds=limit.seconds,
@@ -223,12 +201,14 @@ def timeout_event(assignment: ExecAssignment, wall: float, attempt: int, limit: 
 
 
 def quarantined_event(assignment: ExecAssignment, wall: float, reason: str, failure: Failure) -> Quarantined:
-    return Quarantined(**about(assignment, wall), reason=reason, failure=FailureRecord.of(failure))
+    return Quarantined(**about_assignment(assignment, wall), reason=reason, failure=FailureRecord.of(failure))
 
 
 def snooze_event(assignment: ExecAssignment, wall: float, name: str, seconds: float) -> Event:
     """The breaker of its destination is open: the assignment waits so long, and spends no attempt."""
-    return BreakerEvent(**about(assignment, wall), name=name, state=BreakerState.OPEN.value, wait_seconds=seconds)
+    return BreakerEvent(
+        **about_assignment(assignment, wall), name=name, state=BreakerState.OPEN.value, wait_seconds=seconds
+    )
 
 
 def breaker_event(name: str, state: str, wall: float) -> Event:
@@ -257,7 +237,7 @@ class StepLog:
         attempts: int,
         now: float,
     ) -> None:
-        """One decision. `attempts` is how many there were."""
+        """Log a decision. `attempts` is how many there were."""
         delay, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
         level = INFO if reason is Reason.NOT_RETRYABLE else WARNING
         log = logger()

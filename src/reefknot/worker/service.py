@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.audit.journal import Journal, event_id
+from reefknot.audit.journal import Journal
 from reefknot.clock import SteadyClock
 from reefknot.core.messages import (
     ASSIGN,
@@ -37,6 +37,7 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
+from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
 from reefknot.runtime.timeouts import STORE_S, Timeouts
 from reefknot.worker.attempt import StepRunner
@@ -58,7 +59,7 @@ _fleets = msgspec.json.Decoder(Fleet)
 
 
 class ClassSnapshot(Struct, frozen=True):
-    """One resource class of a worker at one moment."""
+    """A resource class of a worker at one moment."""
 
     status: OverloadStatus
     depth: int
@@ -80,7 +81,7 @@ class WorkerSnapshot(Struct, frozen=True):
 
 
 class Worker:
-    """One worker over a store and a transport."""
+    """A worker over a store and a transport."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Worker:
         self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
         self._context = context = WorkerContext(
             worker_id=worker_id,
-            owner=f"{worker_id}#{event_id()}{process and '@'}{process}",
+            owner=f"{worker_id}#{new_id()}{process and '@'}{process}",
             settings=settings,
             work=store.work,
             transport=transport,
@@ -185,7 +186,7 @@ class Worker:
         await self._offer_queued(pools)
         if running:
             await asyncio.wait(running, timeout=self.settings.drain if seconds is None else seconds)
-        back = await self.closing.hand_back(pools)
+        back = await self.closing.return_claimed(pools)
         await self._offer_queued(pools)
         return back
 
@@ -225,7 +226,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._background.stop()
-        await self.closing.hand_back(list(self.pools.values()))
+        await self.closing.return_claimed(list(self.pools.values()))
 
     def snapshot(self) -> WorkerSnapshot:
         now = self._clock.now()

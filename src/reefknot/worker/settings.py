@@ -1,5 +1,5 @@
 """
-What a worker was told, in the words it works with.
+Settings of a worker, in the units it works with.
 
 Resolved once from the configuration; the gates are decided here and nowhere else.
 """

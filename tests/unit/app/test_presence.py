@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from reefknot.app import open_store, presence
-from reefknot.app.presence import OBSERVERS, STATUS, end_leases_of_the_gone, is_gone, living_systems, mark
+from reefknot.app.presence import OBSERVERS, STATUS, is_gone, living_systems, process_mark, release_dead_leases
 from reefknot.app.system import System
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import SystemClock
@@ -36,17 +36,17 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def gone_process() -> str:
     """The mark of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    marked = mark(process.pid)
+    marked = process_mark(process.pid)
     process.communicate(b"")
     return marked
 
 
 def test_this_process_is_there() -> None:
-    assert not is_gone(mark())
+    assert not is_gone(process_mark())
 
 
 def test_a_process_that_ended_is_gone_and_one_that_is_frozen_is_not(sleeper: subprocess.Popen[bytes]) -> None:
-    marked = mark(sleeper.pid)
+    marked = process_mark(sleeper.pid)
     sleeper.send_signal(signal.SIGSTOP)
     assert not is_gone(marked)
     sleeper.kill()
@@ -56,14 +56,14 @@ def test_a_process_that_ended_is_gone_and_one_that_is_frozen_is_not(sleeper: sub
 
 def test_a_process_of_which_only_the_exit_code_is_left_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
     """Its parent has not asked for it yet, so its number is still taken."""
-    marked = mark(sleeper.pid)
+    marked = process_mark(sleeper.pid)
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert is_gone(marked)
 
 
 def test_a_number_that_somebody_else_has_by_now_is_gone() -> None:
-    machine, number, began = mark().split(".")
+    machine, number, began = process_mark().split(".")
     assert is_gone(f"{machine}.{number}.{int(began) + 1}")
     assert not is_gone(f"{machine}.{number}.{began}")
 
@@ -105,13 +105,13 @@ def test_a_system_lives_until_it_says_goodbye_or_its_process_is_gone(changes: di
 def test_what_a_gone_process_held_can_be_claimed_at_once_and_what_a_living_one_holds_cannot(
     tmp_path: Any, url: str, gone: bool
 ) -> None:
-    owner = f"worker-1#5@{gone_process() if gone else mark()}"
+    owner = f"worker-1#5@{gone_process() if gone else process_mark()}"
 
     async def main() -> tuple[int, list[int]]:
         async with open_store(url if url == "memory:" else f"sqlite:{tmp_path / 'state.db'}") as store:
             await store.work.enqueue([WorkItem("a", "x", "c")])
             await store.work.claim(1, owner=owner, classes=("c",), lease=600)
-            ended = await end_leases_of_the_gone(store)
+            ended = await release_dead_leases(store)
             again = await store.work.claim(1, owner="other", classes=("c",))
             return ended, [item.crashes for item in again]
 

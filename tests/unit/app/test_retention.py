@@ -253,8 +253,8 @@ def test_a_note_that_cannot_be_read_or_written_says_nothing(tmp_path: Path) -> N
     note.write(retention=Retention(1.0, None))
     assert RetentionNote(str(tmp_path / "state.db")).read().retention == Retention(1.0, None)
     nowhere = RetentionNote(str(tmp_path / "no" / "state.db"))
-    nowhere.write(tidied_at=3.0)
-    assert nowhere.read().tidied_at == 3.0
+    nowhere.write(last_round_at=3.0)
+    assert nowhere.read().last_round_at == 3.0
 
 
 @pytest.mark.parametrize("name", ["audit_retention", "work_retention"])

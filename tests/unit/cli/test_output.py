@@ -9,8 +9,9 @@ from math import inf
 
 import pytest
 
-from reefknot.cli.output import jsonable, printable, progress, put, put_json, put_table, say
+from reefknot.cli.output import jsonable, progress, put, put_json, put_table, say
 from reefknot.core.retry.policy import Jitter
+from reefknot.runtime.log import printable
 from tests.unit.cli.running import Commands
 
 EVIL = "a\x1b[31mb\x9b0mc\rd\u202ee\x00"

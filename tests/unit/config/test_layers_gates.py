@@ -2,7 +2,7 @@
 
 import pytest
 
-from reefknot.config.layers import QUEUE, RETRIES, Gate, gate, said_by_environment
+from reefknot.config.layers import QUEUE, RETRIES, Gate, gate, gate_from_environment
 from reefknot.errors import ConfigurationError
 from tests.rows import for_each_row
 
@@ -52,7 +52,7 @@ def test_anything_else_is_a_mistake_and_not_a_guess(word: str) -> None:
 
 def test_one_gate_does_not_hear_the_others_variable() -> None:
     assert not gate(RETRIES, {QUEUE: "true"}, None)
-    assert said_by_environment(QUEUE, {RETRIES: "maybe"}) is None
+    assert gate_from_environment(QUEUE, {RETRIES: "maybe"}) is None
 
 
 def test_a_gate_is_true_when_it_is_open() -> None:

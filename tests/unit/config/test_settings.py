@@ -31,7 +31,7 @@ def test_without_anything_the_built_in_book_holds_and_both_gates_are_shut(tmp_pa
     found = load(tmp_path)
 
     assert (found.retries_gate.on, found.queue_gate.on) == (False, False)
-    assert found.retries_gate.said_by == "default"
+    assert found.retries_gate.origin == "default"
     assert (found.path, found.warnings) == (None, ())
     assert found.book.resolve("block:http").max_attempts == 4
 
@@ -41,8 +41,8 @@ def test_a_file_opens_both_gates_and_says_where(tmp_path: Path) -> None:
     found = load(tmp_path)
 
     assert found.path == Path(named)
-    assert (found.retries_gate.on, found.retries_gate.said_by) == (True, f"{named}:1:25")
-    assert (found.queue_gate.on, found.queue_gate.said_by) == (True, f"{named}:1:55")
+    assert (found.retries_gate.on, found.retries_gate.origin) == (True, f"{named}:1:25")
+    assert (found.queue_gate.on, found.queue_gate.origin) == (True, f"{named}:1:55")
 
 
 def test_a_file_that_says_nothing_of_a_gate_leaves_it_shut(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_environment_shuts_a_gate_that_the_file_opens(tmp_path: Path, word: 
     write(tmp_path, GATED)
     found = load(tmp_path, **{RETRIES: word})
 
-    assert (found.retries_gate.on, found.retries_gate.said_by) == (False, f"environment {RETRIES}")
+    assert (found.retries_gate.on, found.retries_gate.origin) == (False, f"environment {RETRIES}")
     assert found.queue_gate.on
 
 
@@ -67,7 +67,7 @@ def test_the_environment_opens_a_gate_that_the_file_shuts(tmp_path: Path) -> Non
     write(tmp_path, GATED.replace("true", "false"))
     found = load(tmp_path, **{QUEUE: "yes"})
 
-    assert (found.queue_gate.on, found.queue_gate.said_by) == (True, f"environment {QUEUE}")
+    assert (found.queue_gate.on, found.queue_gate.origin) == (True, f"environment {QUEUE}")
     assert not found.retries_gate
 
 
@@ -75,7 +75,7 @@ def test_the_general_variable_stands_above_the_file_and_below_the_gates_own(tmp_
     write(tmp_path, GATED)
     general = "REEFKNOT__WORKER__RETRIES__V2__ENABLED"
 
-    assert load(tmp_path, **{general: "false"}).retries_gate.said_by == f"environment {general}"
+    assert load(tmp_path, **{general: "false"}).retries_gate.origin == f"environment {general}"
     assert not load(tmp_path, **{general: "false"}).retries_gate
     assert load(tmp_path, **{general: "false", RETRIES: "on"}).retries_gate
 
@@ -109,7 +109,7 @@ def test_a_forgiven_file_means_the_baseline_and_a_warning(tmp_path: Path, named_
     environ = {**OPEN, "REEFKNOT_CONFIG": "gone.yaml"} if named_by_variable else OPEN
     found = load_settings(None if named_by_variable else "gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
 
-    assert (found.retries_gate.on, found.retries_gate.said_by) == (False, "missing file gone.yaml")
+    assert (found.retries_gate.on, found.retries_gate.origin) == (False, "missing file gone.yaml")
     assert found.path is None
     assert found.warnings == (
         (

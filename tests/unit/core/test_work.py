@@ -12,8 +12,8 @@ from reefknot.core.work import (
     MOVES,
     ROUTER,
     Budget,
-    HandBack,
     HistoryEntry,
+    Interrupted,
     Quarantine,
     Settled,
     Snooze,
@@ -155,7 +155,7 @@ def test_a_snooze_spends_nothing() -> None:
 
 
 def test_work_that_was_handed_back_keeps_its_place() -> None:
-    item = settle(running(), HandBack(), LATER)
+    item = settle(running(), Interrupted(), LATER)
     assert (item.state, item.due_at, item.reason, item.owner, item.lease_until) == (
         S.PENDING,
         50_000,
@@ -229,7 +229,7 @@ def test_what_is_not_in_quarantine_is_neither_requeued_nor_discarded() -> None:
         discard(fresh(), NOW, who="ann", reason="")
 
 
-@for_each_row("settled", [WorkDone(), WorkFailed(), TryAgain(1), Snooze(1), HandBack(), Quarantine("bad")])
+@for_each_row("settled", [WorkDone(), WorkFailed(), TryAgain(1), Snooze(1), Interrupted(), Quarantine("bad")])
 def test_work_that_does_not_run_cannot_be_settled(settled: Settled) -> None:
     with pytest.raises(IllegalMoveError):
         settle(running(state=S.SUCCEEDED), settled, NOW)

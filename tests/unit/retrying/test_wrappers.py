@@ -13,7 +13,7 @@ import pytest
 import reefknot as rk
 from reefknot import clock
 from reefknot.engines.clocks import VirtualClock
-from reefknot.retrying.types import RetryOptions
+from reefknot.retrying.types import RetryKeywords
 from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
 
 CONTROL_FLOW = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -59,7 +59,7 @@ def test_the_documented_default_is_four_executions_with_full_jitter_from_a_tenth
 
 @pytest.mark.parametrize("options", [{}, {"deadline": 9}, {"throttle": True}, {"in_thread": True}])
 @pytest.mark.parametrize("kind", CONTROL_FLOW)
-def test_control_flow_is_never_retried(kind: type[BaseException], options: RetryOptions) -> None:
+def test_control_flow_is_never_retried(kind: type[BaseException], options: RetryKeywords) -> None:
     fn = Flaky(kind("stop"))
     asked: list[Exception] = []
 
@@ -247,7 +247,7 @@ def alive(held: list[weakref.ref[Thing]]) -> int:
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("options", [{}, {"deadline": 3600}, {"throttle": True}, {"in_thread": True}])
-def test_no_attempts_locals_are_alive_during_the_wait(options: RetryOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_attempts_locals_are_alive_during_the_wait(options: RetryKeywords, monkeypatch: pytest.MonkeyPatch) -> None:
     work, held = watched(2)
     during: list[int] = []
     monkeypatch.setattr(clock, "sleep", lambda seconds: during.append(alive(held)))
@@ -269,7 +269,7 @@ def test_control_a_loop_that_waits_inside_its_except_block_keeps_them_alive() ->
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("options", [{}, {"deadline": 3600}])
-def test_no_async_attempts_locals_are_alive_during_the_wait(options: RetryOptions) -> None:
+def test_no_async_attempts_locals_are_alive_during_the_wait(options: RetryKeywords) -> None:
     work, held = watched(2)
     during: list[int] = []
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from reefknot.core.audit.event import OperatorAction
 from reefknot.core.messages import ExecResult, ResultStatus
-from reefknot.core.work import HandBack
+from reefknot.core.work import Interrupted
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ResultPendingError
 from reefknot.ports.quarantine import QuarantineFilter
 from reefknot.ports.store import Store
@@ -97,7 +97,7 @@ async def story_of(shop: Shop, where: str) -> str:
     if where == "handed back":
         item = await shop.store.work.get("a")
         assert item is not None
-        await shop.store.work.settle([Settlement(item.id, item.owner, item.fence, HandBack())])
+        await shop.store.work.settle([Settlement(item.id, item.owner, item.fence, Interrupted())])
     await handle.cancel()
     await shop.router()
     await asyncio.sleep(60)

@@ -67,7 +67,7 @@ class Mark(Struct, frozen=True):
     column: int | None = None
 
     def __str__(self) -> str:
-        shown = printable(self.source, most=len(self.source))
+        shown = printable(self.source)
         if self.line is not None:
             shown += f":{self.line}"
             if self.column is not None:
@@ -84,7 +84,7 @@ class Problem(Struct, frozen=True):
 
     def __str__(self) -> str:
         line = f"{self.mark}: {self.path}: {self.message}" if self.path else f"{self.mark}: {self.message}"
-        return printable(line, most=len(line))
+        return printable(line)
 
 
 class LineIndex:

@@ -1,13 +1,11 @@
 """
-How full is full?
+Admission to a bounded queue: its overload level, and the decision about an arrival.
 
-A level is a share of a bounded queue. The raw level follows the depth; the reported one leaves a level only when the
-depth has fallen well below its threshold, so that a status that others steer by does not flutter.
+A level is a share of the queue. The raw level follows the depth; the reported one leaves a level only when the depth
+has fallen well below its threshold, so that a status that others steer by does not flutter.
 
-May it come in?
-
-One pure function for all four policies. It sees the queue as it stands before the newcomer, and answers with a value:
-accept, accept by dropping another, defer, degrade, or reject with the reason that the caller is told.
+`admit` is one pure function for all four policies. It sees the queue as it stands before the arrival, and returns a
+value: accept, accept by dropping another, defer, degrade, or reject with the reason that the caller receives.
 """
 
 from enum import StrEnum
@@ -20,7 +18,7 @@ _GRAIN = 1e-9
 
 
 class OverloadStatus(StrEnum):
-    """What a worker says about one of its queues, from well to full."""
+    """The level of a queue as a worker reports it, from healthy to full."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
@@ -43,7 +41,7 @@ class Thresholds(Struct, frozen=True):
     critical: float = 1.0
 
     def of(self, status: OverloadStatus) -> float:
-        """Where a level begins; healthy begins at nothing."""
+        """The share of the queue at which a level begins; healthy begins at nothing."""
         return (0.0, self.degraded, self.overloaded, self.critical)[status.severity]
 
 
@@ -85,7 +83,7 @@ HEAVY_FROM = 0.95
 
 
 class RejectionPolicy(StrEnum):
-    """What happens when a queue is full."""
+    """The action of a queue that is full."""
 
     REJECT_NEW = "reject_new"
     DROP_OLDEST = "drop_oldest"
@@ -112,7 +110,7 @@ class DegradationLevel(StrEnum):
 
 
 class Degradation(Struct, frozen=True):
-    """What a level of degradation takes away."""
+    """The service that a level of degradation takes away."""
 
     skip_retries: bool = False
     timeout_factor: float = 1.0
@@ -143,7 +141,7 @@ class Oldest(Struct, frozen=True):
 
 
 class QueueView(Struct, frozen=True):
-    """A queue as it stands before the newcomer."""
+    """A queue as it stands before the arrival."""
 
     depth: int
     concurrency: int = 1
@@ -153,8 +151,8 @@ class QueueView(Struct, frozen=True):
     draining: bool = False
 
 
-class Newcomer(Struct, frozen=True):
-    """What matters about the work that asks to come in. `deadline_ms` is what is left of it, if one was given."""
+class Arrival(Struct, frozen=True):
+    """The work to be admitted, as the decision sees it. `deadline_ms` is the time left, if a deadline was given."""
 
     priority: int = 0
     deadline_ms: float | None = None
@@ -203,23 +201,23 @@ class Reject(Struct, frozen=True):
 Admission = Accept | AcceptDropping | Defer | Degrade | Reject
 
 
-def admit(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
-    """Whether, and how, the newcomer comes in."""
+def admit(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
+    """Whether, and how, the queue accepts the arrival."""
     if view.draining:
         return Reject(RejectReason.DRAINING, "Worker is draining, rejecting assignment", LONGEST_WAIT_MS)
     status = level(view.depth, rules.size, rules.thresholds)
     full = view.depth >= rules.size or status is OverloadStatus.CRITICAL
     if full and rules.policy is RejectionPolicy.DROP_OLDEST:
-        return _in_place_of(view, newcomer, rules)
+        return _in_place_of(view, arrival, rules)
     if full:
         return Reject(RejectReason.QUEUE_FULL, _FULL[rules.policy], retry_after_ms(view))
     if status.severity >= rules.reject_at.severity:
         return Reject(RejectReason.OVERLOADED, "Worker overloaded, rejecting assignment", retry_after_ms(view))
-    if would_miss_deadline(view, newcomer, rules):
+    if would_miss_deadline(view, arrival, rules):
         message = "Assignment would miss its deadline in the queue, rejecting assignment"
         return Reject(RejectReason.WOULD_MISS_DEADLINE, message, retry_after_ms(view))
     if rules.policy is RejectionPolicy.DEFER:
-        return _deferred(view, newcomer, rules)
+        return _deferred(view, arrival, rules)
     if rules.policy is RejectionPolicy.DEGRADE:
         return _degraded(view, status, rules)
     return Accept()
@@ -233,28 +231,28 @@ _FULL = {
 }
 
 
-def _in_place_of(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
-    """Never one that matters more, nor one that has waited so long that it is protected."""
+def _in_place_of(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
+    """Drop the oldest of the lowest priority, unless it matters more or has waited so long that it is protected."""
     oldest = view.oldest
-    if oldest is None or oldest.priority > newcomer.priority or oldest.waited_ms > rules.max_drop_age_ms:
+    if oldest is None or oldest.priority > arrival.priority or oldest.waited_ms > rules.max_drop_age_ms:
         return Reject(RejectReason.QUEUE_FULL, _FULL[RejectionPolicy.DROP_OLDEST], retry_after_ms(view))
     return AcceptDropping(oldest.id)
 
 
-def would_miss_deadline(view: QueueView, newcomer: Newcomer, rules: Rules) -> bool:
-    """Whether it would only start when too much of its deadline is gone."""
-    if newcomer.deadline_ms is None or rules.max_wait_fraction is None or view.service_times_known < KNOWN_AFTER:
+def would_miss_deadline(view: QueueView, arrival: Arrival, rules: Rules) -> bool:
+    """Whether the arrival would start only when too much of its deadline is gone."""
+    if arrival.deadline_ms is None or rules.max_wait_fraction is None or view.service_times_known < KNOWN_AFTER:
         return False
-    return expected_wait_ms(view) > rules.max_wait_fraction * newcomer.deadline_ms
+    return expected_wait_ms(view) > rules.max_wait_fraction * arrival.deadline_ms
 
 
 def expected_wait_ms(view: QueueView) -> float:
-    """How long the queue as it stands takes to work off."""
+    """The time that the queue as it stands takes to work off."""
     return view.depth * view.mean_service_ms / view.concurrency
 
 
 def retry_after_ms(view: QueueView) -> int:
-    """When it may be worth asking again: after half the queue is gone, as far as one can tell."""
+    """The pause before another try may be worth it: until half the queue is gone, as far as is known."""
     if view.service_times_known < KNOWN_AFTER:
         return UNKNOWN_WAIT_MS
     return int(min(LONGEST_WAIT_MS, max(SHORTEST_WAIT_MS, expected_wait_ms(view) / 2)))
@@ -269,10 +267,10 @@ def defer_time_ms(depth: int, rules: Rules) -> int:
     return round(min(1.0, (share - begin) / (1.0 - begin)) * rules.max_defer_time_ms)
 
 
-def _deferred(view: QueueView, newcomer: Newcomer, rules: Rules) -> Admission:
+def _deferred(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     milliseconds = defer_time_ms(view.depth, rules)
-    if newcomer.deadline_ms is not None:
-        milliseconds = min(milliseconds, int(newcomer.deadline_ms * (rules.max_wait_fraction or 0.5)))
+    if arrival.deadline_ms is not None:
+        milliseconds = min(milliseconds, int(arrival.deadline_ms * (rules.max_wait_fraction or 0.5)))
     return Defer(milliseconds) if milliseconds > 0 else Accept()
 
 

@@ -35,6 +35,10 @@ class Reason(StrEnum):
     THROTTLED = "throttled"
 
 
+REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
+"""Reasons for which a retry is refused though the policy's attempts and time are not spent."""
+
+
 class Again(Struct, frozen=True, gc=False):
     """Another attempt, after `delay` seconds."""
 

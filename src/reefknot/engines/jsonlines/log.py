@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.audit.lines import LogLine, index_of, read_line, verify_lines
+from reefknot.core.checks import choice
 from reefknot.engines.jsonlines.writer import (
     Fsync,
     LineWriter,
@@ -63,10 +64,12 @@ class JsonLinesLog:
             raise ParameterError("largest", largest, f"a number of bytes, {SMALLEST_LIMIT} or more")
         if keep is not None and keep < 1:
             raise ParameterError("keep", keep, "a number of files, 1 or more, or None")
-        if fsync not in tuple(Fsync):
-            raise ParameterError("fsync", fsync, f"one of {', '.join(Fsync)}")
         writer = LineWriter(
-            Path(path), lambda: int(clock.wall() * 1000), largest=largest, keep=keep, fsync=Fsync(fsync)
+            Path(path),
+            lambda: int(clock.wall() * 1000),
+            largest=largest,
+            keep=keep,
+            fsync=choice("fsync", fsync, Fsync),
         )
         log = cls(writer, clock, None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-lines"))
         try:

@@ -194,11 +194,11 @@ class MemoryIdempotencyStore:
         events: Sequence[AuditEntry] = (),
     ) -> ClaimResult:
         now = self._shared.now()
-        asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        request = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
         old = self._records.get(key)
         if old is None:
             self._make_room(now)
-        answer = core.claim(old, asking, fence=self._shared.next_fence(), now=now, retention_ms=self._retention_ms)
+        answer = core.claim(old, request, fence=self._shared.next_fence(), now=now, retention_ms=self._retention_ms)
         self._write(old, answer.record, events if isinstance(answer, Claimed) else ())
         return answer
 

@@ -55,12 +55,12 @@ class MemoryControl:
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
         now = self._shared.now()
-        heard = [
+        unread = [
             command
             for stale_at, command in self._posted
             if command.sequence > after and command.target in (EVERYONE, target) and stale_at > now.wall
         ]
-        return heard[:limit]
+        return unread[:limit]
 
     async def latest(self) -> int:
         self._shared.now()
@@ -76,8 +76,8 @@ class MemoryControl:
 REMEMBERED_IDS = 10_000
 
 
-class _Line:
-    """One subscriber's unread messages."""
+class _Inbox:
+    """The unread messages of one subscriber."""
 
     def __init__(self, subjects: frozenset[str], limit: int) -> None:
         self.subjects = subjects
@@ -85,10 +85,10 @@ class _Line:
 
 
 class Hub:
-    """What the ends over one store share."""
+    """The subscribers and message ids that all transports over one store share."""
 
     def __init__(self) -> None:
-        self.lines: list[_Line] = []
+        self.lines: list[_Inbox] = []
         self.seen: OrderedDict[str, None] = OrderedDict()
 
 
@@ -97,7 +97,7 @@ class MemoryTransport:
 
     def __init__(self, hub: Hub | None = None) -> None:
         self._hub = hub or Hub()
-        self._own: list[_Line] = []
+        self._own: list[_Inbox] = []
         self._closed = False
 
     async def publish(
@@ -125,12 +125,12 @@ class MemoryTransport:
         return False
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
-        line = _Line(frozenset(subjects), limit)
+        line = _Inbox(frozenset(subjects), limit)
         self._hub.lines.append(line)
         self._own.append(line)
         return self._read(line)
 
-    async def _read(self, line: _Line) -> AsyncIterator[Delivery]:
+    async def _read(self, line: _Inbox) -> AsyncIterator[Delivery]:
         try:
             while True:
                 delivery = await line.unread.get()
@@ -140,7 +140,7 @@ class MemoryTransport:
         finally:
             self._forget(line)
 
-    def _forget(self, line: _Line) -> None:
+    def _forget(self, line: _Inbox) -> None:
         for lines in (self._hub.lines, self._own):
             if line in lines:
                 lines.remove(line)
@@ -179,7 +179,7 @@ class MemoryQuarantine:
         if not dry_run:
             for item in items:
                 self._work.put(core.requeue(item, now, who=who), now)
-            self._tell(items, events)
+            self._append_for(items, events)
         return [item.id for item in items]
 
     async def discard(
@@ -196,7 +196,7 @@ class MemoryQuarantine:
         if not dry_run:
             for item in items:
                 self._work.put(core.discard(item, now, who=who, reason=reason), now)
-            self._tell(items, events)
+            self._append_for(items, events)
         return [item.id for item in items]
 
     async def purge(
@@ -207,7 +207,7 @@ class MemoryQuarantine:
         if not dry_run:
             for item in items:
                 self._work.remove(item.id)
-            self._tell(items, events)
+            self._append_for(items, events)
         return [item.id for item in items]
 
     async def stats(self) -> QuarantineStats:
@@ -225,7 +225,7 @@ class MemoryQuarantine:
         held = (item for item in self._work.items.values() if item.state is WorkState.QUARANTINED)
         return sorted((item for item in held if _matches(which, item)), key=lambda item: item.id)
 
-    def _tell(self, items: list[WorkItem], events: Sequence[AuditEntry]) -> None:
+    def _append_for(self, items: list[WorkItem], events: Sequence[AuditEntry]) -> None:
         if items:
             self._audit.add(events)
             self._work.wake()

@@ -39,11 +39,11 @@ class SqliteControl:
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
         now = self._link.now()
 
-        def heard(connection: apsw.Connection) -> list[Command]:
+        def unread(connection: apsw.Connection) -> list[Command]:
             rows: Any = connection.execute(_POLL, (after, target, EVERYONE, now.wall, limit))
             return [Command(*row) for row in rows]
 
-        return await self._link.read(heard)
+        return await self._link.read(unread)
 
     async def latest(self) -> int:
         return await self._link.read(_latest)

@@ -107,8 +107,8 @@ class SqliteIdempotencyStore:
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
     ) -> ClaimResult:
-        asking = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
-        answer: ClaimResult = await self._write(self._handler, (key, asking, events))
+        request = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        answer: ClaimResult = await self._write(self._handler, (key, request, events))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:

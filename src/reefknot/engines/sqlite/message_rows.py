@@ -58,7 +58,7 @@ class Row(Struct, frozen=True):
 
 
 class Listener(Struct, frozen=True):
-    """One subscription somewhere: what it hears, how much it may leave unread, and how far it has read."""
+    """A subscription of any process: its subjects, how many messages may be unread, and how far it has read."""
 
     name: str
     origin: str
@@ -76,7 +76,7 @@ def last(connection: apsw.Connection) -> int:
 def news(
     connection: apsw.Connection, *, origin: str, after: int, subjects: AbstractSet[str], limit: int
 ) -> tuple[int, list[Row]]:
-    """What others sent since, and how far that reaches when it is all there is."""
+    """Messages of other processes after `after`, and the last sequence number there is."""
     end = last(connection)
     if end <= after:
         return after, []
@@ -88,11 +88,11 @@ def news(
 
 
 def listeners(connection: apsw.Connection, now: Moment) -> list[Listener]:
-    """Who is there."""
+    """The subscriptions that were refreshed lately."""
     found: Any = connection.execute(_LISTENERS, (now.steady - GONE_AFTER_MS, now.steady))
     return [
-        Listener(name, origin, _subjects.decode(heard), places, read_to)
-        for name, origin, heard, places, read_to in found
+        Listener(name, origin, _subjects.decode(wanted), places, read_to)
+        for name, origin, wanted, places, read_to in found
     ]
 
 
@@ -113,7 +113,7 @@ def publishes(transaction: Transaction, wanted: list[Message]) -> list[bool]:
 
 
 class _Room:
-    """How much each listener may still be sent in this transaction."""
+    """The messages that each listener may still be sent in this transaction."""
 
     def __init__(self, connection: apsw.Connection, now: Moment) -> None:
         self._connection = connection
@@ -141,14 +141,14 @@ class _Room:
 
 
 def refreshes(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]) -> list[list[Listener]]:
-    """These are there and have read so far; what is not needed any more goes. Answers who is there in all."""
+    """Store the subscriptions of each origin and how far they have read; trim messages. Returns all listeners."""
     connection, now = transaction.connection, transaction.now
-    for origin, told in wanted:
-        names = _listed({one.name for one in told})
+    for origin, own in wanted:
+        names = _listed({one.name for one in own})
         connection.execute(
             "DELETE FROM listener WHERE origin = ? AND name NOT IN (SELECT value FROM json_each(?))", (origin, names)
         )
-        for one in told:
+        for one in own:
             row = (one.name, one.origin, _listed(one.subjects), one.places, one.read_to, now.steady)
             connection.execute(_REFRESH, row)
     connection.execute("DELETE FROM listener WHERE seen_at <= ? OR seen_at > ?", (now.steady - LONGEST_MS, now.steady))
@@ -159,14 +159,14 @@ def refreshes(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]
 
 
 def leaves(transaction: Transaction, wanted: list[str]) -> list[None]:
-    """These ends listen no more."""
+    """Remove the subscriptions of these origins."""
     transaction.connection.executemany("DELETE FROM listener WHERE origin = ?", [(origin,) for origin in wanted])
     transaction.touched.add(TOPIC)
     return [None] * len(wanted)
 
 
 def _trim(connection: apsw.Connection, now: Moment, there: list[Listener]) -> None:
-    """What everybody has read goes after the window, everything after its longest time; so does an earlier boot's."""
+    """Delete messages that all have read, after the window; any after the longest time; those of an earlier boot."""
     oldest: Any = connection.execute("SELECT at FROM message ORDER BY seq LIMIT 1").get
     if oldest is None:
         return

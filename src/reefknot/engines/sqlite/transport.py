@@ -27,12 +27,12 @@ from functools import partial
 import apsw
 from msgspec import Struct, json
 
-from reefknot.audit.journal import event_id
 from reefknot.engines.sqlite import message_rows as rows
 from reefknot.engines.sqlite.context import StoreContext, until
 from reefknot.errors import ReefknotError
 from reefknot.ports.transport import Delivery
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.seeds import new_id
 
 MOST = 256
 """Messages that may be on their way at once."""
@@ -44,7 +44,7 @@ Named = tuple[str, rows.Message]
 
 
 class Outgoing:
-    """What one end has sent and not yet written. `failed` hears the names of those that never will be."""
+    """Messages of one transport that are not yet written. `failed` is called with the id of each that never will be."""
 
     def __init__(self, link: StoreContext, failed: Callable[[str], None]) -> None:
         self._link = link
@@ -75,8 +75,8 @@ class Outgoing:
         name, message = one
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            said = printable(f"to {message[1]}: {type(error).__name__}: {error}", most=300)
-            logger().error("a message was not written (%s)", said)
+            subject = printable(message[1], most=100)
+            logger().error("a message was not written (to %s: %s)", subject, error_text(error))
             self._failed(name)
         elif future.cancelled() or not future.result():
             self._refused.append(one)
@@ -107,8 +107,7 @@ class Outgoing:
             except ReefknotError as error:  # the store is gone: for all of them alike
                 for name, _ in again[at:]:
                     self._failed(name)
-                said = printable(f"{type(error).__name__}: {error}", most=300)
-                logger().error("%d messages were not written (%s)", len(again) - at, said)
+                logger().error("%d messages were not written (%s)", len(again) - at, error_text(error))
                 break
         else:
             await asyncio.wait([future])  # one transaction takes them in their order
@@ -133,8 +132,8 @@ PAGE = 500
 REMEMBERED_IDS = 10_000
 
 
-class _Line:
-    """One subscription: what was fetched for it and not taken yet."""
+class _Subscription:
+    """Messages that were fetched for one subscriber and not taken yet."""
 
     def __init__(self, name: str, subjects: frozenset[str], limit: int, place: int) -> None:
         self.name = name
@@ -147,7 +146,7 @@ class _Line:
         """The last row that its reader has."""
         self.from_elsewhere = 0
         """Rows among the unread."""
-        self.told = place
+        self.announced_to = place
         """How far it has read, as the file says."""
 
     @property
@@ -174,14 +173,14 @@ class _Line:
 
 
 class _Others(Struct, frozen=True):
-    """Who listens elsewhere, as it was last seen."""
+    """The listeners of other processes, as last seen."""
 
     origins: frozenset[str] = frozenset()
     subjects: frozenset[str] = frozenset()
 
 
 class SqliteTransport:
-    """One process's end. Belongs to the loop that subscribes."""
+    """The transport of one process. Belongs to the loop that subscribes."""
 
     def __init__(
         self, link: StoreContext, connect: Callable[[], apsw.Connection], nudge: Callable[[str], None]
@@ -189,15 +188,15 @@ class SqliteTransport:
         self._link = link
         self._connect = connect
         self._nudge = nudge
-        self._origin = event_id()
-        self._lines: list[_Line] = []
+        self._origin = new_id()
+        self._lines: list[_Subscription] = []
         self._others = _Others()
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._outgoing = Outgoing(link, self._forget)
         self._count = 0
-        self._tell_at = 0.0
+        self._announce_at = 0.0
         self._following: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -212,8 +211,8 @@ class SqliteTransport:
         here = [line for line in self._lines if subject in line.subjects]
         try:
             if not here or subject in self._others.subjects:
-                told = json.encode(headers or {}).decode()
-                await self._outgoing.put(name, (self._origin, subject, message_id or None, told, body))
+                encoded = json.encode(headers or {}).decode()
+                await self._outgoing.put(name, (self._origin, subject, message_id or None, encoded, body))
             for line in here:
                 await line.unread.put((0, Delivery(subject, body, headers or {})))
         except BaseException:
@@ -229,40 +228,40 @@ class SqliteTransport:
         return True
 
     def _forget(self, name: str) -> None:
-        """It did not go out: whoever tries again under this id has something to say."""
+        """Forget a message id whose publish failed, so that a retry is not taken for a duplicate."""
         self._seen.pop(name, None)
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
-        """What is committed after this call is heard: the place is read here and now."""
+        """Deliver everything that is committed after this call: the position is read here and now."""
         connection = self._connect()
         try:
             place = rows.last(connection)
         finally:
             connection.close()
         self._count += 1
-        line = _Line(f"{self._origin}/{self._count}", frozenset(subjects), limit, place)
+        line = _Subscription(f"{self._origin}/{self._count}", frozenset(subjects), limit, place)
         self._lines.append(line)
         if self._following is None:
             loop = asyncio.get_running_loop()
             self._following = loop.create_task(self._follow(), name="messages from other processes")
-        self._tell_at, self._is_announced = 0.0, False
+        self._announce_at, self._is_announced = 0.0, False
         self._nudge(rows.TOPIC)
         return self._read(line)
 
-    async def _read(self, line: _Line) -> AsyncIterator[Delivery]:
+    async def _read(self, line: _Subscription) -> AsyncIterator[Delivery]:
         try:
             while (one := await line.unread.get()) is not None:
                 was_full = line.unread.qsize() == line.limit - 1
                 line.got(one[0])
-                if was_full or line.read_to - line.told >= max(1, line.limit // 4):
+                if was_full or line.read_to - line.announced_to >= max(1, line.limit // 4):
                     self._nudge(rows.TOPIC)
                 yield one[1]
         finally:
             if line in self._lines:
                 self._lines.remove(line)
-                self._tell_at, self._is_announced = 0.0, False
+                self._announce_at, self._is_announced = 0.0, False
                 self._nudge(rows.TOPIC)
 
     async def _follow(self) -> None:
@@ -272,19 +271,18 @@ class SqliteTransport:
             with self._link.listening(rows.TOPIC) as change:
                 try:
                     more = await self._fetch()
-                    if loop.time() >= self._tell_at or any(_has_moved(line) for line in self._lines):
-                        self._tell_at = loop.time() + SEEN_EVERY_S
+                    if loop.time() >= self._announce_at or any(_has_moved(line) for line in self._lines):
+                        self._announce_at = loop.time() + SEEN_EVERY_S
                         self._announce()
                 except Exception as error:
-                    said = printable(f"{type(error).__name__}: {error}", most=300)
-                    logger().error("messages from other processes cannot be read (%s)", said)
+                    logger().error("messages from other processes cannot be read (%s)", error_text(error))
                     more = False
                     await asyncio.sleep(AGAIN_S)
                 if not more:
-                    await until(change, max(0.0, self._tell_at - loop.time()))
+                    await until(change, max(0.0, self._announce_at - loop.time()))
 
     async def _fetch(self) -> bool:
-        """One page for every line that has room. True when there may be another one."""
+        """Fetch a page for every subscription that has room. True when there may be another one."""
         lines = [line for line in self._lines if not line.unread.full()]
         if not lines:
             return False
@@ -313,13 +311,15 @@ class SqliteTransport:
         self._announcing, self._is_announced = future, True
         future.add_done_callback(partial(self._announced, lines))
 
-    def _announced(self, lines: list[tuple[_Line, rows.Listener]], future: asyncio.Future[list[rows.Listener]]) -> None:
+    def _announced(
+        self, lines: list[tuple[_Subscription, rows.Listener]], future: asyncio.Future[list[rows.Listener]]
+    ) -> None:
         self._announcing = None
         if future.cancelled() or future.exception() is not None:
             return  # the next look at the file says what is wrong
         self._know(future.result())
         for line, one in lines:
-            line.told = one.read_to
+            line.announced_to = one.read_to
         if any(_has_moved(line) for line in self._lines) or not self._is_announced:
             self._nudge(rows.TOPIC)
 
@@ -348,6 +348,6 @@ class SqliteTransport:
             line.unread.put_nowait(None)
 
 
-def _has_moved(line: _Line) -> bool:
+def _has_moved(line: _Subscription) -> bool:
     """Far enough for a sender who waits to be told."""
-    return line.read_to - line.told >= max(1, line.limit // 4)
+    return line.read_to - line.announced_to >= max(1, line.limit // 4)

@@ -217,7 +217,7 @@ class SqliteWorkQueue:
                     del self._awaited[work_id]
 
     async def _watch(self, change: asyncio.Future[None]) -> None:
-        """One read for each change, however many are waited for. A failed read is told to all who wait."""
+        """Read once for each change, however many items are awaited. A failed read fails every waiter."""
         try:
             while self._awaited:
                 await until(change, WATCH_S)
@@ -283,7 +283,7 @@ def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int
 
 
 def _assigns(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem | None]]:
-    known = rows.recalled(transaction, [item.id for items, *_ in wanted for item in items])
+    known = rows.cached_or_loaded(transaction, [item.id for items, *_ in wanted for item in items])
     new: list[WorkItem] = []
     moved: list[WorkItem] = []
     started: list[WorkItem] = []
@@ -364,7 +364,7 @@ def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
 
 
 def _settles(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
-    found = rows.recalled(transaction, [one.id for settlements in wanted for one in settlements])
+    found = rows.cached_or_loaded(transaction, [one.id for settlements in wanted for one in settlements])
     changed: dict[str, WorkItem] = {}
     answers = []
     for settlements in wanted:
@@ -382,7 +382,7 @@ def _settles(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> li
 
 
 def _cancels(transaction: Transaction, wanted: list[Any]) -> list[bool]:
-    found = rows.recalled(transaction, [work_id for work_id, _, _, _ in wanted])
+    found = rows.cached_or_loaded(transaction, [work_id for work_id, _, _, _ in wanted])
     changed: list[WorkItem] = []
     answers = []
     for work_id, reason, who, events in wanted:

@@ -60,14 +60,14 @@ def listed(names: Sequence[str]) -> str:
 
 
 def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
-    """These items, without payloads."""
+    """The items of these ids, without payloads."""
     return {item.id: item for item in _decoded(connection, _LOAD, (listed(ids),))}
 
 
-def recalled(transaction: Transaction, ids: list[str]) -> dict[str, WorkItem]:
-    """These items; what this process claimed last is not read back. Payloads are not to be relied on."""
-    recall = transaction.cache.items.get
-    found = {work_id: item for work_id in ids if (item := recall(work_id)) is not None}
+def cached_or_loaded(transaction: Transaction, ids: list[str]) -> dict[str, WorkItem]:
+    """The items of these ids, from the write cache where it has them. Payloads are not to be relied on."""
+    cached = transaction.cache.items.get
+    found = {work_id: item for work_id in ids if (item := cached(work_id)) is not None}
     rest = [work_id for work_id in ids if work_id not in found]
     return found | load(transaction.connection, rest) if rest else found
 
@@ -84,7 +84,7 @@ def page(connection: apsw.Connection, where: Sequence[str], values: Sequence[Any
 
 
 def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
-    """One item with its payload."""
+    """The item of this id with its payload, if there is one."""
     row: Any = connection.execute(f"SELECT {FULL} FROM work WHERE id = ?", (work_id,)).fetchone()  # noqa: S608
     return None if row is None else item_of(row)
 
@@ -103,7 +103,7 @@ def pending_in(connection: apsw.Connection, resource_class: str) -> int:
 
 
 def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
-    """Those of these items that have their result."""
+    """The items among these ids that have their result."""
     found: Any = connection.execute(_OVER, (listed(ids),))
     return [item_of(row) for row in found]
 

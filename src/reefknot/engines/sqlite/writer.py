@@ -215,7 +215,7 @@ class Writer:
         more = bool(submitted)  # a request may have come between the look and the flag
         if more:
             gil.idle = False
-        for loop, places in _grouped([future.get_loop() for _, _, future in batch]).items():
+        for loop, places in _indexes_by_kind([future.get_loop() for _, _, future in batch]).items():
             _call(loop, self._deliver, [batch[at][2] for at in places], [answers[at] for at in places], touched)
         return more
 
@@ -249,7 +249,7 @@ class Writer:
             self._cache.check(connection)
             # The time is read after the lock was granted: the order of times is then the order of transactions.
             transaction = Transaction(connection, self._now(), self._cache)
-            for handler, places in _grouped([handler for handler, _, _ in batch]).items():
+            for handler, places in _indexes_by_kind([handler for handler, _, _ in batch]).items():
                 results = handler(transaction, [batch[place][1] for place in places])
                 for place, result in zip(places, results, strict=True):
                     answers[place] = result
@@ -278,7 +278,7 @@ class Writer:
         self._on_commit(touched)
 
 
-def _grouped(kinds: Sequence[K]) -> dict[K, list[int]]:
+def _indexes_by_kind(kinds: Sequence[K]) -> dict[K, list[int]]:
     """The indexes of each kind, in the order in which the kinds first occur."""
     found: dict[K, list[int]] = {}
     latest: K | None = None

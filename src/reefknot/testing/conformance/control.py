@@ -1,4 +1,4 @@
-"""What every control channel does."""
+"""Conformance suite of the control channel."""
 
 import asyncio
 

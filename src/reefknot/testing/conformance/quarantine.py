@@ -1,4 +1,4 @@
-"""What every quarantine does."""
+"""Conformance suite of the quarantine."""
 
 from reefknot.core.work import Budget, Quarantine, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
@@ -36,7 +36,7 @@ class QuarantineContract:
             assert item is not None
             assert item.payload == PAYLOAD
             assert (item.reason, item.failure, item.attempts) == ("bad", '{"code": 1}', 1)
-            assert [chapter.what for chapter in item.history] == ["quarantined"]
+            assert [entry.what for entry in item.history] == ["quarantined"]
             assert await store.quarantine.show("b") is None
 
         harness.run(story)
@@ -57,7 +57,7 @@ class QuarantineContract:
             (item,) = await store.work.claim(1, owner="w")
             assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
             assert item.payload == PAYLOAD
-            assert [(chapter.what, chapter.who) for chapter in item.history][-1] == ("requeued", "ann")
+            assert [(entry.what, entry.who) for entry in item.history][-1] == ("requeued", "ann")
             assert await event_types(store) == ["requeued"]
 
         harness.run(story)
@@ -85,17 +85,17 @@ class QuarantineContract:
             item = await store.quarantine.show("a")
             assert item is not None
             assert item.reason == "bad again"
-            assert [chapter.what for chapter in item.history] == ["quarantined", "requeued", "quarantined"]
+            assert [entry.what for entry in item.history] == ["quarantined", "requeued", "quarantined"]
 
         harness.run(story)
 
     def test_a_dry_run_names_what_it_would_do_and_does_nothing(self, harness: Harness) -> None:
         async def story(store: Store, clock: VirtualClock) -> None:
             await quarantined(store, "a")
-            told_of = [event("never")]
-            assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=told_of) == ["a"]
-            assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=told_of) == ["a"]
-            assert await store.quarantine.purge(ALL, dry_run=True, events=told_of) == ["a"]
+            events = [event("never")]
+            assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=events) == ["a"]
+            assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=events) == ["a"]
+            assert await store.quarantine.purge(ALL, dry_run=True, events=events) == ["a"]
             assert await store.quarantine.show("a") is not None
             assert await event_types(store) == []
 

@@ -1,5 +1,5 @@
 """
-What every transport does.
+Conformance suite of the transport.
 
 Stories have two ends, as two processes would: what is sent at one is heard at both. They wait for what must come, and
 prove that something did not come by what came after it. Who has just come may be unknown at the other end for a moment;
@@ -38,7 +38,7 @@ class TransportHarness:
         asyncio.run(main())
 
 
-async def heard(line: AsyncIterator[Delivery], count: int) -> list[bytes]:
+async def receive(line: AsyncIterator[Delivery], count: int) -> list[bytes]:
     """So many, or a failed story."""
     return [(await anext(line)).body for _ in range(count)]
 
@@ -84,7 +84,7 @@ class TransportContract:
         async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
             first = far.subscribe("a")
             await near.publish("a", b"early")
-            assert await heard(first, 1) == [b"early"]
+            assert await receive(first, 1) == [b"early"]
             line = far.subscribe("a")
             await near.publish("a", LAST)
             assert await until_last(line) == []
@@ -104,7 +104,7 @@ class TransportContract:
     def test_nothing_is_lost_or_doubled_when_many_send_at_once(self, transports: TransportHarness) -> None:
         async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
             lines = [near.subscribe("a", limit=50), far.subscribe("a", limit=50)]
-            reading = [asyncio.ensure_future(heard(line, 400)) for line in lines]
+            reading = [asyncio.ensure_future(receive(line, 400)) for line in lines]
             sent = [(end, f"{name}{n}".encode()) for end, name in ((near, "n"), (far, "f")) for n in range(200)]
             await _acquainted(near, far)
             await asyncio.gather(*(end.publish("a", body, message_id=body.decode()) for end, body in sent))
@@ -118,7 +118,7 @@ class TransportContract:
             line = far.subscribe("a", limit=2)
             await _acquainted(near, far)
             sent, waiting = await _sent_until_it_waits(near)
-            assert sorted(await heard(line, sent + 1), key=int) == [str(n).encode() for n in range(sent + 1)]
+            assert sorted(await receive(line, sent + 1), key=int) == [str(n).encode() for n in range(sent + 1)]
             await waiting
 
         transports.run(story)
@@ -130,9 +130,9 @@ class TransportContract:
             sent, waiting = await _sent_until_it_waits(near)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            assert sorted(await heard(line, sent), key=int) == [str(n).encode() for n in range(sent)]
+            assert sorted(await receive(line, sent), key=int) == [str(n).encode() for n in range(sent)]
             await near.publish("a", str(sent).encode(), message_id=str(sent))
-            assert await heard(line, 1) == [str(sent).encode()]
+            assert await receive(line, 1) == [str(sent).encode()]
 
         transports.run(story)
 
@@ -143,7 +143,7 @@ class TransportContract:
             await _acquainted(near, far)
             waiting = asyncio.ensure_future(_flood(near, "full"))
             await near.publish("a", b"1")
-            assert await heard(line, 1) == [b"1"]
+            assert await receive(line, 1) == [b"1"]
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
@@ -154,7 +154,7 @@ class TransportContract:
             line = far.subscribe("a", limit=1)
             await _acquainted(near, far)
             await near.publish("a", b"x")
-            assert await heard(line, 1) == [b"x"]
+            assert await receive(line, 1) == [b"x"]
             listening = asyncio.ensure_future(until_last(line))
             await asyncio.sleep(0)
             listening.cancel()
@@ -176,7 +176,7 @@ class TransportContract:
             for _ in range(3):
                 await near.publish("b", b"y")
             await near.publish("a", b"z")
-            assert await heard(here, 1) == [b"z"]
+            assert await receive(here, 1) == [b"z"]
 
         transports.run(story)
 
@@ -200,7 +200,7 @@ async def _acquainted(near: Transport, far: Transport) -> None:
     """Each end has heard the other, and so knows who listens there."""
     for speaker, listener in ((near, far), (far, near)):
         line = listener.subscribe("acquaintance")
-        said = asyncio.ensure_future(anext(line))
-        while not said.done():
+        arrived = asyncio.ensure_future(anext(line))
+        while not arrived.done():
             await speaker.publish("acquaintance", b"")
-            await asyncio.wait([said], timeout=0.01)
+            await asyncio.wait([arrived], timeout=0.01)

@@ -1,4 +1,4 @@
-"""What every work queue does."""
+"""Conformance suite of the work queue."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from reefknot.core.work import (
     ROUTER,
     Budget,
-    HandBack,
+    Interrupted,
     Quarantine,
     Settled,
     Snooze,
@@ -24,7 +24,7 @@ from reefknot.testing.conformance.harness import Harness, event, event_types
 
 
 def report(item: WorkItem, settled: Settled, *events: AuditEntry) -> Settlement:
-    """What the owner of a claimed item says of it."""
+    """The settlement of a claimed item by its owner."""
     return Settlement(item.id, item.owner, item.fence, settled, events)
 
 
@@ -193,7 +193,7 @@ class WorkQueueContract:
             await store.work.settle([report(item, Snooze(wall(clock) + 1000, "source cools"))])
             clock.advance(1)
             (item,) = await take(store)
-            await store.work.settle([report(item, HandBack())])
+            await store.work.settle([report(item, Interrupted())])
             (item,) = await take(store)
             assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 1, 1, 0)
 

@@ -10,11 +10,11 @@ from reefknot.core.overload.admission import (
     UNKNOWN_WAIT_MS,
     Accept,
     AcceptDropping,
+    Arrival,
     Defer,
     Degradation,
     DegradationLevel,
     Degrade,
-    Newcomer,
     Oldest,
     OverloadStatus,
     QueueView,
@@ -31,7 +31,7 @@ from reefknot.core.overload.admission import (
 )
 from tests.rows import for_each_row
 
-NEW = Newcomer()
+NEW = Arrival()
 REJECT, DROP, DEFER, DEGRADE = RejectionPolicy
 
 
@@ -160,8 +160,8 @@ def test_the_protecting_age_is_configured() -> None:
 
 
 def test_a_newcomer_of_higher_priority_drops_a_lower_one() -> None:
-    assert admit(view(1000, oldest=Oldest("a", 5, 1)), Newcomer(5), rules(DROP)) == AcceptDropping("a")
-    assert admit(view(1000, oldest=Oldest("a", 6, 1)), Newcomer(5), rules(DROP)) == full()
+    assert admit(view(1000, oldest=Oldest("a", 5, 1)), Arrival(5), rules(DROP)) == AcceptDropping("a")
+    assert admit(view(1000, oldest=Oldest("a", 6, 1)), Arrival(5), rules(DROP)) == full()
 
 
 # ---- defer ----------------------------------------------------------------------------------------------------------
@@ -216,13 +216,13 @@ def test_a_deferral_is_shortened_to_fit_the_deadline(
 ) -> None:
     own = rules(DEFER, max_wait_fraction=fraction)
 
-    assert admit(view(750), Newcomer(0, deadline), own) == Defer(milliseconds)
-    assert admit(view(750), Newcomer(0, 1e6), own) == Defer(15_000)
+    assert admit(view(750), Arrival(0, deadline), own) == Defer(milliseconds)
+    assert admit(view(750), Arrival(0, 1e6), own) == Defer(15_000)
 
 
 def test_a_deadline_without_room_for_waiting_is_not_deferred() -> None:
-    assert admit(view(750), Newcomer(0, 1.0), rules(DEFER)) == Accept()
-    assert admit(view(750), Newcomer(0, 2.0), rules(DEFER)) == Defer(1)
+    assert admit(view(750), Arrival(0, 1.0), rules(DEFER)) == Accept()
+    assert admit(view(750), Arrival(0, 2.0), rules(DEFER)) == Defer(1)
 
 
 # ---- degrade --------------------------------------------------------------------------------------------------------
@@ -263,11 +263,11 @@ KNOWN = {"service_times_known": 20, "mean_service_ms": 100.0}
 @for_each_row("policy", list(RejectionPolicy))
 def test_work_that_could_only_start_too_late_is_rejected(policy: RejectionPolicy) -> None:
     """41 times 100 ms on one slot: 4100 ms, and half of the deadline is 4000."""
-    answer = admit(view(41, **KNOWN), Newcomer(0, 8000.0), rules(policy))
+    answer = admit(view(41, **KNOWN), Arrival(0, 8000.0), rules(policy))
     message = "Assignment would miss its deadline in the queue, rejecting assignment"
 
     assert answer == Reject(RejectReason.WOULD_MISS_DEADLINE, message, 2050)
-    assert admit(view(40, **KNOWN), Newcomer(0, 8000.0), rules(policy)) == Accept()
+    assert admit(view(40, **KNOWN), Arrival(0, 8000.0), rules(policy)) == Accept()
 
 
 @for_each_row(
@@ -285,13 +285,13 @@ def test_only_a_given_deadline_and_twenty_service_times_refuse_by_time(
 ) -> None:
     here = view(10, service_times_known=seen, mean_service_ms=100.0)
 
-    assert would_miss_deadline(here, Newcomer(0, deadline), rules(max_wait_fraction=fraction)) is misses
+    assert would_miss_deadline(here, Arrival(0, deadline), rules(max_wait_fraction=fraction)) is misses
 
 
 def test_slots_share_the_queue() -> None:
     assert expected_wait_ms(view(40, concurrency=8, mean_service_ms=100.0)) == 500.0
-    assert not would_miss_deadline(view(40, concurrency=8, **KNOWN), Newcomer(0, 1000.0), rules())
-    assert would_miss_deadline(view(41, concurrency=8, **KNOWN), Newcomer(0, 1000.0), rules())
+    assert not would_miss_deadline(view(40, concurrency=8, **KNOWN), Arrival(0, 1000.0), rules())
+    assert would_miss_deadline(view(41, concurrency=8, **KNOWN), Arrival(0, 1000.0), rules())
 
 
 @for_each_row(
