@@ -16,6 +16,7 @@ from reefknot.core.audit.event import (
     RetryExhausted,
     RetryRecovered,
     RetryRefused,
+    Routing,
     TimeoutOccurred,
     decode,
 )
@@ -118,7 +119,7 @@ async def _check_end(world: World, name: str, result: ExecResult, events: list[A
             story.broken.append(f"{name} got the output {result.output}")
         if not story.executions.get(name):
             story.broken.append(f"{name} succeeded without having run")
-    elif not any(map(_is_an_end, events)):
+    elif not any(map(_is_an_end, events)) and not _is_too_late_everywhere(result, events):
         story.broken.append(f"{name} ended as {result.status} {result.error_code}, and no event says so")
     if item is not None:
         _check_item(world, item, result)
@@ -129,6 +130,13 @@ def _is_an_end(event: AnyEvent) -> bool:
     if isinstance(event, TimeoutOccurred):
         return event.whole
     return isinstance(event, RetryExhausted | RetryRefused | OperatorAction | Dropped | Quarantined)
+
+
+def _is_too_late_everywhere(result: ExecResult, events: list[AnyEvent]) -> bool:
+    """Whether no worker took it because of its deadline, and the last event of the router says so."""
+    routed = [event for event in events if isinstance(event, Routing)]
+    refused = bool(routed) and routed[-1].reason == "refused: would_miss_deadline"
+    return refused and result.error_code == "SYSTEM_OVERLOAD"
 
 
 async def _check_stored_ends(world: World, by_work: dict[str, list[AnyEvent]]) -> None:
