@@ -93,6 +93,7 @@ class StoreThrough:
     durable = True
 
     def __init__(self, store: Store, process: Process) -> None:
+        self.identity = store.identity
         self.idempotency: Any = Through(store.idempotency, process)
         self.audit: Any = Through(store.audit, process)
         self.work: Any = Through(store.work, process)

@@ -211,7 +211,7 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
     """
     The submission `item`, moved to the class of `to` with what admission changed. Its router's claim is void.
 
-    Routers that vanished or stopped say nothing about the work: their counters are not charged to it.
+    Attempts and crashes at an earlier worker stay with it.
     """
     return structs.replace(
         item,
@@ -220,15 +220,16 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
         due_at=to.due_at,
         admission=to.admission,
         updated_at=now.wall,
-        snoozes=0,
-        interruptions=0,
-        crashes=0,
         owner="",
         lease_until=0,
         reason="",
-        budget=Budget(),
         payload=item.payload or to.payload,
     )
+
+
+def recalled(item: WorkItem, now: Moment) -> WorkItem:
+    """A pending item of a worker that is gone, as a submission again: with its attempts and its due time."""
+    return structs.replace(item, resource_class=ROUTER, admission="", updated_at=now.wall)
 
 
 def accepted_for_worker(known: WorkItem | None, item: WorkItem, now: Moment) -> WorkItem | None:
@@ -283,7 +284,7 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case Snooze(due_at=due_at, reason=reason):
             return _waiting(structs.replace(item, snoozes=item.snoozes + 1), now, due_at=due_at, reason=reason)
         case Interrupted(reason=reason):
-            back = structs.replace(item, interruptions=item.interruptions + 1)
+            back = structs.replace(item, interruptions=item.interruptions + (item.resource_class != ROUTER))
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
         case _:
             spent = _with_history(_attempted(item, now), now, "quarantined", settled.reason)
@@ -294,8 +295,12 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
     """
     The item after its owner vanished: back in the queue, or in quarantine when that has happened too often.
 
-    The time budget counts from the first start, whatever became of that: running work was last changed by its claim.
+    The time budget counts from the first start, whatever became of that: running work was last changed by its claim. A
+    router that vanishes says nothing about the work: neither a crash nor a start is counted.
     """
+    if item.resource_class == ROUTER:
+        lost = _with_history(item, now, "crashed", item.owner)
+        return _waiting(lost, now, due_at=min(item.due_at, now.wall), reason="lease ran out")
     began = item.updated_at if item.budget.first_attempt_at is None else item.budget.first_attempt_at
     lost = structs.replace(item, crashes=item.crashes + 1, budget=structs.replace(item.budget, first_attempt_at=began))
     crashed = _with_history(lost, now, "crashed", item.owner)

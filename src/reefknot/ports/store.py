@@ -22,6 +22,10 @@ class Store(Protocol):
         """Whether acknowledged writes survive the process and a power cut."""
 
     @property
+    def identity(self) -> str:
+        """The place where the data is kept: the same for two stores over one file."""
+
+    @property
     def idempotency(self) -> IdempotencyStore: ...
 
     @property

@@ -147,6 +147,16 @@ class WorkQueue(Protocol):
     async def transfer(self, work_id: str, resource_class: str) -> bool:
         """Bring a pending item over to another class, whose claimers then find it. False when it is not pending."""
 
+    async def open_classes(self) -> list[str]:
+        """The resource classes that have pending or running items."""
+
+    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+        """
+        Bring the pending items of workers that are gone back to the class `ROUTER`. Returns how many there were.
+
+        First, every lease of these classes that ran out comes back as a crash, as in `claim`.
+        """
+
     async def get(self, work_id: str) -> WorkItem | None:
         """The item with its payload, if there is one."""
 

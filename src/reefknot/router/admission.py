@@ -79,6 +79,11 @@ class HealthTable:
                 (self._sharing.add if is_shared else self._sharing.discard)(worker_id)
         return restarted
 
+    def is_live(self, worker_id: str, now: float) -> bool:
+        """Whether the worker is known, and not gone."""
+        found = [by_id[worker_id] for by_id in self._entries.values() if worker_id in by_id]
+        return any(not one.gone(now) for one in found)
+
     def shares_store(self, worker_id: str) -> bool:
         """Whether the worker keeps its results in this router's store."""
         return worker_id in self._sharing

@@ -15,6 +15,7 @@ from math import inf
 
 import msgspec
 
+from reefknot.core.audit.event import Event
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     ASSIGN,
@@ -27,7 +28,7 @@ from reefknot.core.messages import (
     encode,
 )
 from reefknot.core.overload.admission import RejectReason
-from reefknot.core.results import answer_of, unrun_result
+from reefknot.core.results import EXPIRED, answer_of, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers
@@ -103,6 +104,9 @@ class Dispatcher:
             late = min((wall_ms - pending.deadline_at) / 1000, now - pending.since)
             if item is not None and is_workers(item) and late < LATE_S:
                 self._table.check_deadline_at(pending, wall_ms + max(1, int((LATE_S - late) * 1000)))
+                return
+            if item is not None and is_workers(item):  # its worker is gone, or does not end it
+                await self._end_in_store(pending, EXPIRED, self._context.expired(pending))
                 return
         result = unrun_result(pending.assignment, ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, TOO_LATE)
         self._completion.end(pending, result, self._context.expired(pending))
@@ -291,7 +295,10 @@ class Dispatcher:
     async def end_cancelled(self, pending: Pending) -> None:
         """Cancel an assignment that no live worker has. Its record may still be queued for one that is gone."""
         reason = pending.cancel_reason or "cancelled"
-        event = self._context.cancelled(pending.assignment, reason)
+        await self._end_in_store(pending, reason, self._context.cancelled(pending.assignment, reason))
+
+    async def _end_in_store(self, pending: Pending, reason: str, event: Event) -> None:
+        """End an assignment whoever holds its record, and give its caller the result."""
         async with asyncio.timeout(PUBLISH_S):
             entries = self._context.journal.entries([event])
             await self._work.cancel(pending.id, reason=reason, who="router", events=entries)

@@ -51,6 +51,8 @@ TICK_S = 0.05
 CHECK_S = 0.25
 CLAIM_S = 5.0
 CALLERS_S = 1.0
+RECALL_S = 4.0
+"""How often work of gone workers is looked for; longer than it takes to hear of every worker."""
 CALLER_WAIT_S = 30.0
 CONTROL_S = 5.0
 STORE_PAUSE_S = 0.25
@@ -139,13 +141,14 @@ class Router:
 
     async def start(self) -> None:
         self._started_at = int(self._clock.wall() * 1000)
-        self.health.store = (await self._store.audit.head()).chain
+        self.health.store = self._store.identity
         messages = self._context.transport.subscribe(ACK, RESULT, HEARTBEAT)
         loops = [
             (self._inbox.listen(messages), "inbox"),
             (self._claim_submissions(), "claims"),
             (self._dispatch(), "dispatch"),
             (self._renew(), "leases"),
+            (self._recall_from_gone(), "recall"),
             (self._resolve_callers(), "callers"),
             (self._obey(), "commands"),
             (self._callers.batch.serve(), "submissions"),
@@ -211,12 +214,15 @@ class Router:
         item = await self.submissions.find(assignment_id)
         if item is None or item.state is not WorkState.PENDING:
             return False
+        return await self._cancel_in_store(item, why)
+
+    async def _cancel_in_store(self, item: WorkItem, why: str) -> bool:
         event = self._context.cancelled(assignment_of(item), why)
         async with asyncio.timeout(STORE_S):
             entries = self._context.journal.entries([event])
-            if not await self._store.work.cancel(assignment_id, reason=why, events=entries):
+            if not await self._store.work.cancel(item.id, reason=why, events=entries):
                 return False
-        await self._callers.answer_from_store(assignment_id)
+        await self._callers.answer_from_store(item.id)
         return True
 
     async def _resolve_callers(self) -> None:
@@ -266,8 +272,11 @@ class Router:
 
     async def _cancel_elsewhere(self, item: WorkItem, cancel: Cancel) -> None:
         """Cancel what this router does not look after: a worker may run it, or another router holds it."""
-        if is_workers(item):
+        worker_id = item.resource_class.partition("@")[2]
+        if worker_id and self.health.is_live(worker_id, self._clock.now()):
             await self.dispatcher.send_cancel(item.id, cancel.reason or "cancelled")
+        elif worker_id:
+            await self._cancel_in_store(item, cancel_reason(cancel.reason))
         elif item.state is WorkState.RUNNING and len(self._early_cancels) < MOST_EARLY:
             self._early_cancels[item.id] = self._clock.now(), cancel.reason
 
@@ -341,6 +350,20 @@ class Router:
             await self._cancel_early_ones([one.assignment.assignment_id for one in claimed])
         if claimed:
             self._wake.set()
+
+    async def _recall_from_gone(self) -> None:
+        """Bring work back that is queued for workers which are gone: then it is routed, expired or cancelled here."""
+        while True:
+            await asyncio.sleep(RECALL_S)
+            await self._background.run_logged("work of gone workers could not be recalled", self._recall_once)
+
+    async def _recall_once(self) -> None:
+        now = self._clock.now()
+        async with asyncio.timeout(STORE_S):
+            classes = await self._store.work.open_classes()
+        gone = [name for name in classes if "@" in name and not self.health.is_live(name.partition("@")[2], now)]
+        if gone:
+            await self.submissions.recall(gone)
 
     async def _renew(self) -> None:
         while True:

@@ -29,7 +29,7 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import Reject
 from reefknot.core.results import answer_of, assignment_of, unrun_result
-from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -177,9 +177,14 @@ class Submissions:
             if isinstance(read, InvalidMessage):
                 await self._set_aside(item, held, f"the submission cannot be read: {read.message}")
             else:
-                seen = item.crashes + item.interruptions + item.generation > 0
+                seen = item.fence > FIRST_FENCE
                 claimed.append(ClaimedSubmission(read, held, item.deadline_at, seen, item.payload))
         return claimed
+
+    async def recall(self, classes: Sequence[str]) -> int:
+        """Bring back what is queued for workers that are gone. Returns how many assignments that were."""
+        async with asyncio.timeout(STORE_S):
+            return await self._work.recall(classes, crash_events=self._worker_crashed)
 
     async def renew(self, held: list[Held]) -> list[Held]:
         """Hold these for longer. Returns the lost ones."""
@@ -217,6 +222,13 @@ class Submissions:
         entries = tuple(self._journal.entries([event]))
         async with asyncio.timeout(STORE_S):
             await self._work.settle([Settlement(held.id, held.owner, held.fence, settled, entries)])
+
+    def _worker_crashed(self, item: WorkItem) -> list[AuditEntry]:
+        about = about_item(item, self._clock.wall())
+        if item.state is WorkState.QUARANTINED:
+            return self._journal.entries([Quarantined(**about, reason=item.reason)])
+        event = Requeued(**about, reason="its worker vanished", generation=item.generation)
+        return self._journal.entries([event])
 
     def _crashed(self, item: WorkItem) -> list[AuditEntry]:
         event = Requeued(**about_item(item, self._clock.wall()), reason="its router vanished", generation=item.crashes)

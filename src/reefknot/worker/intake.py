@@ -349,7 +349,7 @@ class Intake:
             self._closing.remember(item, one.work)
             one.pool.begin([item])
         elif not one.pool.has(item.id):
-            one.pool.put(one.pool.queued(item))
+            one.pool.put(structs.replace(one.pool.queued(item), since=self._context.clock.now()))
         return IntakeResult(one.ack)
 
     async def _evict_and_keep(

@@ -127,13 +127,11 @@ class Worker:
         self.intake = Intake(context, self.pools, self.closing, known=blocks, tasks=self._background)
         self.leaving = Drain(context, self.pools, self.intake.drain_ack)
         self._tasks: list[asyncio.Task[Any]] = []
-        self._store_id = ""
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Find what was accepted before, then listen."""
-        self._store_id = (await self._store.audit.head()).chain
         for state in (WorkState.PENDING, WorkState.RUNNING):
             await self._recover(state)
         assignments = self._transport.subscribe(*self._subjects)
@@ -266,7 +264,7 @@ class Worker:
             for name, pool in self.pools.items()
         }
         wall = int(self._clock.wall() * 1000)
-        return Heartbeat(self.worker_id, wall, classes, self.intake.draining, self._context.owner, self._store_id)
+        return Heartbeat(self.worker_id, wall, classes, self.intake.draining, self._context.owner, self._store.identity)
 
     async def _send_heartbeat(self) -> None:
         await self._background.run_logged("a heartbeat was not sent", self._context.send_heartbeat, self.heartbeat())

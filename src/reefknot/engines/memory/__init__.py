@@ -8,6 +8,7 @@ from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
 from reefknot.engines.memory.store import Hub, MemoryControl, MemoryQuarantine, MemoryTransport
 from reefknot.engines.memory.work import MemoryLeases, MemoryWorkQueue
 from reefknot.ports.clock import Clock
+from reefknot.runtime.seeds import new_id
 
 __all__ = ["MemoryStore"]
 
@@ -27,6 +28,7 @@ class MemoryStore:
         most_keys: int | None = None,
     ) -> None:
         context = MemoryContext(clock)
+        self.identity = f"memory:{new_id()}"
         self.audit = MemoryAuditLog(context, chain)
         self.idempotency = MemoryIdempotencyStore(
             context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys

@@ -184,6 +184,22 @@ class MemoryWorkQueue:
             self.wake()
         return True
 
+    async def open_classes(self) -> list[str]:
+        self.shared.now()
+        states = (WorkState.PENDING, WorkState.RUNNING)
+        return sorted({item.resource_class for item in self.items.values() if item.state in states})
+
+    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+        now = self.shared.now()
+        self._reap(now, classes, core.CRASH_LIMIT, crash_events)
+        back = [
+            item for item in self.items.values() if item.state is WorkState.PENDING and item.resource_class in classes
+        ]
+        for item in back:
+            self.put(core.recalled(item, now), now)
+        self.wake()
+        return len(back)
+
     async def get(self, work_id: str) -> WorkItem | None:
         self.shared.now()
         return self.items.get(work_id)

@@ -52,6 +52,7 @@ class SqliteStore:
         synchronous: str = "FULL",
     ) -> None:
         self.path = str(Path(path).absolute())
+        self.identity = f"sqlite:{os.path.realpath(self.path)}"
         timeline = Timeline(steady=clock.now(), wall=clock.wall())
 
         def now() -> Moment:

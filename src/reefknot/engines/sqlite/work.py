@@ -74,6 +74,14 @@ WITH RECURSIVE ready(name) AS (
     FROM ready WHERE name IS NOT NULL
 ) SELECT name FROM ready WHERE name IS NOT NULL
 """
+_OPEN_CLASSES = (
+    _READY_CLASSES.strip()
+    + " UNION SELECT DISTINCT resource_class FROM work INDEXED BY work_later WHERE state = 'pending' AND ready = 0"
+    + " UNION SELECT DISTINCT resource_class FROM work INDEXED BY work_leased WHERE state = 'running'"
+)
+_RECALL = "UPDATE work SET resource_class = 'router', admission = '', updated_at = ? WHERE "
+_RECALL_READY = _RECALL + "state = 'pending' AND ready = 1 AND resource_class = ?"
+_RECALL_LATER = _RECALL + "state = 'pending' AND ready = 0 AND resource_class = ?"
 _NEXT = (
     "SELECT * FROM (SELECT seq, priority, due_at FROM work WHERE state = 'pending' AND ready = 1 "
     "AND resource_class = ? ORDER BY priority DESC, due_at {0}, seq {0} LIMIT ?)"
@@ -159,6 +167,13 @@ class SqliteWorkQueue:
     async def transfer(self, work_id: str, resource_class: str) -> bool:
         moved: bool = await self._link.write(_transfers, (work_id, resource_class))
         return moved
+
+    async def open_classes(self) -> list[str]:
+        return await self._link.read(_open_classes)
+
+    async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
+        number: int = await self._link.write(_recalls, (tuple(classes), crash_events))
+        return number
 
     async def get(self, work_id: str) -> WorkItem | None:
         return await self._link.read(lambda connection: rows.one(connection, work_id))
@@ -347,6 +362,26 @@ def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, cr
     rows.update(transaction, back)
     for item in back:
         transaction.add_events(crash_events(item) if crash_events else ())
+
+
+def _recalls(transaction: Transaction, wanted: list[Any]) -> list[int]:
+    answers = []
+    for classes, crash_events in wanted:
+        _reap(transaction, classes, core.CRASH_LIMIT, crash_events)
+        number = 0
+        for name in classes:
+            for statement in (_RECALL_READY, _RECALL_LATER):
+                transaction.connection.execute(statement, (transaction.now.wall, name))
+                number += transaction.connection.changes()
+        transaction.cache.clear()  # cached items may be among them
+        transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
+        answers.append(number)
+    return answers
+
+
+def _open_classes(connection: apsw.Connection) -> list[str]:
+    found: Any = connection.execute(_OPEN_CLASSES)
+    return [name for (name,) in found]
 
 
 def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
