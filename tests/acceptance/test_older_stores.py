@@ -26,7 +26,7 @@ from reefknot.router.settings import RouterSettings
 from reefknot.worker.records import AcceptedWork
 from reefknot.worker.settings import default_settings
 
-SAMPLE = Path(__file__).parent / "samples" / "store_version_2.sql"
+SAMPLE = Path(__file__).parent / "stores" / "version_2.sql"
 TEXT = 'ünïcode "quoted" \\ \n'
 S = WorkState
 STATES = {

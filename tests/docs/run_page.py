@@ -7,6 +7,10 @@ of the time; one that needs a shell gets a shell. A fence that cannot run says s
 
     <!-- no-run: needs a mailbox -->
     ```python no-run
+
+A fence of `python file=steps.py` is not run but written to that file, in the reader's folder. Python between a line
+`<!-- run` and a line `-->` is run in its turn and not shown: what the reader has anyway, such as a network, or a check
+that would only be in the way.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from markdown_it import MarkdownIt
 
 PYTHON = frozenset({"python", "python3", "py"})
 SHELL = frozenset({"console", "bash", "sh", "shell"})
+HIDDEN = re.compile(r"<!-- run\n(?P<content>.*?)^-->\s*\Z", re.DOTALL | re.MULTILINE)
+NAMED_FILE = re.compile(r"file=(?P<name>\w+\.\w+)")
 REASON = re.compile(r"^\s*<!-- no-run: \S.* -->\s*$")
 COMMAND = re.compile(r"^\$ (?P<command>(?:reefknot|rk)(?:\s.*)?)$")
 FOR_A_SHELL = re.compile(r"[|&;<>()$`*?~#]")
@@ -42,17 +48,31 @@ class SnippetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A block of the page that is to be run. `line` is that of its first line of content, from 1."""
+    """
+    A block of the page that is to be run. `line` is that of its first line of content, from 1.
+
+    With a `file` its content is written there instead.
+    """
 
     language: str
     content: str
     line: int
+    file: str = ""
 
 
 def fences(text: str) -> Iterator[Fence]:
-    """The fences to run. One that opts out without a reason is an error, and so is a word that means nothing here."""
+    """
+    The fences to run, hidden ones included.
+
+    One that opts out without a reason is an error, and so is a word that means nothing here.
+    """
     lines = text.splitlines()
     for token in MarkdownIt().parse(text):
+        if token.type == "html_block" and token.map is not None and token.content.startswith("<!-- run"):
+            hidden = HIDDEN.match(token.content)
+            if hidden is None:
+                raise PageError(f"line {token.map[0] + 1}: <!-- run is a line of its own, and so is its -->")
+            yield Fence("python", hidden["content"], token.map[0] + 2)
         if token.type != "fence" or token.map is None:
             continue
         start = token.map[0]
@@ -63,9 +83,10 @@ def fences(text: str) -> Iterator[Fence]:
             if start == 0 or not REASON.match(lines[start - 1]):
                 raise PageError(f"line {start + 1}: no-run needs a line before it: <!-- no-run: reason -->")
             continue
-        if words:
-            raise PageError(f"line {start + 1}: {' '.join(words)!r} is not known here, only no-run is")
-        yield Fence(language, token.content, start + 2)
+        file = NAMED_FILE.fullmatch(" ".join(words))
+        if words and file is None:
+            raise PageError(f"line {start + 1}: {' '.join(words)!r} is not known here, only no-run and file=NAME are")
+        yield Fence(language, token.content, start + 2, file["name"] if file else "")
 
 
 def commands(fence: Fence) -> Iterator[tuple[int, str]]:
@@ -128,7 +149,9 @@ def run(page: Path) -> None:
     found = list(fences(page.read_text(encoding="utf-8")))
     sys.modules["__main__"] = module
     for fence in found:
-        if fence.language in PYTHON:
+        if fence.file:
+            Path(fence.file).write_text(fence.content, encoding="utf-8")
+        elif fence.language in PYTHON:
             run_python(fence, page, module.__dict__)
         else:
             run_commands(fence, page)

@@ -110,6 +110,35 @@ def test_a_snippet_cannot_opt_out_without_a_reason_in_the_line_before(before: st
         list(fences(f"{before}```python no-run\n```\n"))
 
 
+def test_hidden_python_is_run_in_its_turn(tmp_path: Path) -> None:
+    hidden = "<!-- run\nx.append(2)\n\nassert x == [1, 2]\n-->\n"
+    page = f"```python\nx = [1]\n```\n{hidden}```python\nassert x == [1, 2]\n```\n"
+
+    assert [(fence.language, fence.line) for fence in fences(page)] == [("python", 2), ("python", 5), ("python", 10)]
+    assert run_text(page, tmp_path).returncode == 0
+    broken = run_text(page.replace("[1, 2]\n-->", "[1]\n-->"), tmp_path)
+    assert 'page.md", line 7' in broken.stderr
+
+
+@pytest.mark.parametrize("hidden", ["<!-- run x = 1\n-->", "<!-- run\nx = 1 -->", "<!-- run -->"])
+def test_hidden_python_has_its_markers_in_lines_of_their_own(hidden: str) -> None:
+    with pytest.raises(PageError, match="line 3: <!-- run is a line of its own"):
+        list(fences(f"Text.\n\n{hidden}\n"))
+
+
+def test_a_fence_that_names_a_file_is_written_to_it(tmp_path: Path) -> None:
+    page = "```python file=own.py\nx = 1 / 0 if False else 2\n```\n```python\nimport own\n\nassert own.x == 2\n```\n"
+
+    assert run_text(page, tmp_path).returncode == 0
+    assert (tmp_path / "cwd" / "own.py").read_text().startswith("x = 1")
+
+
+@pytest.mark.parametrize("word", ["file=../own.py", "file=/own.py", "file=", "file=own.py no-run"])
+def test_a_fence_names_a_file_in_the_readers_folder_and_nothing_else(word: str) -> None:
+    with pytest.raises(PageError, match="is not known here"):
+        list(fences(f"```python {word}\n```\n"))
+
+
 def test_an_unknown_word_beside_the_language_is_refused() -> None:
     with pytest.raises(PageError, match="'norun' is not known here"):
         list(fences("```python norun\n```\n"))

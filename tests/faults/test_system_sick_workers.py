@@ -180,7 +180,7 @@ def recovery_is_told_by_acks_alone() -> Iterator[None]:
             return heard(self, msgspec.structs.replace(beat, classes=classes), now)
 
         patch.setattr(HealthTable, "record_heartbeat", never_better)
-        patch.setattr(HealthTable, "heard_result", lambda *given: None)
+        patch.setattr(HealthTable, "record_result", lambda *given: None)
         yield
 
 

@@ -3,8 +3,10 @@ Follows one page of a fresh clone, from top to bottom, as its reader would.
 
     follow.py CLONE PAGE        in a folder of one's own
 
-Python fences share one namespace. Of console fences every command is run, and what the page shows beneath it has to be
-in what it prints. A command that this reader cannot follow is an error: the page may not lead anywhere untried.
+Python fences share one namespace. Python between lines `<!-- run` and `-->` is not shown to the reader, and belongs to
+it. A fence that names a file is written to it. Of console fences every command is run, and what the page shows beneath
+it has to be in what it prints. A command that this reader cannot follow is an error: the page may not lead anywhere
+untried.
 """
 
 from __future__ import annotations
@@ -35,7 +37,12 @@ def fences(text: str) -> Iterator[tuple[str, str, int]]:
     language, begin, indent = "", 0, 0
     for number, line in enumerate(text.splitlines(), 1):
         fence = re.match(r"^(\s*)```(.*)$", line)
-        if fence is None:
+        if inside is None and line == "<!-- run":
+            indent, language, begin, inside = 0, "python", number + 1, []
+        elif line == "-->" and inside is not None:
+            yield language, "\n".join(inside) + "\n", begin
+            inside = None
+        elif fence is None:
             if inside is not None:
                 inside.append(line[indent:])
         elif inside is None:
@@ -90,7 +97,10 @@ def follow(clone: Path, page: Path) -> None:
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     for language, content, line in list(fences(page.read_text(encoding="utf-8"))):
-        if language in PYTHON:
+        named = re.fullmatch(r"python file=(\w+\.py)", language)
+        if named is not None:
+            Path(named[1]).write_text(content, encoding="utf-8")
+        elif language in PYTHON:
             exec(compile("\n" * (line - 1) + content, str(page), "exec", dont_inherit=True), module.__dict__)
         elif language in SHELL:
             for command, shown in commands(content):

@@ -37,9 +37,9 @@ from reefknot.ports.transport import Transport
 from reefknot.router.admission import HealthTable, RouterAdmission
 from reefknot.router.completion import Completion
 from reefknot.router.context import RouterContext
-from reefknot.router.dispatch import Dispatcher
+from reefknot.router.dispatch import SHARED, Dispatcher
 from reefknot.router.inbox import Inbox
-from reefknot.router.pending import PendingTable
+from reefknot.router.pending import Pending, PendingTable
 from reefknot.router.settings import RouterSettings
 from reefknot.router.submissions import LocalCallers, Submissions, validated
 from reefknot.runtime.log import error_text, logger
@@ -310,16 +310,19 @@ class Router:
     async def _wait_for_submissions(self) -> None:
         """Wait until the store has something to claim, or a local caller left something there."""
         loop = asyncio.get_running_loop()
-        waits = [
-            loop.create_task(self._store.work.wait(CLAIM_S, classes=(ROUTER,))),
-            loop.create_task(self._claim_now.wait()),
-        ]
+        left_here = loop.create_task(self._claim_now.wait())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            while not left_here.done():
+                in_store = loop.create_task(self._store.work.wait(CLAIM_S, classes=(ROUTER,)))
+                try:
+                    await asyncio.wait([in_store, left_here], return_when=asyncio.FIRST_COMPLETED)
+                    if in_store.done() and (in_store.exception() is not None or in_store.result()):
+                        return  # the claim says what is wrong, if anything is
+                finally:
+                    in_store.cancel()
+                    await asyncio.gather(in_store, return_exceptions=True)
         finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            left_here.cancel()
 
     async def _claim(self, n: int) -> None:
         claim = asyncio.get_running_loop().create_task(self.submissions.claim(n, self.owner))
@@ -345,13 +348,13 @@ class Router:
             await self._background.run_logged("leases could not be renewed", self._renew_all)
 
     async def _renew_all(self) -> None:
-        """Renew the claims of unacked assignments. A lost one has another router, or a worker whose ack was lost."""
-        held = [one.held for one in self.table.all() if not one.acked]
+        """Renew the claims of this router. A lost one has another router, or a worker whose ack was lost."""
+        held = [one.held for one in self.table.all() if self._holds(one)]
         if not held:
             return
         for lost in await self.submissions.renew(held):
             pending = self.table.get(lost.id)
-            if pending is None or pending.held != lost or pending.acked:
+            if pending is None or pending.held != lost or not self._holds(pending):
                 continue
             item = await self.submissions.find(lost.id)
             result = None if item is None else answer_of(item)
@@ -359,6 +362,10 @@ class Router:
                 self._completion.finish(pending, result)
             elif item is None or not is_workers(item):
                 self.table.remove(pending)
+
+    def _holds(self, pending: Pending) -> bool:
+        """Whether this router's claim counts: a worker over the same store that has acked holds the record itself."""
+        return not pending.acked or not self.health.shares_store(pending.worker_id or SHARED)
 
     # ---- dispatch ---------------------------------------------------------------------------------------------------
 

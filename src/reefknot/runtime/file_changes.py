@@ -40,7 +40,7 @@ class FileChanges:
             return False
         try:
             loop.add_reader(descriptor, self._read)
-        except NotImplementedError:
+        except (OSError, RuntimeError):  # a loop without readers
             os.close(descriptor)
             return False
         self._descriptor, self._loop = descriptor, loop

@@ -301,7 +301,7 @@ def test_the_number_of_live_workers_is_broadcast() -> None:
 # ---- cancelling -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["at the desk", "waiting", "queued", "running", "gone"])
+@pytest.mark.parametrize("where", ["submitted", "waiting", "queued", "running", "gone"])
 def test_work_is_called_off_wherever_it_is_and_its_caller_hears_so_once(where: str) -> None:
     async def story(shop: Shop) -> None:
         step = Step(seconds=30)
@@ -312,7 +312,7 @@ def test_work_is_called_off_wherever_it_is_and_its_caller_hears_so_once(where: s
             if where != "running":
                 await router.submit(work("other"))
         future = await router.submit(work("a"))
-        if where != "at the desk":
+        if where != "submitted":
             await asyncio.sleep(0.5)
         if where == "gone":
             shop.vanish(worker)
@@ -403,7 +403,7 @@ def test_a_client_hands_in_before_any_router_runs() -> None:
     with_shop(story)
 
 
-def test_two_routers_share_a_desk_and_every_caller_hears() -> None:
+def test_two_routers_share_a_store_and_every_caller_hears() -> None:
     async def story(shop: Shop) -> None:
         one, two = await shop.router(router_id="r1"), await shop.router(router_id="r2")
         await shop.worker("w1", Step(seconds=0.1))

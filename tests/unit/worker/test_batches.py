@@ -1,4 +1,4 @@
-"""Assignments go in, are claimed and are reported in groups; nobody loses by it."""
+"""Batches: assignments are kept, claimed and settled together, and nobody loses by it."""
 
 import asyncio
 from collections.abc import Callable
@@ -186,7 +186,7 @@ def test_long_steps_are_never_claimed_ahead() -> None:
     with_shop(story)
 
 
-async def one_in_hand(shop: Shop, step: Step, **changes: Any) -> Worker:
+async def one_prefetched(shop: Shop, step: Step, **changes: Any) -> Worker:
     """`slow` is in the only slot, `next` is claimed and waits for it."""
     worker = await shop.worker("w1", step, concurrency={"cpu": 1}, **changes)
     await warm(shop)
@@ -196,10 +196,10 @@ async def one_in_hand(shop: Shop, step: Step, **changes: Any) -> Worker:
     return worker
 
 
-def test_what_is_in_the_hand_can_be_called_off() -> None:
+def test_prefetched_work_can_be_cancelled() -> None:
     async def story(shop: Shop) -> None:
         step = Step(seconds=0.0005)
-        worker = await one_in_hand(shop, step)
+        worker = await one_prefetched(shop, step)
         await shop.transport.publish(CANCEL, encode(Cancel("next", "no need")))
         await asyncio.sleep(0.1)
         assert shop.result("next").status is ResultStatus.CANCELLED
@@ -211,10 +211,10 @@ def test_what_is_in_the_hand_can_be_called_off() -> None:
     with_shop(story)
 
 
-def test_what_is_in_the_hand_goes_back_when_the_worker_ends_and_spends_nothing() -> None:
+def test_prefetched_work_goes_back_when_the_worker_ends_and_spends_nothing() -> None:
     async def story(shop: Shop) -> None:
         step = Step(seconds=0.0005)
-        worker = await one_in_hand(shop, step)
+        worker = await one_prefetched(shop, step)
         shop.members.remove(worker)
         await worker.stop()
         item = await shop.store.work.get("next")
@@ -227,9 +227,9 @@ def test_what_is_in_the_hand_goes_back_when_the_worker_ends_and_spends_nothing()
     with_shop(story)
 
 
-def test_a_slot_that_is_called_off_makes_room_for_the_hand() -> None:
+def test_a_slot_whose_step_is_cancelled_runs_what_is_prefetched() -> None:
     async def story(shop: Shop) -> None:
-        await one_in_hand(shop, Step(seconds=0.0005))
+        await one_prefetched(shop, Step(seconds=0.0005))
         await shop.transport.publish(CANCEL, encode(Cancel("slow")))
         await asyncio.sleep(0.1)
         assert shop.result("slow").status is ResultStatus.CANCELLED
@@ -238,10 +238,10 @@ def test_a_slot_that_is_called_off_makes_room_for_the_hand() -> None:
     with_shop(story)
 
 
-def test_a_lease_that_was_lost_takes_work_out_of_the_hand() -> None:
+def test_prefetched_work_whose_lease_was_lost_is_not_run() -> None:
     async def story(shop: Shop) -> None:
         step = Step(seconds=0.0005)
-        worker = await one_in_hand(shop, step, lease=3.0)
+        worker = await one_prefetched(shop, step, lease=3.0)
         await shop.store.work.cancel("next")
         await asyncio.sleep(2.5)
         assert [item.id for item in worker.pools["cpu"].prefetched] == []

@@ -1,4 +1,4 @@
-"""At the door: acks word for word, every refusal with its reason, and what the baseline keeps to itself."""
+"""Intake: acks word for word, every refusal with its reason, and what the baseline keeps to itself."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ class SqliteTransport:
             return
         lines = [(line, line.listener(self._origin)) for line in self._lines]
         is_urgent = not self._is_announced or any(_has_moved(line) for line in self._lines)
-        within = 0.0 if is_urgent else SEEN_EVERY_S
+        within = 0.0 if is_urgent else 2 * SEEN_EVERY_S
         future = self._link.write(rows.refreshes, (self._origin, [one for _, one in lines]), within=within)
         self._announcing, self._is_announced = future, True
         future.add_done_callback(partial(self._announced, lines))

@@ -8,6 +8,7 @@ in this process by topic, from other processes by any change of the file.
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -99,6 +100,7 @@ class SqliteWorkQueue:
         self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
         """By id: those here who wait for the end of an item."""
         self._watching: asyncio.Task[None] | None = None
+        self._changes = ExitStack()
 
     async def enqueue(
         self,
@@ -198,12 +200,13 @@ class SqliteWorkQueue:
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(work_id, set()).add(future)
+        if self._watching is None:
+            change = self._changes.enter_context(self._link.listening(rows.ENDED_TOPIC))  # before the first look
+            self._watching = asyncio.get_running_loop().create_task(self._watch(change), name="ended work")
         try:
             item = await self.get(work_id)
             if item is not None and core.is_over(item):
                 return item
-            if self._watching is None:
-                self._watching = asyncio.get_running_loop().create_task(self._watch(), name="ended work")
             await asyncio.wait([future], timeout=max(0.0, timeout))
             return future.result() if future.done() else None
         finally:
@@ -213,22 +216,23 @@ class SqliteWorkQueue:
                 if not waiting:
                     del self._awaited[work_id]
 
-    async def _watch(self) -> None:
+    async def _watch(self, change: asyncio.Future[None]) -> None:
         """Read once for each change, however many items are awaited. A failed read fails every waiter."""
         try:
             while self._awaited:
-                with self._link.listening(rows.ENDED_TOPIC) as change:
-                    for item in await self._link.read(partial(rows.over, ids=list(self._awaited))):
-                        for future in self._awaited.pop(item.id, ()):
-                            if not future.done():
-                                future.set_result(item)
-                    if self._awaited:
-                        await until(change, WATCH_S)
+                await until(change, WATCH_S)
+                self._changes.close()
+                change = self._changes.enter_context(self._link.listening(rows.ENDED_TOPIC))
+                for item in await self._link.read(partial(rows.over, ids=list(self._awaited))):
+                    for future in self._awaited.pop(item.id, ()):
+                        if not future.done():
+                            future.set_result(item)
         except Exception as error:
             waiting, self._awaited = self._awaited, {}
             for future in (one for futures in waiting.values() for one in futures if not one.done()):
                 future.set_exception(error)
         finally:
+            self._changes.close()
             self._watching = None
 
 

@@ -60,6 +60,8 @@ class Writer:
         self._inline = inline
         self._generation = FORK_GUARD.generation
         self._submitted: deque[_Request] = deque()
+        self._unhurried: deque[_Request] = deque()
+        """Requests that wait for another one to share its transaction."""
         self._batch: list[_Request] = []
         self._batch_began = 0.0
         self._gil = GilYield()
@@ -108,10 +110,12 @@ class Writer:
             answers, touched = self._execute([request])
             self._deliver([future], answers, touched)
             return future
-        self._submitted.append(request)
         if within:
-            loop.call_later(within, self._wake)
-        elif self._gil.idle and self._waking is not loop:
+            self._unhurried.append(request)
+            loop.call_later(within, self._hurry)
+            return future
+        self._submitted.append(request)
+        if self._gil.idle and self._waking is not loop:
             self._waking = loop
             loop.call_soon(self._wake)
         if not self._is_watched:
@@ -126,6 +130,7 @@ class Writer:
             if self._connection is not None:
                 self._connection.close()
             return
+        self._hurry()
         thread, self._thread = self._thread, None
         if thread is not None and self._generation == FORK_GUARD.generation:
             self._wakeups.put(None)
@@ -138,6 +143,22 @@ class Writer:
             return StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
         problem = "it was opened before a fork"
         return StoreUnavailableError(f"sqlite:{self._path}", problem, "open it again in the child process")
+
+    def _hurry(self) -> None:
+        """Write the requests that found no company."""
+        waiting: list[_Request] = []
+        self._take_unhurried(waiting)
+        if waiting:
+            self._submitted.extend(waiting)
+            self._wake()
+
+    def _take_unhurried(self, batch: list[_Request]) -> None:
+        """Move them into a batch. The loop and the thread may both try: each request goes to one of them."""
+        while self._unhurried:
+            try:
+                batch.append(self._unhurried.popleft())
+            except IndexError:
+                return
 
     def _wake(self) -> None:
         """Wake the thread. Runs after every task of this turn of the loop has submitted: they share a transaction."""
@@ -184,6 +205,7 @@ class Writer:
             gil.idle = True
             # A request may have come between the last look and the flag.
             return bool(submitted) and not self._failure
+        self._take_unhurried(batch)
         gil.idle = False
         self._batch_began = time.monotonic()
         answers, touched = self._execute(batch)

@@ -1,4 +1,4 @@
-"""Effects guarded by a key: a decorator, a manager, and what is on record of them afterwards."""
+"""Idempotency keys: the decorator in two modes, a `RetryManager`, and the audit events that both write."""
 
 import asyncio
 from dataclasses import dataclass
@@ -38,19 +38,19 @@ async def put() -> str:
 
 async def main() -> None:
     async with rk.open_store("sqlite:state.db") as store:
-        # Five at once, one effect: the others wait for its answer.
+        # Five concurrent callers, one effect: the others wait for its result.
         receipts = await asyncio.gather(*(charge(Order("a-1", 500)) for _ in range(5)))
         print(f"charged {charged}, and five callers got {receipts[0]}")
         assert charged == ["a-1"]
         assert receipts == [{"cents": 500}] * 5
 
-        # The same key for something else is refused.
+        # The same key with other arguments is refused.
         try:
             await charge(Order("a-1", 999))
         except rk.KeyConflictError as refused:
             print(f"refused: {refused}")
 
-        # A guard never does it twice; what nobody knows is left to a person.
+        # Mode guard never runs the effect twice; an unknown outcome is left to an operator.
         for _ in range(2):
             try:
                 await send_letter(Order("a-1", 500))
@@ -59,7 +59,7 @@ async def main() -> None:
             except rk.OutcomeUnknownError as unknown:
                 print(f"the second call: {unknown}")
 
-        # An operation with a category: its policy, its timeout, its key, its events.
+        # An operation with a category: its policy, its timeout, its key and its events.
         manager = rk.RetryManager(idempotency=store.idempotency, audit=store.audit)
         key = manager.idempotency_manager.compute_idempotency_key("kill_switch_update", "tenant-123", "corr-456")
         policy = manager.get_policy(rk.RetryCategory.KV_PUT).replace(base_delay=0.01)
