@@ -22,7 +22,6 @@ from reefknot.core.messages import (
     ExecAssignment,
     ExecAssignmentAck,
     InvalidMessage,
-    encode,
     read_assignment,
     resource_class,
 )
@@ -33,7 +32,6 @@ from reefknot.core.overload.admission import (
     Admission,
     Arrival,
     Defer,
-    Degradation,
     Degrade,
     OverloadStatus,
     Reject,
@@ -296,8 +294,8 @@ class Intake:
         pool.reserved += 1
         try:
             met = pool.depth(), pool.status()
-            work = AcceptedWork(assignment, _admitted_as(assignment, answer, met))
-            item = self._item(work, body, pool, answer)
+            work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met))
+            item = work.as_item(body, pool.queue_name, answer, int(self._context.clock.wall() * 1000))
             event = self._event(
                 assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met
             )
@@ -432,25 +430,6 @@ class Intake:
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
-    def _item(self, work: AcceptedWork, body: bytes, pool: Pool, answer: Admission) -> WorkItem:
-        assignment = work.assignment
-        wall_ms = int(self._context.clock.wall() * 1000)
-        delay_ms = answer.milliseconds if isinstance(answer, Defer) else 0
-        deadline = assignment.options.deadline_ms
-        return WorkItem(
-            id=assignment.assignment_id,
-            kind=assignment.job.type,
-            resource_class=pool.queue_name,
-            tenant_id=assignment.tenant_id,
-            correlation_id=assignment.request_id,
-            trace_id=assignment.trace_id,
-            priority=assignment.priority,
-            due_at=wall_ms + delay_ms,
-            deadline_at=None if deadline is None else wall_ms + deadline,
-            admission="" if work.admitted == AdmittedAs() else encode(work.admitted).decode(),
-            payload=body or encode(assignment),
-        )
-
     def _ack(
         self,
         assignment_id: str,
@@ -494,9 +473,7 @@ class Intake:
         if met is None and pool is not None:
             met = pool.depth(), pool.status()
         return AdmissionEvent(
-            **(
-                envelope(wall=wall, work_id=assignment_id) if assignment is None else about_assignment(assignment, wall)
-            ),
+            **(about_assignment(assignment, wall) if assignment else envelope(wall=wall, work_id=assignment_id)),
             status=status.value,
             reason=None if reason is None else reason.value,
             resource_class=None if pool is None else pool.name,
@@ -504,13 +481,6 @@ class Intake:
             overload_status=None if met is None else met[1].value,
             inputs={**(inputs or {}), "message": message[:300]},
         )
-
-
-def _admitted_as(assignment: ExecAssignment, answer: Admission, met: tuple[int, OverloadStatus]) -> AdmittedAs:
-    """What admission changed of an assignment, and the queue that it met."""
-    change = answer.change if isinstance(answer, Degrade) else Degradation()
-    skips = assignment.options.skip_circuit_breaker or change.skip_circuit_breaker
-    return AdmittedAs(change.skip_retries, change.timeout_factor, skips, *met)
 
 
 def _body(delivery: Delivery) -> bytes:

@@ -35,8 +35,9 @@ from reefknot.core.messages import (
     ResultStatus,
     StepResult,
     StepStatus,
+    encode,
 )
-from reefknot.core.overload.admission import OverloadStatus
+from reefknot.core.overload.admission import Admission, Defer, Degradation, Degrade, OverloadStatus
 from reefknot.core.overload.breaker import BreakerState
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import assignment_of
@@ -67,6 +68,13 @@ class AdmittedAs(Struct, frozen=True, omit_defaults=True):
     queue_depth: int = 0
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
 
+    @classmethod
+    def by(cls, answer: Admission, assignment: ExecAssignment, met: tuple[int, OverloadStatus]) -> "AdmittedAs":
+        """The changes by this decision; `met` is the depth and the status of the queue."""
+        change = answer.change if isinstance(answer, Degrade) else Degradation()
+        skips = assignment.options.skip_circuit_breaker or change.skip_circuit_breaker
+        return cls(change.skip_retries, change.timeout_factor, skips, *met)
+
 
 class AcceptedWork(Struct, frozen=True):
     """An accepted assignment, and how it was admitted."""
@@ -83,6 +91,25 @@ class AcceptedWork(Struct, frozen=True):
     def stand_in(cls, item: WorkItem) -> "AcceptedWork":
         """The assignment from the columns beside a damaged payload: enough for a result and an event."""
         return cls(assignment_of(item))
+
+    def as_item(self, body: bytes, queue_name: str, answer: Admission, wall_ms: int) -> WorkItem:
+        """The stored form, which `read` reads. Without a `body` as it came the assignment is encoded anew."""
+        assignment = self.assignment
+        delay_ms = answer.milliseconds if isinstance(answer, Defer) else 0
+        deadline = assignment.options.deadline_ms
+        return WorkItem(
+            id=assignment.assignment_id,
+            kind=assignment.job.type,
+            resource_class=queue_name,
+            tenant_id=assignment.tenant_id,
+            correlation_id=assignment.request_id,
+            trace_id=assignment.trace_id,
+            priority=assignment.priority,
+            due_at=wall_ms + delay_ms,
+            deadline_at=None if deadline is None else wall_ms + deadline,
+            admission="" if self.admitted == AdmittedAs() else encode(self.admitted).decode(),
+            payload=body or encode(assignment),
+        )
 
 
 _assignments = msgspec.json.Decoder(ExecAssignment)
