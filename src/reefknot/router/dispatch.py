@@ -175,7 +175,7 @@ class Dispatcher:
     async def _end_unknown(self, pending: Pending) -> None:
         """End an assignment of an unknown step, unless a worker that knew it has accepted it and may come back."""
         item = await self._stored(pending) if pending.sent_before else None
-        if item is not None and is_workers(item) and not is_over(item):
+        if pending.was_accepted or (item is not None and is_workers(item) and not is_over(item)):
             again_at = self._clock.now() + UNKNOWN_FOR_S
             pending.refused_until = {worker: min(until, again_at) for worker, until in pending.refused_until.items()}
             if self._table.get(pending.id) is pending and pending.worker_id is None:

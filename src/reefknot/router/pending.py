@@ -27,6 +27,8 @@ class ClaimedSubmission(Struct, frozen=True):
     """Claimed before, by another router or an earlier incarnation: a worker may have seen it."""
     body: bytes = b""
     """The assignment's bytes as they were submitted."""
+    was_accepted: bool = False
+    """Whether a worker that is gone had accepted it: it knew the step."""
 
 
 _GARBAGE = 1000
@@ -53,6 +55,7 @@ class Pending:
         "sent_before",
         "since",
         "too_late_for",
+        "was_accepted",
         "worker_id",
     )
 
@@ -65,6 +68,7 @@ class Pending:
         """Whether a worker may have it."""
         self.maybe_held_before_send = taken.sent_before
         """`sent_before` as of the previous send. Restored on refusal: a worker that refused cannot hold it."""
+        self.was_accepted = taken.was_accepted
         self.resource_class = resource_class
         self.since = now
         self.place = 0
@@ -160,7 +164,7 @@ class PendingTable:
         """Add a claimed submission. One that is here already gets its newer claim, and waits again."""
         known = self._all.get(taken.assignment.assignment_id)
         if known is not None:
-            known.held = taken.held
+            known.held, known.was_accepted = taken.held, taken.was_accepted
             self.back(known)
             return known
         pending = Pending(taken, resource_class, now)

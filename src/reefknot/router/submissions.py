@@ -178,7 +178,8 @@ class Submissions:
                 await self._set_aside(item, held, f"the submission cannot be read: {read.message}")
             else:
                 seen = item.fence > FIRST_FENCE
-                claimed.append(ClaimedSubmission(read, held, item.deadline_at, seen, item.payload))
+                was_accepted = bool(item.admission)
+                claimed.append(ClaimedSubmission(read, held, item.deadline_at, seen, item.payload, was_accepted))
         return claimed
 
     async def recall(self, classes: Sequence[str]) -> int:

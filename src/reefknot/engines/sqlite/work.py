@@ -75,13 +75,15 @@ WITH RECURSIVE ready(name) AS (
 ) SELECT name FROM ready WHERE name IS NOT NULL
 """
 _OPEN_CLASSES = (
-    _READY_CLASSES.strip()
+    _READY_CLASSES.strip()  # noqa: S608 - our own words
     + " UNION SELECT DISTINCT resource_class FROM work INDEXED BY work_later WHERE state = 'pending' AND ready = 0"
     + " UNION SELECT DISTINCT resource_class FROM work INDEXED BY work_leased WHERE state = 'running'"
 )
-_RECALL = "UPDATE work SET resource_class = 'router', admission = '', updated_at = ? WHERE "
-_RECALL_READY = _RECALL + "state = 'pending' AND ready = 1 AND resource_class = ?"
-_RECALL_LATER = _RECALL + "state = 'pending' AND ready = 0 AND resource_class = ?"
+_RECALL_READY = (
+    "UPDATE work SET resource_class = 'router', admission = iif(admission = '', '{}', admission), updated_at = ? "
+    "WHERE state = 'pending' AND ready = 1 AND resource_class = ?"
+)
+_RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
 _NEXT = (
     "SELECT * FROM (SELECT seq, priority, due_at FROM work WHERE state = 'pending' AND ready = 1 "
     "AND resource_class = ? ORDER BY priority DESC, due_at {0}, seq {0} LIMIT ?)"

@@ -478,3 +478,45 @@ class WorkQueueContract:
             assert again.result == '"A"'
 
         harness.run(story)
+
+    def test_recalled_work_of_a_gone_worker_is_a_submission_again(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            queued = [WorkItem("due", "t", "cpu@gone", payload=b"p"), WorkItem("here", "t", "cpu@here")]
+            later = WorkItem("later", "t", "io@gone", due_at=wall(clock) + 5_000)
+            await store.work.assign([*queued, later])
+            crashed = WorkItem("crashed", "t", "cpu@gone")
+            await store.work.assign([crashed], start={"crashed"}, owner="gone#1", lease=10)
+            running = WorkItem("running", "t", "cpu@gone")
+            await store.work.assign([running], start={"running"}, owner="gone#1", lease=100)
+            assert await store.work.open_classes() == ["cpu@gone", "cpu@here", "io@gone"]
+            clock.advance(20)
+            assert await store.work.recall(["cpu@gone", "io@gone"], crash_events=lambda item: [event("lost")]) == 3
+            where = {item.id: item.resource_class for item in await store.work.find()}
+            assert where == {
+                "due": ROUTER,
+                "here": "cpu@here",
+                "later": ROUTER,
+                "crashed": ROUTER,
+                "running": "cpu@gone",
+            }
+            assert await event_types(store) == ["lost"]
+            claimed = {item.id: item for item in await take(store, 9, classes=[ROUTER])}
+            assert claimed.keys() == {"due", "later", "crashed"}
+            assert (claimed["crashed"].crashes, claimed["due"].crashes) == (1, 0)
+            assert all(item.admission for item in claimed.values()), "a worker had accepted them"
+            again = WorkItem("crashed", "t", "cpu@here")
+            (kept,) = await store.work.assign([again])
+            assert kept is not None
+            assert kept.crashes == 1, "a poison is not forgotten when its worker changes"
+
+        harness.run(story)
+
+    def test_a_router_that_vanishes_is_not_charged_to_the_work(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            await store.work.enqueue([WorkItem("a", "t", ROUTER)])
+            for _ in range(5):
+                (item,) = await take(store, classes=[ROUTER], lease=10)
+                assert (item.crashes, item.budget) == (0, Budget())
+                clock.advance(20)
+
+        harness.run(story)
