@@ -11,9 +11,12 @@ from statistics import median
 from typing import Any
 
 import apsw
+import pytest
 
 from tests.acceptance.folder import Folder
 from tests.pace import slowness
+
+pytestmark = pytest.mark.alone
 
 AT_ONCE_S = 0.1
 IDLE_S = 5.0

@@ -39,7 +39,6 @@ RETIRED = {
     "newcomer": "arrival",
     "newcomers": "arrivals",
     "outstanding": "unrecorded",
-    "recall": "write cache",
     "rouse": "wake",
     "said": "value, given, status",
     "shelf": "recorder",

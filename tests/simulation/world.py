@@ -182,7 +182,8 @@ class World:
         if subject == ACK and isinstance(self.store, MemoryStore):
             ack = msgspec.json.decode(body, type=ExecAssignmentAck)
             item = self.store.work.items.get(ack.assignment_id)
-            if ack.status is AckStatus.ACCEPTED and (item is None or core.is_unassigned(item)):
+            never_kept = item is None or (core.is_unassigned(item) and not item.admission)  # a recalled one has been
+            if ack.status is AckStatus.ACCEPTED and never_kept:
                 self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")
 
     def make(self, name: str, store: Any, process: Process) -> Any:
