@@ -59,7 +59,10 @@ RULES: list[tuple[str, str]] = [
     # Measured times, by the name of their field in JSON and in tables, or by the words before them.
     (rf'("(?:{_MEASURED})": ?)\d[\d.e-]*', r"\1<duration>"),
     (rf"^((?:{_MEASURED}) +)\d[\d.e-]*$", r"\1<duration>"),
-    (rf"\b(attempts? in|assignments? in|ran for|<host>, up for|due waits|due one has waited) {_LENGTH}", r"\1 <duration>"),
+    (
+        rf"\b(attempts? in|assignments? in|ran for|<host>, up for|due waits|due one has waited) {_LENGTH}",
+        r"\1 <duration>",
+    ),
     (rf"^(up for) {_LENGTH}(?=: (?:nothing|\d+ ))", r"\1 <duration>"),
     # Sizes of store files: how many digits a duration has may take another page.
     (r"(copied to \S+, |about 0 of )\d+ bytes", r"\1<size> bytes"),
