@@ -28,7 +28,7 @@ PEOPLE = "INSERT INTO people VALUES (1, 'Ada'), (2, 'Bob')"
 ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) AS n FROM r"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this module
 def server(postgres: Server) -> str:
     """One database, with a role that may read and write, and is no superuser."""
     dsn = f"host={postgres.folder} user=postgres dbname=blocks"
