@@ -23,6 +23,7 @@ from reefknot.core.results import (
     EXPIRED_MESSAGE,
     answer_of,
     assignment_of,
+    cancel_reason,
     is_same_job,
     unrun_result,
 )
@@ -152,3 +153,15 @@ def test_a_payload_that_is_no_assignment_is_told_of_like_a_damaged_one(payload: 
 def test_the_same_job_is_told_from_another_one(payload: bytes, same: bool) -> None:
     """What is damaged counts as the same: whoever runs it says that it is damaged."""
     assert is_same_job(ended(payload=payload), ASSIGNMENT) is same
+
+
+def test_a_reason_to_cancel_is_bounded_and_never_means_another_end() -> None:
+    for given, kept in (
+        (None, "cancelled"),
+        ("  ", "cancelled"),
+        (" changed my mind ", "changed my mind"),
+        (EXPIRED, f"cancelled: {EXPIRED}"),
+        (DROPPED, f"cancelled: {DROPPED}"),
+        ("x" * 1000, "x" * 300),
+    ):
+        assert cancel_reason(given) == kept, given

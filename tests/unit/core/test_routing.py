@@ -220,3 +220,16 @@ def test_a_worker_that_is_gone_is_not_waited_for() -> None:
     gone = worker("b", heartbeat_at=0.0)
 
     assert too_late_everywhere([worker("a"), gone], {"a"}, NOW)
+
+
+def test_chance_is_asked_only_where_it_decides() -> None:
+    critical = worker("c", OverloadStatus.CRITICAL, probed_at=float("-inf"))
+    for workers, needs in (
+        ((), False),
+        ((worker("a"),), False),
+        ((worker("a", OverloadStatus.DEGRADED),), False),
+        ((worker("a", OverloadStatus.OVERLOADED),), True),
+        ((worker("a", OverloadStatus.OVERLOADED), worker("b")), False),
+        ((worker("a", OverloadStatus.OVERLOADED), critical), False),
+    ):
+        assert WorkerRanking(workers, 0.0).needs_draw is needs, workers

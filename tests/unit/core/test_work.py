@@ -34,6 +34,7 @@ from reefknot.core.work import (
     is_workers,
     lease_ran_out,
     moved,
+    recalled,
     requeue,
     settle,
     started,
@@ -317,6 +318,22 @@ def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
     assert (after.crashes, after.budget) == (0, Budget())
     crashed = lease_ran_out(started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER)
     assert crashed.state is S.PENDING
+
+
+def test_a_router_that_stops_is_not_an_interruption_of_the_work() -> None:
+    held = started(submission(), owner="router#1", fence=1, lease_ms=500, now=NOW)
+    assert settle(held, Interrupted(), LATER).interruptions == 0
+    worked_on = started(to_worker(), owner="w#1", fence=1, lease_ms=500, now=NOW)
+    assert settle(worked_on, Interrupted(), LATER).interruptions == 1
+
+
+def test_recalled_work_keeps_what_it_has_been_through_and_that_a_worker_had_accepted_it() -> None:
+    item = structs.replace(to_worker(), crashes=2, attempts=1, due_at=77)
+    for admission, kept in (("", "{}"), ('{"queue_depth":3}', '{"queue_depth":3}')):
+        back = recalled(structs.replace(item, admission=admission), LATER)
+        assert (back.resource_class, back.admission, back.updated_at) == (ROUTER, kept, LATER.wall), admission
+        assert (back.crashes, back.attempts, back.due_at) == (2, 1, 77)
+        assert assigned(back, to_worker(), LATER).crashes == 2
 
 
 def test_an_assignment_that_is_not_there_is_accepted_as_new_work() -> None:
