@@ -82,6 +82,8 @@ POLL_S = 0.025
 RARE_POLL_S = 0.5
 """Where the kernel tells of writes to the file, polling only makes sure."""
 FAST_POLL_S = 0.002
+BUSY_POLL_S = 0.01
+"""Beside a busy writer, whose thread wants the interpreter's lock that looking gives away."""
 FAST_POLL_FOR_S = 0.05
 """After a write to the file its commit is near, and after a commit the next one."""
 _TRANSACTIONS = "SELECT transactions FROM counter"
@@ -96,9 +98,19 @@ class ChangeWatcher:
     writer its own.
     """
 
-    def __init__(self, connect: Callable[[], apsw.Connection], path: str, own_transactions: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], apsw.Connection],
+        path: str,
+        *,
+        own_transactions: Callable[[], int],
+        is_writing: Callable[[], bool],
+    ) -> None:
+        """`own_transactions` counts those of this process; `is_writing`: one is under way, or waits."""
         self._connect = connect
         self._own_transactions = own_transactions
+        self._is_writing = is_writing
+        self._own_at_last_write = 0
         self._connection: apsw.Connection | None = None
         self._file = FileChanges(f"{path}-wal", self._written)
         self._version: object = None
@@ -152,13 +164,23 @@ class ChangeWatcher:
             self._connection = None
 
     def _written(self) -> None:
-        """The kernel has told of a write to the file: its commit follows."""
-        loop = self._loop
+        """The kernel has told of a write to the file: its commit follows, of another process or of this one."""
+        loop, own = self._loop, self._own_transactions()
+        is_own = self._is_writing() or own != self._own_at_last_write
+        self._own_at_last_write = own
         if loop is None or self._timer is None or loop.time() < self._poll_fast_until:
             return
+        if is_own:  # looking is dear beside a busy writer, and can wait a little
+            if self._timer.when() > loop.time() + BUSY_POLL_S:
+                self._set_timer(loop, BUSY_POLL_S)
+            return
         self._poll_fast_until = loop.time() + FAST_POLL_FOR_S
-        self._timer.cancel()
-        self._timer = loop.call_later(FAST_POLL_S / 4, self._poll, loop)
+        self._set_timer(loop, FAST_POLL_S / 4)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._poll, loop)
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._waiting:
@@ -172,7 +194,7 @@ class ChangeWatcher:
 
     def _pause(self, loop: asyncio.AbstractEventLoop) -> float:
         if loop.time() < self._poll_fast_until:
-            return FAST_POLL_S
+            return BUSY_POLL_S if self._is_writing() else FAST_POLL_S
         return RARE_POLL_S if self._file.start(loop) else POLL_S
 
     def _look(self) -> bool:

@@ -72,7 +72,12 @@ class SqliteStore:
             return connection
 
         self._connect = connect
-        self._watcher = ChangeWatcher(connect, self.path, lambda: self._writer.transactions)
+        self._watcher = ChangeWatcher(
+            connect,
+            self.path,
+            own_transactions=lambda: self._writer.transactions,
+            is_writing=lambda: self._writer.is_busy,
+        )
         self._writer = Writer(
             connect_first, now, path=self.path, patience=patience, on_commit=self._watcher.changed, inline=inline
         )

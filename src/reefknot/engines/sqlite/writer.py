@@ -81,6 +81,11 @@ class Writer:
         """Batches written so far."""
         return self._gil.batches
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is being written, or waits."""
+        return not self._gil.idle
+
     async def start(self) -> None:
         """Open the file, in the thread that will write it."""
         if self._inline:
