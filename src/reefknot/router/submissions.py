@@ -109,7 +109,8 @@ def check_same_job(assignment: ExecAssignment, known: Job) -> None:
     """`KeyConflictError` unless `known` is the job of the assignment: the same id is the same work."""
     if assignment.job != known:
         recorded, given = record_fingerprint(known), record_fingerprint(assignment.job)
-        raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given)
+        if recorded != given:  # a tuple is written as a list
+            raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given)
 
 
 # ---- the store ------------------------------------------------------------------------------------------------------
