@@ -58,7 +58,7 @@ class Reader:
         try:
             if self._connection is None:
                 self._connection = self._connect()
-                self._connection.execute("PRAGMA query_only = ON")
+                self._connection.execute("PRAGMA query_only = ON; PRAGMA cache_size = -2000")
             return function(self._connection)
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise translated(error, self._path) from error
@@ -202,6 +202,7 @@ class ChangeWatcher:
         try:
             if self._connection is None:
                 self._connection = self._connect()
+                self._connection.execute("PRAGMA cache_size = -100")
             version = self._connection.pragma("data_version")
             if version == self._version:
                 return False
