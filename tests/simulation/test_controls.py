@@ -18,7 +18,7 @@ from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.dispatch import Dispatcher
 from reefknot.router.service import Router
-from reefknot.worker.intake import Admitted, Intake, IntakeResult, Verdict
+from reefknot.worker.intake import AdmissionVerdict, Admitted, Intake, IntakeResult
 from reefknot.worker.pool import Pool
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings
@@ -104,7 +104,7 @@ class UnboundedIntake(Intake):
     def _admission(self, assignment: ExecAssignment, pool: Pool) -> Any:
         from reefknot.core.overload.admission import Accept
 
-        return Verdict(Accept(), {})
+        return AdmissionVerdict(Accept(), {})
 
 
 class CrampedWorker(Worker):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from reefknot.app.retention import Retention, RetentionJob, RetentionNote, retention_given
 from reefknot.core import checks
+from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.errors import ParameterError
 from reefknot.idempotency.scope import in_scope
 from reefknot.ports.audit_log import AuditLog
@@ -29,7 +30,7 @@ async def open_store(
     url: str,
     *,
     clock: Clock | None = None,
-    retention: float = 7 * 86400.0,
+    retention: float = KEY_RETENTION_S,
     largest_result: int = 1 << 20,
     most_keys: int | None = None,
     audit_retention: float | EllipsisType | None = ...,

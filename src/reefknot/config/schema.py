@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from reefknot.core.idempotency import KEY_RETENTION_S
+
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
     str,
@@ -242,7 +244,7 @@ class Source(BaseModel):
 class IdempotencySection(Section):
     """Retention and size limits of idempotency keys and their results."""
 
-    retention_seconds: Annotated[float, Field(ge=1, le=315_360_000)] = 7 * 86_400.0
+    retention_seconds: Annotated[float, Field(ge=1, le=315_360_000)] = KEY_RETENTION_S
     largest_result_bytes: Annotated[int, Field(ge=1, le=67_108_864)] = 1_048_576
     max_keys: Annotated[int, Field(ge=1)] | None = None
 

@@ -22,6 +22,8 @@ from reefknot.errors import KeyTooLongError, ParameterError, ResultTooLargeError
 
 LONGEST_KEY = 512
 """The longest key, in bytes of UTF-8."""
+KEY_RETENTION_S = 7 * 86_400.0
+"""How long a key is remembered after its work has ended, unless a store is opened with another retention."""
 
 
 class KeyState(StrEnum):

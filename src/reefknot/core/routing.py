@@ -84,15 +84,15 @@ def too_late_everywhere(workers: Iterable[WorkerHealth], refused_by: AbstractSet
 
 
 def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, after: str = "") -> Chosen | Nobody:
-    """The worker for one piece of work, by health and then by load. Equals take turns: the first is the one `after`."""
+    """The worker of a single assignment, by `WorkerRanking.choose`. Equals take turns: the first is the one `after`."""
     return WorkerRanking(workers, now, after).choose(draw)
 
 
 class WorkerRanking:
     """
-    The workers of one class at one moment, for many pieces of work one after the other.
+    Chooses workers of one class, one assignment after the other.
 
-    Each choice counts as load of the one that was chosen, so the next piece of work sees it. Equals take turns, from
+    Each choice counts as load of the one that was chosen, so the next assignment sees it. Equals take turns, from
     the one `after` the last that was chosen. A choice costs the logarithm of the number of workers, not the number.
     """
 

@@ -22,6 +22,7 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import (
     KNOWN_AFTER,
+    MISSES_MESSAGE,
     Admission,
     Arrival,
     OverloadStatus,
@@ -44,7 +45,7 @@ FORGET_AFTER_S = 300.0
 
 
 class HealthTable:
-    """The health of workers, by class and id. It decides nothing: `choose_worker` does."""
+    """The health of workers, by class and id. It decides nothing: `WorkerRanking.choose` does."""
 
     def __init__(self) -> None:
         self.store = ""
@@ -174,7 +175,6 @@ class HealthTable:
         return True
 
 
-MISSES = "Assignment would miss its deadline in the queue, rejecting assignment"
 MARGIN = 0.7
 """Of the wait that the rules allow. The worker judges again, by its own times; who passes here should pass there."""
 _SMOOTHING = 0.1
@@ -234,7 +234,7 @@ class RouterAdmission:
         deadline = assignment.options.deadline_ms
         arrival = Arrival(assignment.priority, None if deadline is None else MARGIN * deadline)
         if would_miss_deadline(line, arrival, self._rules):
-            return Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES, retry_after_ms(line))
+            return Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES_MESSAGE, retry_after_ms(line))
         return admit(throughput.view(self.waiting(), slots), Arrival(arrival.priority), self._rules)
 
     def lines(self) -> dict[str, QueueView]:
@@ -262,7 +262,7 @@ class RouterAdmission:
 
 
 FRESH_S = 1.0
-"""How often routers publish their snapshot."""
+"""How long a client uses snapshots before it reads them again."""
 
 RouterSnapshots = Callable[[Store], Awaitable[Sequence[Mapping[str, Any]]]]
 """Reads the last snapshot of each router over a store, as JSON carries it."""

@@ -1,10 +1,10 @@
 """
-Intake: deliveries in batches → known? → admitted once → kept → acknowledged.
+Intake: deliveries in batches → known? → admitted → kept → acknowledged.
 
-What has arrived by the time the store is free goes in together: one reading and one admission each, one store call for
-all. An arrival that a free slot can take is started by the same store call. Refusals, evictions and duplicates go
-beside the batch, several at once and never more. Nothing is acknowledged before it is kept, and a message that fails
-harms no other.
+What has arrived by the time the store is free goes in together: one reading each, one store call for all. Admission is
+asked once for each, and again only if the store refused the batch: then they are taken in one by one. An arrival that a
+free slot can take is started by the same store call. Refusals, evictions and duplicates go beside the batch, several at
+once and never more. Nothing is acknowledged before it is kept, and a message that fails harms no other.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from reefknot.core.messages import (
     resource_class,
 )
 from reefknot.core.overload.admission import (
+    DRAINING_MESSAGE,
     LONGEST_WAIT_MS,
     Accept,
     AcceptDropping,
@@ -55,7 +56,6 @@ STORE_WAIT_MS = 1000
 """When a worker whose store failed may be asked again."""
 _NOT_TAKEN = "an assignment could not be taken in"
 _OTHER_JOB = "assignment_id: it was used with another job; the same id is the same work: give the new job its own"
-_DRAINING = "Worker is draining, rejecting assignment"
 _RETURNED = "Worker is draining, assignment handed back"
 _FAILED = "Failed to queue assignment"
 _FAILED_AS = {
@@ -65,7 +65,7 @@ _FAILED_AS = {
 }
 
 
-class Verdict(Struct, frozen=True):
+class AdmissionVerdict(Struct, frozen=True):
     """An admission decision and its inputs."""
 
     answer: Admission
@@ -185,13 +185,13 @@ class Intake:
             await delivery.done()
 
     async def _take_alone(
-        self, read: ExecAssignment | InvalidMessage, delivery: Delivery, answer: Verdict | None = None
+        self, read: ExecAssignment | InvalidMessage, delivery: Delivery, answer: AdmissionVerdict | None = None
     ) -> None:
         await self._answer(await self.take(read, _body(delivery), answer), delivery)
 
     # ---- admission --------------------------------------------------------------------------------------------------
 
-    def admit_now(self, read: ExecAssignment | InvalidMessage, body: bytes = b"") -> Admitted | Verdict | None:
+    def admit_now(self, read: ExecAssignment | InvalidMessage, body: bytes = b"") -> Admitted | AdmissionVerdict | None:
         """
         Admit an assignment that is new here, and reserve its place.
 
@@ -208,7 +208,7 @@ class Intake:
         return self._reserve(read, body, pool, verdict)
 
     async def take(
-        self, read: ExecAssignment | InvalidMessage, body: bytes = b"", verdict: Verdict | None = None
+        self, read: ExecAssignment | InvalidMessage, body: bytes = b"", verdict: AdmissionVerdict | None = None
     ) -> IntakeResult:
         """
         Take in one message, with everything that may have to be asked.
@@ -223,7 +223,9 @@ class Intake:
                 raise
             return self._not_kept(read, self._pools[resource_class(read)], _FAILED)
 
-    async def _take(self, read: ExecAssignment | InvalidMessage, body: bytes, verdict: Verdict | None) -> IntakeResult:
+    async def _take(
+        self, read: ExecAssignment | InvalidMessage, body: bytes, verdict: AdmissionVerdict | None
+    ) -> IntakeResult:
         if isinstance(read, InvalidMessage):
             return await self._refuse(read.assignment_id, read.ack_status, RejectReason.INVALID, read.message)
         mistake = self._cannot_run(read)
@@ -266,17 +268,19 @@ class Intake:
             return RejectReason.INVALID, f"resource_class: {name!r} is not known here; known: {', '.join(self._pools)}"
         return None
 
-    def _admission(self, assignment: ExecAssignment, pool: Pool) -> Verdict:
-        """The one admission decision about this arrival, with all of its inputs."""
+    def _admission(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
+        """The admission decision with its inputs; asked once, and again only if the store refused the batch."""
         deadline = assignment.options.deadline_ms
         arrival = Arrival(assignment.priority, None if deadline is None else float(deadline))
         view = pool.view(draining=self.draining)
         if self._v2:
-            return Verdict(admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules": pool.rules})
+            return AdmissionVerdict(
+                admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules": pool.rules}
+            )
         answer: Admission = Accept()
         if self.draining:
-            answer = Reject(RejectReason.DRAINING, _DRAINING, LONGEST_WAIT_MS)
-        return Verdict(answer, {"view": view})
+            answer = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
+        return AdmissionVerdict(answer, {"view": view})
 
     def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
         """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""
@@ -287,7 +291,7 @@ class Intake:
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: Verdict) -> Admitted:
+    def _reserve(self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict) -> Admitted:
         """The arrival with its place, which is taken before anything is awaited, so that nobody else gets it."""
         answer = verdict.answer
         assert not isinstance(answer, Reject)
@@ -351,7 +355,7 @@ class Intake:
         return IntakeResult(one.ack)
 
     async def _evict_and_keep(
-        self, answer: AcceptDropping, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: Verdict
+        self, answer: AcceptDropping, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict
     ) -> IntakeResult:
         """Drop the victim, which gets an ack, a result and an event like every end, and keep the arrival."""
         pool.reserved += 1

@@ -80,6 +80,8 @@ UNKNOWN_WAIT_MS = 1000
 SHORTEST_WAIT_MS = 100
 LONGEST_WAIT_MS = 30_000
 HEAVY_FROM = 0.95
+DRAINING_MESSAGE = "Worker is draining, rejecting assignment"
+MISSES_MESSAGE = "Assignment would miss its deadline in the queue, rejecting assignment"
 
 
 class RejectionPolicy(StrEnum):
@@ -204,7 +206,7 @@ Admission = Accept | AcceptDropping | Defer | Degrade | Reject
 def admit(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     """Whether, and how, the queue accepts the arrival."""
     if view.draining:
-        return Reject(RejectReason.DRAINING, "Worker is draining, rejecting assignment", LONGEST_WAIT_MS)
+        return Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
     status = level(view.depth, rules.size, rules.thresholds)
     full = view.depth >= rules.size or status is OverloadStatus.CRITICAL
     if full and rules.policy is RejectionPolicy.DROP_OLDEST:
@@ -214,8 +216,7 @@ def admit(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     if status.severity >= rules.reject_at.severity:
         return Reject(RejectReason.OVERLOADED, "Worker overloaded, rejecting assignment", retry_after_ms(view))
     if would_miss_deadline(view, arrival, rules):
-        message = "Assignment would miss its deadline in the queue, rejecting assignment"
-        return Reject(RejectReason.WOULD_MISS_DEADLINE, message, retry_after_ms(view))
+        return Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES_MESSAGE, retry_after_ms(view))
     if rules.policy is RejectionPolicy.DEFER:
         return _deferred(view, arrival, rules)
     if rules.policy is RejectionPolicy.DEGRADE:
@@ -229,6 +230,7 @@ _FULL = {
     RejectionPolicy.DEFER: "Queue at capacity, cannot defer",
     RejectionPolicy.DEGRADE: "Queue at capacity, cannot degrade",
 }
+"""Messages of a full queue. `router/inbox._FULL` recognises workers without a `reason` by these first words."""
 
 
 def _in_place_of(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:

@@ -180,9 +180,13 @@ def status_in(message: str) -> int | None:
     return int(found[1]) if found else None
 
 
+RETRYABLE_4XX = (408, 429)
+"""The client errors among the HTTP statuses that are retried by default; of the others, 5xx are and the rest is not."""
+
+
 def retryable_status(status: int) -> bool:
-    """The default table of HTTP statuses: 4xx no, except 408 and 429; 5xx yes."""
-    return status >= 500 or status in (408, 429)
+    """The default table of HTTP statuses: 4xx no, except `RETRYABLE_4XX`; 5xx yes."""
+    return status >= 500 or status in RETRYABLE_4XX
 
 
 _RETRYABLE_CODES = frozenset(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, CategoryEntry, FieldValue, Layer, Patch, StatusRules, TargetEntry, patch
-from reefknot.core.retry.classify import retryable_code
+from reefknot.core.retry.classify import RETRYABLE_4XX, retryable_code, retryable_status
 from reefknot.core.retry.policy import LONGEST_WAIT, Jitter, RetryPolicy, RetryStrategy
 
 
@@ -232,11 +232,10 @@ CATEGORIES: dict[ErrorCategory, CategoryEntry] = {
 _STATUS_SOURCE = "built-in: HTTP statuses"
 STATUSES = StatusRules(
     # 1xx to 3xx are no failures; a block that reports one as such gets the same answer again.
-    hundreds={hundred: FieldValue(hundred == 5, Layer.BUILTIN, _STATUS_SOURCE) for hundred in range(1, 6)},
-    statuses={
-        408: FieldValue(True, Layer.BUILTIN, _STATUS_SOURCE),
-        429: FieldValue(True, Layer.BUILTIN, _STATUS_SOURCE),
+    hundreds={
+        hundred: FieldValue(retryable_status(100 * hundred), Layer.BUILTIN, _STATUS_SOURCE) for hundred in range(1, 6)
     },
+    statuses={status: FieldValue(True, Layer.BUILTIN, _STATUS_SOURCE) for status in RETRYABLE_4XX},
 )
 
 

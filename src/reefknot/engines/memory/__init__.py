@@ -4,6 +4,7 @@
 It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
 """
 
+from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext, MemoryIdempotencyStore
 from reefknot.engines.memory.store import Hub, MemoryControl, MemoryQuarantine, MemoryTransport
 from reefknot.engines.memory.work import MemoryLeases, MemoryWorkQueue
@@ -23,7 +24,7 @@ class MemoryStore:
         clock: Clock,
         *,
         chain: str = "memory",
-        retention: float = 7 * 86400.0,
+        retention: float = KEY_RETENTION_S,
         largest_result: int = 1 << 20,
         most_keys: int | None = None,
     ) -> None:

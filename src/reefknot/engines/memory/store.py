@@ -1,12 +1,8 @@
 """
-Words between the tasks of one process.
+Control, transport and quarantine of a memory store.
 
-Messages inside one process.
-
-Every subscriber has its own bounded line; a sender waits while one is full, and says so when that takes too long. The
-same message id twice within the window is delivered once.
-
-The quarantined items of a memory store's work.
+Every subscriber of the transport has its own bounded queue, and a sender waits while one is full. A message id that was
+published lately is not delivered again.
 """
 
 import asyncio

@@ -21,7 +21,7 @@ CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC = "work in ", "work ended", "leases ended
 
 
 class MemoryLeases:
-    """Over the work of one store."""
+    """The leases of all work in a memory store."""
 
     def __init__(self, work: MemoryWorkQueue) -> None:
         self._work = work

@@ -1,4 +1,4 @@
-"""Words between the processes that share the file."""
+"""The control channel of a SQLite store: commands between the processes that share the file."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ _POLL = (
 class SqliteControl:
     """The commands of a SQLite store."""
 
-    def __init__(self, link: StoreContext) -> None:
-        self._link = link
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
 
     async def post(
         self,
@@ -33,27 +33,27 @@ class SqliteControl:
         keep: float = 300.0,
         events: Sequence[AuditEntry] = (),
     ) -> int:
-        sequence: int = await self._link.write(_posts, (name, target, body, sender, milliseconds(keep), events))
+        sequence: int = await self._context.write(_post_batch, (name, target, body, sender, milliseconds(keep), events))
         return sequence
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
-        now = self._link.now()
+        now = self._context.now()
 
         def unread(connection: apsw.Connection) -> list[Command]:
             rows: Any = connection.execute(_POLL, (after, target, EVERYONE, now.wall, limit))
             return [Command(*row) for row in rows]
 
-        return await self._link.read(unread)
+        return await self._context.read(unread)
 
     async def latest(self) -> int:
-        return await self._link.read(_latest)
+        return await self._context.read(_latest)
 
     async def wait(self, timeout: float, *, after: int) -> int:
-        deadline = self._link.deadline(timeout)
+        deadline = self._context.deadline(timeout)
         while True:
-            with self._link.listening("control") as change:
+            with self._context.listening("control") as change:
                 latest = await self.latest()
-                if latest > after or not await until(change, self._link.left(deadline)):
+                if latest > after or not await until(change, self._context.left(deadline)):
                     return latest
 
 
@@ -62,7 +62,7 @@ def _latest(connection: apsw.Connection) -> int:
     return int(number)
 
 
-def _posts(transaction: Transaction, wanted: list[Any]) -> list[int]:
+def _post_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
     now = transaction.now
     transaction.connection.execute("DELETE FROM command WHERE stale_at <= ?", (now.wall,))
     answers = []

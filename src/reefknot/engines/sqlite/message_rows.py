@@ -96,7 +96,7 @@ def listeners(connection: apsw.Connection, now: Moment) -> list[Listener]:
     ]
 
 
-def publishes(transaction: Transaction, wanted: list[Message]) -> list[bool]:
+def publish_batch(transaction: Transaction, wanted: list[Message]) -> list[bool]:
     """Write them. False: somebody who should hear that one has too much unread already."""
     connection = transaction.connection
     room = _Room(connection, transaction.now)
@@ -140,7 +140,7 @@ class _Room:
         return [one for one in self._listeners if subject in one.subjects and one.origin != origin]
 
 
-def refreshes(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]) -> list[list[Listener]]:
+def refresh_batch(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]) -> list[list[Listener]]:
     """Store the subscriptions of each origin and how far they have read; trim messages. Returns all listeners."""
     connection, now = transaction.connection, transaction.now
     for origin, own in wanted:
@@ -158,7 +158,7 @@ def refreshes(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]
     return [there] * len(wanted)
 
 
-def leaves(transaction: Transaction, wanted: list[str]) -> list[None]:
+def leave_batch(transaction: Transaction, wanted: list[str]) -> list[None]:
     """Remove the subscriptions of these origins."""
     transaction.connection.executemany("DELETE FROM listener WHERE origin = ?", [(origin,) for origin in wanted])
     transaction.touched.add(TOPIC)

@@ -13,6 +13,7 @@ from pathlib import Path
 import apsw
 from msgspec import structs
 
+from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline
 from reefknot.engines.sqlite.audit import SqliteAuditLog
 from reefknot.engines.sqlite.connection import Opener, migrate, open_connection, plain_opener
@@ -43,7 +44,7 @@ class SqliteStore:
         path: str | os.PathLike[str],
         clock: Clock,
         *,
-        retention: float = 7 * 86400.0,
+        retention: float = KEY_RETENTION_S,
         largest_result: int = 1 << 20,
         most_keys: int | None = None,
         patience: float = 15.0,

@@ -1,21 +1,15 @@
 """
-Messages on their way into the file.
+`SqliteTransport`: messages between the processes that share the file; `Outgoing` writes them with the next transaction.
 
-A sender does not wait for the disk: what it hands in goes with the next transaction of this process, together with
-whatever else is written then. It waits when so much is on its way that the disk cannot keep up, and when somebody who
-listens to the same subject has no room. A message that could not be written is told in the log; nothing that must not
-be lost is in a message alone.
+A subscriber in the sender's own process gets a message at once; for those elsewhere it is written as a row, and nothing
+is written when there are none. A subscriber reads the rows from its own position on, woken by the commit. A sender does
+not wait for the disk, but it waits while too many messages are unwritten, or while a subscriber of the subject that was
+seen lately has no room. A message that could not be written is logged.
 
-Messages between the processes that share the file.
-
-Who listens in the sender's own process is handed a message at once; for listeners elsewhere it is written as a row, and
-nothing is written when there are none. A listener reads the rows from its own place on, woken by the same change of the
-file that wakes everybody else.
-
-It promises no more than routers and workers need. A message reaches every listener that lives; one that comes later, or
-comes back, finds nothing here. What must not be lost is kept as work, and is asked for again. A sender that gets ahead
-of a listener waits, but not for one that was not seen for a while. In a process that listens to a
-subject itself, somebody new elsewhere may miss what is sent there within a second of its coming, unless it spoke first.
+The transport guarantees no more than routers and workers need: a message reaches every subscriber that is there, and
+one that comes later, or comes back, does not see it. Nothing that must not be lost is in a message alone: it is kept as
+work, and is asked for again. In a process that subscribes to a subject itself, a new subscriber elsewhere may miss what
+is sent within its first second, unless it published first.
 """
 
 import asyncio
@@ -35,19 +29,24 @@ from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 
 MOST = 256
-"""Messages that may be on their way at once."""
+"""Messages that may be unwritten at once."""
 AGAIN_S = 1.0
-"""How soon it is tried again when nothing tells that there is room."""
+"""Pause before a refused message is tried again, unless a commit comes first."""
+SEEN_EVERY_S = 1.0
+"""How often a subscriber writes that it is there, and how far it has read."""
+CLOSE_S = 5.0
+PAGE = 500
+REMEMBERED_IDS = 10_000
 
 Named = tuple[str, rows.Message]
-"""What the sender calls it, and the message."""
+"""The sender's name of a message, and the message."""
 
 
 class Outgoing:
     """Messages of one transport that are not yet written. `failed` is called with the id of each that never will be."""
 
-    def __init__(self, link: StoreContext, failed: Callable[[str], None]) -> None:
-        self._link = link
+    def __init__(self, context: StoreContext, failed: Callable[[str], None]) -> None:
+        self._context = context
         self._failed = failed
         self._on_the_way = 0
         self._refused: deque[Named] = deque()
@@ -64,7 +63,7 @@ class Outgoing:
         self._send((name, message))
 
     def _send(self, one: Named) -> asyncio.Future[bool]:
-        future: asyncio.Future[bool] = self._link.write(rows.publishes, one[1])
+        future: asyncio.Future[bool] = self._context.write(rows.publish_batch, one[1])
         self._on_the_way += 1
         future.add_done_callback(partial(self._written, one))
         return future
@@ -88,7 +87,7 @@ class Outgoing:
     async def _try_again(self) -> None:
         try:
             while self._refused:
-                with self._link.listening(rows.TOPIC) as change:
+                with self._context.listening(rows.TOPIC) as change:
                     again = [self._refused.popleft() for _ in range(len(self._refused))]
                     await self._sent(again)
                     for _, message in again:  # whoever was refused anew has been counted anew
@@ -123,13 +122,6 @@ class Outgoing:
                     await self._moved.wait()
         except TimeoutError:
             return
-
-
-SEEN_EVERY_S = 1.0
-"""How often a listener says that it is there and how far it has read."""
-CLOSE_S = 5.0
-PAGE = 500
-REMEMBERED_IDS = 10_000
 
 
 class _Subscription:
@@ -183,9 +175,9 @@ class SqliteTransport:
     """The transport of one process. Belongs to the loop that subscribes."""
 
     def __init__(
-        self, link: StoreContext, connect: Callable[[], apsw.Connection], nudge: Callable[[str], None]
+        self, context: StoreContext, connect: Callable[[], apsw.Connection], nudge: Callable[[str], None]
     ) -> None:
-        self._link = link
+        self._context = context
         self._connect = connect
         self._nudge = nudge
         self._origin = new_id()
@@ -194,7 +186,7 @@ class SqliteTransport:
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self._outgoing = Outgoing(link, self._forget)
+        self._outgoing = Outgoing(context, self._forget)
         self._count = 0
         self._announce_at = 0.0
         self._following: asyncio.Task[None] | None = None
@@ -268,7 +260,7 @@ class SqliteTransport:
         """Fetch what others sent, and tell them how far it was read."""
         loop = asyncio.get_running_loop()
         while not self._closed:
-            with self._link.listening(rows.TOPIC) as change:
+            with self._context.listening(rows.TOPIC) as change:
                 try:
                     more = await self._fetch()
                     if loop.time() >= self._announce_at or any(_has_moved(line) for line in self._lines):
@@ -288,11 +280,11 @@ class SqliteTransport:
             return False
         start = min(line.fetched for line in lines)
         subjects = frozenset().union(*(line.subjects for line in lines))
-        last, found = await self._link.read(
+        last, found = await self._context.read(
             partial(rows.news, origin=self._origin, after=start, subjects=subjects, limit=PAGE)
         )
         if any(row.origin not in self._others.origins for row in found):
-            self._know(await self._link.read(partial(rows.listeners, now=self._link.now())))
+            self._know(await self._context.read(partial(rows.listeners, now=self._context.now())))
         for row in found:
             lines = [line for line in lines if row.seq <= line.fetched or line.offer(row)]
         if len(found) < PAGE:
@@ -307,7 +299,7 @@ class SqliteTransport:
         lines = [(line, line.listener(self._origin)) for line in self._lines]
         is_urgent = not self._is_announced or any(_has_moved(line) for line in self._lines)
         within = 0.0 if is_urgent else 2 * SEEN_EVERY_S
-        future = self._link.write(rows.refreshes, (self._origin, [one for _, one in lines]), within=within)
+        future = self._context.write(rows.refresh_batch, (self._origin, [one for _, one in lines]), within=within)
         self._announcing, self._is_announced = future, True
         future.add_done_callback(partial(self._announced, lines))
 
@@ -341,7 +333,7 @@ class SqliteTransport:
             await asyncio.gather(self._following, return_exceptions=True)
             with suppress(Exception):  # the others notice anyway, a little later
                 async with asyncio.timeout(CLOSE_S):
-                    await self._link.write(rows.leaves, self._origin)
+                    await self._context.write(rows.leave_batch, self._origin)
         for line in self._lines:
             if line.unread.full():
                 line.unread.get_nowait()

@@ -36,18 +36,18 @@ _END = (
 
 
 class SqliteLeases:
-    """Over the work of one file."""
+    """The leases of all work in a SQLite store."""
 
-    def __init__(self, link: StoreContext) -> None:
-        self._link = link
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
 
     async def owners(self) -> list[str]:
-        return await self._link.read(_owners)
+        return await self._context.read(_owners)
 
     async def end(self, owners: Collection[str]) -> int:
         if not owners:
             return 0
-        ended: int = await self._link.write(_ends, json.encode(sorted(owners)).decode())
+        ended: int = await self._context.write(_end_batch, json.encode(sorted(owners)).decode())
         return ended
 
 
@@ -56,7 +56,7 @@ def _owners(connection: apsw.Connection) -> list[str]:
     return [owner for (owner,) in found]
 
 
-def _ends(transaction: Transaction, wanted: list[str]) -> list[int]:
+def _end_batch(transaction: Transaction, wanted: list[str]) -> list[int]:
     answers = []
     for owners in wanted:
         transaction.connection.execute(_END, (owners,))
@@ -105,8 +105,8 @@ _IN_CLASSES = "AND resource_class IN (SELECT value FROM json_each(?3))"
 class SqliteWorkQueue:
     """The work of a SQLite store."""
 
-    def __init__(self, link: StoreContext) -> None:
-        self._link = link
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
         self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
         """By id: those here who wait for the end of an item."""
         self._watching: asyncio.Task[None] | None = None
@@ -122,7 +122,7 @@ class SqliteWorkQueue:
         lease: float = 60.0,
     ) -> list[Enqueued]:
         wanted = (items, None if owner else limit, events, owner, milliseconds(lease))
-        answers: list[Enqueued] = await self._link.write(_enqueues, wanted)
+        answers: list[Enqueued] = await self._context.write(_enqueue_batch, wanted)
         return answers
 
     async def assign(
@@ -134,8 +134,8 @@ class SqliteWorkQueue:
         lease: float = 60.0,
         events: Sequence[AuditEntry] = (),
     ) -> list[WorkItem | None]:
-        kept: list[WorkItem | None] = await self._link.write(
-            _assigns, (items, start, owner, milliseconds(lease), events)
+        kept: list[WorkItem | None] = await self._context.write(
+            _assign_batch, (items, start, owner, milliseconds(lease), events)
         )
         return kept
 
@@ -151,34 +151,34 @@ class SqliteWorkQueue:
         crash_events: CrashEvents | None = None,
     ) -> list[WorkItem]:
         wanted = (n, owner, tuple(classes), milliseconds(lease), newest_first, crash_limit, crash_events)
-        taken: list[WorkItem] = await self._link.write(_claims, wanted)
+        taken: list[WorkItem] = await self._context.write(_claim_batch, wanted)
         return taken
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
-        answers: list[bool] = await self._link.write(_renews, (held, milliseconds(lease)))
+        answers: list[bool] = await self._context.write(_renew_batch, (held, milliseconds(lease)))
         return answers
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        answers: list[bool] = await self._link.write(_settles, settlements)
+        answers: list[bool] = await self._context.write(_settle_batch, settlements)
         return answers
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
-        cancelled: bool = await self._link.write(_cancels, (work_id, reason, who, events))
+        cancelled: bool = await self._context.write(_cancel_batch, (work_id, reason, who, events))
         return cancelled
 
     async def transfer(self, work_id: str, resource_class: str) -> bool:
-        moved: bool = await self._link.write(_transfers, (work_id, resource_class))
+        moved: bool = await self._context.write(_transfer_batch, (work_id, resource_class))
         return moved
 
     async def open_classes(self) -> list[str]:
-        return await self._link.read(_open_classes)
+        return await self._context.read(_open_classes)
 
     async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
-        number: int = await self._link.write(_recalls, (tuple(classes), crash_events))
+        number: int = await self._context.write(_recall_batch, (tuple(classes), crash_events))
         return number
 
     async def get(self, work_id: str) -> WorkItem | None:
-        return await self._link.read(lambda connection: rows.one(connection, work_id))
+        return await self._context.read(lambda connection: rows.one(connection, work_id))
 
     async def find(
         self,
@@ -192,24 +192,24 @@ class SqliteWorkQueue:
         given = (("state", state), ("kind", kind), ("source", source))
         where = ["id > ?", *(f"{name} = ?" for name, value in given if value is not None)]
         values = [after, *(value for _, value in given if value is not None)]
-        return await self._link.read(lambda connection: rows.page(connection, where, values, limit))
+        return await self._context.read(lambda connection: rows.page(connection, where, values, limit))
 
     async def snapshot(self) -> WorkSnapshot:
-        now = self._link.now()
-        return await self._link.read(lambda connection: _snapshot(connection, now.wall))
+        now = self._context.now()
+        return await self._context.read(lambda connection: _snapshot(connection, now.wall))
 
     async def purge(self, before: int) -> int:
-        return await retention.purge_work(self._link, before)
+        return await retention.purge_work(self._context, before)
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        deadline = self._link.deadline(timeout)
+        deadline = self._context.deadline(timeout)
         topics = [LEASES_TOPIC, *(rows.CLASS_TOPIC + name for name in classes)] if classes else [""]
         while True:
-            with self._link.listening(*topics) as change:
-                soonest = await self._link.read(partial(_soonest, now=self._link.now(), classes=classes))
+            with self._context.listening(*topics) as change:
+                soonest = await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
                 if soonest is not None and soonest <= 0:
                     return True
-                left = self._link.left(deadline)
+                left = self._context.left(deadline)
                 if not left:
                     return False
                 await until(change, left if soonest is None else min(left, soonest / 1000))
@@ -218,7 +218,7 @@ class SqliteWorkQueue:
         future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(work_id, set()).add(future)
         if self._watching is None:
-            change = self._changes.enter_context(self._link.listening(rows.ENDED_TOPIC))  # before the first look
+            change = self._changes.enter_context(self._context.listening(rows.ENDED_TOPIC))  # before the first look
             self._watching = asyncio.get_running_loop().create_task(self._watch(change), name="ended work")
         try:
             item = await self.get(work_id)
@@ -234,13 +234,17 @@ class SqliteWorkQueue:
                     del self._awaited[work_id]
 
     async def _watch(self, change: asyncio.Future[None]) -> None:
-        """Read once for each change, however many items are awaited. A failed read fails every waiter."""
+        """
+        Resolve the waiters of `ended`.
+
+        One read for each change, however many items are awaited. A failed read fails every waiter.
+        """
         try:
             while self._awaited:
                 await until(change, WATCH_S)
                 self._changes.close()
-                change = self._changes.enter_context(self._link.listening(rows.ENDED_TOPIC))
-                for item in await self._link.read(partial(rows.over, ids=list(self._awaited))):
+                change = self._changes.enter_context(self._context.listening(rows.ENDED_TOPIC))
+                for item in await self._context.read(partial(rows.over, ids=list(self._awaited))):
                     for future in self._awaited.pop(item.id, ()):
                         if not future.done():
                             future.set_result(item)
@@ -253,7 +257,7 @@ class SqliteWorkQueue:
             self._watching = None
 
 
-def _enqueues(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued]]:
+def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued]]:
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
     new: list[WorkItem] = []
     pending = _PendingCounts(transaction.connection, new)
@@ -299,7 +303,7 @@ def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int
     return held
 
 
-def _assigns(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem | None]]:
+def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem | None]]:
     known = rows.cached_or_loaded(transaction, [item.id for items, *_ in wanted for item in items])
     new: list[WorkItem] = []
     moved: list[WorkItem] = []
@@ -329,7 +333,7 @@ def _assigns(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem 
     return answers
 
 
-def _claims(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]:
+def _claim_batch(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]:
     connection, now = transaction.connection, transaction.now
     answers: list[list[WorkItem]] = []
     for n, owner, classes, lease_ms, newest_first, crash_limit, crash_events in wanted:
@@ -366,7 +370,7 @@ def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, cr
         transaction.add_events(crash_events(item) if crash_events else ())
 
 
-def _recalls(transaction: Transaction, wanted: list[Any]) -> list[int]:
+def _recall_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
     answers = []
     for classes, crash_events in wanted:
         _reap(transaction, classes, core.CRASH_LIMIT, crash_events)
@@ -386,7 +390,7 @@ def _open_classes(connection: apsw.Connection) -> list[str]:
     return [name for (name,) in found]
 
 
-def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
+def _renew_batch(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
     connection, now = transaction.connection, transaction.now
     answers = []
     for held, lease_ms in wanted:
@@ -400,7 +404,7 @@ def _renews(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
     return answers
 
 
-def _settles(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
+def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
     found = rows.cached_or_loaded(transaction, [one.id for settlements in wanted for one in settlements])
     changed: dict[str, WorkItem] = {}
     answers = []
@@ -418,7 +422,7 @@ def _settles(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> li
     return answers
 
 
-def _cancels(transaction: Transaction, wanted: list[Any]) -> list[bool]:
+def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
     found = rows.cached_or_loaded(transaction, [work_id for work_id, _, _, _ in wanted])
     changed: list[WorkItem] = []
     answers = []
@@ -434,7 +438,7 @@ def _cancels(transaction: Transaction, wanted: list[Any]) -> list[bool]:
     return answers
 
 
-def _transfers(transaction: Transaction, wanted: list[tuple[str, str]]) -> list[bool]:
+def _transfer_batch(transaction: Transaction, wanted: list[tuple[str, str]]) -> list[bool]:
     connection, answers = transaction.connection, []
     for work_id, resource_class in wanted:
         values = (resource_class, transaction.now.wall, work_id)

@@ -121,10 +121,10 @@ def test_a_listener_that_is_not_seen_any_more_holds_up_nobody_and_one_that_is_do
             assert far._following is not None
             far._following.cancel()  # its process is frozen
             message = (near._origin, "a", None, "{}", b"")
-            assert await near._link.write(messages.publishes, message) is True
-            assert await near._link.write(messages.publishes, message) is False
+            assert await near._context.write(messages.publish_batch, message) is True
+            assert await near._context.write(messages.publish_batch, message) is False
             fleet.clock.advance(messages.GONE_AFTER_MS / 1000 + 1)
-            assert await near._link.write(messages.publishes, message) is True
+            assert await near._context.write(messages.publish_batch, message) is True
 
     asyncio.run(main())
 
