@@ -42,8 +42,10 @@ from reefknot.runtime.seeds import new_id
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
-ROUTER = "router"
+ROUTER_NAME = "router"
 STATUS_EVERY_S = 1.0
+"""How often a system publishes its status. It goes stale after `STATUS_KEPT_S`; clients use the copy that they read for
+`router.admission.FRESH_S`."""
 STATUS_KEPT_S = 5.0
 CONTROL_S = 5.0
 STORE_S = 10.0
@@ -62,17 +64,18 @@ class System:
         settings: WorkerSettings,
         blocks: Mapping[str, Block],
         workers: Sequence[str] = ("worker-1",),
-        router: str | None = ROUTER,
+        router: str | None = ROUTER_NAME,
         routing: RouterSettings | None = None,
         hears_shared: bool = False,
         seed: int | None = None,
         secrets: tuple[str, ...] = (),
     ) -> None:
         """
-        `workers` are their names; `router` is its name, None for none.
+        Build the parts over an open store; `start` runs them.
 
-        `routing` are the router's settings; without them its queue has the workers' bounds. With `hears_shared` the
-        workers also take what comes over the shared subject.
+        `workers` are their names; `router` is the router's name, None for no router. `routing` are the router's
+        settings; without them its queue has the workers' bounds. With `hears_shared` the workers also take what comes
+        over the shared subject.
         """
         clock = SteadyClock(clock)
         self.store = store
@@ -99,7 +102,7 @@ class System:
             store,
             clock,
             size=self.routing.rules.size,
-            routed=presence.has_router,
+            has_router=presence.has_router,
             snapshots=presence.router_statuses,
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -195,7 +198,7 @@ class System:
         while True:
             try:
                 async with asyncio.timeout(STORE_S):
-                    commands = await control.poll(ROUTER, after=after)
+                    commands = await control.poll(ROUTER_NAME, after=after)
                 latest = await control.wait(CONTROL_S, after=latest) if not commands else latest
             except Exception as error:
                 logger().error("commands cannot be read (%s)", printable(str(error), most=300))
@@ -268,7 +271,7 @@ async def running_system(
     settings: Settings,
     *,
     workers: Sequence[str] | int = ("worker-1",),
-    router: str | None = ROUTER,
+    router: str | None = ROUTER_NAME,
     modules: Sequence[str] = (),
     drain: float = 5.0,
     seed: int | None = None,
@@ -330,6 +333,6 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
             store,
             clock_of_this_loop(),
             size=size,
-            routed=presence.has_router,
+            has_router=presence.has_router,
             snapshots=presence.router_statuses,
         )

@@ -80,7 +80,7 @@ _CODES: dict[type[Exception], ErrorCode] = {
 
 
 class SqliteQueries:
-    """The threads that run statements."""
+    """Runs statements in a pool of threads, and interrupts one whose caller is cancelled."""
 
     def __init__(self, threads: int = 8) -> None:
         self._threads = ThreadPoolExecutor(threads, "reefknot-sqlite")

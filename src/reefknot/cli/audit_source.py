@@ -85,6 +85,7 @@ class StoreSource:
             yield EventPage([SourceEvent(one.sequence, one.entry.body) for one in kept], len(kept))
 
     async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
+        """Two passes: the chain, then whether each event's index columns match its body."""
         if head is not None and head.chain != self.head.chain:
             return self.head, [Mismatch(0, f"this is chain {self.head.chain}, the head is of chain {head.chain}")]
         with progress("verifying", 2 * self.total) as advance:

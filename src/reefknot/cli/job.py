@@ -15,7 +15,7 @@ from msgspec import Struct
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, one_of
 from reefknot.cli.output import age, put, put_fields, put_json, put_table, say, show, time_text
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, has_router, operator_event, with_store
+from reefknot.cli.stores import StoreAddress, actor_name, address_of, has_router_soon, operator_event, with_store
 from reefknot.core.messages import encode
 from reefknot.core.results import answer_of
 from reefknot.core.work import ROUTER, WorkItem, WorkState
@@ -159,7 +159,7 @@ def list_(
     after: Annotated[str, Parameter(help="Continue after the cursor that the last page gave as `next`.")] = "",
     options: StoreFlags = STORE,
 ) -> int:
-    """List jobs: those that wait for a router first, then the others, by id; pending ones with their due time."""
+    """List jobs by id; pending ones with their due time."""
     check_whole("--limit", limit)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
     address = address_of(options)
@@ -288,7 +288,7 @@ async def _cancel(
     if dry_run:
         return before.value, before.value
     event = operator_event(address, actor, "job.cancel", job, reason=reason)
-    client = Client(store, SystemClock(), routed=has_router)
+    client = Client(store, SystemClock(), has_router=has_router_soon)
     if await client.cancel(job, reason, who=actor, events=[event]):
         return before.value, "cancelled"
     for _ in range(int(CANCEL_WAIT_S / _POLL_S)):

@@ -84,7 +84,7 @@ class FailureFlags:
         """The described failure; None without any flag."""
         if self == NO_FAILURE:
             return None
-        from reefknot.config.book import failure_of
+        from reefknot.config.book import failure_from_facts
         from reefknot.core.redaction import redact
 
         code = None if self.error is None else _error_code(self.error)
@@ -93,7 +93,7 @@ class FailureFlags:
         if self.status is not None and not 300 <= self.status <= 599:
             raise CommandError(f"--status: {self.status} is not a failure; accepted: a status from 300 to 599")
         check_number("--retry-after", self.retry_after, 0, float_info.max, "seconds, 0 or more")
-        return failure_of(
+        return failure_from_facts(
             code=code,
             http_status=self.status,
             failure_type=kind,
@@ -267,10 +267,10 @@ def explain(
 
 
 def _unknown_failure() -> Failure:
-    from reefknot.config.book import failure_of
+    from reefknot.config.book import failure_from_facts
 
     say("No failure given: this explains an unknown one. Describe it with --error, --status, --exception, …")
-    return failure_of()
+    return failure_from_facts()
 
 
 def _answer(

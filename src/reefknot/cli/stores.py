@@ -166,8 +166,8 @@ async def running_systems(store: Store) -> list[dict[str, Any]]:
     return []
 
 
-async def has_router(store: Store) -> bool:
-    """True when a router runs over this store, or is about to."""
+async def has_router_soon(store: Store) -> bool:
+    """True when a router runs over this store, or reports within `PATIENCE_S`."""
     return has_part(await running_systems(store), "router")
 
 

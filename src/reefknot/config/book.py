@@ -130,7 +130,7 @@ class PolicyBook:
             key, found = None, None
         if found is None:
             request = request_of(retry_count=retry_count, timeout_ms=timeout_ms, backoff_ms=backoff_ms)
-            happened = failure_of(**failure) if failure else None
+            happened = failure_from_facts(**failure) if failure else None
             found = self._book.resolve(_target(target), happened, source=source, request=request)
             if key is not None and not isinstance(failure.get("message"), str):
                 self._remember(key, found)
@@ -184,7 +184,7 @@ def request_of(
     )
 
 
-def failure_of(
+def failure_from_facts(
     *,
     code: ErrorCode | str | None = None,
     http_status: int | None = None,

@@ -334,7 +334,7 @@ def _located(
 
 
 def _short_retention(tree: Tree, configuration: Configuration, book: Book) -> Iterator[Problem]:
-    """A retention of keys that is shorter than the retries: a forgotten key would let the effect happen twice."""
+    """Yields a Problem if keys expire sooner than retries end: a forgotten key would let the effect happen twice."""
     kept = configuration.idempotency.retention_seconds
     targets = [target for target in (*book.targets, "block:*") if not target.startswith("connector:")]
     longest, target = max((horizon(book.resolve(target)), target) for target in targets)

@@ -26,7 +26,7 @@ class Renewal:
         self._store = store
         self._claim = claim
         self._lease = lease
-        self._worker: asyncio.Task[Any] | None = None
+        self._work_task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._cancelled_before = 0
@@ -38,9 +38,9 @@ class Renewal:
         return self._lost is not None
 
     async def __aenter__(self) -> Self:
-        self._worker = asyncio.current_task()
-        assert self._worker is not None
-        self._cancelled_before = self._worker.cancelling()
+        self._work_task = asyncio.current_task()
+        assert self._work_task is not None
+        self._cancelled_before = self._work_task.cancelling()
         # Most work ends before its lease has to be renewed: a timer is cheap, and a task is made only for the rest.
         self._timer = asyncio.get_running_loop().call_later(self._lease / 3, self._begin)
         return self
@@ -55,8 +55,8 @@ class Renewal:
                     await self._store.renew(self._claim, lease=self._lease)
             except LeaseLostError as lost:
                 self._lost = lost
-                assert self._worker is not None
-                self._worker.cancel()
+                assert self._work_task is not None
+                self._work_task.cancel()
                 return
             except Exception as error:
                 logger().warning(
@@ -69,13 +69,13 @@ class Renewal:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         assert self._timer is not None
-        assert self._worker is not None
+        assert self._work_task is not None
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
         if self._lost is None:
             return
-        outer_cancelled = self._worker.uncancel() > self._cancelled_before
+        outer_cancelled = self._work_task.uncancel() > self._cancelled_before
         if kind is not None and issubclass(kind, asyncio.CancelledError):
             if outer_cancelled:
                 return

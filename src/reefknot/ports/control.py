@@ -1,7 +1,7 @@
 """
-Words between processes.
+The port of the control channel: commands from one process to another.
 
-A command is addressed to one target by name, or to `*`. Every reader keeps its own place and sees each command once.
+A command is addressed to one target by name, or to `*`. Every reader keeps its own position and sees each command once.
 Commands go stale: one that nobody read in time is not obeyed later.
 """
 
@@ -16,7 +16,7 @@ EVERYONE = "*"
 
 
 class Command(Struct, frozen=True):
-    """Do this. `body` is JSON text; `at` is milliseconds UTC."""
+    """A command to one target, or to all. `body` is JSON text; `at` is milliseconds UTC."""
 
     sequence: int
     name: str
@@ -27,7 +27,7 @@ class Command(Struct, frozen=True):
 
 
 class Control(Protocol):
-    """Posts, polls, wakes up."""
+    """Posts commands, and reads those addressed to a target."""
 
     async def post(
         self,
@@ -39,13 +39,13 @@ class Control(Protocol):
         keep: float = 300.0,
         events: Sequence[AuditEntry] = (),
     ) -> int:
-        """Say it; it goes stale after `keep` seconds. Answers its sequence."""
+        """Post a command, which goes stale after `keep` seconds; returns its sequence number."""
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
         """The commands to this target or to everyone after this sequence number that are not stale."""
 
     async def latest(self) -> int:
-        """The last sequence given out: where a reader that only wants what comes now begins."""
+        """The last sequence number given out: where a reader that only wants what comes now begins."""
 
     async def wait(self, timeout: float, *, after: int) -> int:
-        """Wait until a command after this sequence was posted, at most `timeout` seconds. Returns the latest one."""
+        """Wait until a command after this number was posted, at most `timeout` seconds. Returns the latest one."""

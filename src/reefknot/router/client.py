@@ -49,18 +49,18 @@ class Handle:
         submissions: Submissions,
         store: Store,
         assignment: ExecAssignment,
-        wait: float,
-        routed: HasRouter | None = None,
+        result_wait: float,
+        has_router: HasRouter | None = None,
     ) -> None:
         self.assignment_id = assignment.assignment_id
-        self._routed = routed
+        self._has_router = has_router
         self._submissions = submissions
         self._store = store
-        self._wait = wait
+        self._result_wait = result_wait
 
     async def result(self, timeout: float | None = None) -> ExecResult:
         """The result, waited for at most `timeout` seconds (default: the assignment's deadline, else a minute)."""
-        seconds = self._wait if timeout is None else number("timeout", timeout, most=inf, unit=" of seconds")
+        seconds = self._result_wait if timeout is None else number("timeout", timeout, most=inf, unit=" of seconds")
         result = await self._submissions.result(self.assignment_id, seconds)
         if result is None:
             raise ResultPendingError(assignment_id=self.assignment_id, seconds=seconds)
@@ -73,7 +73,7 @@ class Handle:
 
     async def cancel(self, reason: str = "") -> None:
         """Cancel it, whether a router is running or not. Its result then says `cancelled`."""
-        await cancel_assignment(self._submissions, self._store, self.assignment_id, reason, routed=self._routed)
+        await cancel_assignment(self._submissions, self._store, self.assignment_id, reason, has_router=self._has_router)
 
 
 class Client:
@@ -85,11 +85,11 @@ class Client:
         clock: Clock,
         *,
         size: int = 1000,
-        routed: HasRouter | None = None,
+        has_router: HasRouter | None = None,
         snapshots: RouterSnapshots | None = None,
     ) -> None:
         """
-        `routed` tells whether a router is running; without it, one is assumed.
+        `has_router` tells whether a router is running; without it, one is assumed.
 
         `snapshots` reads what routers last published: a deadline that none of them can meet is then refused here.
         """
@@ -98,7 +98,7 @@ class Client:
         self._forecast = DeadlineForecast(store, clock, snapshots)
         self._clock = clock
         self._submissions = Submissions(store.work, clock, size=size)
-        self._routed = routed
+        self._has_router = has_router
 
     async def submit(
         self,
@@ -143,15 +143,15 @@ class Client:
         return await self._submit(validated(assignment)[0])
 
     async def _submit(self, checked: ExecAssignment) -> Handle:
-        wait = await self._forecast.refusal(checked)
-        if wait is not None and await self._submissions.find(checked.assignment_id) is None:
-            raise await self._refused(checked, wait)
+        retry_after = await self._forecast.refusal(checked)
+        if retry_after is not None and await self._submissions.find(checked.assignment_id) is None:
+            raise await self._refused(checked, retry_after)
         await self._submissions.submit(checked)
         deadline = checked.options.deadline_ms
-        wait = DEFAULT_WAIT if deadline is None else deadline / 1000 + 1.0
-        return Handle(self._submissions, self.store, checked, wait, self._routed)
+        result_wait = DEFAULT_WAIT if deadline is None else deadline / 1000 + 1.0
+        return Handle(self._submissions, self.store, checked, result_wait, self._has_router)
 
-    async def _refused(self, assignment: ExecAssignment, wait: float) -> QueueFullError:
+    async def _refused(self, assignment: ExecAssignment, retry_after: float) -> QueueFullError:
         """The refusal of an assignment that would miss its deadline, audited as when a router refuses it."""
         reason = RejectReason.WOULD_MISS_DEADLINE.value
         event = Admission(
@@ -162,14 +162,14 @@ class Client:
         )
         await Journal(self.store.audit).write(event)
         depth = (await self.store.work.snapshot()).due.get(ROUTER, 0)
-        return QueueFullError(depth=depth, limit=self._size, retry_after=wait, reason=reason.replace("_", " "))
+        return QueueFullError(depth=depth, limit=self._size, retry_after=retry_after, reason=reason.replace("_", " "))
 
     async def cancel(
         self, assignment_id: str, reason: str = "", *, who: str = "caller", events: Sequence[AuditEntry] = ()
     ) -> bool:
         """Cancel it, wherever it is. True when that is done, False when a router was asked to do it."""
         return await cancel_assignment(
-            self._submissions, self.store, assignment_id, reason, routed=self._routed, who=who, events=events
+            self._submissions, self.store, assignment_id, reason, has_router=self._has_router, who=who, events=events
         )
 
     async def run(self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> ExecResult:
@@ -184,7 +184,7 @@ async def cancel_assignment(
     assignment_id: str,
     reason: str = "",
     *,
-    routed: HasRouter | None = None,
+    has_router: HasRouter | None = None,
     who: str = "caller",
     events: Sequence[AuditEntry] = (),
 ) -> bool:
@@ -194,7 +194,7 @@ async def cancel_assignment(
     A router that starts later obeys what it was asked while none was there.
     """
     why = cancel_reason(reason)
-    if routed is not None and not await routed(store):
+    if has_router is not None and not await has_router(store):
         about = envelope(wall=submissions.wall(), work_id=assignment_id)
         entries = list(events) or Journal(None).entries([cancelled_event(about, why, who=who)])
         return await store.work.cancel(assignment_id, reason=why, who=who, events=entries)

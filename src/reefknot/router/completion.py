@@ -26,7 +26,8 @@ from reefknot.runtime.timeouts import STORE_S
 BATCH = 256
 
 
-Done = Callable[[], Awaitable[None]]
+Acknowledge = Callable[[], Awaitable[None]]
+"""Acknowledges the message that brought a result."""
 
 
 class _RouterEnd(Struct, frozen=True):
@@ -34,7 +35,7 @@ class _RouterEnd(Struct, frozen=True):
 
     settlement: Settlement
     result: ExecResult
-    done: Done | None = None
+    done: Acknowledge | None = None
 
 
 class Completion:
@@ -69,7 +70,7 @@ class Completion:
         self._freed()
         return True
 
-    def finish_foreign(self, pending: Pending, result: ExecResult, done: Done | None) -> None:
+    def finish_foreign(self, pending: Pending, result: ExecResult, done: Acknowledge | None) -> None:
         """Write the result of a worker that has a store of its own."""
         if self._context.table.get(pending.id) is not pending:
             return

@@ -40,6 +40,8 @@ from reefknot.router.settings import ACK_WITHIN_S, ASK_AGAIN_S, LATE_S
 from reefknot.runtime import seeds
 
 PUBLISH_S = 10.0
+PUBLISH_BATCH = 64
+"""Assignments that are published within one `PUBLISH_S`."""
 FLEET_EVERY_S = 5.0
 REFUSED_FOR_S = 1.0
 """How long a worker that refused is not asked, when its ack did not say."""
@@ -191,7 +193,7 @@ class Dispatcher:
         try:
             while sent < len(chosen):
                 async with asyncio.timeout(PUBLISH_S):
-                    for pending in chosen[sent : sent + PASSED_BY]:
+                    for pending in chosen[sent : sent + PUBLISH_BATCH]:
                         sent += 1
                         await self._publish_assignment(pending)
         finally:

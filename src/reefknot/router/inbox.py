@@ -27,7 +27,7 @@ from reefknot.core.results import unrun_result
 from reefknot.core.routing import too_late_everywhere
 from reefknot.ports.transport import Delivery
 from reefknot.router.admission import HealthTable
-from reefknot.router.completion import Completion, Done
+from reefknot.router.completion import Acknowledge, Completion
 from reefknot.router.context import RouterContext
 from reefknot.router.dispatch import REFUSED_FOR_S, SHARED, Dispatcher
 from reefknot.router.pending import Pending
@@ -149,7 +149,7 @@ class Inbox:
         held = pending.maybe_held_before_send
         return not held and too_late_everywhere(workers, pending.too_late_for, self._clock.now())
 
-    def _read_result(self, result: ExecResult, done: Done | None) -> bool:
+    def _read_result(self, result: ExecResult, done: Acknowledge | None) -> bool:
         pending = self._table.get(result.assignment_id)
         if pending is None:
             return True

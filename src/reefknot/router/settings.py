@@ -1,7 +1,8 @@
 """
 A router's settings: how much may wait, how patient it is, how long its claims hold.
 
-Every number of a lease or a patience has its name here and nowhere else.
+The lease, the patience, and the times after which a worker is asked again are defined here; other times stand beside
+the code that uses them.
 """
 
 from typing import Any

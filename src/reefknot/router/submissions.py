@@ -56,6 +56,8 @@ _FREE_FIELDS = ("job.payload", "job.resources", "metadata", "decision")
 """Fields that hold a caller's own values."""
 _UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
 BATCH = 200
+STORE_FULL_RETRY_S = 1.0
+"""When a caller may try again after the store had no room; the store knows no rate to tell it by."""
 _NEVER = 1_000_000_000
 """A router may vanish as often as it likes: that says nothing about the work."""
 
@@ -131,7 +133,7 @@ class Submissions:
         """Keep an assignment. False when it is there already; `QueueFullError` when there is no room."""
         (kept,) = await self.enqueue([self.item(assignment, encode(assignment))])
         if kept is Enqueued.FULL:
-            raise QueueFullError(depth=self._size, limit=self._size, retry_after=1.0)
+            raise QueueFullError(depth=self._size, limit=self._size, retry_after=STORE_FULL_RETRY_S)
         if kept is Enqueued.DUPLICATE:
             await self.check_same_job(assignment)
         return kept is Enqueued.ACCEPTED
@@ -297,7 +299,7 @@ class LocalCallers:
             kept = await arrival.kept
             if kept is Enqueued.FULL:
                 size = self._context.rules.size
-                raise QueueFullError(depth=size, limit=size, retry_after=1.0)
+                raise QueueFullError(depth=size, limit=size, retry_after=STORE_FULL_RETRY_S)
             if kept is Enqueued.DUPLICATE:
                 self._admission.unclaimed.discard(name)
                 await self._submissions.check_same_job(assignment)

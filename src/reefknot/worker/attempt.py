@@ -34,8 +34,8 @@ from reefknot.worker.destinations import Destination, Destinations
 from reefknot.worker.failures import (
     StepOutcome,
     TimedOut,
-    failure_of,
-    failure_text,
+    failure_json,
+    failure_of_step,
     last_error,
     outcome_of,
     timeout_result,
@@ -130,7 +130,7 @@ class StepRunner:
             raise
         self.counters.executions += 1
         step = ran.step
-        failure = None if step.ok else failure_of(step)
+        failure = None if step.ok else failure_of_step(step)
         if failure is not None and not self._settings.retries_v2:
             failure = without_retry_after(failure)
         events = self._report_to_breaker(destination, permit, step, failure)
@@ -157,7 +157,7 @@ class StepRunner:
         step = StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
         event = expired_event(attempt.assignment, self._clock.wall(), item.attempts)
         failure = classify(message, code=ErrorCode.cancelled_by_timeout)
-        return self._ended(attempt, step, WorkFailed(failure_text(failure), None, EXPIRED), (event,), ran=False)
+        return self._ended(attempt, step, WorkFailed(failure_json(failure), None, EXPIRED), (event,), ran=False)
 
     def _not_known(self, attempt: AttemptInputs) -> AttemptReport:
         """The end of a step that an earlier incarnation of this worker knew, and this one does not."""
@@ -188,7 +188,7 @@ class StepRunner:
 
     def _stopped(self, attempt: AttemptInputs, step: StepResult, attempts: int, *, breaker_open: bool) -> AttemptReport:
         """The end of an assignment whose block was not called this time."""
-        failure = failure_of(step)
+        failure = failure_of_step(step)
         policy = self._policy(attempt, failure)
         history = History(max(1, attempts), attempt.elapsed(self._clock.wall()))
         decision = decide(policy, history, failure, 0.0, breaker_open=breaker_open)
@@ -268,7 +268,7 @@ class StepRunner:
         return StepOutcome(step, ran.timed_out, verdict=False, unknown=unknown)
 
     def _retry_rank(self, attempt: AttemptInputs, step: StepResult) -> tuple[bool, int]:
-        policy = self._policy(attempt, failure_of(step))
+        policy = self._policy(attempt, failure_of_step(step))
         return policy.retryable, policy.max_attempts
 
     def _report_to_breaker(
@@ -320,7 +320,7 @@ class StepRunner:
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms = int(decision.delay * 1000)
             kind = failure.failure_type.value
-            return AttemptReport(TryAgain(due, failure_text(failure), kind, delay_ms, began_at=began), tuple(events))
+            return AttemptReport(TryAgain(due, failure_json(failure), kind, delay_ms, began_at=began), tuple(events))
         events.append(end_event(assignment, wall, attempt.number, decision.reason, record))
         self.counters.throttled += decision.reason is Reason.THROTTLED
         return self._gave_up(attempt, ran.step, failure, decision.reason, tuple(events), unknown=ran.unknown)
@@ -343,7 +343,7 @@ class StepRunner:
         if reason is Reason.BUDGET_SPENT:
             self.counters.budget_exhaustions += 1
             step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT)
-        text = failure_text(failure)
+        text = failure_json(failure)
         settled: WorkFailed | Quarantine = WorkFailed(text, None, reason.value)
         if unknown or self._settings.quarantine_failed:
             why = f"{UNKNOWN_OUTCOME}: {unknown}" if unknown else reason.value

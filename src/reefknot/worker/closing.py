@@ -1,5 +1,5 @@
 """
-The end of an attempt and of an assignment: settled in the store, then published.
+Runs a claimed item's attempt, then settles and publishes it.
 
 Reports go to the store in batches: what has ended by the time the store is free goes in together. A step that was run
 is reported even while the worker ends, so that its effect is not repeated because its report was cut off. A report that

@@ -38,7 +38,7 @@ def _timeout_code(target: str) -> ErrorCode:
     return ErrorCode.resource_unavailable if family in ("fs", "sql") else ErrorCode.connection_timeout
 
 
-def failure_of(step: StepResult) -> Failure:
+def failure_of_step(step: StepResult) -> Failure:
     """The classified failure of a step."""
     hint = step.metadata.get("retry_after")
     known = isinstance(hint, int | float) and not isinstance(hint, bool)
@@ -51,7 +51,7 @@ def failure_of(step: StepResult) -> Failure:
     )
 
 
-def failure_text(failure: Failure) -> str:
+def failure_json(failure: Failure) -> str:
     """A failure as a work item keeps it: canonical JSON."""
     return canonical(msgspec.to_builtins(FailureRecord.of(failure))).decode()
 

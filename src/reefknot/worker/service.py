@@ -52,7 +52,7 @@ from reefknot.worker.settings import WorkerSettings
 
 PAGE = 500
 AT_ONCE = 64
-"""What goes beside the groups at the door: refusals, cancellations, acks on their way."""
+"""Refusals, cancellations and acks handled at once, beside the intake's batches."""
 
 _cancels = msgspec.json.Decoder(Cancel)
 _fleets = msgspec.json.Decoder(Fleet)

@@ -1,7 +1,7 @@
 """
 Settings of a worker, in the units it works with.
 
-Resolved once from the configuration; the gates are decided here and nowhere else.
+Resolved once from the configuration; gates arrive decided, from `config/settings.py`.
 """
 
 from collections.abc import Mapping

@@ -106,10 +106,10 @@ def test_a_failure_is_answered(rk: Commands, words: tuple[str, ...], decision: s
 @pytest.mark.parametrize("code", [code for code in ErrorCode if code is not ErrorCode.none])
 @pytest.mark.parametrize("target", ["block:fs", "connector:local_files", "operation:kv.put"])
 def test_the_command_answers_what_the_book_answers(rk: Commands, target: str, code: ErrorCode) -> None:
-    from reefknot.config.book import failure_of
+    from reefknot.config.book import failure_from_facts
 
     said = rk("policy", "explain", target, "--error", code.name, "--seed", "7", "--json").json
-    known = PolicyBook().explain(target, failure_of(code=code), seed=7)
+    known = PolicyBook().explain(target, failure_from_facts(code=code), seed=7)
 
     assert said["decision"] == ("retry" if known.retries else "stop")
     assert [wait["delay"] for wait in said["schedule"]] == [wait.delay for wait in known.schedule]

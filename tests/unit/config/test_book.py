@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 import reefknot as rk
-from reefknot.config.book import PolicyBook, failure_of, request_of
+from reefknot.config.book import PolicyBook, failure_from_facts, request_of
 from reefknot.config.reading.session import Problem
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Layer, ResolvedPolicy
@@ -208,28 +208,28 @@ def test_a_book_that_was_not_read_from_files_stays_as_it_is(book: PolicyBook) ->
 
 
 def test_a_failure_is_made_from_what_is_known_of_it() -> None:
-    assert failure_of(code="http_error", http_status=429).failure_type is FailureType.RATE_LIMITED
-    assert failure_of(code="NETWORK_ERROR").code is ErrorCode.network_error
-    assert failure_of(code="3002").code is ErrorCode.connection_timeout
-    assert failure_of(code=ErrorCode.internal_error).code is ErrorCode.internal_error
-    assert failure_of(http_status=503).code is ErrorCode.http_error
-    assert failure_of(message="HTTP 503 from upstream").http_status == 503
-    assert failure_of(message="HTTP 503", http_status=500).http_status == 500
-    assert failure_of(failure_type="transient").failure_type is FailureType.TRANSIENT
-    assert failure_of(failure_type="transient", http_status=404).failure_type is FailureType.TRANSIENT
-    assert failure_of(retry_after=3.0).retry_after == 3.0
-    assert failure_of(message="permission denied").failure_type is FailureType.PERMANENT
+    assert failure_from_facts(code="http_error", http_status=429).failure_type is FailureType.RATE_LIMITED
+    assert failure_from_facts(code="NETWORK_ERROR").code is ErrorCode.network_error
+    assert failure_from_facts(code="3002").code is ErrorCode.connection_timeout
+    assert failure_from_facts(code=ErrorCode.internal_error).code is ErrorCode.internal_error
+    assert failure_from_facts(http_status=503).code is ErrorCode.http_error
+    assert failure_from_facts(message="HTTP 503 from upstream").http_status == 503
+    assert failure_from_facts(message="HTTP 503", http_status=500).http_status == 500
+    assert failure_from_facts(failure_type="transient").failure_type is FailureType.TRANSIENT
+    assert failure_from_facts(failure_type="transient", http_status=404).failure_type is FailureType.TRANSIENT
+    assert failure_from_facts(retry_after=3.0).retry_after == 3.0
+    assert failure_from_facts(message="permission denied").failure_type is FailureType.PERMANENT
 
 
 def test_an_exception_is_known_by_its_builtin_ancestors_and_nothing_is_imported() -> None:
-    assert failure_of(exception="ConnectionResetError").exceptions == (
+    assert failure_from_facts(exception="ConnectionResetError").exceptions == (
         *("builtins.ConnectionResetError", "builtins.ConnectionError", "builtins.OSError", "builtins.Exception"),
     )
-    assert failure_of(exception="builtins.TimeoutError").code is ErrorCode.connection_timeout
-    assert failure_of(exception="os.system").exceptions == ("os.system",)
-    assert failure_of(exception="print").exceptions == ("print",)
-    assert failure_of(exception="httpx.ConnectTimeout").exceptions == ("httpx.ConnectTimeout",)
-    assert failure_of(exception="TimeoutError", http_status=503).code is ErrorCode.connection_timeout
+    assert failure_from_facts(exception="builtins.TimeoutError").code is ErrorCode.connection_timeout
+    assert failure_from_facts(exception="os.system").exceptions == ("os.system",)
+    assert failure_from_facts(exception="print").exceptions == ("print",)
+    assert failure_from_facts(exception="httpx.ConnectTimeout").exceptions == ("httpx.ConnectTimeout",)
+    assert failure_from_facts(exception="TimeoutError", http_status=503).code is ErrorCode.connection_timeout
 
 
 @for_each_row(
@@ -303,11 +303,11 @@ def test_asking_without_a_failure_is_asking_before_anything_failed() -> None:
 def test_explaining_says_whether_why_and_when() -> None:
     book = PolicyBook.loads("sources: {inbox: {connector: imap_mailbox, retry: {max_attempts: 2}}}")
 
-    retried = book.explain("connector:imap_mailbox", failure_of(message="timeout"), source="inbox", seed=1)
+    retried = book.explain("connector:imap_mailbox", failure_from_facts(message="timeout"), source="inbox", seed=1)
     assert retried.retries
     assert [wait.retry for wait in retried.schedule] == [0, 1]
     assert all(wait.delay is not None for wait in retried.schedule)
-    stopped = book.explain("operation:KV_GET", failure_of(message="timeout"), retry_count=0)
+    stopped = book.explain("operation:KV_GET", failure_from_facts(message="timeout"), retry_count=0)
     assert (stopped.target, stopped.reason) == ("operation:kv.get", rk.Reason.ATTEMPTS_SPENT)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.config import dialects as strategies
-from reefknot.config.book import failure_of
+from reefknot.config.book import failure_from_facts
 from reefknot.config.registry import ConnectorPolicy, RetryPolicyRegistry
 from reefknot.core.retry.policy import CUSTOM_STRATEGIES, RetryPolicy
 from reefknot.errors import ConfigurationError
@@ -61,7 +61,7 @@ CONNECTOR = "retry_policies: {imap_mailbox: {strategy: NAME}}"
 def test_a_block_and_a_connector_may_follow_a_strategy_of_another_package() -> None:
     book = rk.PolicyBook.loads(f"{BLOCK}\n{CONNECTOR}".replace("NAME", "staircase"))
     policy = book.resolve("block:http.request", code="http_error", http_status=503, retry_count=7)
-    waits = [one.max for one in book.explain("block:http", failure_of(http_status=503), retry_count=7).schedule]
+    waits = [one.max for one in book.explain("block:http", failure_from_facts(http_status=503), retry_count=7).schedule]
 
     assert policy.strategy == "staircase"
     assert waits == [1, 1, 1, 2, 2, 2, 3]

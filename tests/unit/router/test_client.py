@@ -42,7 +42,7 @@ async def called_off(handle: Handle) -> ExecResult:
 
 def test_without_a_router_it_is_off_at_once_and_on_record() -> None:
     async def story(shop: Shop) -> None:
-        client = Client(shop.store, shop.clock, routed=nobody)
+        client = Client(shop.store, shop.clock, has_router=nobody)
         handle = await client.hand_in(work("a"))
         await handle.cancel("not needed")
         assert (await called_off(handle)).error_message == "not needed"
@@ -60,7 +60,7 @@ def test_without_a_router_what_a_worker_has_is_off_too() -> None:
         step = Step(seconds=100)
         router = await shop.router()
         await shop.worker("w1", step, lease=5)
-        client = Client(shop.store, shop.clock, routed=nobody)
+        client = Client(shop.store, shop.clock, has_router=nobody)
         handle = await client.hand_in(work("a"))
         await asyncio.sleep(2)
         shop.vanish(router)
@@ -88,7 +88,7 @@ def test_a_router_that_starts_hears_what_was_called_off_while_it_was_away(
 
 async def story_of(shop: Shop, where: str) -> str:
     """Called off between two lives of the router; answers how it ended."""
-    client = Client(shop.store, shop.clock, routed=somebody)  # it has not noticed that the router is gone
+    client = Client(shop.store, shop.clock, has_router=somebody)  # it has not noticed that the router is gone
     handle = await client.hand_in(work("a"))
     if where != "handed in":
         first = await shop.router()
