@@ -57,7 +57,7 @@ async def adopt(store: Store, workers: Sequence[Worker], steps: Container[str]) 
         left = {
             name
             for name, states in counts.items()
-            if "@" in name and name.partition("@")[2] not in here and states.get(state)
+            if "@" in name and name.rpartition("@")[2] not in here and states.get(state)
         }
         if left:
             await _adopt(store, able, steps, state, left)
@@ -73,7 +73,7 @@ async def _adopt(
             if item.resource_class not in left or item.kind not in steps:
                 continue
             worker = workers[number % len(workers)]
-            pool = worker.pools.get(item.resource_class.partition("@")[0])
+            pool = worker.pools.get(item.resource_class.rpartition("@")[0])
             number += 1
             if pool is not None and pool.has_room:
                 await worker.closing.answer_duplicate(item.id, pool)

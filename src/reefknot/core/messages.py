@@ -205,6 +205,8 @@ class Heartbeat(Struct, frozen=True):
     """A new value each time the worker starts: assignments of the previous one may only be in its store."""
     store: str = ""
     """The store that keeps what the worker accepts. A router over the same one need not keep its results again."""
+    leaving: bool = False
+    """Draining for good: what is queued for the worker is for the others."""
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):

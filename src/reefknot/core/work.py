@@ -197,6 +197,11 @@ def worker_class(resource_class: str, worker_id: str) -> str:
     return f"{resource_class}@{worker_id}"
 
 
+def worker_of(resource_class: str) -> str:
+    """The worker whose queue a class is; empty for any other class. A worker's id has no `@` in it."""
+    return resource_class.rpartition("@")[2] if "@" in resource_class else ""
+
+
 def is_workers(item: WorkItem) -> bool:
     """Whether a worker has accepted the item: only then its class names one."""
     return "@" in item.resource_class

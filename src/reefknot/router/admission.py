@@ -51,6 +51,7 @@ class HealthTable:
         self.store = ""
         """The store of this router; see `Heartbeat.store`."""
         self._sharing: set[str] = set()
+        self._leaving: set[str] = set()
         self._entries: dict[str, dict[str, WorkerHealth]] = {}
         self._incarnations: dict[str, str] = {}
         self._slots: dict[str, tuple[int, float]] = {}
@@ -62,6 +63,7 @@ class HealthTable:
         worker_id = beat.worker_id
         self._slots.clear()
         restarted = worker_id in self._incarnations and self._incarnations[worker_id] != beat.incarnation
+        restarted = restarted or (worker_id in self.draining and not beat.draining)
         for name, reported in list(beat.classes.items())[:MOST_CLASSES]:
             before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
             changed = msgspec.structs.replace(
@@ -76,6 +78,7 @@ class HealthTable:
             if self._put(name, changed):
                 self._incarnations[worker_id] = beat.incarnation
                 (self.draining.add if beat.draining else self.draining.discard)(worker_id)
+                (self._leaving.add if beat.leaving else self._leaving.discard)(worker_id)
                 is_shared = bool(beat.store) and beat.store == self.store
                 (self._sharing.add if is_shared else self._sharing.discard)(worker_id)
         return restarted
@@ -84,6 +87,10 @@ class HealthTable:
         """Whether the worker is known, and not gone."""
         found = [by_id[worker_id] for by_id in self._entries.values() if worker_id in by_id]
         return any(not one.gone(now) for one in found)
+
+    def keeps_queue(self, worker_id: str, now: float) -> bool:
+        """Whether queued work is left to the worker: it is live, and not leaving."""
+        return worker_id not in self._leaving and self.is_live(worker_id, now)
 
     def shares_store(self, worker_id: str) -> bool:
         """Whether the worker keeps its results in this router's store."""
@@ -134,6 +141,7 @@ class HealthTable:
             del self._incarnations[worker_id]
         self.draining &= here
         self._sharing &= here
+        self._leaving &= here
 
     def live(self, now: float) -> int:
         """The number of live workers, which share the fleet's throttle."""

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from reefknot.core.audit.event import Event
 from reefknot.core.messages import ExecResult, ResultStatus, encode
+from reefknot.core.results import answer_of
 from reefknot.core.work import WorkDone, WorkFailed, WorkRejected
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.work_queue import Settlement
@@ -35,6 +36,7 @@ class _RouterEnd(Struct, frozen=True):
 
     settlement: Settlement
     result: ExecResult
+    counted: str
     done: Acknowledge | None = None
 
 
@@ -76,20 +78,20 @@ class Completion:
             return
         self._by_worker(pending, result)
         self._context.table.remove(pending)
-        self.counts[result.status.value] += 1
         text, succeeded = encode(result).decode(), result.status is ResultStatus.SUCCESS
         settled = WorkDone(text) if succeeded else WorkFailed(None, text, result.status.value)
         held = pending.held
-        self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled), result, done))
+        settlement = Settlement(held.id, held.owner, held.fence, settled)
+        self.batch.put(_RouterEnd(settlement, result, result.status.value, done))
 
     def end(self, pending: Pending, result: ExecResult, event: Event) -> None:
         """End an assignment that this router holds."""
         if not self._context.table.remove(pending):
             return
-        self.counts["rejected" if result.status is ResultStatus.ERROR else result.status.value] += 1
         held, entries = pending.held, tuple(self._context.journal.entries([event]))
         settled = WorkRejected(encode(result).decode(), result.status.value)
-        self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled, entries), result))
+        counted = "rejected" if result.status is ResultStatus.ERROR else result.status.value
+        self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled, entries), result, counted))
 
     async def _keep(self, ends: list[_RouterEnd]) -> None:
         try:
@@ -98,9 +100,20 @@ class Completion:
             self._freed()
         for one, ours in zip(ends, kept, strict=True):
             if ours:
+                self.counts[one.counted] += 1
                 self._resolve(one.result)
+            else:
+                await self._resolve_from_store(one.settlement.id)
         async with asyncio.timeout(STORE_S):
             await asyncio.gather(*(one.done() for one in ends if one.done is not None))
+
+    async def _resolve_from_store(self, assignment_id: str) -> None:
+        """Resolve the caller of an assignment whose record somebody else holds, if it has ended."""
+        async with asyncio.timeout(STORE_S):
+            item = await self._context.work.get(assignment_id)
+        result = None if item is None else answer_of(item)
+        if result is not None:
+            self._resolve(result)
 
     async def _settle(self, ends: list[_RouterEnd]) -> list[bool]:
         """Write all in one step; if that fails for another reason than the store's absence, each by itself."""

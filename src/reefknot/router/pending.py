@@ -242,7 +242,8 @@ class PendingTable:
         """Let it wait here again; this worker is not asked before `until`."""
         pending.refused_until[worker_id] = until
         pending.refusal = message
-        pending.sent_before = pending.maybe_held_before_send
+        if not pending.acked:  # else it was accepted before, and the record may be the worker's
+            pending.sent_before = pending.maybe_held_before_send
         self.back(pending)
 
     def remove(self, pending: Pending) -> bool:

@@ -29,7 +29,7 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import OverloadStatus, QueueView, RejectionPolicy, level
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import answer_of, assignment_of, cancel_reason
-from reefknot.core.work import ROUTER, WorkItem, WorkState, is_workers
+from reefknot.core.work import ROUTER, WorkItem, WorkState, is_over, is_workers, worker_of
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
@@ -202,7 +202,7 @@ class Router:
         why = cancel_reason(reason)
         pending = self.table.get(assignment_id)
         if pending is None:
-            return await self._cancel_unclaimed(assignment_id, why)
+            return await self._cancel_unheld(assignment_id, why)
         pending.cancel_reason = why
         if pending.worker_id is None:
             await self.dispatcher.end_cancelled(pending)
@@ -210,10 +210,17 @@ class Router:
             await self.dispatcher.send_cancel(assignment_id, why)
         return True
 
-    async def _cancel_unclaimed(self, assignment_id: str, why: str) -> bool:
+    async def _cancel_unheld(self, assignment_id: str, why: str) -> bool:
+        """Cancel an assignment that is not in this router's table. A worker may have it."""
         item = await self.submissions.find(assignment_id)
-        if item is None or item.state is not WorkState.PENDING:
+        if item is None or is_over(item):
             return False
+        worker_id = worker_of(item.resource_class)
+        if worker_id and self.health.is_live(worker_id, self._clock.now()):
+            await self.dispatcher.send_cancel(assignment_id, why)
+            return True
+        if item.state is WorkState.RUNNING and not worker_id:
+            return False  # another router holds it
         return await self._cancel_in_store(item, why)
 
     async def _cancel_in_store(self, item: WorkItem, why: str) -> bool:
@@ -228,13 +235,17 @@ class Router:
     async def _resolve_callers(self) -> None:
         """Resolve callers whose assignments this router does not look after, as soon as these end in the store."""
         waiting: dict[str, asyncio.Task[None]] = {}
-        while True:
-            await asyncio.sleep(CALLERS_S)
-            waiting = {name: task for name, task in waiting.items() if not task.done()}
-            for name in self._callers.elsewhere():
-                if name not in waiting:
-                    work = self._background.run_logged("a result could not be read", self._resolve_caller, name)
-                    waiting[name] = asyncio.get_running_loop().create_task(work)
+        try:
+            while True:
+                await asyncio.sleep(CALLERS_S)
+                waiting = {name: task for name, task in waiting.items() if not task.done()}
+                for name in self._callers.elsewhere():
+                    if name not in waiting:
+                        work = self._background.run_logged("a result could not be read", self._resolve_caller, name)
+                        waiting[name] = asyncio.get_running_loop().create_task(work)
+        finally:
+            for task in waiting.values():
+                task.cancel()
 
     async def _resolve_caller(self, name: str) -> None:
         result = await self.submissions.result(name, CALLER_WAIT_S)
@@ -271,13 +282,10 @@ class Router:
         await self.cancel(name, cancel.reason)
 
     async def _cancel_elsewhere(self, item: WorkItem, cancel: Cancel) -> None:
-        """Cancel what this router does not look after: a worker may run it, or another router holds it."""
-        worker_id = item.resource_class.partition("@")[2]
-        if worker_id and self.health.is_live(worker_id, self._clock.now()):
-            await self.dispatcher.send_cancel(item.id, cancel.reason or "cancelled")
-        elif worker_id:
-            await self._cancel_in_store(item, cancel_reason(cancel.reason))
-        elif item.state is WorkState.RUNNING and len(self._early_cancels) < MOST_EARLY:
+        """Cancel what this router does not look after, or remember it while another router holds it."""
+        if await self.cancel(item.id, cancel.reason) or is_workers(item):
+            return
+        if item.state is WorkState.RUNNING and len(self._early_cancels) < MOST_EARLY:
             self._early_cancels[item.id] = self._clock.now(), cancel.reason
 
     async def _cancel_early_ones(self, names: list[str]) -> None:
@@ -361,7 +369,8 @@ class Router:
         now = self._clock.now()
         async with asyncio.timeout(STORE_S):
             classes = await self._store.work.open_classes()
-        gone = [name for name in classes if "@" in name and not self.health.is_live(name.partition("@")[2], now)]
+        workers = {name: worker_of(name) for name in classes}
+        gone = [name for name, worker in workers.items() if worker and not self.health.keeps_queue(worker, now)]
         if gone:
             await self.submissions.recall(gone)
 
@@ -380,6 +389,8 @@ class Router:
             if pending is None or pending.held != lost or not self._holds(pending):
                 continue
             item = await self.submissions.find(lost.id)
+            if pending.held != lost:
+                continue  # claimed anew meanwhile
             result = None if item is None else answer_of(item)
             if result is not None:
                 self._completion.finish(pending, result)

@@ -289,6 +289,9 @@ class LocalCallers:
         verdict = self._admission.admit(assignment)
         if isinstance(verdict, Reject) and await self._submissions.find(name) is None:
             raise await self._refuse(assignment, verdict)
+        future = self._callers.get(name)
+        if future is not None and not future.done():  # another caller came while the store was asked
+            return future
         future = asyncio.get_running_loop().create_future()
         self._callers[name], self._jobs[name] = future, assignment.job
         self._admission.unclaimed.add(name)

@@ -9,6 +9,7 @@ to poll, and `FileChanges.start` says so.
 import asyncio
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 
 _MODIFY = 0x2
@@ -59,6 +60,15 @@ class FileChanges:
             events = os.read(self._descriptor or -1, 4096)
         except OSError:
             return
-        if len(events) >= 8 and not int.from_bytes(events[4:8], "little") & _MODIFY:
+        if any(not mask & _MODIFY for mask in _masks(events)):
             self.stop()  # the file was replaced: the caller's next `start` finds the new one
         self._changed()
+
+
+def _masks(events: bytes) -> list[int]:
+    """The masks of inotify's records: watch, mask, cookie, length of the name, the name."""
+    masks, at = [], 0
+    while at + 16 <= len(events):
+        masks.append(int.from_bytes(events[at + 4 : at + 8], sys.byteorder))
+        at += 16 + int.from_bytes(events[at + 12 : at + 16], sys.byteorder)
+    return masks

@@ -89,7 +89,7 @@ class Closing:
 
     async def run(self, item: WorkItem) -> bool:
         """Make one attempt of a claimed item, and report it. Returns whether its time is a service time."""
-        pool = self._pools[item.resource_class.partition("@")[0]]
+        pool = self._pools[item.resource_class.rpartition("@")[0]]
         try:
             work = self._started.pop((item.id, item.fence), None) or AcceptedWork.read(item)
         except msgspec.DecodeError as error:
@@ -256,7 +256,7 @@ class Closing:
         if item is None or result is None:
             return False
         if item.result is None and self._context.settings.queue_v2:
-            pool = self._pools.get(item.resource_class.partition("@")[0]) or next(iter(self._pools.values()))
+            pool = self._pools.get(item.resource_class.rpartition("@")[0]) or next(iter(self._pools.values()))
             depth = AcceptedWork.read(item).admitted.queue_depth if item.payload and item.admission else 0
             result = msgspec.structs.replace(
                 self._with_overload(result, pool, depth), worker_id=self._context.worker_id
@@ -284,8 +284,7 @@ class Closing:
             subject=work_id,
             details={"reason": reason},
         )
-        if not await self._cancel(work_id, pool, reason, event):
-            return False
+        await self._cancel(work_id, pool, reason, event)  # if somebody else was faster, its end is told all the same
         pool.cancel(work_id)
         return await self.publish_result(work_id)
 

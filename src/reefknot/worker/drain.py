@@ -74,5 +74,5 @@ class Drain:
             after = page[-1].id
 
     async def _reject(self, item: WorkItem) -> None:
-        pool = self._pools[item.resource_class.partition("@")[0]]
+        pool = self._pools[item.resource_class.rpartition("@")[0]]
         await self._context.send_ack(self._ack(item.id, pool))

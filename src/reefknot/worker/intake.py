@@ -40,9 +40,11 @@ from reefknot.core.overload.admission import (
     admit,
 )
 from reefknot.core.results import DROPPED_MESSAGE, is_same_job
-from reefknot.core.work import WorkItem, WorkState, is_unassigned
+from reefknot.core.work import Interrupted, WorkItem, WorkState, is_unassigned
 from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.transport import Delivery
+from reefknot.ports.work_queue import Settlement
 from reefknot.runtime.tasks import BoundedTasks, run_in_background
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.closing import Closing
@@ -314,14 +316,7 @@ class Intake:
         start = self._startable(batch)
         try:
             entries = self._context.journal.entries([one.event for one in batch])
-            with self._context.timeouts.timeout(STORE_S):
-                kept = await self._context.work.assign(
-                    [one.item for one in batch],
-                    start=start,
-                    owner=self._context.owner,
-                    lease=self._context.settings.lease,
-                    events=entries,
-                )
+            kept = await self._assign([one.item for one in batch], start, entries)
         except (StoreError, TimeoutError) as error:
             is_away = isinstance(error, StoreUnavailableError | TimeoutError)
             if not self._v2 or not (is_away or len(batch) == 1):
@@ -331,6 +326,23 @@ class Intake:
             for one in batch:
                 one.pool.reserved -= 1
         return [await self._kept(one, item) for one, item in zip(batch, kept, strict=True)]
+
+    async def _assign(self, items: list[WorkItem], start: set[str], entries: list[AuditEntry]) -> list[WorkItem | None]:
+        """Accept these in the store. If the worker ends meanwhile, what was started goes back and spends nothing."""
+        context = self._context
+        work = context.work.assign(
+            items, start=start, owner=context.owner, lease=context.settings.lease, events=entries
+        )
+        task = asyncio.ensure_future(work)
+        try:
+            with context.timeouts.timeout(STORE_S):
+                return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
+            if started:
+                back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started]
+                await context.work.settle(back)
+            raise
 
     def _startable(self, batch: Sequence[Admitted]) -> set[str]:
         """The ids of arrivals for which their pools have a free slot now."""
@@ -378,6 +390,9 @@ class Intake:
     async def _duplicate(self, assignment: ExecAssignment, pool: Pool) -> IntakeResult:
         """Duplicate delivery: ack ACCEPTED whatever the queue's level. Another job under the same id is rejected."""
         known = await self._known_under(assignment.assignment_id, pool)
+        if known is not None and is_unassigned(known) and assignment.assignment_id in pool.queue:
+            pool.queue.remove(assignment.assignment_id)  # a router took it back while this worker was silent
+            return await self.take(assignment)
         if known is not None and not is_same_job(known, assignment):
             return await self._refuse(
                 assignment.assignment_id,

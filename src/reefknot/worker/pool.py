@@ -285,6 +285,9 @@ class Pool:
 
     def _slot_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:
+            for work_id in [one for one, running in self.running.items() if running is task]:
+                del self.running[work_id]  # cancelled before it began
+                self.claimed.pop(work_id, None)
             self._wake.set()
 
     def settled(self, work_id: str, fence: int) -> None:

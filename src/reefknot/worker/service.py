@@ -211,9 +211,13 @@ class Worker:
         for pool in self.pools.values():
             pool.paused = False
             pool.wake()
-        recovery = self._background.run_logged("queued work could not be recovered", self._recover, WorkState.PENDING)
+        recovery = self._background.run_logged("queued work could not be recovered", self._recover_queue)
         task = asyncio.get_running_loop().create_task(recovery, name=f"{self.worker_id} recovery")
         self._tasks = [*(one for one in self._tasks if not one.done()), task]
+
+    async def _recover_queue(self) -> None:
+        await self._send_heartbeat()  # routers may send again what this worker refused
+        await self._recover(WorkState.PENDING)
 
     async def stop(self) -> None:
         """End at once; running work goes back to the queue and spends nothing."""
@@ -264,7 +268,9 @@ class Worker:
             for name, pool in self.pools.items()
         }
         wall = int(self._clock.wall() * 1000)
-        return Heartbeat(self.worker_id, wall, classes, self.intake.draining, self._context.owner, self._store.identity)
+        draining, leaving = self.intake.draining, self.leaving.is_on
+        identity = self._store.identity
+        return Heartbeat(self.worker_id, wall, classes, draining, self._context.owner, identity, leaving)
 
     async def _send_heartbeat(self) -> None:
         await self._background.run_logged("a heartbeat was not sent", self._context.send_heartbeat, self.heartbeat())

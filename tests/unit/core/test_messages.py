@@ -496,7 +496,7 @@ def test_the_small_messages() -> None:
 
     assert encode(beat) == (
         b'{"worker_id":"w","timestamp":5,"classes":{"io":{"status":"healthy","queue_depth":0,"active":1,"capacity":8}},'
-        b'"draining":false,"incarnation":"w#1","store":"5f"}'
+        b'"draining":false,"incarnation":"w#1","store":"5f","leaving":false}'
     )
     assert encode(Cancel("a")) == b'{"assignment_id":"a"}'
     assert encode(Cancel("a", "why")) == b'{"assignment_id":"a","reason":"why"}'

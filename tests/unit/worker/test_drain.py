@@ -13,6 +13,7 @@ from reefknot.core.audit.event import Requeued
 from reefknot.core.messages import AckStatus, ExecResult, ResultStatus, encode
 from reefknot.core.overload.admission import Rules
 from reefknot.core.work import WorkItem, WorkState
+from reefknot.router.service import Router
 from reefknot.worker.drain import Drain
 from reefknot.worker.service import Worker
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
@@ -58,12 +59,15 @@ def test_what_a_drained_worker_has_queued_is_done_by_the_others() -> None:
 
 
 def test_a_worker_that_keeps_its_queue_while_it_drains_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: without the offer the same work never ends, while the other worker has nothing to do."""
+    """The control: without offer and recall the same work never ends, while the other worker has nothing to do."""
 
     async def keeps_everything(self: Drain) -> int:
         return 0
 
+    async def recalls_nothing(self: Router) -> None: ...
+
     monkeypatch.setattr(Drain, "offer", keeps_everything)
+    monkeypatch.setattr(Router, "_recall_once", recalls_nothing)
 
     async def story(shop: Shop) -> None:
         first, futures = await two_workers_and_ten_jobs(shop)

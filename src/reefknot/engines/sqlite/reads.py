@@ -82,6 +82,8 @@ POLL_S = 0.025
 RARE_POLL_S = 0.5
 """Where the kernel tells of writes to the file, polling only makes sure."""
 FAST_POLL_S = 0.002
+COMMIT_DUE_S = 5.0
+"""How long a commit may take after its write: a slow disk syncs meanwhile."""
 BUSY_POLL_S = 0.01
 """Beside a busy writer, whose thread wants the interpreter's lock that looking gives away."""
 FAST_POLL_FOR_S = 0.05
@@ -114,8 +116,11 @@ class ChangeWatcher:
         self._connection: apsw.Connection | None = None
         self._file = FileChanges(f"{path}-wal", self._written)
         self._version: object = None
-        self._counted = (0, 0)
-        """Transactions of the file and of this process, when they were last looked at."""
+        self._foreign: int | None = None
+        """The most transactions of other processes that were ever counted."""
+        self._commit_due_until = 0.0
+        """Until then a commit is expected whose write the kernel has told of."""
+        self._closed = False
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -126,6 +131,10 @@ class ChangeWatcher:
         """A future that is done after the next change of a topic ("": of any). Read after entering, not before."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
+        if self._closed:
+            future.set_result(None)  # whoever reads now hears that the store is closed
+            yield future
+            return
         for topic in topics:
             self._waiting.setdefault(topic, set()).add(future)
         if self._timer is None:
@@ -154,6 +163,7 @@ class ChangeWatcher:
         _release(self._waiting.pop(topic, ()))
 
     def close(self) -> None:
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -168,7 +178,10 @@ class ChangeWatcher:
         loop, own = self._loop, self._own_transactions()
         is_own = self._is_writing() or own != self._own_at_last_write
         self._own_at_last_write = own
-        if loop is None or self._timer is None or loop.time() < self._poll_fast_until:
+        if loop is None or self._timer is None:
+            return
+        self._commit_due_until = loop.time() + COMMIT_DUE_S
+        if loop.time() < self._poll_fast_until:
             return
         if is_own:  # looking is dear beside a busy writer, and can wait a little
             if self._timer.when() > loop.time() + BUSY_POLL_S:
@@ -195,6 +208,8 @@ class ChangeWatcher:
     def _pause(self, loop: asyncio.AbstractEventLoop) -> float:
         if loop.time() < self._poll_fast_until:
             return BUSY_POLL_S if self._is_writing() else FAST_POLL_S
+        if loop.time() < self._commit_due_until:
+            return POLL_S
         return RARE_POLL_S if self._file.start(loop) else POLL_S
 
     def _look(self) -> bool:
@@ -206,13 +221,14 @@ class ChangeWatcher:
             version = self._connection.pragma("data_version")
             if version == self._version:
                 return False
-            own = self._own_transactions()
             found: Any = self._connection.execute(_TRANSACTIONS).get
         except (apsw.Error, StoreError):
             return False  # the next read or write reports what is wrong
-        self._version = version
-        (all_before, own_before), self._counted = self._counted, (found, own)
-        return bool(found - all_before > own - own_before)
+        self._version, self._commit_due_until = version, 0.0
+        # Own ones are counted before they commit, so this can only lag; the commit itself then changes the version.
+        foreign = found - self._own_transactions()
+        before, self._foreign = self._foreign, max(foreign, self._foreign or foreign)
+        return before is not None and foreign > before
 
     def _release_all(self) -> None:
         waiting, self._waiting = self._waiting, {}

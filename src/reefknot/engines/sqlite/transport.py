@@ -185,6 +185,7 @@ class SqliteTransport:
         self._others = _Others()
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
+        self._announces_now = False
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._outgoing = Outgoing(context, self._forget)
         self._count = 0
@@ -294,10 +295,11 @@ class SqliteTransport:
 
     def _announce(self) -> None:
         """Write that this end listens, and how far it has read; unless that is urgent, with the next transaction."""
-        if self._announcing is not None:
+        is_urgent = not self._is_announced or any(_has_moved(line) for line in self._lines)
+        if self._announcing is not None and (self._announces_now or not is_urgent):
             return
         lines = [(line, line.listener(self._origin)) for line in self._lines]
-        is_urgent = not self._is_announced or any(_has_moved(line) for line in self._lines)
+        self._announces_now = is_urgent
         within = 0.0 if is_urgent else 2 * SEEN_EVERY_S
         future = self._context.write(rows.refresh_batch, (self._origin, [one for _, one in lines]), within=within)
         self._announcing, self._is_announced = future, True
@@ -306,12 +308,13 @@ class SqliteTransport:
     def _announced(
         self, lines: list[tuple[_Subscription, rows.Listener]], future: asyncio.Future[list[rows.Listener]]
     ) -> None:
-        self._announcing = None
+        if self._announcing is future:
+            self._announcing = None
         if future.cancelled() or future.exception() is not None:
             return  # the next look at the file says what is wrong
         self._know(future.result())
         for line, one in lines:
-            line.announced_to = one.read_to
+            line.announced_to = max(line.announced_to, one.read_to)
         if any(_has_moved(line) for line in self._lines) or not self._is_announced:
             self._nudge(rows.TOPIC)
 

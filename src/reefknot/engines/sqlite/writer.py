@@ -248,6 +248,7 @@ class Writer:
 
     def _transact(self, connection: apsw.Connection, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         answers: list[Any] = [None] * len(batch)
+        is_counted = False
         connection.execute("BEGIN IMMEDIATE")
         self._gil.working = True
         try:
@@ -260,10 +261,12 @@ class Writer:
                     answers[place] = result
             transaction.flush()
             self._gil.release()
+            self.transactions += 1  # before others can see it, so that none of ours is taken for theirs
+            is_counted = True
             connection.execute("COMMIT")
-            self.transactions += 1
             self._cache.committed()
         except BaseException:
+            self.transactions -= is_counted
             self._gil.release()
             self._cache.clear()
             if not connection.get_autocommit():
