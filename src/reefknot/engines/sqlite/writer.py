@@ -74,7 +74,7 @@ class Writer:
         self._connection: apsw.Connection | None = None
         self._thread: threading.Thread | None = None
         self.transactions = 0
-        """Transactions committed so far."""
+        """Transactions committed so far that touched a topic: those the file counts."""
 
     @property
     def batches(self) -> int:
@@ -261,7 +261,7 @@ class Writer:
             transaction.flush()
             self._gil.release()
             connection.execute("COMMIT")
-            self.transactions += 1
+            self.transactions += bool(transaction.touched)
             self._cache.committed()
         except BaseException:
             self._gil.release()
