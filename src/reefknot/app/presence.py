@@ -1,9 +1,10 @@
 """
 Liveness of the systems over one store, and adoption of the work that dead or draining ones leave behind.
 
-A system publishes its status every second. A killed one stops, and nobody need wait for it: its process has a mark, in
-its status and in the names under which it holds leases, and any process of the same machine can look whether the
-marked one still exists. A frozen process exists. Of another machine's processes only their silence can be noticed.
+A system reports its status every second and withdraws it at the end. A killed one stops, and nobody need wait until
+its status is stale: its process has a mark, in the status and in the names under which it holds leases, and any process
+of the same machine can look whether the marked one still exists. A frozen process exists, so it counts until its status
+is stale. Of another machine's processes only their silence can be noticed.
 
 Leases of a dead process end at once. Work that it had queued moves to workers of this process that know the step and
 have room; a worker that comes back under its old name finds the rest. Queued work of a draining worker moves likewise.
@@ -82,8 +83,6 @@ async def _adopt(
         after = items[-1].id
 
 
-OBSERVERS = "observers"
-STATUS = "status"
 STORE_S = 10.0
 WHOLE_SYSTEMS_ROUTER = "router"
 
@@ -146,8 +145,11 @@ def _began(pid: int) -> str | None:
 
 
 async def living_systems(store: Store) -> list[Status]:
-    """The last status of every system that runs over this store, oldest system first."""
-    living = [one[-1] for one in (await _published(store)).values() if not one[-1].get("ended") and not _died(one[-1])]
+    """The status of every system that runs over this store, oldest system first."""
+    async with asyncio.timeout(STORE_S):
+        reports = await store.control.reports()
+    systems = [{**json.loads(one.body), "sequence": one.sequence} for one in reports]
+    living = [one for one in systems if not is_gone(one.get("process", ""))]
     return sorted(living, key=lambda one: (one["started_at"], one["system_id"]))
 
 
@@ -167,7 +169,7 @@ def router_names(systems: list[Status]) -> set[str]:
 
 
 async def router_statuses(store: Store) -> list[Status]:
-    """The last status of each router over this store."""
+    """The status of each router over this store."""
     return [one["router"] for one in await living_systems(store) if one["router"]]
 
 
@@ -180,42 +182,22 @@ async def refuse_taken_names(store: Store, system_id: str) -> None:
     """
     Raise if another living system has a name of this one.
 
-    Each publishes its names before it looks, so of two that start at once the later one gives way.
+    Each reports its names before it looks, so of two that start at once the one that reported later gives way.
     """
-    published = await _published(store)
-    ours = published.get(system_id)
+    systems = await living_systems(store)
+    ours = next((one for one in systems if one["system_id"] == system_id), None)
     if ours is None:
         return
-    for other in published.values():
-        last = other[-1]
-        if last["system_id"] == system_id or last.get("ended") or _died(last):
-            continue
-        if other[0]["sequence"] < ours[0]["sequence"]:
-            for kind, names in _names(ours[0]).items():
-                for name in sorted(names & _names(last)[kind]):
-                    raise NameTakenError(kind=kind, name=name, holder=f"pid {last['pid']} on {last['host']}")
+    for other in systems:
+        if other["sequence"] < ours["sequence"]:
+            for kind, names in _names(ours).items():
+                for name in sorted(names & _names(other)[kind]):
+                    raise NameTakenError(kind=kind, name=name, holder=f"pid {other['pid']} on {other['host']}")
 
 
 def _names(status: Status) -> dict[str, set[str]]:
     """The names of a system that must be unique, by kind. The router of a whole system has no name of its own."""
     return {"worker": worker_names([status]), "router": router_names([status]) - {WHOLE_SYSTEMS_ROUTER}}
-
-
-async def _published(store: Store) -> dict[str, list[Status]]:
-    """The recent statuses of each system, oldest first."""
-    async with asyncio.timeout(STORE_S):
-        commands = await store.control.poll(OBSERVERS, limit=1000)
-    found: dict[str, list[Status]] = {}
-    for command in commands:
-        if command.name == STATUS:
-            status = {**json.loads(command.body), "sequence": command.sequence}
-            found.setdefault(status["system_id"], []).append(status)
-    return found
-
-
-def _died(status: Status) -> bool:
-    """Whether a system ended without saying so: its process was on this machine and no longer exists."""
-    return is_gone(status.get("process", ""))
 
 
 async def release_dead_leases(store: Store) -> int:

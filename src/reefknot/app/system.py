@@ -2,7 +2,7 @@
 Router and workers over one store: the whole system in one process, or its parts in several.
 
 All parts over one store hear each other, whichever process they are in. Commands from other processes come by the
-store's control part; what a system is doing is written there too, so that `worker list` and `router status` can be
+store's control part; each system keeps its status there too, so that `worker list` and `router status` can be
 asked from anywhere. Workers over one store have different names, and what a system that is gone left is taken over.
 """
 
@@ -21,7 +21,7 @@ import msgspec
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings
-from reefknot.app.presence import OBSERVERS, STATUS, look_for_orphans
+from reefknot.app.presence import look_for_orphans
 from reefknot.app.stores import clock_of_this_loop, open_store, options_of
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
@@ -132,11 +132,11 @@ class System:
         ]
 
     async def _claim_names(self) -> None:
-        await self._say_status()
+        await self._report_status()
         try:
             await presence.refuse_taken_names(self.store, self.system_id)
         except NameTakenError:
-            await self._say_status(ended=True)
+            await self._withdraw_status()
             await self._transport.close()
             raise
 
@@ -154,7 +154,7 @@ class System:
         await self._transport.close()
         for block in {id(block): block for block in self._blocks.values()}.values():
             await block.close()
-        await self._say_status(ended=True)
+        await self._withdraw_status()
         return back
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
@@ -181,16 +181,23 @@ class System:
 
     async def _show(self) -> None:
         while True:
-            await self._say_status()
+            await self._report_status()
             await asyncio.sleep(STATUS_EVERY_S)
 
-    async def _say_status(self, *, ended: bool = False) -> None:
-        body = json.dumps({**self.snapshot(), "ended": ended}, default=str)
+    async def _report_status(self) -> None:
+        body = json.dumps(self.snapshot(), default=str)
         try:
-            async with asyncio.timeout(10.0):
-                await self.store.control.post(STATUS, target=OBSERVERS, body=body, keep=STATUS_KEPT_S)
+            async with asyncio.timeout(STORE_S):
+                await self.store.control.report(self.system_id, body, keep=STATUS_KEPT_S)
         except Exception as error:
             logger().error("the system's status was not written (%s)", printable(str(error), most=300))
+
+    async def _withdraw_status(self) -> None:
+        try:
+            async with asyncio.timeout(STORE_S):
+                await self.store.control.withdraw(self.system_id)
+        except Exception as error:
+            logger().error("the system's status was not withdrawn (%s)", printable(str(error), most=300))
 
     async def _obey(self, after: int) -> None:
         """Obey commands of operators and other processes. A router obeys those to cancel by itself."""

@@ -1,8 +1,11 @@
 """
-The port of the control channel: commands from one process to another.
+Control channel between the processes over one store: commands, and the status that each system reports of itself.
 
 A command is addressed to one target by name, or to `*`. Every reader keeps its own position and sees each command once.
 Commands go stale: one that nobody read in time is not obeyed later.
+
+A system has one status, however often it reports: the last one. Reports wake nobody. A status goes stale unless it is
+renewed, and is withdrawn at an orderly end.
 """
 
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ EVERYONE = "*"
 
 
 class Command(Struct, frozen=True):
-    """A command to one target, or to all. `body` is JSON text; `at` is milliseconds UTC."""
+    """Do this. `body` is JSON text; `at` is milliseconds UTC."""
 
     sequence: int
     name: str
@@ -26,8 +29,21 @@ class Command(Struct, frozen=True):
     at: int
 
 
+class StatusReport(Struct, frozen=True):
+    """
+    The last status of one system. `body` is JSON text; `at` is milliseconds UTC.
+
+    `sequence` is that of its first report: of two systems the one with the smaller number was there first.
+    """
+
+    sequence: int
+    name: str
+    body: str
+    at: int
+
+
 class Control(Protocol):
-    """Posts commands, and reads those addressed to a target."""
+    """Posts and polls commands, wakes up who waits for them, and keeps the status of every system."""
 
     async def post(
         self,
@@ -39,13 +55,27 @@ class Control(Protocol):
         keep: float = 300.0,
         events: Sequence[AuditEntry] = (),
     ) -> int:
-        """Post a command, which goes stale after `keep` seconds; returns its sequence number."""
+        """Post a command, which goes stale after `keep` seconds. Returns its sequence number."""
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
         """The commands to this target or to everyone after this sequence number that are not stale."""
 
     async def latest(self) -> int:
-        """The last sequence number given out: where a reader that only wants what comes now begins."""
+        """The last sequence given out: where a reader that only wants what comes now begins."""
 
     async def wait(self, timeout: float, *, after: int) -> int:
-        """Wait until a command after this number was posted, at most `timeout` seconds. Returns the latest one."""
+        """Wait until a command after this sequence was posted, at most `timeout` seconds. Returns the latest one."""
+
+    async def report(self, name: str, body: str, *, keep: float) -> int:
+        """
+        Replace the status of this system; it goes stale after `keep` seconds.
+
+        Returns the sequence of its first report. A status that went stale, or was withdrawn, is forgotten: the next
+        report is a first one.
+        """
+
+    async def withdraw(self, name: str) -> None:
+        """Remove the status of this system, if it has one."""
+
+    async def reports(self) -> list[StatusReport]:
+        """The status of every system that is not stale, in the order of their first reports."""

@@ -14,10 +14,18 @@ from typing import Any
 import pytest
 
 from reefknot.app import open_store, presence
-from reefknot.app.presence import OBSERVERS, STATUS, is_gone, living_systems, process_mark, release_dead_leases
+from reefknot.app.presence import (
+    is_gone,
+    living_systems,
+    process_mark,
+    refuse_taken_names,
+    release_dead_leases,
+)
 from reefknot.app.system import System
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import SystemClock
+from reefknot.errors import NameTakenError
+from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 from reefknot.worker.settings import default_settings
 
@@ -79,25 +87,43 @@ def test_an_owner_without_a_mark_is_not_gone() -> None:
     assert presence.owner_is_gone(f"worker-1#5@{gone_process()}")
 
 
-@pytest.mark.parametrize(
-    ("changes", "lives"),
-    [
-        ({}, True),
-        ({"ended": True}, False),
-        ({"process": "gone"}, False),
-        ({"process": ELSEWHERE}, True),
-    ],
-)
-def test_a_system_lives_until_it_says_goodbye_or_its_process_is_gone(changes: dict[str, Any], lives: bool) -> None:
-    changes = {name: gone_process() if value == "gone" else value for name, value in changes.items()}
+async def reported(store: Store, *, keep: float = 300, worker: str = "worker-1", **changes: Any) -> str:
+    """A system whose status is in the store, with these changes. Returns its id."""
+    system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=(worker,))
+    await store.control.report(system.system_id, json.dumps({**system.snapshot(), **changes}), keep=keep)
+    return system.system_id
 
-    async def main() -> int:
+
+def test_a_system_lives_until_it_withdraws_or_is_silent_or_its_process_is_gone() -> None:
+    async def main() -> None:
         async with open_store("memory:") as store:
-            system = System(store, SystemClock(), settings=default_settings(), blocks={})
-            await store.control.post(STATUS, target=OBSERVERS, body=json.dumps({**system.snapshot(), **changes}))
-            return len(await living_systems(store))
+            here = await reported(store)
+            ended = await reported(store)
+            elsewhere = await reported(store, process=ELSEWHERE)
+            await reported(store, process=gone_process())
+            await reported(store, keep=0)
+            assert {one["system_id"] for one in await living_systems(store)} == {here, ended, elsewhere}
+            await store.control.withdraw(ended)
+            assert {one["system_id"] for one in await living_systems(store)} == {here, elsewhere}
 
-    assert asyncio.run(main()) == lives
+    asyncio.run(main())
+
+
+def test_of_two_systems_with_one_name_the_one_that_reported_later_gives_way() -> None:
+    async def main() -> None:
+        async with open_store("memory:") as store:
+            await reported(store, process=gone_process())
+            first = await reported(store, started_at=2)
+            later = await reported(store, started_at=1)
+            other = await reported(store, worker="worker-2")
+            for fine in (first, other, "none that reported"):
+                await refuse_taken_names(store, fine)
+            with pytest.raises(NameTakenError, match="worker worker-1 is running already"):
+                await refuse_taken_names(store, later)
+            await store.control.withdraw(first)
+            await refuse_taken_names(store, later)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("url", ["memory:", "sqlite:"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reefknot.app import open_store
-from reefknot.app.presence import OBSERVERS, STATUS, living_systems
+from reefknot.app.presence import living_systems
 from reefknot.app.system import System, running_system
 from reefknot.blocks.fs import FsSettings
 from reefknot.blocks.python import BlockSettings, by_name, standard_blocks
@@ -30,7 +30,7 @@ def settings(tmp_path: Any) -> Settings:
 async def said(store: Store, **changes: Any) -> None:
     """A status of somebody else."""
     system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=("worker-1",))
-    await store.control.post(STATUS, target=OBSERVERS, body=json.dumps({**system.snapshot(), **changes}))
+    await store.control.report(system.system_id, json.dumps({**system.snapshot(), **changes}), keep=300)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -153,5 +153,19 @@ def test_a_system_without_a_router_says_so(settings: Settings) -> None:
             assert system.snapshot()["router"] is None
             with pytest.raises(LookupError, match="no router"):
                 await system.submit(ExecAssignment("a", "r", Job("x")))
+
+    asyncio.run(main())
+
+
+def test_a_system_that_ends_or_gives_way_leaves_no_status(settings: Settings) -> None:
+    async def main() -> None:
+        async with open_store("memory:") as store:
+            first, second = (System(store, SystemClock(), settings=default_settings(), blocks={}) for _ in range(2))
+            await first.start()
+            with pytest.raises(NameTakenError):
+                await second.start()
+            assert [one.name for one in await store.control.reports()] == [first.system_id]
+            await first.stop()
+            assert await store.control.reports() == []
 
     asyncio.run(main())

@@ -67,7 +67,7 @@ def reported_running(path: Path, *workers: str) -> None:
     async def main() -> None:
         async with open_store(f"sqlite:{path}") as store:
             system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=workers)
-            await system._say_status()
+            await system._report_status()
 
     asyncio.run(main())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.presence import OBSERVERS, STATUS, adopt
+from reefknot.app.presence import adopt
 from reefknot.core.audit.event import Requeued
 from reefknot.core.messages import AckStatus, ExecResult, ResultStatus, encode
 from reefknot.core.overload.admission import Rules
@@ -149,7 +149,7 @@ def test_what_another_systems_worker_leaves_is_found_and_what_it_keeps_is_not(le
         item = WorkItem("a", "test.step", resource_class="cpu@w1", payload=encode(work("a")))
         await shop.store.work.enqueue([item])
         said = {"system_id": "s", "started_at": 1, "workers": [{"worker_id": "w1", "leaving": leaving}], "router": None}
-        await shop.store.control.post(STATUS, target=OBSERVERS, body=dumps(said))
+        await shop.store.control.report("s", dumps(said), keep=5)
         second = await shop.worker("w2")
         await adopt(shop.store, [second], {"test.step"})
         assert (await stored(shop, "a")).resource_class == taken

@@ -17,19 +17,21 @@ from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.control import EVERYONE, Command
+from reefknot.ports.control import EVERYONE, Command, StatusReport
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.transport import Delivery
 
 
 class MemoryControl:
-    """The commands of a memory store."""
+    """The commands and statuses of a memory store."""
 
     def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
         self._shared = shared
         self._audit = audit
         self._posted: list[tuple[int, Command]] = []
         self._last = 0
+        self._reported: dict[str, tuple[int, StatusReport]] = {}
+        self._last_report = 0
 
     async def post(
         self,
@@ -67,6 +69,24 @@ class MemoryControl:
         if self._last <= after:
             await self._shared.change(timeout, ("control",))
         return self._last
+
+    async def report(self, name: str, body: str, *, keep: float) -> int:
+        now = self._shared.now().wall
+        self._reported = {one: kept for one, kept in self._reported.items() if kept[0] > now}
+        if name in self._reported:
+            sequence = self._reported[name][1].sequence
+        else:
+            sequence = self._last_report = self._last_report + 1
+        self._reported[name] = (now + milliseconds(keep), StatusReport(sequence, name, body, now))
+        return sequence
+
+    async def withdraw(self, name: str) -> None:
+        self._shared.now()
+        self._reported.pop(name, None)
+
+    async def reports(self) -> list[StatusReport]:
+        now = self._shared.now().wall
+        return [report for stale_at, report in self._reported.values() if stale_at > now]
 
 
 REMEMBERED_IDS = 10_000

@@ -217,6 +217,12 @@ WHERE instr(resource_class, '@') > 0 AND json_valid(CAST(payload AS TEXT))
 DELETE FROM work WHERE resource_class = 'router' AND substr(id, 1, 7) = char(31) || 'route/'
     AND EXISTS (SELECT 1 FROM work AS assigned WHERE assigned.id = substr(work.id, 8));
 UPDATE work SET id = substr(id, 8) WHERE resource_class = 'router' AND substr(id, 1, 7) = char(31) || 'route/';
+
+-- The last status of each running system. It used to be a new command every second.
+CREATE TABLE status (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL, at INTEGER NOT NULL,
+    stale_at INTEGER NOT NULL
+) STRICT;
 """
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD)

@@ -9,16 +9,19 @@ from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite.context import StoreContext, until
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.control import EVERYONE, Command
+from reefknot.ports.control import EVERYONE, Command, StatusReport
 
 _POLL = (
     "SELECT sequence, name, target, body, sender, at FROM command "
     "WHERE sequence > ? AND target IN (?, ?) AND stale_at > ? ORDER BY sequence LIMIT ?"
 )
+_REPORTS = "SELECT sequence, name, body, at FROM status WHERE stale_at > ? ORDER BY sequence"
+_RENEW = "UPDATE status SET body = ?2, at = ?3, stale_at = ?4 WHERE name = ?1 RETURNING sequence"
+_FIRST_REPORT = "INSERT INTO status (name, body, at, stale_at) VALUES (?1, ?2, ?3, ?4) RETURNING sequence"
 
 
 class SqliteControl:
-    """The commands of a SQLite store."""
+    """The commands and statuses of a SQLite store."""
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
@@ -56,6 +59,22 @@ class SqliteControl:
                 if latest > after or not await until(change, self._context.left(deadline)):
                     return latest
 
+    async def report(self, name: str, body: str, *, keep: float) -> int:
+        sequence: int = await self._context.write(_report_batch, (name, body, milliseconds(keep)))
+        return sequence
+
+    async def withdraw(self, name: str) -> None:
+        await self._context.write(_withdraw_batch, name)
+
+    async def reports(self) -> list[StatusReport]:
+        now = self._context.now()
+
+        def fresh(connection: apsw.Connection) -> list[StatusReport]:
+            rows: Any = connection.execute(_REPORTS, (now.wall,))
+            return [StatusReport(*row) for row in rows]
+
+        return await self._context.read(fresh)
+
 
 def _latest(connection: apsw.Connection) -> int:
     number: Any = connection.execute("SELECT command FROM counter").get
@@ -75,3 +94,20 @@ def _post_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
         answers.append(sequence)
     transaction.touched.add("control")
     return answers
+
+
+def _report_batch(transaction: Transaction, wanted: list[tuple[str, str, int]]) -> list[int]:
+    """Write them without touching a topic: nobody waits for a status."""
+    connection, now = transaction.connection, transaction.now.wall
+    connection.execute("DELETE FROM status WHERE stale_at <= ?", (now,))
+    answers: list[Any] = []
+    for name, body, keep_ms in wanted:
+        row = (name, body, now, now + keep_ms)
+        known = connection.execute(_RENEW, row).get
+        answers.append(connection.execute(_FIRST_REPORT, row).get if known is None else known)
+    return answers
+
+
+def _withdraw_batch(transaction: Transaction, wanted: list[str]) -> list[None]:
+    transaction.connection.executemany("DELETE FROM status WHERE name = ?", [(name,) for name in wanted])
+    return [None] * len(wanted)

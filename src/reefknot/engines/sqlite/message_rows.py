@@ -39,6 +39,7 @@ _INSERT = (
     "ON CONFLICT DO NOTHING"
 )
 _LISTENERS = "SELECT name, origin, subjects, places, read_to FROM listener WHERE seen_at > ? AND seen_at <= ?"
+_KNOWN = "SELECT 1 FROM listener WHERE name = ? AND subjects = ? AND read_to = ?"
 _REFRESH = "INSERT OR REPLACE INTO listener VALUES (?, ?, ?, ?, ?, ?)"
 _YOUNG = "SELECT seq FROM message WHERE at > ? ORDER BY seq LIMIT 1"
 _headers = json.Decoder(dict[str, str])
@@ -142,19 +143,22 @@ class _Room:
 
 def refresh_batch(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]) -> list[list[Listener]]:
     """Store the subscriptions of each origin and how far they have read; trim messages. Returns all listeners."""
-    connection, now = transaction.connection, transaction.now
+    connection, now, is_news = transaction.connection, transaction.now, False
     for origin, own in wanted:
         names = _listed({one.name for one in own})
         connection.execute(
             "DELETE FROM listener WHERE origin = ? AND name NOT IN (SELECT value FROM json_each(?))", (origin, names)
         )
+        is_news = is_news or connection.changes() > 0
         for one in own:
-            row = (one.name, one.origin, _listed(one.subjects), one.places, one.read_to, now.steady)
-            connection.execute(_REFRESH, row)
+            values = (one.name, _listed(one.subjects), one.read_to)
+            is_news = is_news or connection.execute(_KNOWN, values).get is None
+            connection.execute(_REFRESH, (one.name, one.origin, values[1], one.places, one.read_to, now.steady))
     connection.execute("DELETE FROM listener WHERE seen_at <= ? OR seen_at > ?", (now.steady - LONGEST_MS, now.steady))
     there = listeners(connection, now)
     _trim(connection, now, there)
-    transaction.touched.add(TOPIC)
+    if is_news:  # one that only says that it still listens wakes nobody
+        transaction.touched.add(TOPIC)
     return [there] * len(wanted)
 
 

@@ -96,8 +96,8 @@ class ChangeWatcher:
     Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store.
 
     A commit of this process wakes those who wait for its topics. A commit of another process may be about anything, and
-    wakes everybody: it is told from one of this process by counting, since the file counts all transactions and the
-    writer its own.
+    wakes everybody: it is told from one of this process by counting, since the file counts all transactions that
+    touched a topic and the writer its own. One that touched none, such as a renewed status, wakes nobody anywhere.
     """
 
     def __init__(

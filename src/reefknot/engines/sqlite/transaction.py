@@ -119,7 +119,7 @@ class BulkStatement:
                 at += size
 
 
-_SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + 1"
+_SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?"
 
 
 class StoreCounters:
@@ -168,10 +168,15 @@ class Transaction:
         return self._counters
 
     def flush(self) -> None:
-        """Write counters and events, right before the commit."""
+        """
+        Write counters and events, right before the commit.
+
+        A transaction that touched no topic is not counted: no waiter of another process need look at it.
+        """
+        is_news = bool(self.touched or self._events)
         if self._counters is not None and self._counters.values != self._saved:
-            self.connection.execute(_SAVE_COUNTERS, self._counters.values)
-        else:
+            self.connection.execute(_SAVE_COUNTERS, (*self._counters.values, is_news))
+        elif is_news:
             self.connection.execute("UPDATE counter SET transactions = transactions + 1")
         if self._events:
             self.flush_events()

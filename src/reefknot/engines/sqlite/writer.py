@@ -74,7 +74,7 @@ class Writer:
         self._connection: apsw.Connection | None = None
         self._thread: threading.Thread | None = None
         self.transactions = 0
-        """Transactions committed so far."""
+        """Transactions committed so far that touched a topic: those the file counts."""
 
     @property
     def batches(self) -> int:
@@ -261,8 +261,8 @@ class Writer:
                     answers[place] = result
             transaction.flush()
             self._gil.release()
-            self.transactions += 1  # before others can see it, so that none of ours is taken for theirs
-            is_counted = True
+            is_counted = bool(transaction.touched)
+            self.transactions += is_counted  # before others can see it, so that none of ours is taken for theirs
             connection.execute("COMMIT")
             self._cache.committed()
         except BaseException:

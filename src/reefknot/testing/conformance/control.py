@@ -66,3 +66,71 @@ class ControlContract:
             assert await store.control.wait(0.01, after=first) == first
 
         harness.run(story)
+
+    def test_a_system_has_one_status_however_often_it_reports_and_keeps_its_first_sequence(
+        self, harness: Harness
+    ) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            first = await store.control.report("a", '{"n": 0}', keep=5)
+            second = await store.control.report("b", "{}", keep=5)
+            assert first < second
+            for number in range(1, 4):
+                clock.advance(1)
+                assert await store.control.report("a", f'{{"n": {number}}}', keep=5) == first
+            a, b = await store.control.reports()
+            assert (a.name, a.sequence, a.body) == ("a", first, '{"n": 3}')
+            assert (b.name, b.sequence, b.body) == ("b", second, "{}")
+            assert a.at == b.at + 3000, "the time of the last report, not of the first"
+
+        harness.run(story)
+
+    def test_reports_at_once_get_sequences_of_their_own(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            names = [f"s{number}" for number in range(5)]
+            given = await asyncio.gather(*(store.control.report(name, "{}", keep=5) for name in names))
+            assert len(set(given)) == 5
+            assert {one.name: one.sequence for one in await store.control.reports()} == dict(
+                zip(names, given, strict=True)
+            )
+
+        harness.run(story)
+
+    def test_a_status_goes_stale_and_who_comes_back_is_a_newcomer(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            frozen = await store.control.report("frozen", "{}", keep=5)
+            clock.advance(3)
+            other = await store.control.report("other", "{}", keep=5)
+            clock.advance(2)
+            assert [one.name for one in await store.control.reports()] == ["other"]
+            again = await store.control.report("frozen", "{}", keep=5)
+            assert frozen < other < again
+            assert [one.name for one in await store.control.reports()] == ["other", "frozen"]
+            clock.advance(5)
+            assert await store.control.reports() == []
+
+        harness.run(story)
+
+    def test_a_withdrawn_status_is_gone_and_the_others_stay(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            for name in ("a", "b"):
+                await store.control.report(name, "{}", keep=5)
+            for _ in range(2):
+                await store.control.withdraw("b")
+                assert [one.name for one in await store.control.reports()] == ["a"]
+            (a,) = await store.control.reports()
+            assert await store.control.report("b", "{}", keep=5) > a.sequence
+            assert [one.name for one in await store.control.reports()] == ["a", "b"]
+
+        harness.run(story)
+
+    def test_a_status_is_no_command_and_wakes_nobody(self, harness: Harness) -> None:
+        async def story(store: Store, clock: VirtualClock) -> None:
+            waiting = asyncio.create_task(store.control.wait(15, after=0))
+            await asyncio.sleep(0)
+            await store.control.report("a", "{}", keep=5)
+            await store.control.withdraw("a")
+            assert (await store.control.latest(), await store.control.poll("a")) == (0, [])
+            assert not waiting.done()
+            assert await store.control.post("drain") == await waiting
+
+        harness.run(story)

@@ -332,6 +332,26 @@ def test_what_another_store_on_the_file_writes_wakes_up_who_waits(tmp_path: Path
     run(story)
 
 
+def test_a_status_from_another_store_on_the_file_wakes_nobody(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        async with opened(path) as one, opened(path) as two:
+            waiting = asyncio.create_task(one.control.wait(15, after=0))
+            await asyncio.sleep(0.01)
+            with one._watcher.listening("control") as change:
+                for _ in range(3):
+                    await two.control.report("s", "{}", keep=5)
+                    await asyncio.sleep(0.1)
+                await two.control.withdraw("s")
+                await asyncio.sleep(0.6)
+                assert not change.done()
+                said = await two.control.post("hello")
+                assert await waiting == said
+                assert change.done()
+
+    run(story)
+
+
 async def zombie_writes(path: Path) -> tuple[bool, bool]:
     """Two stores on one file. The first one claims, the second one takes over; are the first one's reports refused?"""
     clock = VirtualClock()

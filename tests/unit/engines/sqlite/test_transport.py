@@ -257,7 +257,7 @@ def test_a_file_without_messages_gets_its_tables_and_keeps_what_it_has(tmp_path:
     asyncio.run(made(SqliteStore(path, VirtualClock())))
     old = apsw.Connection(str(path))
     old.execute(
-        "DROP TABLE message; DROP TABLE listener; ALTER TABLE work DROP COLUMN admission; "
+        "DROP TABLE message; DROP TABLE listener; DROP TABLE status; ALTER TABLE work DROP COLUMN admission; "
         "ALTER TABLE counter DROP COLUMN transactions; PRAGMA user_version = 1"
     )
     old.close()
