@@ -28,7 +28,7 @@ from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core import checks
 from reefknot.core.messages import ExecAssignment, ExecResult
-from reefknot.errors import NameTakenError
+from reefknot.errors import NameTakenError, StoreUnavailableError
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
@@ -50,6 +50,7 @@ STATUS_KEPT_S = 5.0
 CONTROL_S = 5.0
 STORE_S = 10.0
 STORE_PAUSE_S = 0.25
+STARTING_TRIES = 4
 FREE_NAMES_TRIED = 10
 
 
@@ -132,7 +133,16 @@ class System:
         ]
 
     async def _claim_names(self) -> None:
-        await self._report_status()
+        """Report this system's names, then look whether another one has them. One that cannot report does not start."""
+        for left in reversed(range(STARTING_TRIES)):
+            try:
+                await self._report()
+                break
+            except StoreUnavailableError:
+                if not left:
+                    await self._transport.close()
+                    raise
+                await asyncio.sleep(STORE_PAUSE_S)
         try:
             await presence.refuse_taken_names(self.store, self.system_id)
         except NameTakenError:
@@ -184,11 +194,14 @@ class System:
             await self._report_status()
             await asyncio.sleep(STATUS_EVERY_S)
 
-    async def _report_status(self) -> None:
+    async def _report(self) -> None:
         body = json.dumps(self.snapshot(), default=str)
+        async with asyncio.timeout(STORE_S):
+            await self.store.control.report(self.system_id, body, keep=STATUS_KEPT_S)
+
+    async def _report_status(self) -> None:
         try:
-            async with asyncio.timeout(STORE_S):
-                await self.store.control.report(self.system_id, body, keep=STATUS_KEPT_S)
+            await self._report()
         except Exception as error:
             logger().error("the system's status was not written (%s)", printable(str(error), most=300))
 

@@ -330,10 +330,8 @@ class Intake:
     async def _assign(self, items: list[WorkItem], start: set[str], entries: list[AuditEntry]) -> list[WorkItem | None]:
         """Accept these in the store. If the worker ends meanwhile, what was started goes back and spends nothing."""
         context = self._context
-        work = context.work.assign(
-            items, start=start, owner=context.owner, lease=context.settings.lease, events=entries
-        )
-        task = asyncio.ensure_future(work)
+        owner, lease = context.owner, context.settings.lease
+        task = asyncio.ensure_future(context.work.assign(items, start=start, owner=owner, lease=lease, events=entries))
         try:
             with context.timeouts.timeout(STORE_S):
                 return await asyncio.shield(task)
