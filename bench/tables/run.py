@@ -70,10 +70,10 @@ TABLES = (
         name="run",
         title="Assignments through `run`",
         about=(
-            "A file of assignments goes through the router's durable queue, admission, the worker's durable queue and "
+            "A file of assignments goes through the router's durable queue, admission, a worker's slot and "
             f"a step that does nothing, and every result comes back; {IN_FLIGHT} are on their way at once. On disk an "
-            "assignment is written five times, each before the next thing happens (`synchronous=FULL`, in groups): "
-            "handed in, accepted, claimed by a slot, settled, answered. In memory nothing of it outlives the process."
+            "assignment is written three times, each before the next thing happens (`synchronous=FULL`, in groups): "
+            "submitted, accepted and started, settled with its result. In memory nothing of it outlives the process."
         ),
         unit=MICROSECONDS,
         reference=IN_MEMORY,
