@@ -39,6 +39,7 @@ from reefknot.core.work import (
     settle,
     started,
     worker_class,
+    worker_of,
 )
 from reefknot.errors import IllegalMoveError
 from tests.rows import for_each_row
@@ -372,3 +373,8 @@ def test_what_no_worker_took_ends_without_an_attempt() -> None:
 def test_requeued_work_is_found_where_it_was(resource_class: str) -> None:
     item = structs.replace(aside(), resource_class=resource_class)
     assert requeue(item, LATER, who="ann").resource_class == resource_class
+
+
+def test_the_worker_of_a_class_is_what_stands_behind_its_last_at_sign() -> None:
+    for name, worker in (("cpu@w1", "w1"), ("gpu@eu@w1", "w1"), (ROUTER, ""), ("imap", "")):
+        assert worker_of(name) == worker, name
