@@ -64,7 +64,7 @@ def open_connection(
         connection.set_busy_handler(_busy_handler(patience))
         _enable_wal(connection, path, patience)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -8000")
+        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -6000")
     except (apsw.Error, OSError) as error:
         raise translated(error, path) from error
     return connection
