@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 from reefknot.app.retention import Retention, RetentionJob, RetentionNote, retention_given
 from reefknot.core import checks
 from reefknot.core.idempotency import KEY_RETENTION_S
+from reefknot.core.redaction import redact
 from reefknot.errors import ParameterError
 from reefknot.idempotency.scope import in_scope
 from reefknot.ports.audit_log import AuditLog
@@ -147,8 +148,8 @@ async def _opened(url: str, clock: Clock, *, retention: float, largest_result: i
         return await store.start()
     if scheme in ("nats", "tls"):
         accepted = f"{_ACCEPTED}; nats:// needs the extra 'nats' and an engine that this version does not have yet"
-        raise ParameterError("url", url, accepted)
-    raise ParameterError("url", url, _ACCEPTED)
+        raise ParameterError("url", redact(url), accepted)
+    raise ParameterError("url", redact(url), _ACCEPTED)
 
 
 def _in_virtual_loop() -> bool:
