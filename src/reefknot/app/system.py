@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from math import isfinite
@@ -28,6 +29,7 @@ from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core import checks
 from reefknot.core.messages import ExecAssignment, ExecResult
+from reefknot.core.overload.submission import Capacity
 from reefknot.errors import NameTakenError, StoreUnavailableError
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
@@ -44,8 +46,7 @@ from reefknot.worker.settings import WorkerSettings, settings_from
 
 ROUTER_NAME = "router"
 STATUS_EVERY_S = 1.0
-"""How often a system publishes its status. It goes stale after `STATUS_KEPT_S`; clients use the copy that they read for
-`router.admission.FRESH_S`."""
+"""How often a system publishes its status. It goes stale after `STATUS_KEPT_S`."""
 STATUS_KEPT_S = 5.0
 CONTROL_S = 5.0
 STORE_S = 10.0
@@ -104,7 +105,6 @@ class System:
             clock,
             size=self.routing.rules.size,
             has_router=presence.has_router,
-            snapshots=presence.router_statuses,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
@@ -197,7 +197,14 @@ class System:
     async def _report(self) -> None:
         body = json.dumps(self.snapshot(), default=str)
         async with asyncio.timeout(STORE_S):
-            await self.store.control.report(self.system_id, body, keep=STATUS_KEPT_S)
+            await self.store.control.report(self.system_id, body, keep=STATUS_KEPT_S, capacity=self._capacity())
+
+    def _capacity(self) -> Capacity:
+        slots: Counter[str] = Counter()
+        for worker in self.workers:
+            for name, pool in worker.pools.items():
+                slots[name] += 0 if pool.paused else pool.slots
+        return Capacity(dict(slots), None if self._router is None else self.routing.submission_rules)
 
     async def _report_status(self) -> None:
         try:
@@ -354,5 +361,4 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
             clock_of_this_loop(),
             size=size,
             has_router=presence.has_router,
-            snapshots=presence.router_statuses,
         )

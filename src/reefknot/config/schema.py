@@ -182,6 +182,7 @@ class QueueV2(Section):
     rejection_policy: Literal["reject_new", "drop_oldest", "defer", "degrade"] = "reject_new"
     reject_at: Literal["overloaded", "critical"] = "critical"
     max_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = 0.5
+    preempt: bool = True
     overload_thresholds: OverloadThresholds = OverloadThresholds()
     policies: RejectionPolicies = RejectionPolicies()
     resource_pools: dict[str, ResourcePool] = {}
@@ -273,6 +274,7 @@ class RouterSection(Section):
 
     max_queue_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     max_wait_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    tenant_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     patience_seconds: Seconds = 30.0
     lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
     shared_subject: Literal["ours", "cp1"] | None = None

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
+from reefknot.core.overload.submission import Stage
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
 
@@ -105,6 +106,8 @@ class WorkItem(Struct, frozen=True, array_like=True):
     history: tuple[HistoryEntry, ...] = ()
     admission: str = ""
     """How the worker's admission took it, as JSON text: see `reefknot.worker.records.AdmittedAs`."""
+    pool: str = ""
+    """The resource class whose slots run it, whoever holds it now: `io` for `router` and for `io@worker-1`."""
     payload: bytes = b""
 
 
@@ -179,7 +182,7 @@ def accepted(item: WorkItem, now: Moment) -> WorkItem:
         kind=item.kind,
         resource_class=item.resource_class,
         source=item.source,
-        tenant_id=item.tenant_id,
+        tenant_id=item.tenant_id or None,
         correlation_id=item.correlation_id,
         trace_id=item.trace_id,
         priority=item.priority,
@@ -188,8 +191,23 @@ def accepted(item: WorkItem, now: Moment) -> WorkItem:
         created_at=now.wall,
         updated_at=now.wall,
         admission=item.admission,
+        pool=item.pool or pool_of(item.resource_class),
         payload=item.payload,
     )
+
+
+def pool_of(resource_class: str) -> str:
+    """The resource class without the worker: `io` for `io@worker-1`."""
+    return resource_class.rpartition("@")[0] or resource_class
+
+
+def stage_of(item: WorkItem) -> Stage | None:
+    """The stage at which an open item is counted; None for one that has ended."""
+    if item.state not in (WorkState.PENDING, WorkState.RUNNING):
+        return None
+    if item.resource_class == ROUTER:
+        return Stage.SUBMITTED
+    return Stage.QUEUED if item.state is WorkState.PENDING else Stage.RUNNING
 
 
 def worker_class(resource_class: str, worker_id: str) -> str:

@@ -13,9 +13,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from reefknot.core.overload.submission import Capacity
 from reefknot.ports.audit_log import AuditEntry
 
 EVERYONE = "*"
+NO_CAPACITY = Capacity()
 
 
 class Command(Struct, frozen=True):
@@ -66,9 +68,11 @@ class Control(Protocol):
     async def wait(self, timeout: float, *, after: int) -> int:
         """Wait until a command after this sequence was posted, at most `timeout` seconds. Returns the latest one."""
 
-    async def report(self, name: str, body: str, *, keep: float) -> int:
+    async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
         """
         Replace the status of this system; it goes stale after `keep` seconds.
+
+        Admission of submissions counts on the `capacity` for as long.
 
         Returns the sequence of its first report. A status that went stale, or was withdrawn, is forgotten: the next
         report is a first one.

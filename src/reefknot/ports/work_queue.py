@@ -13,6 +13,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from reefknot.core.overload.admission import Reject
+from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState
 from reefknot.ports.audit_log import AuditEntry
 
@@ -36,7 +38,6 @@ class Enqueued(StrEnum):
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
-    FULL = "full"
 
 
 class Settlement(Struct, frozen=True):
@@ -47,6 +48,8 @@ class Settlement(Struct, frozen=True):
     fence: int
     settled: Settled
     events: tuple[AuditEntry, ...] = ()
+    took_ms: float | None = None
+    """How long the attempt had its slot, when that tells the speed of the service."""
 
 
 class Held(Struct, frozen=True):
@@ -66,11 +69,11 @@ class WorkSnapshot(Struct, frozen=True):
 
 
 CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
-"""The events of an item whose owner vanished, given the item as it is afterwards."""
+"""The events of an item whose owner vanished, or that was displaced, given the item as it is afterwards."""
 
 
 def events_to_keep(
-    items: Sequence[WorkItem], answers: Sequence[Enqueued], events: Sequence[AuditEntry]
+    items: Sequence[WorkItem], answers: Sequence[Enqueued | Reject], events: Sequence[AuditEntry]
 ) -> Sequence[AuditEntry]:
     """The events of `enqueue` that are audited, given the outcomes of its items."""
     accepted = {item.id for item, answer in zip(items, answers, strict=True) if answer is Enqueued.ACCEPTED}
@@ -87,17 +90,20 @@ class WorkQueue(Protocol):
         self,
         items: Sequence[WorkItem],
         *,
-        limit: int | None = None,
+        rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
         owner: str = "",
         lease: float = 60.0,
-    ) -> list[Enqueued]:
+        drop_events: CrashEvents | None = None,
+    ) -> list[Enqueued | Reject]:
         """
         Keep these, in one step. An id that is there already is a duplicate, whatever state it is in.
 
-        `limit` bounds the pending items of a class. The events are kept when at least one item was accepted, except
-        those that tell (by their `work_id`) of an item that was not. With an `owner`, what is accepted is its at once,
-        as if it had claimed it first, with the fence `FIRST_FENCE`; it was never pending, and no limit counts it.
+        With `rules` admission decides, in the same step, by what is open in that moment (`admit_submission`): a
+        refusal writes nothing, and an item that is displaced ends as dropped, with the events `drop_events` gives for
+        it. The rules that a router has published come before the caller's. The events are kept when at least one item
+        was accepted, except those that tell (by their `work_id`) of an item that was not. With an `owner`, what is
+        accepted is its at once, as if it had claimed it first, with the fence `FIRST_FENCE`.
         """
 
     async def assign(
@@ -130,6 +136,7 @@ class WorkQueue(Protocol):
     ) -> list[WorkItem]:
         """
         Take up to `n` due items of these classes (all, when none is named): highest priority first, then oldest.
+        Within a priority tenants take turns.
 
         First, every lease of these classes that ran out comes back as a crash, with the events `crash_events` gives for
         it. With `n` 0 nothing else happens.

@@ -9,11 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from reefknot.audit.journal import Journal, about_assignment, envelope
-from reefknot.core.audit.event import Admission
+from reefknot.audit.journal import Journal, envelope
 from reefknot.core.checks import number
 from reefknot.core.messages import (
-    AckStatus,
     AssignmentOptions,
     Cancel,
     Correlation,
@@ -22,14 +20,12 @@ from reefknot.core.messages import (
     Job,
     encode,
 )
-from reefknot.core.overload.admission import RejectReason
+from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import cancel_reason
-from reefknot.core.work import ROUTER
-from reefknot.errors import ParameterTypeError, QueueFullError, ResultPendingError
+from reefknot.errors import ParameterTypeError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
-from reefknot.router.admission import DeadlineForecast, RouterSnapshots
 from reefknot.router.context import cancelled_event
 from reefknot.router.submissions import SUBMIT_ARGUMENTS, Submissions, validated
 from reefknot.runtime.seeds import new_id
@@ -86,18 +82,14 @@ class Client:
         *,
         size: int = 1000,
         has_router: HasRouter | None = None,
-        snapshots: RouterSnapshots | None = None,
     ) -> None:
         """
         `has_router` tells whether a router is running; without it, one is assumed.
 
-        `snapshots` reads what routers last published: a deadline that none of them can meet is then refused here.
+        `size` bounds what may wait, for each resource class, until a router says how much may.
         """
         self.store = store
-        self._size = size
-        self._forecast = DeadlineForecast(store, clock, snapshots)
-        self._clock = clock
-        self._submissions = Submissions(store.work, clock, size=size)
+        self._submissions = Submissions(store.work, clock, rules=SubmissionRules(size), journal=Journal(store.audit))
         self._has_router = has_router
 
     async def submit(
@@ -143,26 +135,10 @@ class Client:
         return await self._submit(validated(assignment)[0])
 
     async def _submit(self, checked: ExecAssignment) -> Handle:
-        retry_after = await self._forecast.refusal(checked)
-        if retry_after is not None and await self._submissions.find(checked.assignment_id) is None:
-            raise await self._refused(checked, retry_after)
         await self._submissions.submit(checked)
         deadline = checked.options.deadline_ms
         result_wait = DEFAULT_WAIT if deadline is None else deadline / 1000 + 1.0
         return Handle(self._submissions, self.store, checked, result_wait, self._has_router)
-
-    async def _refused(self, assignment: ExecAssignment, retry_after: float) -> QueueFullError:
-        """The refusal of an assignment that would miss its deadline, audited as when a router refuses it."""
-        reason = RejectReason.WOULD_MISS_DEADLINE.value
-        event = Admission(
-            **about_assignment(assignment, self._clock.wall()),
-            status=AckStatus.REJECTED.value,
-            reason=reason,
-            resource_class=ROUTER,
-        )
-        await Journal(self.store.audit).write(event)
-        depth = (await self.store.work.snapshot()).due.get(ROUTER, 0)
-        return QueueFullError(depth=depth, limit=self._size, retry_after=retry_after, reason=reason.replace("_", " "))
 
     async def cancel(
         self, assignment_id: str, reason: str = "", *, who: str = "caller", events: Sequence[AuditEntry] = ()

@@ -47,12 +47,10 @@ class Completion:
         self,
         context: RouterContext,
         *,
-        by_worker: Callable[[Pending, ExecResult], None],
         resolve: Callable[[ExecResult], None],
         freed: Callable[[], None],
     ) -> None:
         self._context = context
-        self._by_worker = by_worker
         self._resolve = resolve
         self._freed = freed
         self.counts: Counter[str] = Counter()
@@ -64,8 +62,6 @@ class Completion:
         table = self._context.table
         if table.get(pending.id) is not pending:
             return False
-        if pending.worker_id is not None:
-            self._by_worker(pending, result)
         table.remove(pending)
         self.counts[result.status.value] += 1
         self._resolve(result)
@@ -76,7 +72,6 @@ class Completion:
         """Write the result of a worker that has a store of its own."""
         if self._context.table.get(pending.id) is not pending:
             return
-        self._by_worker(pending, result)
         self._context.table.remove(pending)
         text, succeeded = encode(result).decode(), result.status is ResultStatus.SUCCESS
         settled = WorkDone(text) if succeeded else WorkFailed(None, text, result.status.value)

@@ -32,9 +32,9 @@ from reefknot.core.results import EXPIRED, answer_of, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers
-from reefknot.router.admission import HealthTable
 from reefknot.router.completion import Completion
 from reefknot.router.context import RouterContext
+from reefknot.router.health import HealthTable
 from reefknot.router.pending import Pending, WaitingLine
 from reefknot.router.settings import ACK_WITHIN_S, ASK_AGAIN_S, LATE_S
 from reefknot.runtime import seeds

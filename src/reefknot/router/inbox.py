@@ -26,10 +26,10 @@ from reefknot.core.overload.admission import RejectReason
 from reefknot.core.results import unrun_result
 from reefknot.core.routing import too_late_everywhere
 from reefknot.ports.transport import Delivery
-from reefknot.router.admission import HealthTable
 from reefknot.router.completion import Acknowledge, Completion
 from reefknot.router.context import RouterContext
 from reefknot.router.dispatch import REFUSED_FOR_S, SHARED, Dispatcher
+from reefknot.router.health import HealthTable
 from reefknot.router.pending import Pending
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import BoundedTasks

@@ -94,38 +94,61 @@ class Pending:
         return self.assignment.assignment_id
 
 
-_Stand = tuple[int, float, int, Pending]
-"""Priority, age, number: the order of a queue. A number is never used twice."""
+_Stand = tuple[float, int, Pending]
+"""Age and number: the order within a priority and tenant. A number is never used twice."""
 
 
 class WaitingLine:
-    """Waiting assignments of one resource class, by priority, then age. Removed entries are skipped on pop."""
+    """
+    Waiting assignments of one resource class: by priority, tenants taking turns within it, then by age.
+
+    Removed entries are skipped on pop.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[_Stand] = []
+        self._levels: dict[int, dict[str, list[_Stand]]] = {}
+        """By priority and tenant. The order of the tenants is that of their turns."""
+        self._entries = 0
 
     def put(self, pending: Pending, place: int) -> None:
         pending.place = place
-        heappush(self._heap, (-pending.assignment.priority, pending.since, place, pending))
+        tenants = self._levels.setdefault(pending.assignment.priority, {})
+        heappush(tenants.setdefault(pending.assignment.tenant_id or "", []), (pending.since, place, pending))
+        self._entries += 1
 
     def next(self) -> Pending | None:
         """Pop the next one."""
-        while self._heap:
-            stand = heappop(self._heap)
-            if stand[3].place == stand[2]:
-                stand[3].place = 0
-                return stand[3]
+        while self._levels:
+            priority = max(self._levels)
+            tenants = self._levels[priority]
+            name, queue = next(iter(tenants.items()))
+            _, place, pending = heappop(queue)
+            self._entries -= 1
+            del tenants[name]
+            if queue:
+                tenants[name] = queue
+            elif not tenants:
+                del self._levels[priority]
+            if pending.place == place:
+                pending.place = 0
+                return pending
         return None
 
     def all(self) -> list[Pending]:
         """All of them; they stay."""
-        return [stand[3] for stand in self._heap if stand[3].place == stand[2]]
+        return [pending for queue in self._queues() for _, place, pending in queue if pending.place == place]
 
     def tidy(self, waiting: int) -> None:
         """Sweep removed entries out before they outnumber the waiting."""
-        if len(self._heap) > 2 * waiting + _GARBAGE:
-            self._heap = [stand for stand in self._heap if stand[3].place == stand[2]]
-            heapify(self._heap)
+        if self._entries > 2 * waiting + _GARBAGE:
+            left = [(pending, place) for queue in self._queues() for _, place, pending in queue]
+            self._levels, self._entries = {}, 0
+            for pending, place in left:
+                if pending.place == place:
+                    self.put(pending, place)
+
+    def _queues(self) -> list[list[_Stand]]:
+        return [queue for tenants in self._levels.values() for queue in tenants.values()]
 
 
 class PendingTable:

@@ -26,7 +26,7 @@ from reefknot.core.messages import (
     ExecResult,
     resource_class,
 )
-from reefknot.core.overload.admission import OverloadStatus, QueueView, RejectionPolicy, level
+from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, level
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import answer_of, assignment_of, cancel_reason
 from reefknot.core.work import ROUTER, WorkItem, WorkState, is_over, is_workers, worker_of
@@ -34,10 +34,10 @@ from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Transport
-from reefknot.router.admission import HealthTable, RouterAdmission
 from reefknot.router.completion import Completion
 from reefknot.router.context import RouterContext
 from reefknot.router.dispatch import SHARED, Dispatcher
+from reefknot.router.health import HealthTable
 from reefknot.router.inbox import Inbox
 from reefknot.router.pending import Pending, PendingTable
 from reefknot.router.settings import RouterSettings
@@ -73,9 +73,6 @@ class RouterSnapshot(Struct, frozen=True):
     pending: int
     status: OverloadStatus
     workers: dict[str, dict[str, Any]]
-    lines: dict[str, QueueView] = {}
-    """By class: what is ahead of an arrival, and how fast it goes."""
-    max_wait_fraction: float | None = None
 
 
 class Router:
@@ -119,15 +116,12 @@ class Router:
         self._claim_now = asyncio.Event()
         self._store_may_have_more = False
         self._background = BoundedTasks(router_id, AT_ONCE)
-        self.submissions = Submissions(store.work, clock, size=rules.size, lease=settings.lease, journal=journal)
+        self.submissions = Submissions(
+            store.work, clock, rules=settings.submission_rules, lease=settings.lease, journal=journal
+        )
         self.health = HealthTable()
-        self.admission = RouterAdmission(rules, table=self.table, health=self.health, clock=clock)
-        self._callers = LocalCallers(
-            context, self.submissions, self.admission, on_claimed=self._wake.set, on_left=self._claim_now.set
-        )
-        self._completion = Completion(
-            context, by_worker=self.admission.ended, resolve=self._callers.resolve, freed=self._after_ends
-        )
+        self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._claim_now.set)
+        self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion)
         self._inbox = Inbox(
             context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
@@ -186,10 +180,9 @@ class Router:
         workers = {
             name: {one: msgspec.to_builtins(h) for one, h in by.items()} for name, by in self.health.all().items()
         }
-        rules, waiting = self._context.rules, self.admission.waiting()
+        rules, waiting = self._context.rules, self.table.waiting
         status = level(waiting, rules.size, rules.thresholds)
-        lines = self.admission.lines()
-        return RouterSnapshot(waiting, len(self.table), status, workers, lines, rules.max_wait_fraction)
+        return RouterSnapshot(waiting, len(self.table), status, workers)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
@@ -352,7 +345,6 @@ class Router:
             raise
         now = self._clock.now()
         for one in claimed:
-            self.admission.unclaimed.discard(one.assignment.assignment_id)
             self.table.add(one, resource_class(one.assignment), now)
         if self._early_cancels:
             await self._cancel_early_ones([one.assignment.assignment_id for one in claimed])

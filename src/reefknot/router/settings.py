@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from reefknot.core.checks import seconds
 from reefknot.core.overload.admission import Rules
+from reefknot.core.overload.submission import SubmissionRules
 
 LEASE_S = 30.0
 """How long a submission stays a router's after it was last heard of."""
@@ -34,6 +35,8 @@ class RouterSettings(Struct, frozen=True):
     """The bounds of its own queue. Whatever the policy says: what cannot come in is refused."""
     lease: float = LEASE_S
     patience: float = PATIENCE_S
+    tenant_share: float = 0.5
+    """The most places that one tenant may hold while others wait."""
     shared_subject: bool = False
     """Also send to whoever listens on the shared subject: workers that do not tell of themselves."""
 
@@ -44,6 +47,11 @@ class RouterSettings(Struct, frozen=True):
     @property
     def renew_every(self) -> float:
         return self.lease / RENEWALS
+
+    @property
+    def submission_rules(self) -> SubmissionRules:
+        """The rules by which the store admits submissions."""
+        return SubmissionRules(self.rules.size, self.tenant_share, self.rules.max_wait_fraction, self.rules.preempt)
 
 
 def settings_from(configuration: Any, rules: Rules) -> RouterSettings:
@@ -62,5 +70,6 @@ def settings_from(configuration: Any, rules: Rules) -> RouterSettings:
         rules=structs.replace(rules, **changes),
         lease=section.lease_seconds,
         patience=section.patience_seconds,
+        tenant_share=section.tenant_share,
         shared_subject=section.shared_subject == "cp1",
     )

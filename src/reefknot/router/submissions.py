@@ -7,13 +7,15 @@ brought it there.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from msgspec import Struct
 
 from reefknot.audit.journal import Journal, about_assignment, about_item
-from reefknot.core.audit.event import Admission, Quarantined, Requeued
+from reefknot.core.audit.event import Admission, Dropped, Quarantined, Requeued
 from reefknot.core.canonical import canonical, record_fingerprint
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
@@ -28,13 +30,13 @@ from reefknot.core.messages import (
     resource_class,
 )
 from reefknot.core.overload.admission import Reject
-from reefknot.core.results import answer_of, assignment_of, unrun_result
+from reefknot.core.overload.submission import SubmissionRules
+from reefknot.core.results import DROPPED, answer_of, assignment_of, unrun_result
 from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, WorkQueue
-from reefknot.router.admission import RouterAdmission
 from reefknot.router.context import RouterContext
 from reefknot.router.pending import ClaimedSubmission
 from reefknot.router.settings import LEASE_S
@@ -56,8 +58,8 @@ _FREE_FIELDS = ("job.payload", "job.resources", "metadata", "decision")
 """Fields that hold a caller's own values."""
 _UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
 BATCH = 200
-STORE_FULL_RETRY_S = 1.0
-"""When a caller may try again after the store had no room; the store knows no rate to tell it by."""
+REFUSALS_S = 1.0
+"""How often refusals are written down: the first one at once, and then the number of the others."""
 _NEVER = 1_000_000_000
 """A router may vanish as often as it likes: that says nothing about the work."""
 
@@ -122,27 +124,60 @@ class Submissions:
     """Submissions in a store. Clients and routers use the same."""
 
     def __init__(
-        self, work: WorkQueue, clock: Clock, *, size: int, lease: float = LEASE_S, journal: Journal | None = None
+        self,
+        work: WorkQueue,
+        clock: Clock,
+        *,
+        rules: SubmissionRules,
+        lease: float = LEASE_S,
+        journal: Journal | None = None,
     ) -> None:
+        """`rules` hold where no router has published its own."""
         self._work = work
         self._clock = clock
-        self._size = size
+        self._rules = rules
         self._lease = lease
         self._journal = journal or Journal(None)
+        self._unwritten: Counter[tuple[str, str]] = Counter()
+        """Refusals since the last event, by reason and resource class."""
+        self._written_at = -inf
 
     async def submit(self, assignment: ExecAssignment) -> bool:
-        """Keep an assignment. False when it is there already; `QueueFullError` when there is no room."""
+        """Keep an assignment. False when it is there already; `QueueFullError` when it is refused."""
         (kept,) = await self.enqueue([self.item(assignment, encode(assignment))])
-        if kept is Enqueued.FULL:
-            raise QueueFullError(depth=self._size, limit=self._size, retry_after=STORE_FULL_RETRY_S)
+        if isinstance(kept, Reject):
+            raise self.refused(assignment, kept)
         if kept is Enqueued.DUPLICATE:
             await self.check_same_job(assignment)
         return kept is Enqueued.ACCEPTED
 
-    async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued]:
+    async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued | Reject]:
         """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
         async with asyncio.timeout(STORE_S):
-            return await self._work.enqueue(items, limit=self._size, owner=owner, lease=self._lease)
+            return await self._work.enqueue(
+                items, rules=self._rules, owner=owner, lease=self._lease, drop_events=self._dropped
+            )
+
+    def refused(self, assignment: ExecAssignment, verdict: Reject) -> QueueFullError:
+        """The error for a refused caller. The event says how many were refused since the last one."""
+        pool = resource_class(assignment)
+        self._unwritten[verdict.reason.value, pool] += 1
+        now = self._clock.now()
+        if now - self._written_at >= REFUSALS_S:
+            self._written_at = now
+            number, self._unwritten = self._unwritten, Counter()
+            event = Admission(
+                **about_assignment(assignment, self._clock.wall()),
+                status=AckStatus.REJECTED.value,
+                reason=verdict.reason.value,
+                resource_class=ROUTER,
+                queue_depth=verdict.depth,
+                inputs={"refused": {f"{reason} {pool}": count for (reason, pool), count in number.items()}},
+            )
+            self._journal.write_soon(event)
+        wait, reason = verdict.retry_after_ms / 1000, verdict.reason.value.replace("_", " ")
+        limit = max(verdict.depth, self._rules.size)
+        return QueueFullError(depth=verdict.depth, limit=limit, retry_after=wait, reason=reason)
 
     def item(self, assignment: ExecAssignment, body: bytes) -> WorkItem:
         """The work item of a submission; its deadline begins now."""
@@ -158,6 +193,7 @@ class Submissions:
             priority=assignment.priority,
             due_at=now_ms,
             deadline_at=None if deadline is None else now_ms + deadline,
+            pool=resource_class(assignment),
             payload=body,
         )
 
@@ -227,6 +263,10 @@ class Submissions:
         async with asyncio.timeout(STORE_S):
             await self._work.settle([Settlement(held.id, held.owner, held.fence, settled, entries)])
 
+    def _dropped(self, item: WorkItem) -> list[AuditEntry]:
+        event = Dropped(**about_item(item, self._clock.wall()), reason=DROPPED, resource_class=item.pool)
+        return self._journal.entries([event])
+
     def _worker_crashed(self, item: WorkItem) -> list[AuditEntry]:
         about = about_item(item, self._clock.wall())
         if item.state is WorkState.QUARANTINED:
@@ -250,7 +290,7 @@ class _LocalSubmission:
     def __init__(self, assignment: ExecAssignment, body: bytes) -> None:
         self.assignment = assignment
         self.body = body
-        self.kept: asyncio.Future[Enqueued] = asyncio.get_running_loop().create_future()
+        self.kept: asyncio.Future[Enqueued | Reject] = asyncio.get_running_loop().create_future()
 
 
 class LocalCallers:
@@ -265,14 +305,12 @@ class LocalCallers:
         self,
         context: RouterContext,
         submissions: Submissions,
-        admission: RouterAdmission,
         *,
         on_claimed: Callable[[], None],
         on_left: Callable[[], None],
     ) -> None:
         self._context = context
         self._submissions = submissions
-        self._admission = admission
         self._on_claimed = on_claimed
         self._on_left = on_left
         self._callers: dict[str, asyncio.Future[ExecResult]] = {}
@@ -286,49 +324,26 @@ class LocalCallers:
         if future is not None and not future.done():
             check_same_job(assignment, self._jobs[name])
             return future
-        verdict = self._admission.admit(assignment)
-        if isinstance(verdict, Reject) and await self._submissions.find(name) is None:
-            raise await self._refuse(assignment, verdict)
-        future = self._callers.get(name)
-        if future is not None and not future.done():  # another caller came while the store was asked
-            return future
         future = asyncio.get_running_loop().create_future()
         self._callers[name], self._jobs[name] = future, assignment.job
-        self._admission.unclaimed.add(name)
         arrival = _LocalSubmission(assignment, body)
         self.batch.put(arrival)
         try:
             if not self.batch.served:  # a router that does not run keeps what it is given all the same
                 await self.batch.finish()
             kept = await arrival.kept
-            if kept is Enqueued.FULL:
-                size = self._context.rules.size
-                raise QueueFullError(depth=size, limit=size, retry_after=STORE_FULL_RETRY_S)
+            if isinstance(kept, Reject):
+                raise self._submissions.refused(assignment, kept)
             if kept is Enqueued.DUPLICATE:
-                self._admission.unclaimed.discard(name)
                 await self._submissions.check_same_job(assignment)
                 await self.answer_from_store(name)
         except BaseException as error:
             self._forget(name)
-            self._admission.unclaimed.discard(name)
             if not future.done():  # another caller of the same id waits for this very future
                 future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
                 future.exception()
             raise
         return future
-
-    async def _refuse(self, assignment: ExecAssignment, verdict: Reject) -> QueueFullError:
-        depth = self._admission.waiting()
-        event = Admission(
-            **about_assignment(assignment, self._context.clock.wall()),
-            status=AckStatus.REJECTED.value,
-            reason=verdict.reason.value,
-            resource_class=ROUTER,
-            queue_depth=depth,
-        )
-        await self._context.journal.write(event)
-        wait, reason = verdict.retry_after_ms / 1000, verdict.reason.value.replace("_", " ")
-        return QueueFullError(depth=depth, limit=self._context.rules.size, retry_after=wait, reason=reason)
 
     async def _keep(self, arrivals: list[_LocalSubmission]) -> None:
         """Keep a batch, even of callers that have left: whether it was kept is not known to one that left."""
@@ -345,7 +360,6 @@ class LocalCallers:
         now = context.clock.now()
         for one, item, kept in zip(arrivals, items, answers, strict=True):
             if kept is Enqueued.ACCEPTED and owner:
-                self._admission.unclaimed.discard(item.id)
                 claimed = ClaimedSubmission(
                     one.assignment, Held(item.id, owner, FIRST_FENCE), item.deadline_at, False, one.body
                 )
@@ -366,7 +380,6 @@ class LocalCallers:
 
     def resolve(self, result: ExecResult) -> None:
         """Give a result to its caller, if it waits here."""
-        self._admission.unclaimed.discard(result.assignment_id)
         future = self._forget(result.assignment_id)
         if future is not None and not future.done():
             future.set_result(result)

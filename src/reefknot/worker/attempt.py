@@ -67,6 +67,8 @@ class AttemptReport(Struct, frozen=True):
     events: tuple[Event, ...] = ()
     result: ExecResult | None = None
     """There only when the assignment has ended."""
+    took_ms: float | None = None
+    """The service time of the attempt, if it was made and not cut short by its own deadline."""
 
 
 class AttemptInputs(Struct, frozen=True):
@@ -119,6 +121,9 @@ class StepRunner:
         if block is None:
             return self._not_known(attempt)
         destination = self._destination(block, request)
+        too_late = self._too_late(attempt, destination)
+        if too_late:
+            return self._expired(attempt, too_late)
         permit = self._permit(destination, skip=admitted.skip_circuit_breaker)
         if isinstance(permit, Refused):
             return self._breaker_open(attempt, destination, permit)
@@ -133,11 +138,19 @@ class StepRunner:
         failure = None if step.ok else failure_of_step(step)
         if failure is not None and not self._settings.retries_v2:
             failure = without_retry_after(failure)
-        events = self._report_to_breaker(destination, permit, step, failure)
-        destination.counted(self._clock.now(), ok=step.ok)
-        if failure is None:
-            return self._succeeded(attempt, step, events)
-        return self._failed(attempt, ran, failure, destination, events)
+        events = self._report_to_breaker(destination, permit, ran, failure, assignment.tenant_id or "")
+        now, seconds = self._clock.now(), step.latency_ms / 1000
+        destination.counted(now, ok=step.ok)
+        is_cut = ran.timed_out is not None and ran.timed_out.whole
+        tells = not is_cut or seconds > destination.usual(now) > 0
+        if tells:
+            destination.answered(now, seconds)
+        report = (
+            self._succeeded(attempt, step, events)
+            if failure is None
+            else self._failed(attempt, ran, failure, destination, events)
+        )
+        return msgspec.structs.replace(report, took_ms=step.latency_ms if tells else None)
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
@@ -148,12 +161,22 @@ class StepRunner:
             name = f"{block.type}: unknown"
         return self.destinations.at(name)
 
-    def _expired(self, attempt: AttemptInputs) -> AttemptReport:
+    def _too_late(self, attempt: AttemptInputs, destination: Destination) -> str:
+        """Why the attempt cannot end in time, judged by the destination's usual service time; empty when it can."""
+        usual = destination.usual(self._clock.now()) if self._settings.retries_v2 else 0.0
+        if not usual:
+            return ""
+        seconds, whole = self._seconds(attempt)
+        if not whole or seconds >= usual:
+            return ""
+        return f"{seconds:.3g} s were left, and {destination.breaker.name} takes about {usual:.3g} s; it was not run"
+
+    def _expired(self, attempt: AttemptInputs, message: str = "") -> AttemptReport:
         self.counters.expired += 1
         item = attempt.item
-        message = (
-            EXPIRED_MESSAGE if item.failure is None else f"{EXPIRED_MESSAGE} again; before that: {last_error(item)}"
-        )
+        if item.failure is not None:
+            message = f"{message or f'{EXPIRED_MESSAGE} again'}; before that: {last_error(item)}"
+        message = message or EXPIRED_MESSAGE
         step = StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
         event = expired_event(attempt.assignment, self._clock.wall(), item.attempts)
         failure = classify(message, code=ErrorCode.cancelled_by_timeout)
@@ -272,17 +295,24 @@ class StepRunner:
         return policy.retryable, policy.max_attempts
 
     def _report_to_breaker(
-        self, destination: Destination, permit: Permit | Refused | None, step: StepResult, failure: Failure | None
+        self,
+        destination: Destination,
+        permit: Permit | Refused | None,
+        ran: StepOutcome,
+        failure: Failure | None,
+        tenant: str,
     ) -> list[Event]:
-        """Count the answer for or against the destination: only transient failures and time-outs count against it."""
+        """Count the answer for or against the destination: transient failures and full time-outs count against it."""
         if not isinstance(permit, Permit):
             return []
         now = self._clock.now()
         before = destination.breaker.state(now)
-        if failure is None or not (failure.failure_type is FailureType.TRANSIENT or step.status is StepStatus.TIMEOUT):
-            destination.breaker.succeeded(permit)
+        if ran.timed_out is not None and ran.timed_out.whole:
+            destination.breaker.released(permit)
         else:
-            destination.breaker.failed(permit, now)
+            transient = failure is not None and failure.failure_type is FailureType.TRANSIENT
+            failed = transient or ran.step.status is StepStatus.TIMEOUT
+            destination.report(permit, now, ok=not failed, tenant=tenant)
         after = destination.breaker.state(now)
         return [] if before is after else [breaker_event(destination.breaker.name, after.value, self._clock.wall())]
 

@@ -101,8 +101,7 @@ class Closing:
         except Exception as error:  # a defect of ours: the assignment ends with it, and the worker goes on
             report = self._broken(item, work, error)
         self._report(item, report, pool, work)
-        settled = report.settled
-        return not isinstance(settled, Snooze) and getattr(settled, "reason", "") != EXPIRED
+        return report.took_ms is not None
 
     def _broken(self, item: WorkItem, work: AcceptedWork, error: Exception) -> AttemptReport:
         text = printable(self._context.redactor(f"{type(error).__name__}: {error}"), most=300)
@@ -129,7 +128,8 @@ class Closing:
             elif isinstance(settled, WorkFailed | Quarantine):
                 settled = msgspec.structs.replace(settled, result=body.decode())
         entries = tuple(self._context.journal.entries(report.events)) if report.events else ()
-        self._ended.append(_Ended(item, Settlement(item.id, item.owner, item.fence, settled, entries), pool, body))
+        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms)
+        self._ended.append(_Ended(item, settlement, pool, body))
         if not self._is_settling:
             self._is_settling = True
             self._start(self._settle_all())

@@ -1,8 +1,13 @@
-"""Destinations of a worker's steps: a retry throttle and a breaker for each, bounded in number."""
+"""
+Destinations of a worker's steps: a retry throttle, a breaker and the usual service time of each, bounded in number.
+
+They are fed by facts about the destination only. An attempt that was cut short by its own deadline tells neither that
+the destination failed nor how long it takes.
+"""
 
 from collections import OrderedDict
 
-from reefknot.core.overload.breaker import Breaker
+from reefknot.core.overload.breaker import Breaker, Permit
 from reefknot.core.retry.decide import ThrottleView
 from reefknot.core.retry.throttle import RetryThrottle
 from reefknot.worker.settings import ThrottleSettings
@@ -13,6 +18,13 @@ OPENS_AFTER = 20
 RESTS_FOR = 5.0
 LEAST = 100
 """Calls in ten seconds from which on throttle and breaker may act: small work always gets its retries."""
+LEAST_ANSWERS = 5
+"""Answers after which the service time of a destination is known."""
+SMOOTHING = 0.1
+HALF_LIFE_S = 5.0
+"""The time without an answer after which a service time counts half: a slow destination is asked again some day."""
+TENANT_SEEN_S = 10.0
+MOST_TENANTS = 1000
 LEAST_FOR_A_TOKEN = 5
 """Calls in ten seconds that are worth one saved token, where a worker's share of the fleet's is less than one."""
 
@@ -26,7 +38,17 @@ class Destination:
     retries that a fleet adds to an outage stay in proportion to its calls, however many workers it has.
     """
 
-    __slots__ = ("_share", "_traffic", "breaker", "throttle")
+    __slots__ = (
+        "_answered_at",
+        "_answers",
+        "_failing",
+        "_mean_s",
+        "_share",
+        "_tenants",
+        "_traffic",
+        "breaker",
+        "throttle",
+    )
 
     def __init__(self, name: str, settings: ThrottleSettings, share: int) -> None:
         self.breaker = Breaker(name, failures=OPENS_AFTER, cooldown=RESTS_FOR)
@@ -34,6 +56,13 @@ class Destination:
             settings.tokens, per_success=settings.per_success, per_second=settings.per_second, min_executions=LEAST
         )
         self.throttle = self._traffic if settings.enabled else None
+        self._answers = 0
+        self._answered_at = 0.0
+        self._mean_s = 0.0
+        self._tenants: OrderedDict[str, float] = OrderedDict()
+        """When each tenant was last answered."""
+        self._failing: set[str] = set()
+        """Tenants whose calls failed since the last success."""
         self.shared_by(share, settings)
 
     def shared_by(self, workers: int, settings: ThrottleSettings) -> None:
@@ -52,6 +81,33 @@ class Destination:
         if self._share >= 1.0 or self.throttle.recent(now) >= LEAST_FOR_A_TOKEN:
             return seen
         return ThrottleView(acting=seen.acting, tokens=min(seen.tokens, self._share))
+
+    def usual(self, now: float) -> float:
+        """The seconds that a call takes as a rule; 0 while that is not known, or not any more."""
+        if self._answers < LEAST_ANSWERS:
+            return 0.0
+        return self._mean_s * 0.5 ** (max(0.0, now - self._answered_at) / HALF_LIFE_S)
+
+    def answered(self, now: float, seconds: float) -> None:
+        """Count the service time of a call that the destination has answered, or let run into the whole limit."""
+        self._answers += 1
+        before = self.usual(now) if self._answers > LEAST_ANSWERS else self._mean_s
+        self._mean_s = before + (seconds - before) * max(SMOOTHING, 1 / self._answers)
+        self._answered_at = now
+
+    def report(self, permit: Permit, now: float, *, ok: bool, tenant: str) -> None:
+        """Tell the breaker what became of a call. One tenant alone does not open it while others call as well."""
+        self._tenants[tenant] = now
+        self._tenants.move_to_end(tenant)
+        while len(self._tenants) > MOST_TENANTS or next(iter(self._tenants.values())) < now - TENANT_SEEN_S:
+            self._tenants.popitem(last=False)
+        if ok:
+            self._failing.clear()
+            self.breaker.succeeded(permit)
+            return
+        if len(self._failing) < MOST_TENANTS:
+            self._failing.add(tenant)
+        self.breaker.failed(permit, now, may_open=len(self._failing) > 1 or len(self._tenants) == 1)
 
     def busy(self, now: float) -> bool:
         """Whether it gets so many calls from here that its breaker may act."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from reefknot.core.overload.admission import KNOWN_AFTER, OverloadStatus, QueueView, RejectionPolicy, level, reported
+from reefknot.core.overload.admission import KNOWN_AFTER, OverloadStatus, QueueView, level, reported
 from reefknot.core.work import Interrupted, WorkItem, WorkState, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import error_text, logger
@@ -100,9 +100,10 @@ class Pool:
 
     def view(self, *, draining: bool) -> QueueView:
         """The snapshot that admission decides by: the raw depth before the arrival."""
-        drops = self.rules.policy is RejectionPolicy.DROP_OLDEST  # else admission does not look at the oldest
-        oldest = self.queue.oldest(self._clock.now()) if drops else None
-        return QueueView(self.depth(), self.slots, self._service_times, self._mean_ms, oldest, draining)
+        depth = self.depth()
+        is_full = self.queue.size is not None and depth >= self.queue.size * self.rules.thresholds.critical
+        oldest = self.queue.oldest(self._clock.now()) if is_full else None  # else admission does not look at it
+        return QueueView(depth, self.slots, self._service_times, self._mean_ms, oldest, draining)
 
     def overloaded(self) -> bool:
         """Whether the newest comes first. Not in the baseline, which has no levels."""

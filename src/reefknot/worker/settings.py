@@ -96,6 +96,7 @@ def rules_from(queue: object) -> Rules:
         max_drop_age_ms=q.policies.drop_oldest.max_drop_age_ms,
         max_defer_time_ms=q.policies.defer.max_defer_time_ms,
         max_wait_fraction=q.max_wait_fraction,
+        preempt=q.preempt,
         light=_degradation(levels.light),
         medium=_degradation(levels.medium),
         heavy=_degradation(levels.heavy),

@@ -129,6 +129,8 @@ class Rules(Struct, frozen=True):
     max_drop_age_ms: int = 60_000
     max_defer_time_ms: int = 30_000
     max_wait_fraction: float | None = 0.5
+    preempt: bool = True
+    """Whether an arrival of higher priority takes the place of the lowest. False counts for `reject_new` only."""
     light: Degradation = Degradation()
     medium: Degradation = Degradation(skip_retries=True, timeout_factor=0.8)
     heavy: Degradation = Degradation(skip_retries=True, timeout_factor=0.5, skip_circuit_breaker=True)
@@ -198,6 +200,8 @@ class Reject(Struct, frozen=True):
     reason: RejectReason
     message: str
     retry_after_ms: int
+    depth: int = 0
+    """What is ahead, where the work would have been kept."""
 
 
 Admission = Accept | AcceptDropping | Defer | Degrade | Reject
@@ -211,6 +215,8 @@ def admit(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     full = view.depth >= rules.size or status is OverloadStatus.CRITICAL
     if full and rules.policy is RejectionPolicy.DROP_OLDEST:
         return _in_place_of(view, arrival, rules)
+    if full and _preempts(view, arrival, rules) and view.oldest is not None:
+        return AcceptDropping(view.oldest.id)
     if full:
         return Reject(RejectReason.QUEUE_FULL, _FULL[rules.policy], retry_after_ms(view))
     if status.severity >= rules.reject_at.severity:
@@ -239,6 +245,13 @@ def _in_place_of(view: QueueView, arrival: Arrival, rules: Rules) -> Admission:
     if oldest is None or oldest.priority > arrival.priority or oldest.waited_ms > rules.max_drop_age_ms:
         return Reject(RejectReason.QUEUE_FULL, _FULL[RejectionPolicy.DROP_OLDEST], retry_after_ms(view))
     return AcceptDropping(oldest.id)
+
+
+def _preempts(view: QueueView, arrival: Arrival, rules: Rules) -> bool:
+    """Whether the arrival matters more than the lowest in the queue, and may take its place."""
+    if not rules.preempt and rules.policy is RejectionPolicy.REJECT_NEW:
+        return False
+    return view.oldest is not None and view.oldest.priority < arrival.priority
 
 
 def would_miss_deadline(view: QueueView, arrival: Arrival, rules: Rules) -> bool:

@@ -84,12 +84,16 @@ class Breaker:
         self._failures = 0
         self._until = self._probe_until = None
 
-    def failed(self, permit: Permit, now: float) -> None:
-        """Report a failure: the breaker opens after a failed probe, or after `threshold` failures in a row."""
+    def failed(self, permit: Permit, now: float, *, may_open: bool = True) -> None:
+        """
+        Report a failure: the breaker opens after a failed probe, or after `threshold` failures in a row.
+
+        Unless it `may_open`, a failure is counted and opens nothing: one tenant alone says little about a destination.
+        """
         if permit.generation != self._generation:
             return
         self._failures += 1
-        if permit.probe or self._failures >= self.threshold:
+        if permit.probe or (may_open and self._failures >= self.threshold):
             self._open(now)
 
     def released(self, permit: Permit) -> None:

@@ -26,6 +26,7 @@ from reefknot.core.idempotency import (
     Lost,
     checked_key,
 )
+from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
@@ -42,6 +43,15 @@ class MemoryContext:
         """Those who wait for a change, in their order, and the topics they wait for; none: any change."""
         self._closed = False
         self.next_fence = count(1).__next__
+        self.capacities: dict[str, tuple[int, Capacity]] = {}
+        """By system: until when its capacity counts."""
+
+    def offered(self, pool: str, wall: int) -> tuple[int, SubmissionRules | None]:
+        """The slots of a resource class in all systems, and the rules that a router has published."""
+        self.capacities = {name: one for name, one in self.capacities.items() if one[0] > wall}
+        offers = [capacity for _, capacity in self.capacities.values()]
+        rules = next((one.rules for one in offers if one.rules is not None), None)
+        return sum(one.slots.get(pool, 0) for one in offers), rules
 
     def now(self) -> Moment:
         """The current moment; `StoreUnavailableError` after the store was closed."""

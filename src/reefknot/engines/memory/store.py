@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from msgspec import structs
 
 from reefknot.core import work as core
+from reefknot.core.overload.submission import Capacity
 from reefknot.core.time import milliseconds
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.control import EVERYONE, Command, StatusReport
+from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.transport import Delivery
 
@@ -70,8 +71,9 @@ class MemoryControl:
             await self._shared.change(timeout, ("control",))
         return self._last
 
-    async def report(self, name: str, body: str, *, keep: float) -> int:
+    async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
         now = self._shared.now().wall
+        self._shared.capacities[name] = now + milliseconds(keep), capacity
         self._reported = {one: kept for one, kept in self._reported.items() if kept[0] > now}
         if name in self._reported:
             sequence = self._reported[name][1].sequence
@@ -83,6 +85,7 @@ class MemoryControl:
     async def withdraw(self, name: str) -> None:
         self._shared.now()
         self._reported.pop(name, None)
+        self._shared.capacities.pop(name, None)
 
     async def reports(self) -> list[StatusReport]:
         now = self._shared.now().wall

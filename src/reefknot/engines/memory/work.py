@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from math import inf
 
 from msgspec import structs
 
 from reefknot.core import work as core
+from reefknot.core.overload.admission import Accept, Arrival, Reject
+from reefknot.core.overload.submission import (
+    Displace,
+    OpenWork,
+    ServiceTime,
+    Stage,
+    SubmissionRules,
+    Waiting,
+    admit_submission,
+    in_turns,
+)
+from reefknot.core.results import DROPPED
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import ENDED, WorkItem, WorkState
 from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
@@ -56,7 +68,10 @@ class MemoryWorkQueue:
         self._running: set[str] = set()
         self._next_lease_end = inf
         """No lease runs out before; after a renewal it may be later."""
-        self._pending: Counter[str] = Counter()
+        self._open: Counter[tuple[str, Stage, int, str]] = Counter()
+        """Open work, by pool, stage, priority and tenant."""
+        self._service_times: dict[str, ServiceTime] = {}
+        self._last_tenant = ""
         self._arrivals = count()
         self._order: dict[str, int] = {}
         self._ready: dict[str, list[_Place]] = {}
@@ -67,30 +82,62 @@ class MemoryWorkQueue:
         self,
         items: Sequence[WorkItem],
         *,
-        limit: int | None = None,
+        rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
         owner: str = "",
         lease: float = 60.0,
-    ) -> list[Enqueued]:
+        drop_events: CrashEvents | None = None,
+    ) -> list[Enqueued | Reject]:
         now = self.shared.now()
         lease_ms = milliseconds(lease)
-        answers: list[Enqueued] = []
+        answers: list[Enqueued | Reject] = []
         for item in items:
             if item.id in self.items:
                 answers.append(Enqueued.DUPLICATE)
-            elif limit is not None and not owner and self._pending[item.resource_class] >= limit:
-                answers.append(Enqueued.FULL)
-            else:
-                self._order[item.id] = next(self._arrivals)
-                new = core.accepted(item, now)
-                if owner:
-                    new = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=now)
-                self.put(new, now)
-                answers.append(Enqueued.ACCEPTED)
+                continue
+            new = core.accepted(item, now)
+            verdict = Accept() if rules is None else self._admit(new, rules, now)
+            if isinstance(verdict, Reject):
+                answers.append(verdict)
+                continue
+            if isinstance(verdict, Displace):
+                self._displace(new.pool, verdict, now, drop_events)
+            self._order[item.id] = next(self._arrivals)
+            if owner:
+                new = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=now)
+            self.put(new, now)
+            answers.append(Enqueued.ACCEPTED)
         if Enqueued.ACCEPTED in answers:
             self._audit.add(events_to_keep(items, answers, events))
             self.wake()
         return answers
+
+    def _admit(self, item: WorkItem, rules: SubmissionRules, now: Moment) -> Accept | Displace | Reject:
+        slots, published = self.shared.offered(item.pool, now.wall)
+        rows = [
+            (stage, priority, tenant, n)
+            for (pool, stage, priority, tenant), n in self._open.items()
+            if pool == item.pool
+        ]
+        work = OpenWork(rows, slots=slots, service=self._service_times.get(item.pool))
+        deadline = None if item.deadline_at is None else float(item.deadline_at - now.wall)
+        arrival = Arrival(item.priority, deadline)
+        return admit_submission(work, arrival, published or rules, tenant=item.tenant_id or "")
+
+    def _displace(self, pool: str, verdict: Displace, now: Moment, drop_events: CrashEvents | None) -> None:
+        """End the oldest submission of this priority and tenant, to make room."""
+        wanted = (pool, Stage.SUBMITTED, verdict.priority, verdict.tenant)
+        victims = [item for item in self.items.values() if self._counted_as(item) == wanted]
+        victim = min(victims, key=lambda item: self._order[item.id])
+        dropped = core.cancel(victim, now, reason=DROPPED, who="admission")
+        self.put(dropped, now)
+        self._audit.add(tuple(drop_events(dropped)) if drop_events else ())
+
+    def _counted_as(self, item: WorkItem | None) -> tuple[str, Stage, int, str] | None:
+        stage = None if item is None else core.stage_of(item)
+        if item is None or stage is None:
+            return None
+        return item.pool, stage, item.priority, item.tenant_id or ""
 
     async def assign(
         self,
@@ -158,6 +205,9 @@ class MemoryWorkQueue:
             item = self.items.get(one.id)
             ours = item is not None and core.holds(item, owner=one.owner, fence=one.fence)
             if ours and item is not None:
+                if one.took_ms is not None:
+                    known = self._service_times.get(item.pool, ServiceTime())
+                    self._service_times[item.pool] = known.after(one.took_ms)
                 self.put(core.settle(item, one.settled, now), now)
                 self._audit.add(one.events)
             answers.append(ours)
@@ -180,7 +230,8 @@ class MemoryWorkQueue:
         if item is None or item.state is not WorkState.PENDING:
             return False
         if item.resource_class != resource_class:
-            self.put(structs.replace(item, resource_class=resource_class, updated_at=now.wall), now)
+            pool = core.pool_of(resource_class)
+            self.put(structs.replace(item, resource_class=resource_class, pool=pool, updated_at=now.wall), now)
             self.wake()
         return True
 
@@ -273,9 +324,14 @@ class MemoryWorkQueue:
 
     def put(self, item: WorkItem, now: Moment) -> None:
         """Keep an item as it is now, at the place that belongs to its state."""
-        old = self.items.get(item.id)
-        if old is not None and old.state is WorkState.PENDING:
-            self._pending[old.resource_class] -= 1
+        was, is_now = self._counted_as(self.items.get(item.id)), self._counted_as(item)
+        if was != is_now:
+            if was is not None:
+                self._open[was] -= 1
+                if not self._open[was]:
+                    del self._open[was]
+            if is_now is not None:
+                self._open[is_now] += 1
         self.items[item.id] = item
         self._running.discard(item.id)
         if item.state is WorkState.RUNNING:
@@ -285,7 +341,6 @@ class MemoryWorkQueue:
             self._touched.add(ENDED_TOPIC)
         else:
             self._touched.add(CLASS_TOPIC + item.resource_class)
-            self._pending[item.resource_class] += 1
             heapq.heappush(self._later, (item.due_at, self._order[item.id], item.id))
             self._promote(now)
 
@@ -323,14 +378,32 @@ class MemoryWorkQueue:
         return is_due and item is not None and item.resource_class == name
 
     def _next(self, n: int, classes: Sequence[str], newest_first: bool) -> list[_Place]:
+        """The places that come next, by priority, then age, tenants taking turns."""
         heaps = {name: self._ready[name] for name in dict.fromkeys(classes) if name in self._ready}
-        if newest_first:
-            ready = {place for name, heap in heaps.items() for place in heap if self._is_ready(name, place)}
-            places = sorted(ready, key=_newest)[:n]
-            for name, heap in heaps.items():
-                heap[:] = [place for place in heap if place not in places and self._is_ready(name, place)]
-                heapq.heapify(heap)
-            return places
+        if not newest_first and len({tenant for _, stage, _, tenant in self._open if stage != Stage.RUNNING}) <= 1:
+            return self._oldest(n, heaps)
+        queues: dict[str, dict[Waiting, _Place]] = {}
+        for name, heap in heaps.items():
+            heap[:] = sorted({place for place in heap if self._is_ready(name, place)})
+            for place in heap:
+                tenant = self.items[place[3]].tenant_id or ""
+                queues.setdefault(tenant, {})[-place[0], place[1], place[2]] = place
+        sign = -1 if newest_first else 1
+        ordered = {
+            tenant: sorted(queue, key=lambda one: (-one[0], sign * one[1], sign * one[2]))
+            for tenant, queue in queues.items()
+        }
+        chosen = in_turns(ordered, n, self._last_tenant)
+        if chosen:
+            self._last_tenant = chosen[-1][0]
+        taken = [queues[tenant][waiting] for tenant, waiting in chosen]
+        gone = set(taken)
+        for heap in heaps.values():
+            heap[:] = [place for place in heap if place not in gone]
+        return taken
+
+    def _oldest(self, n: int, heaps: Mapping[str, list[_Place]]) -> list[_Place]:
+        """The next places of a single tenant."""
         taken: list[_Place] = []
         while len(taken) < n:
             filled = [(heap[0], name) for name, heap in heaps.items() if heap]
@@ -358,7 +431,3 @@ class MemoryWorkQueue:
         if self._later:
             ends.append(max(1, self._later[0][0] - now.wall))
         return min(ends, default=None)
-
-
-def _newest(place: _Place) -> tuple[int, int, int]:
-    return place[0], -place[1], -place[2]

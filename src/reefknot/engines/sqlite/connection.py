@@ -225,7 +225,52 @@ CREATE TABLE status (
 ) STRICT;
 """
 
-MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD)
+# Admission where work is kept: open work is counted by the transaction that changes it, and the queue's index lets
+# tenants take turns. `stage` is that of `core.work.stage_of`.
+_STAGE = (
+    "CASE WHEN {0}.state NOT IN ('pending', 'running') THEN '' WHEN {0}.resource_class = 'router' THEN 'submitted' "
+    "WHEN {0}.state = 'pending' THEN 'queued' ELSE 'running' END"
+)
+_COUNT_IN = (
+    "INSERT INTO open_work SELECT new.pool, {new}, new.priority, ifnull(new.tenant_id, ''), 1 WHERE {new} <> '' "
+    "ON CONFLICT DO UPDATE SET number = number + 1;"
+)
+_COUNT_OUT = (
+    "UPDATE open_work SET number = number - 1 WHERE pool = old.pool AND stage = {old} AND priority = old.priority "
+    "AND tenant = ifnull(old.tenant_id, ''); "
+    "DELETE FROM open_work WHERE pool = old.pool AND stage = {old} AND priority = old.priority "
+    "AND tenant = ifnull(old.tenant_id, '') AND number <= 0;"
+)
+_STAGES = {name: _STAGE.format(name) for name in ("work", "old", "new")}
+_ADMISSION = """
+ALTER TABLE work ADD COLUMN pool TEXT NOT NULL DEFAULT '';
+UPDATE work SET pool = iif(instr(resource_class, '@') > 0,
+    substr(resource_class, 1, instr(resource_class, '@') - 1), resource_class);
+UPDATE work SET pool = coalesce(json_extract(CAST(payload AS TEXT), '$.resource_class'),
+    json_extract(CAST(payload AS TEXT), '$.job.resources.class'),
+    CASE WHEN kind LIKE 'http.%' OR kind LIKE 'fs.%' THEN 'io' WHEN kind LIKE 'ai.%' OR kind LIKE 'media.%' THEN 'gpu'
+        ELSE 'cpu' END)
+WHERE resource_class = 'router' AND json_valid(CAST(payload AS TEXT));
+CREATE TABLE open_work (
+    pool TEXT NOT NULL, stage TEXT NOT NULL, priority INTEGER NOT NULL, tenant TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (pool, stage, priority, tenant)
+) STRICT, WITHOUT ROWID;
+INSERT INTO open_work SELECT pool, {work}, priority, ifnull(tenant_id, ''), count(*) FROM work
+    WHERE state IN ('pending', 'running') GROUP BY 1, 2, 3, 4;
+CREATE TRIGGER work_counted_in AFTER INSERT ON work BEGIN {count_in} END;
+CREATE TRIGGER work_counted_over AFTER UPDATE OF state, resource_class, pool ON work
+    WHEN {old} <> {new} OR old.pool <> new.pool BEGIN {count_out} {count_in} END;
+CREATE TRIGGER work_counted_out AFTER DELETE ON work WHEN {old} <> '' BEGIN {count_out} END;
+CREATE TABLE service_time (
+    pool TEXT PRIMARY KEY, known INTEGER NOT NULL, mean_ms REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+ALTER TABLE status ADD COLUMN capacity TEXT NOT NULL DEFAULT '{{}}';
+DROP INDEX work_ready;
+CREATE INDEX work_ready ON work (resource_class, tenant_id, priority DESC, due_at, seq)
+    WHERE state = 'pending' AND ready = 1;
+""".format(**_STAGES, count_in=_COUNT_IN.format(**_STAGES), count_out=_COUNT_OUT.format(**_STAGES))
+
+MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
 VERSION = len(MIGRATIONS)
 
 # One statement sees one snapshot: another process may be creating the tables right now.

@@ -4,20 +4,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import apsw
+from msgspec import json
 
+from reefknot.core.overload.submission import Capacity
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite.context import StoreContext, until
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.control import EVERYONE, Command, StatusReport
+from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
 
 _POLL = (
     "SELECT sequence, name, target, body, sender, at FROM command "
     "WHERE sequence > ? AND target IN (?, ?) AND stale_at > ? ORDER BY sequence LIMIT ?"
 )
 _REPORTS = "SELECT sequence, name, body, at FROM status WHERE stale_at > ? ORDER BY sequence"
-_RENEW = "UPDATE status SET body = ?2, at = ?3, stale_at = ?4 WHERE name = ?1 RETURNING sequence"
-_FIRST_REPORT = "INSERT INTO status (name, body, at, stale_at) VALUES (?1, ?2, ?3, ?4) RETURNING sequence"
+_RENEW = "UPDATE status SET body = ?2, at = ?3, stale_at = ?4, capacity = ?5 WHERE name = ?1 RETURNING sequence"
+_FIRST_REPORT = "INSERT INTO status (name, body, at, stale_at, capacity) VALUES (?1, ?2, ?3, ?4, ?5) RETURNING sequence"
 
 
 class SqliteControl:
@@ -59,8 +61,9 @@ class SqliteControl:
                 if latest > after or not await until(change, self._context.left(deadline)):
                     return latest
 
-    async def report(self, name: str, body: str, *, keep: float) -> int:
-        sequence: int = await self._context.write(_report_batch, (name, body, milliseconds(keep)))
+    async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
+        text = json.encode(capacity).decode()
+        sequence: int = await self._context.write(_report_batch, (name, body, milliseconds(keep), text))
         return sequence
 
     async def withdraw(self, name: str) -> None:
@@ -96,13 +99,13 @@ def _post_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
     return answers
 
 
-def _report_batch(transaction: Transaction, wanted: list[tuple[str, str, int]]) -> list[int]:
+def _report_batch(transaction: Transaction, wanted: list[tuple[str, str, int, str]]) -> list[int]:
     """Write them without touching a topic: nobody waits for a status."""
     connection, now = transaction.connection, transaction.now.wall
     connection.execute("DELETE FROM status WHERE stale_at <= ?", (now,))
     answers: list[Any] = []
-    for name, body, keep_ms in wanted:
-        row = (name, body, now, now + keep_ms)
+    for name, body, keep_ms, capacity in wanted:
+        row = (name, body, now, now + keep_ms, capacity)
         known = connection.execute(_RENEW, row).get
         answers.append(connection.execute(_FIRST_REPORT, row).get if known is None else known)
     return answers

@@ -70,10 +70,12 @@ class WriteCache(Generic[R]):
 class RecordCaches:
     """The caches of one writer's connection: idempotency keys and work items."""
 
-    __slots__ = ("_version", "items", "keys")
+    __slots__ = ("_version", "items", "keys", "last_tenant")
 
     def __init__(self) -> None:
         self._version: object = None
+        self.last_tenant = ""
+        """The tenant whose work was claimed last: the next turn is that of the one behind it."""
         self.keys: WriteCache[KeyRecord] = WriteCache()
         self.items: WriteCache[WorkItem] = WriteCache()
 

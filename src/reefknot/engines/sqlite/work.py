@@ -16,6 +16,17 @@ import apsw
 from msgspec import json
 
 from reefknot.core import work as core
+from reefknot.core.overload.admission import Accept, Arrival, Reject
+from reefknot.core.overload.submission import (
+    Displace,
+    OpenWork,
+    Stage,
+    SubmissionRules,
+    Waiting,
+    admit_submission,
+    in_turns,
+)
+from reefknot.core.results import DROPPED
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import upkeep as retention
@@ -85,13 +96,17 @@ _RECALL_READY = (
 )
 _RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
 _NEXT = (
-    "SELECT * FROM (SELECT seq, priority, due_at FROM work WHERE state = 'pending' AND ready = 1 "
-    "AND resource_class = ? ORDER BY priority DESC, due_at {0}, seq {0} LIMIT ?)"
+    "SELECT priority, due_at, seq FROM work WHERE state = 'pending' AND ready = 1 "
+    "AND resource_class = ? AND tenant_id IS ? ORDER BY priority DESC, due_at {0}, seq {0} LIMIT ?"
 )
 _CLAIM = (
-    "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "
-    "WHERE seq IN (SELECT seq FROM ({0}) ORDER BY priority DESC, due_at {1}, seq {1} LIMIT ?) RETURNING seq, {2}"
+    "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "  # noqa: S608
+    f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING seq, {rows.FULL}"
 )
+MOST_TENANTS = 64
+"""Tenants whose queues one claim looks at; the others' turn comes with the next ones."""
+REFUSING_S = 1.0
+"""How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
 _SOONEST = (
     "SELECT min(at) FROM ("
@@ -111,18 +126,27 @@ class SqliteWorkQueue:
         """By id: those here who wait for the end of an item."""
         self._watching: asyncio.Task[None] | None = None
         self._changes = ExitStack()
+        self._refusing_until = 0.0
 
     async def enqueue(
         self,
         items: Sequence[WorkItem],
         *,
-        limit: int | None = None,
+        rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
         owner: str = "",
         lease: float = 60.0,
-    ) -> list[Enqueued]:
-        wanted = (items, None if owner else limit, events, owner, milliseconds(lease))
-        answers: list[Enqueued] = await self._context.write(_enqueue_batch, wanted)
+        drop_events: CrashEvents | None = None,
+    ) -> list[Enqueued | Reject]:
+        loop = asyncio.get_running_loop()
+        if rules is not None and loop.time() < self._refusing_until:
+            judged = await self._context.read(partial(_judge, items=items, rules=rules, wall=self._context.now().wall))
+            if Enqueued.ACCEPTED not in judged:
+                return judged
+        wanted = (items, rules, events, owner, milliseconds(lease), drop_events)
+        answers: list[Enqueued | Reject] = await self._context.write(_enqueue_batch, wanted)
+        if any(isinstance(answer, Reject) for answer in answers):
+            self._refusing_until = loop.time() + REFUSING_S
         return answers
 
     async def assign(
@@ -257,25 +281,29 @@ class SqliteWorkQueue:
             self._watching = None
 
 
-def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued]]:
+def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
+    entrance = _Entrance(transaction.connection, transaction.now.wall)
     new: list[WorkItem] = []
-    pending = _PendingCounts(transaction.connection, new)
-    answers: list[list[Enqueued]] = []
-    for items, limit, events, owner, lease_ms in wanted:
-        answer = []
+    answers: list[list[Enqueued | Reject]] = []
+    for items, rules, events, owner, lease_ms, drop_events in wanted:
+        answer: list[Enqueued | Reject] = []
         for item in items:
             if item.id in known:
                 answer.append(Enqueued.DUPLICATE)
-            elif limit is not None and pending[item.resource_class] >= limit:
-                answer.append(Enqueued.FULL)
-            else:
-                known.add(item.id)
-                answer.append(Enqueued.ACCEPTED)
-                accepted = core.accepted(item, transaction.now)
-                new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
-                if not owner and item.resource_class in pending:
-                    pending[item.resource_class] += 1
+                continue
+            accepted = core.accepted(item, transaction.now)
+            verdict = Accept() if rules is None else entrance.admit(accepted, rules)
+            if isinstance(verdict, Reject):
+                answer.append(verdict)
+                continue
+            if isinstance(verdict, Displace):
+                rows.insert(transaction, new)
+                new.clear()
+                _displace(transaction, accepted.pool, verdict, drop_events)
+            known.add(item.id)
+            answer.append(Enqueued.ACCEPTED)
+            new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
         if Enqueued.ACCEPTED in answer:
             transaction.add_events(events_to_keep(items, answer, events))
         answers.append(answer)
@@ -283,17 +311,51 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
     return answers
 
 
-class _PendingCounts(dict[str, int]):
-    """Pending items by class, counted when they are first asked for; `new` ones are about to be written."""
+class _Entrance:
+    """Admission of the arrivals of one moment: each counts for those after it."""
 
-    def __init__(self, connection: apsw.Connection, new: list[WorkItem]) -> None:
+    def __init__(self, connection: apsw.Connection, wall: int) -> None:
         self._connection = connection
-        self._new = new
+        self._wall = wall
+        self._pools: dict[str, tuple[OpenWork, SubmissionRules | None]] = {}
 
-    def __missing__(self, name: str) -> int:
-        unwritten = sum(one.resource_class == name and one.state is WorkState.PENDING for one in self._new)
-        self[name] = rows.pending_in(self._connection, name) + unwritten
-        return self[name]
+    def admit(self, item: WorkItem, rules: SubmissionRules) -> Accept | Displace | Reject:
+        if item.pool not in self._pools:
+            self._pools[item.pool] = rows.open_work(self._connection, item.pool, self._wall)
+        work, published = self._pools[item.pool]
+        deadline = None if item.deadline_at is None else float(item.deadline_at - self._wall)
+        tenant = item.tenant_id or ""
+        verdict = admit_submission(work, Arrival(item.priority, deadline), published or rules, tenant=tenant)
+        if not isinstance(verdict, Reject):
+            work.add(Stage.SUBMITTED, item.priority, tenant)
+        if isinstance(verdict, Displace):
+            work.add(Stage.SUBMITTED, verdict.priority, verdict.tenant, -1)
+        return verdict
+
+
+def _judge(
+    connection: apsw.Connection, items: Sequence[WorkItem], rules: SubmissionRules, wall: int
+) -> list[Enqueued | Reject]:
+    """The answers that `enqueue` would give now. Nothing is written."""
+    known = rows.known(connection, [item.id for item in items])
+    entrance = _Entrance(connection, wall)
+    now = Moment(0, wall)
+    answers: list[Enqueued | Reject] = []
+    for item in items:
+        verdict = Accept() if item.id in known else entrance.admit(core.accepted(item, now), rules)
+        accepted = Enqueued.DUPLICATE if item.id in known else Enqueued.ACCEPTED
+        answers.append(verdict if isinstance(verdict, Reject) else accepted)
+    return answers
+
+
+def _displace(transaction: Transaction, pool: str, verdict: Displace, drop_events: CrashEvents | None) -> None:
+    """End the oldest submission of this priority and tenant, to make room."""
+    victim = rows.oldest_submission(transaction.connection, pool, verdict.priority, verdict.tenant)
+    if victim is not None:
+        item = rows.cached_or_loaded(transaction, [victim])[victim]
+        dropped = core.cancel(item, transaction.now, reason=DROPPED, who="admission")
+        rows.update(transaction, [dropped])
+        transaction.add_events(drop_events(dropped) if drop_events else ())
 
 
 def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
@@ -347,19 +409,42 @@ def _claim_batch(transaction: Transaction, wanted: list[Any]) -> list[list[WorkI
         if not classes or n <= 0:
             answers.append([])
             continue
-        direction = "DESC" if newest_first else "ASC"
-        choice = " UNION ALL ".join([_NEXT.format(direction)] * len(classes))
-        statement = _CLAIM.format(choice, direction, rows.FULL)
-        values: list[Any] = [owner, now.steady + lease_ms, lease_ms, now.wall]
-        values += [value for name in classes for value in (name, n)]
-        taken: Any = connection.execute(statement, (*values, n)).fetchall()
-        sign = -1 if newest_first else 1
-        taken.sort(key=lambda row: (-row[8], sign * row[10], sign * row[0]))
+        chosen = _in_turns(transaction, classes, n, newest_first)
+        listed = json.encode(chosen).decode()
+        values = (owner, now.steady + lease_ms, lease_ms, now.wall, listed)
+        taken: Any = connection.execute(_CLAIM, values).fetchall() if chosen else []
+        order = {seq: at for at, seq in enumerate(chosen)}
+        taken.sort(key=lambda row: order[row[0]])
         items = [rows.item_of(row[1:]) for row in taken]
         for item in items:
             transaction.cache.items.note(item.id, item)
         answers.append(items)
     return answers
+
+
+def _in_turns(transaction: Transaction, classes: Sequence[str], n: int, newest_first: bool) -> list[int]:
+    """The rows that come next, by priority, then age, tenants taking turns."""
+    statement = _NEXT.format("DESC" if newest_first else "ASC")
+    queues: dict[str, list[Waiting]] = {}
+    for name in dict.fromkeys(classes):
+        for tenant in _next_tenants(transaction, name):
+            found: Any = transaction.connection.execute(statement, (name, tenant or None, n)).fetchall()
+            queues.setdefault(tenant, []).extend(found)
+    sign = -1 if newest_first else 1
+    for queue in queues.values():
+        queue.sort(key=lambda one: (-one[0], sign * one[1], sign * one[2]))
+    taken = in_turns(queues, n, transaction.cache.last_tenant)
+    if taken:
+        transaction.cache.last_tenant = taken[-1][0]
+    return [waiting[2] for _, waiting in taken]
+
+
+def _next_tenants(transaction: Transaction, resource_class: str) -> list[str]:
+    """The tenants with pending work of a class, those behind the last one served first."""
+    names, last = rows.tenants(transaction.connection, resource_class), transaction.cache.last_tenant
+    if len(names) <= MOST_TENANTS:
+        return names
+    return sorted(names, key=lambda name: (name <= last, name))[:MOST_TENANTS]
 
 
 def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
@@ -407,6 +492,7 @@ def _renew_batch(transaction: Transaction, wanted: list[Any]) -> list[list[bool]
 def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
     found = rows.cached_or_loaded(transaction, [one.id for settlements in wanted for one in settlements])
     changed: dict[str, WorkItem] = {}
+    took: dict[str, list[float]] = {}
     answers = []
     for settlements in wanted:
         answer = []
@@ -414,11 +500,14 @@ def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) 
             item = found.get(one.id)
             ours = item is not None and core.holds(item, owner=one.owner, fence=one.fence)
             if ours and item is not None:
+                if one.took_ms is not None:
+                    took.setdefault(item.pool, []).append(one.took_ms)
                 found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
                 transaction.add_events(one.events)
             answer.append(ours)
         answers.append(answer)
     rows.update(transaction, list(changed.values()))
+    rows.fold_service_times(transaction.connection, took)
     return answers
 
 
@@ -441,9 +530,9 @@ def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
 def _transfer_batch(transaction: Transaction, wanted: list[tuple[str, str]]) -> list[bool]:
     connection, answers = transaction.connection, []
     for work_id, resource_class in wanted:
-        values = (resource_class, transaction.now.wall, work_id)
+        values = (resource_class, core.pool_of(resource_class), transaction.now.wall, work_id)
         connection.execute(
-            "UPDATE work SET resource_class = ?, updated_at = ? WHERE id = ? AND state = 'pending'", values
+            "UPDATE work SET resource_class = ?, pool = ?, updated_at = ? WHERE id = ? AND state = 'pending'", values
         )
         answers.append(connection.changes() == 1)
         transaction.cache.items.drop(work_id)

@@ -1,0 +1,157 @@
+"""
+The health of a router's workers, by resource class.
+
+Acks, results and heartbeats update the table; silence and time make it expire.
+"""
+
+from collections.abc import Mapping
+from math import inf
+
+import msgspec
+
+from reefknot.core.messages import ExecAssignmentAck, ExecResult, Heartbeat
+from reefknot.core.overload.admission import OverloadStatus
+from reefknot.core.routing import WorkerHealth
+
+MOST_WORKERS = 10_000
+MOST_CLASSES = 64
+FORGET_AFTER_S = 300.0
+
+
+class HealthTable:
+    """The health of workers, by class and id. It decides nothing: `WorkerRanking.choose` does."""
+
+    def __init__(self) -> None:
+        self.store = ""
+        """The store of this router; see `Heartbeat.store`."""
+        self._sharing: set[str] = set()
+        self._leaving: set[str] = set()
+        self._entries: dict[str, dict[str, WorkerHealth]] = {}
+        self._incarnations: dict[str, str] = {}
+        self._slots: dict[str, tuple[int, float]] = {}
+        """By class: all slots, and until when the number holds if there is no news."""
+        self.draining: set[str] = set()
+
+    def record_heartbeat(self, beat: Heartbeat, now: float) -> bool:
+        """Update a worker's health. True when it restarted: what it was sent may be in its store only."""
+        worker_id = beat.worker_id
+        self._slots.clear()
+        restarted = worker_id in self._incarnations and self._incarnations[worker_id] != beat.incarnation
+        restarted = restarted or (worker_id in self.draining and not beat.draining)
+        for name, reported in list(beat.classes.items())[:MOST_CLASSES]:
+            before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
+            changed = msgspec.structs.replace(
+                before,
+                status=reported.status,
+                queue_depth=reported.queue_depth,
+                active=reported.active,
+                capacity=reported.capacity,
+                heard_at=now,
+                heartbeat_at=now,
+            )
+            if self._put(name, changed):
+                self._incarnations[worker_id] = beat.incarnation
+                (self.draining.add if beat.draining else self.draining.discard)(worker_id)
+                (self._leaving.add if beat.leaving else self._leaving.discard)(worker_id)
+                is_shared = bool(beat.store) and beat.store == self.store
+                (self._sharing.add if is_shared else self._sharing.discard)(worker_id)
+        return restarted
+
+    def is_live(self, worker_id: str, now: float) -> bool:
+        """Whether the worker is known, and not gone."""
+        found = [by_id[worker_id] for by_id in self._entries.values() if worker_id in by_id]
+        return any(not one.gone(now) for one in found)
+
+    def keeps_queue(self, worker_id: str, now: float) -> bool:
+        """Whether queued work is left to the worker: it is live, and not leaving."""
+        return worker_id not in self._leaving and self.is_live(worker_id, now)
+
+    def shares_store(self, worker_id: str) -> bool:
+        """Whether the worker keeps its results in this router's store."""
+        return worker_id in self._sharing
+
+    def record_ack(self, worker_id: str, name: str, ack: ExecAssignmentAck, now: float) -> None:
+        """Update status and depth from an ack."""
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is None:
+            return
+        depth = ack.queue_depth if isinstance(ack.queue_depth, int) else before.queue_depth
+        status = ack.overload_status or before.status
+        self._put(name, msgspec.structs.replace(before, status=status, queue_depth=depth, heard_at=now))
+
+    def record_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is not None and result.overload_status is not None:
+            self._put(name, msgspec.structs.replace(before, status=result.overload_status, heard_at=now))
+
+    def probed(self, worker_id: str, name: str, now: float) -> None:
+        before = self._entries.get(name, {}).get(worker_id)
+        if before is not None:
+            self._put(name, msgspec.structs.replace(before, probed_at=now))
+
+    def of_class(self, name: str, unacked: Mapping[tuple[str, str], int]) -> list[WorkerHealth]:
+        """The workers of a class that accept work, each with the number of unacked assignments."""
+        return [
+            msgspec.structs.replace(one, unacked=unacked.get((one.worker_id, name), 0))
+            for one in self._entries.get(name, {}).values()
+            if one.worker_id not in self.draining
+        ]
+
+    def gone(self, now: float) -> set[str]:
+        """Workers whose heartbeats stopped."""
+        return {one.worker_id for by_id in self._entries.values() for one in by_id.values() if one.gone(now)}
+
+    def forget(self, now: float) -> None:
+        """Drop workers that have been gone for long."""
+        self._slots.clear()
+        for name, by_id in list(self._entries.items()):
+            for worker_id, one in list(by_id.items()):
+                if one.gone(now) and now - one.heard_at > FORGET_AFTER_S:
+                    del by_id[worker_id]
+            if not by_id:
+                del self._entries[name]
+        here = {worker_id for by_id in self._entries.values() for worker_id in by_id}
+        for worker_id in self._incarnations.keys() - here:
+            del self._incarnations[worker_id]
+        self.draining &= here
+        self._sharing &= here
+        self._leaving &= here
+
+    def live(self, now: float) -> int:
+        """The number of live workers, which share the fleet's throttle."""
+        return len({one.worker_id for by_id in self._entries.values() for one in by_id.values() if not one.gone(now)})
+
+    def capacity(self, name: str, now: float) -> int:
+        """The slots of a class, of all live workers."""
+        slots, until = self._slots.get(name, (0, -inf))
+        if now <= until:
+            return slots
+        here = [one for one in self._entries.get(name, {}).values() if not one.gone(now)]
+        slots = sum(one.capacity for one in here)
+        until = min((one.gone_after for one in here), default=inf)
+        self._slots[name] = slots, until
+        return slots
+
+    def knows(self, name: str) -> bool:
+        """Whether a worker of this class is known."""
+        return name in self._entries
+
+    def classes(self, now: float) -> list[str]:
+        """The classes of all live workers."""
+        return sorted(name for name, by_id in self._entries.items() if any(not one.gone(now) for one in by_id.values()))
+
+    def status(self, worker_id: str, name: str) -> OverloadStatus | None:
+        one = self._entries.get(name, {}).get(worker_id)
+        return None if one is None else one.status
+
+    def all(self) -> dict[str, dict[str, WorkerHealth]]:
+        return {name: dict(by_id) for name, by_id in self._entries.items()}
+
+    def _put(self, name: str, health: WorkerHealth) -> bool:
+        if name not in self._entries and len(self._entries) >= MOST_CLASSES:
+            return False
+        by_id = self._entries.setdefault(name, {})
+        if health.worker_id not in by_id and len(by_id) >= MOST_WORKERS:
+            return False
+        by_id[health.worker_id] = health
+        return True
