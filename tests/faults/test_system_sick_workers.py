@@ -18,7 +18,7 @@ from reefknot.errors import QueueFullError
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
-from reefknot.router.admission import HealthTable
+from reefknot.router.health import HealthTable
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.testing import run_virtual

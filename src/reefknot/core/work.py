@@ -239,6 +239,7 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
     return structs.replace(
         item,
         resource_class=to.resource_class,
+        pool=pool_of(to.resource_class),
         state=WorkState.PENDING,
         due_at=to.due_at,
         admission=to.admission,

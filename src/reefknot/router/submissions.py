@@ -29,7 +29,7 @@ from reefknot.core.messages import (
     read_assignment,
     resource_class,
 )
-from reefknot.core.overload.admission import Reject
+from reefknot.core.overload.admission import Reject, RejectReason
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import DROPPED, answer_of, assignment_of, unrun_result
 from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState
@@ -175,7 +175,8 @@ class Submissions:
                 inputs={"refused": {f"{reason} {pool}": count for (reason, pool), count in number.items()}},
             )
             self._journal.write_soon(event)
-        wait, reason = verdict.retry_after_ms / 1000, verdict.reason.value.replace("_", " ")
+        is_full = verdict.reason is RejectReason.QUEUE_FULL
+        wait, reason = verdict.retry_after_ms / 1000, "queue is full" if is_full else "would miss deadline"
         limit = max(verdict.depth, self._rules.size)
         return QueueFullError(depth=verdict.depth, limit=limit, retry_after=wait, reason=reason)
 

@@ -6,6 +6,7 @@ the destination failed nor how long it takes.
 """
 
 from collections import OrderedDict
+from math import exp2
 
 from reefknot.core.overload.breaker import Breaker, Permit
 from reefknot.core.retry.decide import ThrottleView
@@ -86,7 +87,7 @@ class Destination:
         """The seconds that a call takes as a rule; 0 while that is not known, or not any more."""
         if self._answers < LEAST_ANSWERS:
             return 0.0
-        return self._mean_s * 0.5 ** (max(0.0, now - self._answered_at) / HALF_LIFE_S)
+        return self._mean_s * exp2(-max(0.0, now - self._answered_at) / HALF_LIFE_S)
 
     def answered(self, now: float, seconds: float) -> None:
         """Count the service time of a call that the destination has answered, or let run into the whole limit."""

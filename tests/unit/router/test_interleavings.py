@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.core.overload.admission import Reject, RejectReason
+from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.core.work import WorkState
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore
@@ -85,8 +85,7 @@ def test_two_callers_of_one_id_at_a_full_router_hear_the_same() -> None:
         await asyncio.sleep(1.5)
         await router.submit(work("x"))
         router._callers._callers.clear()
-        full = Reject(RejectReason.OVERLOADED, "full", 100)
-        router.admission.admit = lambda assignment: full  # type: ignore[method-assign]
+        await shop.store.control.report("full", "{}", keep=60, capacity=Capacity({}, SubmissionRules(size=1)))
         first, second = await asyncio.gather(router.submit(work("x")), router.submit(work("x")))
         await asyncio.sleep(60)
         assert first.result() == second.result()

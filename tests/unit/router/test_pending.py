@@ -86,7 +86,7 @@ def test_those_who_ended_are_not_kept_for_their_deadlines_or_their_places() -> N
     for number in range(20_000):
         table.remove(put(table, f"a{number}", deadline_at=10**14))
     assert len(table._looks) < 3000
-    assert sum(len(one._heap) for one in table._lines.values()) < 3000
+    assert sum(one._entries for one in table._lines.values()) < 3000
     assert line(table) == ["stays"]
     assert table.waits(stays)
 

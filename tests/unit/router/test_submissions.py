@@ -64,7 +64,7 @@ def test_a_submission_is_this_routers_from_the_first_moment_on_if_there_is_room(
         item = await shop.store.work.get("a")
         assert item is not None
         assert (item.state, item.owner) == (WorkState.RUNNING, router.owner)
-        assert router.admission.waiting() == 1
+        assert router.table.waiting == 1
 
     with_shop(story)
 
@@ -97,7 +97,7 @@ def test_a_store_that_fails_is_every_callers_error_and_nobody_is_taken_on() -> N
         real, router.submissions.enqueue = router.submissions.enqueue, broken  # type: ignore[method-assign]
         answers = await asyncio.gather(*(router.submit(work(f"a{n}")) for n in range(3)), return_exceptions=True)
         assert [type(one) for one in answers] == [StoreUnavailableError] * 3
-        assert (len(router.table), router.admission.waiting()) == (0, 0)
+        assert (len(router.table), router._callers.elsewhere()) == (0, [])
         router.submissions.enqueue = real  # type: ignore[method-assign]
         await shop.worker("w1", Step())
         (result,) = await all_of(router, ["a0"])
@@ -118,7 +118,7 @@ def test_a_caller_that_goes_away_leaves_its_work_behind_and_no_trace_of_itself()
         await asyncio.sleep(5)
         assert len(step.began) == 1
         assert await router.submissions.answer("a") is not None
-        assert (router.admission.waiting(), router._callers.elsewhere()) == (0, [])
+        assert router._callers.elsewhere() == []
 
     with_shop(story)
 

@@ -11,6 +11,7 @@ import pytest
 
 from reefknot.core.audit.event import Quarantined
 from reefknot.core.messages import ResultStatus
+from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.memory import MemoryStore
 from reefknot.router.submissions import Submissions
@@ -107,7 +108,7 @@ def test_a_mistake_of_the_workers_own_is_an_event_and_its_text_is_kept_out_of_th
 def test_a_submission_that_cannot_be_read_is_answered_and_on_record() -> None:
     async def story(shop: Shop) -> None:
         router = await shop.router()
-        submissions = Submissions(shop.store.work, shop.clock, size=10)
+        submissions = Submissions(shop.store.work, shop.clock, rules=SubmissionRules(10))
         submission = submissions.item(work("a"), b"{broken")
         await shop.store.work.enqueue([submission])
         await asyncio.sleep(1)

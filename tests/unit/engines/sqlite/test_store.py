@@ -464,7 +464,8 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
     [
         items._EXPIRED,
         items._LOAD,
-        items._PENDING,
+        items._OLDEST_SUBMISSION,
+        items._OPEN_WORK,
         idempotency._LOAD,
         *(text for _, text in idempotency._UPDATE.texts),
         *(text for _, text in idempotency._REPLACE.texts),
