@@ -273,8 +273,9 @@ class Intake:
     def _admission(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
         """The admission decision with its inputs; asked once, and again only if the store refused the batch."""
         deadline = assignment.options.deadline_ms
-        arrival = Arrival(assignment.priority, None if deadline is None else float(deadline))
-        view = pool.view(draining=self.draining)
+        tenant = assignment.tenant_id or ""
+        arrival = Arrival(assignment.priority, None if deadline is None else float(deadline), tenant)
+        view = pool.view(arrival, draining=self.draining)
         if self._v2:
             return AdmissionVerdict(
                 admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules": pool.rules}

@@ -325,7 +325,7 @@ class _Entrance:
         work, published = self._pools[item.pool]
         deadline = None if item.deadline_at is None else float(item.deadline_at - self._wall)
         tenant = item.tenant_id or ""
-        verdict = admit_submission(work, Arrival(item.priority, deadline), published or rules, tenant=tenant)
+        verdict = admit_submission(work, Arrival(item.priority, deadline, tenant), published or rules)
         if not isinstance(verdict, Reject):
             work.add(Stage.SUBMITTED, item.priority, tenant)
         if isinstance(verdict, Displace):
