@@ -68,14 +68,26 @@ class CommandError(Exception):
         self.exit = exit
 
 
+def examples(*commands: str) -> str:
+    """The last lines of a help text: commands to copy. One that names the program itself stays as it is."""
+    lines = [one if "reefknot " in one else f"reefknot {one}" for one in commands]
+    return "\n    ".join(["Example:\n" if len(lines) == 1 else "Examples:\n", *lines])
+
+
+def noun(name: str, *commands: str, help: str | None = None) -> App:  # noqa: A002 - the name is cyclopts'
+    """The application of one noun: its summary, or a longer help, and examples."""
+    return App(name=name, help=help or NOUNS[name][1], help_epilogue=examples(*commands))
+
+
 def application() -> App:
     """The command line, with no noun imported yet."""
     app = App(
         name="reefknot",
         help="Reliability runtime: retries, idempotency, audit, bounded queues. Data on stdout, messages on stderr; "
         "--json on every command.",
-        help_epilogue="Examples:\n\n    reefknot init\n    reefknot policy list\n"
-        "    reefknot policy explain --target block:http --status 429\n    reefknot --version",
+        help_epilogue=examples(
+            "init", "policy list", "policy explain --target block:http --status 429", "reefknot --version"
+        ),
         help_format="plaintext",
         version_flags=[],
         default_parameter=Parameter(negative=(), show_default=False),
@@ -84,8 +96,8 @@ def application() -> App:
         print_error=False,
         suppress_keyboard_interrupt=False,
     )
-    for noun, (import_path, summary) in NOUNS.items():
-        app.command(import_path, name=noun, help=summary)
+    for name, (import_path, summary) in NOUNS.items():
+        app.command(import_path, name=name, help=summary)
     return app
 
 

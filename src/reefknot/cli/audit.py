@@ -17,10 +17,10 @@ from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from msgspec import Struct
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, pages_of, read_head
 from reefknot.cli.options import STORE, StoreFlags, check_number, time_ms, unknown
 from reefknot.cli.output import plural, progress, put, put_table, say, show
@@ -37,11 +37,7 @@ if TYPE_CHECKING:
     from reefknot.ports.audit_log import AuditLog
     from reefknot.ports.store import Store
 
-app = App(
-    name="audit",
-    help="Tail, verify, replay, export and analyse the audit log.",
-    help_epilogue="Example:\n\n    reefknot audit tail --follow --type retry_exhausted",
-)
+app = noun("audit", "audit tail --follow --type retry_exhausted")
 
 File = Annotated[Path | None, Parameter(help="Exported file, JSON-lines log, or file of a store, instead of --engine.")]
 Since = Annotated[
@@ -75,7 +71,7 @@ _DETAILS = (
 """The fields of an event that its line shows, in this order."""
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot audit tail --follow --for 60 --category nats.publish")
+@app.command(help_epilogue=examples("audit tail --follow --for 60 --category nats.publish"))
 def tail(
     *,
     lines: Annotated[int, Parameter(name=["--lines", "-n"], help="Most of the last events to show. Default: 20.")] = 20,
@@ -210,9 +206,7 @@ def _fields(body: bytes) -> dict[str, Any]:
 # ---- verify and replay -----------------------------------------------------------------------------------------------
 
 
-@app.command(
-    help_epilogue="Examples:\n\n    reefknot audit verify\n    reefknot audit verify log.jsonl --head kept.head.json"
-)
+@app.command(help_epilogue=examples("audit verify", "audit verify log.jsonl --head kept.head.json"))
 def verify(
     file: File = None,
     /,
@@ -254,7 +248,7 @@ def verify(
     return Exit.MISMATCH if mismatches else Exit.FINE
 
 
-@app.command(help_epilogue="Examples:\n\n    reefknot audit replay\n    reefknot audit replay log.jsonl --json")
+@app.command(help_epilogue=examples("audit replay", "audit replay log.jsonl --json"))
 def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
     """Decide every audited decision again and list each difference (exit code 65). Nothing is executed."""
     from reefknot.config.dialects import load_all
@@ -312,7 +306,7 @@ async def _replay(replayer: Replayer, file: Path | None, options: StoreFlags) ->
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot audit export log.jsonl")
+@app.command(help_epilogue=examples("audit export log.jsonl"))
 def export(
     file: Annotated[Path, Parameter(help="File to write. The head goes beside it, to FILE.head.json.")],
     /,
@@ -387,7 +381,7 @@ COLUMNS = (
 )
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot audit analyse --since 1h --threshold 30 --fail-on-alert")
+@app.command(help_epilogue=examples("audit analyse --since 1h --threshold 30 --fail-on-alert"))
 def analyse(
     file: File = None,
     /,

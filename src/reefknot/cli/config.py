@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import COMMON, DEFAULT_STORE, CommonFlags, Json, load, one_of, settings
 from reefknot.cli.output import json_text, jsonable, plural, put, put_json, put_table, relative, say, show
 from reefknot.errors import ConfigurationError, ParameterError
@@ -50,10 +50,11 @@ def template_text(name: str) -> str:
 
 NAME = "reefknot.yaml"
 
-init_app = App(
-    name="init",
+init_app = noun(
+    "init",
+    "init",
+    "init --template mailbox --dry-run",
     help="Write a commented reefknot.yaml: the recommended policies, both v2 gates on. An existing file is kept.",
-    help_epilogue="Examples:\n\n    reefknot init\n    reefknot init --template mailbox --dry-run",
 )
 
 
@@ -169,16 +170,12 @@ def _contents(found: Settings) -> str:
 
 # ---- commands --------------------------------------------------------------------------------------------------------
 
-app = App(
-    name="config",
-    help="Show and check the configuration.",
-    help_epilogue="Example:\n\n    reefknot config check",
-)
+app = noun("config", "config check")
 
 DEFAULT = "default"
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot config show --json")
+@app.command(name="show", help_epilogue=examples("config show --json"))
 def show_config(*, common: CommonFlags = COMMON) -> int:
     """Show every setting in force with the source that set it. Secrets are hidden."""
     found = settings(common.config)
@@ -217,7 +214,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
         yield "engine", f"sqlite:{DEFAULT_STORE}", DEFAULT
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot config check reefknot.yaml")
+@app.command(help_epilogue=examples("config check reefknot.yaml"))
 def check(
     file: Annotated[str | None, Parameter(help="File to check. Default: the one that would be found.")] = None,
     /,
@@ -228,7 +225,7 @@ def check(
     return check_files([file if file is not None else common.config], json=common.json)
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot config schema > reefknot.schema.json")
+@app.command(help_epilogue=examples("config schema > reefknot.schema.json"))
 def schema(*, json: Json = False) -> int:
     """Print the JSON Schema of the configuration, for editors. The output is JSON with or without --json."""
     from reefknot.config.schema import Configuration

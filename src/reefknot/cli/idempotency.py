@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags
 from reefknot.cli.output import put, put_table, show, show_fields, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
     from reefknot.core.idempotency import KeyRecord
     from reefknot.ports.store import Store
 
-app = App(
-    name="idempotency",
-    help="Show, resolve and delete idempotency keys.",
-    help_epilogue="Example:\n\n    reefknot idempotency stats",
-)
+app = noun("idempotency", "idempotency stats")
 
 Key = Annotated[str, Parameter(help="Idempotency key.")]
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot idempotency show order-7")
+@app.command(name="show", help_epilogue=examples("idempotency show order-7"))
 def show_key(key: Key, /, *, options: StoreFlags = STORE) -> int:
     """Show the record of a key. Configured secrets, and values beside names such as `password`, are hidden."""
     address = address_of(options)
@@ -42,7 +38,7 @@ def show_key(key: Key, /, *, options: StoreFlags = STORE) -> int:
     return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot idempotency stats --json")
+@app.command(help_epilogue=examples("idempotency stats --json"))
 def stats(*, options: StoreFlags = STORE) -> int:
     """Count the keys in each state. Keys in state `unknown` wait for an operator."""
     found = with_store(address_of(options), lambda store: store.idempotency.counts())
@@ -53,7 +49,7 @@ def stats(*, options: StoreFlags = STORE) -> int:
     return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot idempotency forget order-7 --dry-run")
+@app.command(help_epilogue=examples("idempotency forget order-7 --dry-run"))
 def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Delete a key, so that its work may run again. A key in progress is refused (exit code 75)."""
     address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
@@ -74,7 +70,7 @@ def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> int:
     return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot idempotency resolve charge:order-7 --done '{\"id\": 7}'")
+@app.command(help_epilogue=examples("idempotency resolve charge:order-7 --done '{\"id\": 7}'"))
 def resolve(
     key: Key,
     /,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, unquote
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from msgspec import Struct
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, one_of
 from reefknot.cli.output import age, put, put_fields, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, has_router_soon, operator_event, with_store
@@ -137,18 +137,12 @@ async def _counts(store: Store) -> dict[str, Any]:
 
 # ---- commands --------------------------------------------------------------------------------------------------------
 
-app = App(
-    name="job",
-    help="List, show and cancel jobs.",
-    help_epilogue="Example:\n\n    reefknot job list --state pending",
-)
+app = noun("job", "job list --state pending")
 
 Id = Annotated[str, Parameter(help="Assignment id.")]
 
 
-@app.command(
-    name="list", help_epilogue="Examples:\n\n    reefknot job list\n    reefknot job list --state running --json"
-)
+@app.command(name="list", help_epilogue=examples("job list", "job list --state running --json"))
 def list_(
     *,
     state: Annotated[
@@ -201,7 +195,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot job show order-7")
+@app.command(name="show", help_epilogue=examples("job show order-7"))
 def show_job(job: Id, /, *, options: StoreFlags = STORE) -> int:
     """Show everything about one job: state, attempts, history, audited events and result."""
     from reefknot.ports.audit_log import AuditQuery
@@ -246,7 +240,7 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
     return [f"{at}  {text}" for at, text in sorted(lines)]
 
 
-@app.command(help_epilogue="Examples:\n\n    reefknot job cancel order-7\n    reefknot job cancel order-7 --dry-run")
+@app.command(help_epilogue=examples("job cancel order-7", "job cancel order-7 --dry-run"))
 def cancel(
     job: Id,
     /,

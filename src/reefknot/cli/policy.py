@@ -12,9 +12,9 @@ from pathlib import Path
 from sys import float_info
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import COMMON, CommonFlags, Json, check_number, one_of, settings, unknown
 from reefknot.cli.output import put, put_table, relative, say, show
 from reefknot.cli.policy_view import (
@@ -178,15 +178,11 @@ def known_target(book: Book, target: str | None, source: str | None = None) -> s
 
 # ---- commands --------------------------------------------------------------------------------------------------------
 
-app = App(
-    name="policy",
-    help="Show retry policies, and explain why and when a failure is retried.",
-    help_epilogue="Example:\n\n    reefknot policy explain --target block:http --status 429",
-)
+app = noun("policy", "policy explain --target block:http --status 429")
 EXPLAIN = "reefknot policy explain --target"
 
 
-@app.command(name="list", help_epilogue="Example:\n\n    reefknot policy list --kind connector")
+@app.command(name="list", help_epilogue=examples("policy list --kind connector"))
 def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> int:
     """List every target and source with its policy, and where it is defined."""
     active = active_book(common.config)
@@ -196,7 +192,7 @@ def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> int:
     return Exit.FINE
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot policy show connector:imap_mailbox")
+@app.command(name="show", help_epilogue=examples("policy show connector:imap_mailbox"))
 def show_policy(target: Target = None, *, source: Source = None, common: CommonFlags = COMMON) -> int:
     """Show one target's policy field by field: its value, the layer and source that set it, and what it overrides."""
     active = active_book(common.config)
@@ -309,7 +305,7 @@ def _baseline(name: str, request: Request, failure: Failure) -> tuple[Failure, R
     return failure, policy, provenance
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot policy schedule connector:github_repository --seed 7")
+@app.command(help_epilogue=examples("policy schedule connector:github_repository --seed 7"))
 def schedule(
     target: Target = None,
     *,
@@ -345,7 +341,7 @@ def schedule(
     return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot policy check reefknot.yaml staging.yaml")
+@app.command(help_epilogue=examples("policy check reefknot.yaml staging.yaml"))
 def check(*files: str, common: CommonFlags = COMMON) -> int:
     """Check the policies in files and report every mistake with its line. Exits with 78 when there is one."""
     from reefknot.cli.config import check_files
@@ -354,7 +350,7 @@ def check(*files: str, common: CommonFlags = COMMON) -> int:
     return check_files(named or [None], json=common.json, policies_only=True)
 
 
-@app.command(help_epilogue="Examples:\n\n    reefknot policy templates\n    reefknot policy templates mailbox")
+@app.command(help_epilogue=examples("policy templates", "policy templates mailbox"))
 def templates(
     name: Annotated[str | None, Parameter(help="Print this template, ready to be saved as a file.")] = None,
     /,

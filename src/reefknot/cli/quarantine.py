@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.job import JobView, get_job
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, time_ms
 from reefknot.cli.output import progress, put, put_table, say, show, show_fields, time_text
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 CHUNK = 500
 MOST_SHOWN = 20
 
-app = App(
-    name="quarantine",
-    help="List, requeue, discard and purge quarantined jobs.",
-    help_epilogue="Example:\n\n    reefknot quarantine list",
-)
+app = noun("quarantine", "quarantine list")
 
 Id = Annotated[str, Parameter(help="Assignment id.")]
 All = Annotated[bool, Parameter(name="--all", help="Select all quarantined jobs.")]
@@ -56,7 +52,7 @@ NO_FILTER = QuarantineFlags()
 
 @app.command(
     name="list",
-    help_epilogue="Examples:\n\n    reefknot quarantine list\n    reefknot quarantine list --type http.request",
+    help_epilogue=examples("quarantine list", "quarantine list --type http.request"),
 )
 def list_(
     flags: QuarantineFlags = NO_FILTER,
@@ -83,7 +79,7 @@ def list_(
     return Exit.FINE
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot quarantine show order-7")
+@app.command(name="show", help_epilogue=examples("quarantine show order-7"))
 def show_item(job: Id, /, *, options: StoreFlags = STORE) -> int:
     """Show one quarantined job: payload, reason, failure, history. Secrets are hidden."""
     address = address_of(options)
@@ -96,7 +92,7 @@ def show_item(job: Id, /, *, options: StoreFlags = STORE) -> int:
     return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot quarantine stats --json")
+@app.command(help_epilogue=examples("quarantine stats --json"))
 def stats(*, options: StoreFlags = STORE) -> int:
     """Count quarantined jobs by type, source and reason."""
     address = address_of(options)
@@ -127,8 +123,7 @@ def stats(*, options: StoreFlags = STORE) -> int:
 
 
 @app.command(
-    help_epilogue="Examples:\n\n    reefknot quarantine requeue order-7\n"
-    "    reefknot quarantine requeue --reason attempts_spent --dry-run"
+    help_epilogue=examples("quarantine requeue order-7", "quarantine requeue --reason attempts_spent --dry-run")
 )
 def requeue(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
@@ -140,7 +135,7 @@ def requeue(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, opt
     return action.run(act, _selected(ids, flags, all_))
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot quarantine discard order-7 --because 'the order was withdrawn'")
+@app.command(help_epilogue=examples("quarantine discard order-7 --because 'the order was withdrawn'"))
 def discard(
     *ids: Id,
     because: Annotated[str, Parameter(help="Reason, for the audit log.")] = "",
@@ -157,7 +152,7 @@ def discard(
     return action.run(act, _selected(ids, flags, all_))
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot quarantine purge --before 30d --dry-run")
+@app.command(help_epilogue=examples("quarantine purge --before 30d --dry-run"))
 def purge(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
 

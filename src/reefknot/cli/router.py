@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import Exit
+from reefknot.cli.app import Exit, examples, noun
 from reefknot.cli.options import STORE, StoreFlags
 from reefknot.cli.output import age, put, put_table, show, time_text
 from reefknot.cli.serve import For, Seed, SystemPart, start_part
@@ -17,16 +17,11 @@ from reefknot.core.work import ROUTER
 if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
-app = App(
-    name="router",
-    help="Start a router; show the status of running routers.",
-    help_epilogue="Examples:\n\n    reefknot router start\n    reefknot router status",
-)
+app = noun("router", "router start", "router status")
 
 
 @app.command(
-    help_epilogue="Examples:\n\n    reefknot router start\n"
-    "    reefknot router start --engine sqlite:state.db --router-id front --for 3600"
+    help_epilogue=examples("router start", "router start --engine sqlite:state.db --router-id front --for 3600")
 )
 def start(
     *,
@@ -43,7 +38,7 @@ def start(
     return start_part(SystemPart("router", router_id, seed=seed), options, seconds)
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot router status --json")
+@app.command(help_epilogue=examples("router status --json"))
 def status(*, options: StoreFlags = STORE) -> int:
     """Show what each router holds, its load, and the workers it sees. The exit code is 69 when none is running."""
     address = address_of(options)

@@ -14,10 +14,10 @@ from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from msgspec import UNSET
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, count_lines, display_name, require_file
 from reefknot.cli.options import SYSTEM, SystemFlags, check_whole
 from reefknot.cli.output import plural, progress, put, say
@@ -40,11 +40,12 @@ MOST_SHOWN = 20
 LONGEST_WAIT_S = 5.0
 DRAIN_S = 5.0
 
-app = App(
-    name="run",
+app = noun(
+    "run",
+    "run assignments.jsonl",
+    "run assignments.jsonl --results out.jsonl --json",
+    "cat more.jsonl | reefknot run - --workers 2",
     help="Run a file of assignments to completion and print a summary. The exit code is 1 unless all succeeded.",
-    help_epilogue="Examples:\n\n    reefknot run assignments.jsonl\n"
-    "    reefknot run assignments.jsonl --results out.jsonl --json\n    cat more.jsonl | reefknot run - --workers 2",
 )
 
 

@@ -19,10 +19,10 @@ from signal import SIGINT, SIGTERM, Signals
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from msgspec import Struct
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
 from reefknot.cli.options import (
     DEFAULT_STORE,
@@ -157,10 +157,11 @@ def shutdown_on_signals() -> Iterator[Shutdown]:
 
 # ---- up --------------------------------------------------------------------------------------------------------------
 
-app = App(
-    name="up",
+app = noun(
+    "up",
+    "up",
+    "up --for 60 --workers 2 --module app",
     help="Start a router and workers in one process, over one store. Ctrl-C shuts them down in order.",
-    help_epilogue="Examples:\n\n    reefknot up\n    reefknot up --for 60 --workers 2 --module app",
 )
 
 Beside = Callable[["System"], Awaitable[None]]

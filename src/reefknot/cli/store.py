@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorFlags, StoreFlags
 from reefknot.cli.output import Advance, progress, put, say, show
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
@@ -18,14 +18,10 @@ if TYPE_CHECKING:
     from reefknot.engines.sqlite import SqliteStore
     from reefknot.ports.store import Store
 
-app = App(
-    name="store",
-    help="Check, back up, migrate and compact a store.",
-    help_epilogue="Example:\n\n    reefknot store check",
-)
+app = noun("store", "store check")
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot store check --engine sqlite:state.db")
+@app.command(help_epilogue=examples("store check --engine sqlite:state.db"))
 def check(*, options: StoreFlags = STORE) -> int:
     """Check the integrity of the file and the hash chain of its events. Exits with 65 when either is damaged."""
     address = address_of(options)
@@ -46,7 +42,7 @@ def check(*, options: StoreFlags = STORE) -> int:
     return Exit.FINE if report.ok else Exit.MISMATCH
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot store backup state-backup.db")
+@app.command(help_epilogue=examples("store backup state-backup.db"))
 def backup(
     target: Annotated[Path, Parameter(help="File for the copy. It must not exist.")],
     /,
@@ -87,7 +83,7 @@ def _percent(advance: Advance) -> Callable[[int, int], None]:
     return report
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot store migrate --dry-run")
+@app.command(help_epilogue=examples("store migrate --dry-run"))
 def migrate(*, options: OperatorFlags = OPERATOR) -> int:
     """Migrate the file to the schema version of this program. A newer file is refused (exit code 78)."""
     from reefknot.engines.sqlite.connection import VERSION
@@ -117,7 +113,7 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> int:
     return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot store compact --dry-run")
+@app.command(help_epilogue=examples("store compact --dry-run"))
 def compact(*, options: OperatorFlags = OPERATOR) -> int:
     """Return unused space to the disk. Writers wait meanwhile."""
     address, dry_run = address_of(options), options.dry_run

@@ -7,9 +7,9 @@ from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
 from reefknot.cli.options import STORE, StoreFlags
 from reefknot.cli.output import put, put_table, say
@@ -26,11 +26,11 @@ LONGEST_WAIT_S = 5.0
 GIVE_UP_S = 60.0
 LONGEST_TIMEOUT_S = 1e9
 
-app = App(
-    name="submit",
+app = noun(
+    "submit",
+    "submit assignments.jsonl",
+    'submit --type fs.blob_get --inputs \'{"path": "a.txt"}\' --wait',
     help="Submit a file of assignments, or one step. Accepted work is stored, whether a system is running or not.",
-    help_epilogue="Examples:\n\n    reefknot submit assignments.jsonl\n"
-    '    reefknot submit --type fs.blob_get --inputs \'{"path": "a.txt"}\' --wait',
 )
 
 

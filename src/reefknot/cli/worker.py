@@ -6,9 +6,9 @@ import asyncio
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import Exit
+from reefknot.cli.app import Exit, examples, noun
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -28,18 +28,15 @@ if TYPE_CHECKING:
 OBEY_WAIT_S = 5.0
 _POLL_S = 0.1
 
-app = App(
-    name="worker",
-    help="Start a worker; list, drain, pause and resume running workers.",
-    help_epilogue="Examples:\n\n    reefknot worker start --module app\n    reefknot worker list",
-)
+app = noun("worker", "worker start --module app", "worker list")
 
 WorkerId = Annotated[str | None, Parameter(help="Worker id. Default: every worker.")]
 
 
 @app.command(
-    help_epilogue="Examples:\n\n    reefknot worker start\n"
-    "    reefknot worker start --engine sqlite:state.db --worker-id mailer --module app --module more"
+    help_epilogue=examples(
+        "worker start", "worker start --engine sqlite:state.db --worker-id mailer --module app --module more"
+    )
 )
 def start(
     *,
@@ -58,7 +55,7 @@ def start(
     return start_part(SystemPart("worker", worker_id, tuple(module or ()), drain, seed), options, seconds)
 
 
-@app.command(name="list", help_epilogue="Example:\n\n    reefknot worker list --json")
+@app.command(name="list", help_epilogue=examples("worker list --json"))
 def list_(*, options: StoreFlags = STORE) -> int:
     """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
     address = address_of(options)
@@ -90,7 +87,7 @@ def list_(*, options: StoreFlags = STORE) -> int:
     return Exit.FINE
 
 
-@app.command(help_epilogue="Examples:\n\n    reefknot worker drain worker-2\n    reefknot worker drain --dry-run")
+@app.command(help_epilogue=examples("worker drain worker-2", "worker drain --dry-run"))
 def drain(
     worker: WorkerId = None,
     /,
@@ -104,14 +101,14 @@ def drain(
     return WorkerCommand("drain", "drained", effect, draining=True).send(worker, options, seconds=seconds)
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot worker pause worker-2")
+@app.command(help_epilogue=examples("worker pause worker-2"))
 def pause(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Pause a worker: it accepts and starts nothing until it is resumed, and keeps its queue."""
     effect = "paused; no new work is accepted, and queued work waits"
     return WorkerCommand("pause", "paused", effect, draining=True).send(worker, options)
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot worker resume worker-2")
+@app.command(help_epilogue=examples("worker resume worker-2"))
 def resume(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Resume a paused or drained worker."""
     return WorkerCommand("resume", "resumed", "running again", draining=False).send(worker, options)
