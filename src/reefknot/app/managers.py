@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from reefknot.core.retry.book import Book
     from reefknot.ports.idempotency_store import IdempotencyStore
 
-DEFAULT_STORE = ".reefknot/state.db"
 _MOST_KEYS_IN_MEMORY = 100_000
 
 
@@ -410,7 +409,7 @@ async def open_manager(
     The file is the one named, else the one found from the current folder. `engine` replaces the file's engine.
     """
     from reefknot.app.audit_copies import kept_events
-    from reefknot.app.stores import open_store, options_of
+    from reefknot.app.stores import open_store, options_of, store_url
     from reefknot.config.book import PolicyBook
     from reefknot.config.secrets import secret_texts
     from reefknot.config.settings import load_settings
@@ -420,19 +419,12 @@ async def open_manager(
     secrets, problems = secret_texts(settings.tree, settings.path, environ=known)
     if problems:
         raise ConfigurationError(problems)
-    url = engine or _relative_to(settings.folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}")
     async with (
-        open_store(url, **options_of(settings.configuration)) as store,
+        open_store(engine or store_url(settings), **options_of(settings.configuration)) as store,
         kept_events(store, settings, secrets=secrets),
     ):
         book = PolicyBook.of(settings.book)
         yield RetryManager(book=book, idempotency=store.idempotency, audit=store.audit, secrets=secrets)
-
-
-def _relative_to(folder: Path, url: str) -> str:
-    """The address of a store, its file relative to the configuration's folder."""
-    scheme, _, path = url.partition(":")
-    return f"sqlite:{folder / path.removeprefix('//')}" if scheme == "sqlite" else url
 
 
 _manager: RetryManager | None = None

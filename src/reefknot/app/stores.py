@@ -7,6 +7,7 @@ In a virtual loop everything runs in that loop's time and thread, and nothing is
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, TypedDict
 
@@ -22,7 +23,9 @@ from reefknot.ports.store import Store
 
 if TYPE_CHECKING:
     from reefknot.config.schema import Configuration
+    from reefknot.config.settings import Settings
 
+DEFAULT_STORE = ".reefknot/state.db"
 _ACCEPTED = "memory:, or sqlite:PATH"
 
 
@@ -99,6 +102,16 @@ def options_of(configuration: "Configuration") -> StoreOptions:
         "audit_retention": configuration.audit.retention_seconds,
         "work_retention": configuration.worker.retention_seconds,
     }
+
+
+def store_url(settings: "Settings", engine: str | None = None) -> str:
+    """The address of a process's store: `engine`, else the configured one, else the default. Its path is absolute."""
+    folder, url = settings.folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}"
+    if engine is not None:
+        folder, url = Path.cwd(), engine
+    scheme, _, path = url.partition(":")
+    path = path.removeprefix("//")
+    return f"sqlite:{folder / path}" if scheme == "sqlite" and path else url
 
 
 @asynccontextmanager

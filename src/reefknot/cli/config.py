@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import COMMON, DEFAULT_STORE, CommonFlags, Json, load, one_of, settings
+from reefknot.cli.options import COMMON, CommonFlags, Json, load, one_of, settings
 from reefknot.cli.output import json_text, jsonable, plural, put, put_json, put_table, relative, say, show
 from reefknot.errors import ConfigurationError, ParameterError
 
@@ -173,6 +173,7 @@ def _contents(found: Settings) -> str:
 app = noun("config", "config check")
 
 DEFAULT = "default"
+DEFAULT_ENGINE = "sqlite:.reefknot/state.db"  # as in `app.stores`, which is slow to import
 
 
 @app.command(name="show", help_epilogue=examples("config show --json"))
@@ -205,13 +206,12 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
     from reefknot.config.reading.session import dotted
 
     tree = found.tree
-    assert tree is not None
     for path, value in _leaves(found.configuration.model_dump(), ()):
         written = path in tree.marks
         if value is not None or written:
             yield dotted(path), _safe(path, value), str(tree.mark(path)) if written else DEFAULT
     if found.configuration.engine is None:
-        yield "engine", f"sqlite:{DEFAULT_STORE}", DEFAULT
+        yield "engine", DEFAULT_ENGINE, DEFAULT
 
 
 @app.command(help_epilogue=examples("config check reefknot.yaml"))

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags
 from reefknot.cli.output import put, put_table, show, show_fields, time_text
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
+from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.core.idempotency import Done, Failed, KeyState, Released
 from reefknot.runtime.log import printable
 
@@ -52,20 +52,20 @@ def stats(*, options: StoreFlags = STORE) -> int:
 @app.command(help_epilogue=examples("idempotency forget order-7 --dry-run"))
 def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Delete a key, so that its work may run again. A key in progress is refused (exit code 75)."""
-    address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
+    address, dry_run = address_of(options), options.dry_run
 
     async def work(store: Store) -> KeyRecord | None:
         record = await store.idempotency.get(key)
         if record is None or dry_run:
             return record
-        events = [operator_event(address, actor, "idempotency.forget", key, state=record.state.value)]
+        events = [address.event("idempotency.forget", key, state=record.state.value)]
         return record if await store.idempotency.forget(key, events=events) else None
 
     record = with_store(address, work)
     if record is None:
         raise _absent(key)
     shown, done = address.redactor(key), "would be deleted" if dry_run else "deleted"
-    data = {"key": shown, "state": record.state, "forgotten": not dry_run, "actor": actor}
+    data = {"key": shown, "state": record.state, "forgotten": not dry_run, "actor": address.actor}
     show(data, lambda: put(f"{shown} ({record.state}) {done}; its work may run again"), json=options.json)
     return Exit.FINE
 
@@ -85,13 +85,13 @@ def resolve(
     """Set the outcome of a guarded key in state `unknown`, with one of --done, --failed and --released."""
     ending = _ending(done, failed, released)
     outcome = type(ending).__name__.lower()  # the state that it leads to
-    address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
+    address, dry_run = address_of(options), options.dry_run
 
     async def work(store: Store) -> tuple[KeyRecord | None, bool]:
         record = await store.idempotency.get(key)
         if record is None or dry_run:
             return record, False
-        events = [operator_event(address, actor, "idempotency.resolve", key, outcome=outcome)]
+        events = [address.event("idempotency.resolve", key, outcome=outcome)]
         return record, await store.idempotency.resolve(key, ending, events=events)
 
     record, resolved = with_store(address, work)
@@ -100,7 +100,7 @@ def resolve(
     if not resolved and (not dry_run or record.state != "unknown"):
         raise _not_unknown(key, record)
     shown = address.redactor(key)
-    data = {"key": shown, "outcome": outcome, "resolved": resolved, "actor": actor, "dry_run": dry_run}
+    data = {"key": shown, "outcome": outcome, "resolved": resolved, "actor": address.actor, "dry_run": dry_run}
     would = "would be" if dry_run else "is now"
     show(data, lambda: put(f"{shown} (unknown) {would} {outcome}; later callers get that outcome"), json=options.json)
     return Exit.FINE

@@ -22,12 +22,10 @@ from reefknot.cli.output import say
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.config.reading.session import Problem
     from reefknot.config.settings import Settings
 
 T = TypeVar("T")
 Json = Annotated[bool, Parameter(help="Print JSON on stdout, for programs.")]
-DEFAULT_STORE = ".reefknot/state.db"
 MOST_LISTED = 10_000
 LONGEST_S = 10 * 365 * 86_400
 Actor = Annotated[str | None, Parameter(name="--as", help="Audited actor. Default: the user of this system.")]
@@ -183,17 +181,3 @@ def settings(config: str | None, *, forgiving: bool = False) -> Settings:
     for warning in found.warnings:
         say(f"warning: {warning}")
     return found
-
-
-def folder_of(found: Settings) -> Path:
-    """The folder from which relative paths of the configuration start."""
-    return Path.cwd() if found.path is None else found.path.parent
-
-
-def secrets_of(found: Settings) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
-    """The configured secrets that can be read here, and why the others cannot."""
-    from reefknot.config.secrets import resolve_section
-
-    assert found.tree is not None
-    secrets, problems = resolve_section(found.tree, environ=os.environ, folder=folder_of(found))
-    return tuple(secret.reveal() for secret in secrets.values()), problems

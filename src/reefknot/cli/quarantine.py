@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.job import JobView, get_job
+from reefknot.cli.job import job_details
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, time_ms
 from reefknot.cli.output import progress, put, put_table, say, show, show_fields, time_text
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
+from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.ports.quarantine import QuarantineFilter
 from reefknot.runtime.log import printable
 
@@ -87,8 +87,7 @@ def show_item(job: Id, /, *, options: StoreFlags = STORE) -> int:
     if item is None:
         text = f"{printable(job[:200])!r} is not in quarantine; `quarantine list` shows what is"
         raise CommandError(text, Exit.FAILED)
-    fields = {**_fields(item, address), **JobView(item).details(address.redactor)}
-    show_fields(fields, json=options.json)
+    show_fields({**_fields(item, address), **job_details(item, address.redactor)}, json=options.json)
     return Exit.FINE
 
 
@@ -128,11 +127,10 @@ def stats(*, options: StoreFlags = STORE) -> int:
 def requeue(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
     action = BulkAction("requeue", "requeued", options)
-
-    async def act(store: Store, chosen: QuarantineFilter, events: list[AuditEntry]) -> list[str]:
-        return await store.quarantine.requeue(chosen, who=action.actor, events=events)
-
-    return action.run(act, _selected(ids, flags, all_))
+    return action.run(
+        lambda store, chosen, events: store.quarantine.requeue(chosen, who=action.address.actor, events=events),
+        _selected(ids, flags, all_),
+    )
 
 
 @app.command(help_epilogue=examples("quarantine discard order-7 --because 'the order was withdrawn'"))
@@ -145,21 +143,20 @@ def discard(
 ) -> int:
     """Give jobs up for good. They stay in the store as discarded."""
     action = BulkAction("discard", "discarded", options, because)
-
-    async def act(store: Store, chosen: QuarantineFilter, events: list[AuditEntry]) -> list[str]:
-        return await store.quarantine.discard(chosen, who=action.actor, reason=because, events=events)
-
-    return action.run(act, _selected(ids, flags, all_))
+    return action.run(
+        lambda store, chosen, events: store.quarantine.discard(
+            chosen, who=action.address.actor, reason=because, events=events
+        ),
+        _selected(ids, flags, all_),
+    )
 
 
 @app.command(help_epilogue=examples("quarantine purge --before 30d --dry-run"))
 def purge(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
-
-    async def act(store: Store, chosen: QuarantineFilter, events: list[AuditEntry]) -> list[str]:
-        return await store.quarantine.purge(chosen, events=events)
-
-    return BulkAction("purge", "purged", options).run(act, _selected(ids, flags, all_))
+    return BulkAction("purge", "purged", options).run(
+        lambda store, chosen, events: store.quarantine.purge(chosen, events=events), _selected(ids, flags, all_)
+    )
 
 
 Act = Callable[["Store", "QuarantineFilter", "list[AuditEntry]"], Awaitable[list[str]]]
@@ -176,32 +173,25 @@ class BulkAction:
     """An audited action on the selected jobs, in chunks. Their number is printed before the first is changed."""
 
     def __init__(self, verb: str, participle: str, options: OperatorFlags, because: str = "") -> None:
-        self.actor = actor_name(options.actor)
+        self.address = address_of(options)
         self._verb = verb
         self._participle = participle
         self._options = options
         self._because = because
-        self._address = address_of(options)
 
     def run(self, act: Act, wanted: QuarantineFilter) -> int:
-        dry_run = self._options.dry_run
-        changed = with_store(self._address, lambda store: self._apply(store, act, wanted))
+        dry_run, done = self._options.dry_run, self._participle
+        changed = with_store(self.address, lambda store: self._apply(store, act, wanted))
         missing = sorted(set(wanted.ids) - set(changed))
 
         def text() -> None:
             for name in changed[:MOST_SHOWN]:
-                put(f"{name} {'would be ' if dry_run else ''}{self._participle}")
+                put(f"{name} {'would be ' if dry_run else ''}{done}")
             if len(changed) > MOST_SHOWN:
                 put(f"… and {len(changed) - MOST_SHOWN} more")
 
-        data = {
-            self._participle: changed,
-            "missing": missing,
-            "count": len(changed),
-            "actor": self.actor,
-            "dry_run": dry_run,
-        }
-        show(data, text, json=self._options.json)
+        data = {done: changed, "missing": missing, "count": len(changed), "actor": self.address.actor}
+        show({**data, "dry_run": dry_run}, text, json=self._options.json)
         if self._verb == "requeue" and changed and not dry_run:
             say("a running system picks them up within seconds; to start one: reefknot up")
         return Exit.FAILED if missing else Exit.FINE
@@ -237,17 +227,13 @@ class BulkAction:
         details: dict[str, Any] = {"count": len(items), "ids": [item.id for item in items]}
         if self._because:
             details["reason"] = self._because
-        events = [operator_event(self._address, self.actor, f"quarantine.{self._verb}", subject, **details)]
+        events = [self.address.event(f"quarantine.{self._verb}", subject, **details)]
         if self._verb == "requeue":
+            reason, wall = f"taken out of quarantine by {self.address.actor}", clock.wall()
             returning = [
-                Requeued(
-                    **about_item(item, clock.wall()),
-                    reason=f"taken out of quarantine by {self.actor}",
-                    generation=item.generation + 1,
-                )
-                for item in items
+                Requeued(**about_item(item, wall), reason=reason, generation=item.generation + 1) for item in items
             ]
-            events += Journal(None, redactor=self._address.redactor).entries(returning)
+            events += Journal(None, redactor=self.address.redactor).entries(returning)
         return events
 
 
@@ -261,8 +247,8 @@ async def _find_all(store: Store, wanted: QuarantineFilter) -> list[WorkItem]:
 async def _report_missing(store: Store, names: list[str]) -> None:
     """Print the state of named jobs that are not in quarantine."""
     for name in names[:MOST_SHOWN]:
-        job = await get_job(store, name)
-        state = "there is no such job" if job is None else f"it is {job.item.state.value}"
+        item = await store.work.get(name)
+        state = "there is no such job" if item is None else f"it is {item.state.value}"
         say(f"{printable(name[:200])!r} is not in quarantine: {state}; `quarantine list` shows what is")
     if len(names) > MOST_SHOWN:
         say(f"… and {len(names) - MOST_SHOWN} more are not")

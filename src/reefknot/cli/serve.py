@@ -14,7 +14,6 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from json import dumps
-from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,18 +24,15 @@ from msgspec import Struct
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
 from reefknot.cli.options import (
-    DEFAULT_STORE,
     SYSTEM,
     StoreFlags,
     SystemFlags,
     check_seconds,
     check_whole,
-    folder_of,
-    secrets_of,
     settings,
 )
 from reefknot.cli.output import put, relative, say
-from reefknot.cli.stores import absolute_url, has_part
+from reefknot.cli.stores import has_part
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -74,17 +70,16 @@ class Startup(Struct, frozen=True):
 
 def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup:
     """Read and check everything, print warnings, and refuse what cannot work before anything is started."""
+    from reefknot.app.stores import store_url
+    from reefknot.config.secrets import secret_texts
+
     check_whole("--workers", workers, MOST_WORKERS)
     found = settings(config, forgiving=True)
     _warn_of_baseline(found)
-    secrets, problems = secrets_of(found)
+    secrets, problems = secret_texts(found.tree, found.path, environ=os.environ)
     for problem in problems:  # a secret that cannot be read here cannot leak from here either
         say(f"warning: {relative(str(problem))}")
-    if engine is not None:
-        return Startup(found, absolute_url(engine, Path.cwd()), secrets)
-    return Startup(
-        found, absolute_url(found.configuration.engine or f"sqlite:{DEFAULT_STORE}", folder_of(found)), secrets
-    )
+    return Startup(found, store_url(found, engine), secrets)
 
 
 def _warn_of_baseline(found: Settings) -> None:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorFlags, StoreFlags
 from reefknot.cli.output import Advance, progress, put, say, show
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
+from reefknot.cli.stores import StoreAddress, address_of, with_store
 
 if TYPE_CHECKING:
     from reefknot.engines.sqlite import SqliteStore
@@ -51,7 +51,7 @@ def backup(
     options: StoreFlags = STORE,
 ) -> int:
     """Copy the store while others go on writing it. The copy is a complete store."""
-    address = address_of(options)
+    address = address_of(options, actor=actor)
     if target.exists():
         raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
     if not target.absolute().parent.is_dir():
@@ -60,7 +60,7 @@ def backup(
     async def work(store: Store) -> None:
         with progress("copying", 100) as advance:
             await _sqlite(store, address).backup(target, progress=_percent(advance))
-        await store.audit.append([operator_event(address, actor_name(actor), "store.backup", str(target))])
+        await store.audit.append([address.event("store.backup", str(target))])
 
     with_store(address, work)
     size = target.stat().st_size
@@ -94,9 +94,7 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> int:
     migrated = found != VERSION and not options.dry_run
 
     async def work(store: Store) -> None:
-        details = {"old": found, "new": VERSION}
-        event = operator_event(address, actor_name(options.actor), "store.migrate", str(address.path), **details)
-        await store.audit.append([event])
+        await store.audit.append([address.event("store.migrate", str(address.path), old=found, new=VERSION)])
 
     if migrated:
         with_store(address, work, or_empty=True)  # opening migrates
@@ -123,8 +121,7 @@ def compact(*, options: OperatorFlags = OPERATOR) -> int:
 
     async def work(store: Store) -> int:
         freed = await _sqlite(store, address).compact()
-        actor = actor_name(options.actor)
-        await store.audit.append([operator_event(address, actor, "store.compact", str(address.path), bytes=freed)])
+        await store.audit.append([address.event("store.compact", str(address.path), bytes=freed)])
         return freed
 
     freed = 0 if dry_run else with_store(address, work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -20,13 +19,12 @@ from reefknot.cli.options import (
 )
 from reefknot.cli.output import age, put, put_json, put_table, queue_depth, say, show
 from reefknot.cli.serve import DrainSeconds, For, Seed, SystemPart, start_part
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, systems_with, with_store
+from reefknot.cli.stores import StoreAddress, address_of, polled, systems_with, with_store
 
 if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 OBEY_WAIT_S = 5.0
-_POLL_S = 0.1
 
 app = noun("worker", "worker start --module app", "worker list")
 
@@ -125,13 +123,11 @@ class WorkerCommand(NamedTuple):
 
     def send(self, worker: str | None, options: OperatorFlags, **details: Any) -> int:
         """Send the command, wait until it is obeyed, and return the exit code."""
-        address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
-        workers, obeyed = with_store(
-            address, lambda store: self._post(store, address, actor, worker, details, dry_run=dry_run)
-        )
+        address, dry_run = address_of(options), options.dry_run
+        workers, obeyed = with_store(address, lambda store: self._post(store, address, worker, details, dry_run))
         names = ", ".join(workers)
         if options.json:
-            put_json({"workers": workers, self.participle: obeyed, "actor": actor, "dry_run": dry_run})
+            put_json({"workers": workers, self.participle: obeyed, "actor": address.actor, "dry_run": dry_run})
         elif dry_run:
             put(f"{names} would be {self.participle}")
         elif obeyed:
@@ -142,14 +138,7 @@ class WorkerCommand(NamedTuple):
         return Exit.FINE
 
     async def _post(
-        self,
-        store: Store,
-        address: StoreAddress,
-        actor: str,
-        worker: str | None,
-        details: dict[str, Any],
-        *,
-        dry_run: bool,
+        self, store: Store, address: StoreAddress, worker: str | None, details: dict[str, Any], dry_run: bool
     ) -> tuple[list[str], bool]:
         """The addressed workers, and whether all of them obeyed."""
         systems = await systems_with("worker", store, address)
@@ -159,19 +148,15 @@ class WorkerCommand(NamedTuple):
         workers = known if worker is None else [worker]
         if dry_run:
             return workers, False
-        event = operator_event(address, actor, f"worker.{self.verb}", worker or "*", **details)
+        event = address.event(f"worker.{self.verb}", worker or "*", **details)
         body = dumps({"worker_id": worker, **details})
-        await store.control.post(self.verb, target="router", body=body, sender=actor, events=[event])
-        return workers, await self._obeyed(store, set(workers))
+        await store.control.post(self.verb, target="router", body=body, sender=address.actor, events=[event])
+        return workers, await polled(lambda: self._obeyed(store, workers), OBEY_WAIT_S)
 
-    async def _obeyed(self, store: Store, names: set[str]) -> bool:
-        """Wait until every worker reports the wanted status. One that is gone meanwhile need not."""
+    async def _obeyed(self, store: Store, names: list[str]) -> bool:
+        """Whether every worker reports the wanted status. One that is gone meanwhile need not."""
         from reefknot.app.presence import living_systems
 
-        for _ in range(int(OBEY_WAIT_S / _POLL_S)):
-            living = await living_systems(store)
-            reported = {one["worker_id"]: one["draining"] for each in living for one in each["workers"]}
-            if all(reported.get(name, self.draining) is self.draining for name in names):
-                return True
-            await asyncio.sleep(_POLL_S)
-        return False
+        living = await living_systems(store)
+        reported = {one["worker_id"]: one["draining"] for each in living for one in each["workers"]}
+        return all(reported.get(name, self.draining) is self.draining for name in names)
