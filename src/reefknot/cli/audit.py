@@ -85,7 +85,7 @@ def tail(
     trace: Annotated[str | None, Parameter(help="Only this trace id.")] = None,
     since: Since = None,
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """Show the last events, and with --follow new ones as they are written. With --json, one event per line."""
     check_number("--lines", lines, 0, sys.maxsize, "a number, 0 or more")
     check_number("--for", for_, 0, 86400, "seconds, from 0 to 86400")
@@ -98,7 +98,6 @@ def tail(
             await follow_log(store.audit, wanted, after=head.sequence, seconds=for_, json=options.json)
 
     with_store(address_of(options), work)
-    return Exit.FINE
 
 
 class EventFilter(Struct, frozen=True):
@@ -313,7 +312,7 @@ def export(
     *,
     force: Annotated[bool, Parameter(help="Replace existing files.")] = False,
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """Write all events as JSON lines, and the head that proves later that nothing was cut off."""
     head_file = head_file_of(file)
     existing = [str(one) for one in (file, head_file) if one.exists()]
@@ -333,7 +332,6 @@ def export(
         say("Keep the head where nobody who can write the log can write it: it reveals a cut-off end.")
 
     show(data, text, json=options.json)
-    return Exit.FINE
 
 
 async def export_to(file: Path, head_file: Path, log: AuditLog) -> tuple[int, Head]:

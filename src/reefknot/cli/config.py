@@ -65,7 +65,7 @@ def init(
     dry_run: Annotated[bool, Parameter(help="Print what would be written, and write nothing.")] = False,
     template: Annotated[str | None, Parameter(help="Write this template; `policy templates` lists them.")] = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Write a commented reefknot.yaml into the current folder."""
     if template is None:
         text = recommended()
@@ -82,7 +82,6 @@ def init(
         say(f"Nothing was written; without --dry-run this goes to {NAME}.")
     else:
         say(f"Wrote {NAME}. Next: reefknot config check, reefknot policy list.")
-    return Exit.FINE
 
 
 def _refuse_existing(path: Path, force: bool) -> None:
@@ -177,7 +176,7 @@ DEFAULT_ENGINE = "sqlite:.reefknot/state.db"  # as in `app.stores`, which is slo
 
 
 @app.command(name="show", help_epilogue=examples("config show --json"))
-def show_config(*, common: CommonFlags = COMMON) -> int:
+def show_config(*, common: CommonFlags = COMMON) -> None:
     """Show every setting in force with the source that set it. Secrets are hidden."""
     found = settings(common.config)
     values = list(_values(found))
@@ -197,7 +196,6 @@ def show_config(*, common: CommonFlags = COMMON) -> int:
         put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"))
 
     show(data, text, json=common.json)
-    return Exit.FINE
 
 
 def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
@@ -226,14 +224,13 @@ def check(
 
 
 @app.command(help_epilogue=examples("config schema > reefknot.schema.json"))
-def schema(*, json: Json = False) -> int:
+def schema(*, json: Json = False) -> None:
     """Print the JSON Schema of the configuration, for editors. The output is JSON with or without --json."""
     from reefknot.config.schema import Configuration
 
     del json
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Configuration.model_json_schema()}
     put_json(document)
-    return Exit.FINE
 
 
 def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:

@@ -28,29 +28,27 @@ Key = Annotated[str, Parameter(help="Idempotency key.")]
 
 
 @app.command(name="show", help_epilogue=examples("idempotency show order-7"))
-def show_key(key: Key, /, *, options: StoreFlags = STORE) -> int:
+def show_key(key: Key, /, *, options: StoreFlags = STORE) -> None:
     """Show the record of a key. Configured secrets, and values beside names such as `password`, are hidden."""
     address = address_of(options)
     record = with_store(address, lambda store: store.idempotency.get(key))
     if record is None:
         raise _absent(key)
     show_fields(_fields(record, address), json=options.json)
-    return Exit.FINE
 
 
 @app.command(help_epilogue=examples("idempotency stats --json"))
-def stats(*, options: StoreFlags = STORE) -> int:
+def stats(*, options: StoreFlags = STORE) -> None:
     """Count the keys in each state. Keys in state `unknown` wait for an operator."""
     found = with_store(address_of(options), lambda store: store.idempotency.counts())
     counts = {state.value: found.get(state, 0) for state in KeyState}
     counts["total"] = sum(counts.values())
     rows = [(state, str(number)) for state, number in counts.items()]
     show(counts, lambda: put_table(("state", "keys"), rows, styles=("cyan",)), json=options.json)
-    return Exit.FINE
 
 
 @app.command(help_epilogue=examples("idempotency forget order-7 --dry-run"))
-def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> int:
+def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> None:
     """Delete a key, so that its work may run again. A key in progress is refused (exit code 75)."""
     address, dry_run = address_of(options), options.dry_run
 
@@ -67,7 +65,6 @@ def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> int:
     shown, done = address.redactor(key), "would be deleted" if dry_run else "deleted"
     data = {"key": shown, "state": record.state, "forgotten": not dry_run, "actor": address.actor}
     show(data, lambda: put(f"{shown} ({record.state}) {done}; its work may run again"), json=options.json)
-    return Exit.FINE
 
 
 @app.command(help_epilogue=examples("idempotency resolve charge:order-7 --done '{\"id\": 7}'"))
@@ -81,7 +78,7 @@ def resolve(
         bool, Parameter(negative="", help="The effect never happened: the next caller may try.")
     ] = False,
     options: OperatorFlags = OPERATOR,
-) -> int:
+) -> None:
     """Set the outcome of a guarded key in state `unknown`, with one of --done, --failed and --released."""
     ending = _ending(done, failed, released)
     outcome = type(ending).__name__.lower()  # the state that it leads to
@@ -103,7 +100,6 @@ def resolve(
     data = {"key": shown, "outcome": outcome, "resolved": resolved, "actor": address.actor, "dry_run": dry_run}
     would = "would be" if dry_run else "is now"
     show(data, lambda: put(f"{shown} (unknown) {would} {outcome}; later callers get that outcome"), json=options.json)
-    return Exit.FINE
 
 
 def _ending(done: str | None, failed: str | None, released: bool) -> Done | Failed | Released:

@@ -122,7 +122,7 @@ def list_(
     limit: Limit = 50,
     after: Annotated[str, Parameter(help="Continue after the cursor that the last page gave as `next`.")] = "",
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """List jobs by id; pending ones with their due time."""
     check_whole("--limit", limit)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
@@ -136,7 +136,6 @@ def list_(
     now = int(time() * 1000)
     jobs = address.redactor.tree([job_fields(item, now) for item in found])
     show({"jobs": jobs, "next": following, **counts}, lambda: _put_jobs(jobs, counts, following), json=options.json)
-    return Exit.FINE
 
 
 def _put_jobs(jobs: list[dict[str, Any]], counts: dict[str, Any], following: str | None) -> None:
@@ -165,7 +164,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 @app.command(name="show", help_epilogue=examples("job show order-7"))
-def show_job(job: Id, /, *, options: StoreFlags = STORE) -> int:
+def show_job(job: Id, /, *, options: StoreFlags = STORE) -> None:
     """Show everything about one job: state, attempts, history, audited events and result."""
     from reefknot.ports.audit_log import AuditQuery
 
@@ -181,11 +180,10 @@ def show_job(job: Id, /, *, options: StoreFlags = STORE) -> int:
     fields = {**job_fields(found, int(time() * 1000)), **job_details(found, address.redactor)}
     if options.json:
         put_json({**fields, "events": address.redactor.tree(_without_decisions(kept))})
-        return Exit.FINE
+        return
     put_fields({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], kept):
         put(address.redactor(line))
-    return Exit.FINE
 
 
 def _without_decisions(kept: list[KeptEntry]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.app import CommandError, examples, noun
 from reefknot.cli.options import COMMON, CommonFlags, Json, check_number, one_of, settings, unknown
 from reefknot.cli.output import put, put_table, relative, say, show
 from reefknot.cli.policy_view import (
@@ -183,17 +183,16 @@ EXPLAIN = "reefknot policy explain --target"
 
 
 @app.command(name="list", help_epilogue=examples("policy list --kind connector"))
-def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> int:
+def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> None:
     """List every target and source with its policy, and where it is defined."""
     active = active_book(common.config)
     rows = policy_rows(active.book, kind)
     data = {"gate": active.gate_text, "policies": [row.as_json() for row in rows]}
     show(data, lambda: put_policies(rows), json=common.json)
-    return Exit.FINE
 
 
 @app.command(name="show", help_epilogue=examples("policy show connector:imap_mailbox"))
-def show_policy(target: Target = None, *, source: Source = None, common: CommonFlags = COMMON) -> int:
+def show_policy(target: Target = None, *, source: Source = None, common: CommonFlags = COMMON) -> None:
     """Show one target's policy field by field: its value, the layer and source that set it, and what it overrides."""
     active = active_book(common.config)
     name = known_target(active.book, target, source)
@@ -224,7 +223,6 @@ def show_policy(target: Target = None, *, source: Source = None, common: CommonF
             put_table(("for failures", "field", "value", "source"), rows, styles=("cyan", "", "bold"))
 
     show(data, text, json=common.json)
-    return Exit.FINE
 
 
 @app.command(
@@ -241,7 +239,7 @@ def explain(
     seed: Seed = None,
     baseline: Annotated[bool, Parameter(help="Explain the baseline, which is in force while the gate is off.")] = False,
     common: CommonFlags = COMMON,
-) -> int:
+) -> None:
     """
     Explain whether a failure is retried, why, and when.
 
@@ -259,7 +257,6 @@ def explain(
         policy, provenance = resolved, resolved.provenance
     answer = _answer(active.gate, name, flags, failure, policy, provenance, seed)
     show(answer_json(answer), lambda: put_answer(answer), json=common.json)
-    return Exit.FINE
 
 
 def _unknown_failure() -> Failure:
@@ -314,7 +311,7 @@ def schedule(
     request: RequestFlags = NO_REQUEST,
     seed: Seed = None,
     common: CommonFlags = COMMON,
-) -> int:
+) -> None:
     """Draw the waits of a target as bars: the range that jitter allows for each, and the elapsed time."""
     from reefknot.core.retry.explain import explain as decided
     from reefknot.core.retry.explain import schedule as planned
@@ -338,7 +335,6 @@ def schedule(
 
     data = {"target": name, "max_attempts": policy.max_attempts, "schedule": schedule_json(waits)}
     show(data, text, json=common.json)
-    return Exit.FINE
 
 
 @app.command(help_epilogue=examples("policy check reefknot.yaml staging.yaml"))
@@ -356,17 +352,16 @@ def templates(
     /,
     *,
     json: Json = False,
-) -> int:
+) -> None:
     """List ready-made policies for common situations, or print one."""
     from reefknot.cli.config import TEMPLATES, template_text
 
     if name is None:
         data = {"templates": [{"name": one, "about": about} for one, about in TEMPLATES.items()]}
         show(data, lambda: put_table(("template", "use it for"), TEMPLATES.items(), styles=("cyan",)), json=json)
-        return Exit.FINE
+        return
     known = name.lower().replace("_", "-")
     if known not in TEMPLATES:
         raise unknown("NAME", name, TEMPLATES)
     text = template_text(known)
     show({"name": known, "about": TEMPLATES[known], "text": text}, lambda: put(text.rstrip("\n")), json=json)
-    return Exit.FINE

@@ -60,7 +60,7 @@ def list_(
     limit: Limit = 50,
     after: Annotated[str, Parameter(help="Continue after this id.")] = "",
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """List quarantined jobs by id, each with its reason."""
     check_whole("--limit", limit)
     address, wanted = address_of(options), flags.filter()
@@ -76,11 +76,10 @@ def list_(
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
 
     show({"items": [_fields(item, address) for item in items], "next": following}, text, json=options.json)
-    return Exit.FINE
 
 
 @app.command(name="show", help_epilogue=examples("quarantine show order-7"))
-def show_item(job: Id, /, *, options: StoreFlags = STORE) -> int:
+def show_item(job: Id, /, *, options: StoreFlags = STORE) -> None:
     """Show one quarantined job: payload, reason, failure, history. Secrets are hidden."""
     address = address_of(options)
     item = with_store(address, lambda store: store.quarantine.show(job))
@@ -88,11 +87,10 @@ def show_item(job: Id, /, *, options: StoreFlags = STORE) -> int:
         text = f"{printable(job[:200])!r} is not in quarantine; `quarantine list` shows what is"
         raise CommandError(text, Exit.FAILED)
     show_fields({**_fields(item, address), **job_details(item, address.redactor)}, json=options.json)
-    return Exit.FINE
 
 
 @app.command(help_epilogue=examples("quarantine stats --json"))
-def stats(*, options: StoreFlags = STORE) -> int:
+def stats(*, options: StoreFlags = STORE) -> None:
     """Count quarantined jobs by type, source and reason."""
     address = address_of(options)
     found = with_store(address, lambda store: store.quarantine.stats())
@@ -115,7 +113,6 @@ def stats(*, options: StoreFlags = STORE) -> int:
             say(f"the oldest was quarantined at {oldest}")
 
     show(data, text, json=options.json)
-    return Exit.FINE
 
 
 # ---- requeue, discard, purge -----------------------------------------------------------------------------------------

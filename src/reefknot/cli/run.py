@@ -21,7 +21,7 @@ from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, count_lines, display_name, require_file
 from reefknot.cli.options import SYSTEM, SystemFlags, check_whole
 from reefknot.cli.output import plural, progress, put, say
-from reefknot.cli.serve import shutdown_on_signals, startup
+from reefknot.cli.serve import shutdown_on_signals, startup, until_first_ends
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
@@ -188,16 +188,7 @@ class BatchRun:
         feeder_count = min(self._in_flight, system.routing.rules.size + slots)
         with progress("assignments", await asyncio.to_thread(count_lines, self._file)) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(feeder_count)))
-            requested = asyncio.ensure_future(shutdown.requested.wait())
-            either: list[asyncio.Future[Any]] = [feeders, requested]
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if feeders.done():
-                    feeders.result()
-            finally:
-                requested.cancel()
-                feeders.cancel()
-                await asyncio.gather(feeders, requested, return_exceptions=True)
+            await until_first_ends(feeders, shutdown.requested.wait())
 
     async def _feed(self, system: System, advance: Advance) -> None:
         """Run one line after the other, as long as there are lines."""

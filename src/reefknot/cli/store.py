@@ -49,7 +49,7 @@ def backup(
     *,
     actor: Actor = None,
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """Copy the store while others go on writing it. The copy is a complete store."""
     address = address_of(options, actor=actor)
     if target.exists():
@@ -67,7 +67,6 @@ def backup(
     data = {"path": str(address.path), "target": str(target), "bytes": size}
     copied = f"{address.path} copied to {target}, {size} bytes; open it with --engine sqlite:{target}"
     show(data, lambda: put(copied), json=options.json)
-    return Exit.FINE
 
 
 def _percent(advance: Advance) -> Callable[[int, int], None]:
@@ -84,7 +83,7 @@ def _percent(advance: Advance) -> Callable[[int, int], None]:
 
 
 @app.command(help_epilogue=examples("store migrate --dry-run"))
-def migrate(*, options: OperatorFlags = OPERATOR) -> int:
+def migrate(*, options: OperatorFlags = OPERATOR) -> None:
     """Migrate the file to the schema version of this program. A newer file is refused (exit code 78)."""
     from reefknot.engines.sqlite.connection import VERSION
 
@@ -108,11 +107,10 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> int:
 
     data = {"path": str(address.path), "found": found, "current": VERSION, "migrated": migrated}
     show(data, text, json=options.json)
-    return Exit.FINE
 
 
 @app.command(help_epilogue=examples("store compact --dry-run"))
-def compact(*, options: OperatorFlags = OPERATOR) -> int:
+def compact(*, options: OperatorFlags = OPERATOR) -> None:
     """Return unused space to the disk. Writers wait meanwhile."""
     address, dry_run = address_of(options), options.dry_run
     address.require_file()
@@ -128,7 +126,6 @@ def compact(*, options: OperatorFlags = OPERATOR) -> int:
     text = f"about {unused} of {before} bytes would be freed" if dry_run else f"{freed} bytes freed"
     data = {"path": str(address.path), "bytes": before, "unused": unused, "freed": freed, "compacted": not dry_run}
     show(data, lambda: put(f"{address.path}: {text}"), json=options.json)
-    return Exit.FINE
 
 
 def _sqlite(store: Store, address: StoreAddress) -> SqliteStore:

@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class StoreAddress(Struct, frozen=True):
-    """The store of a command: its URL, the settings in force, the redactor of their secrets, and the value of `--as`."""
+    """The store of a command: its URL, the settings in force, the redactor of their secrets, the value of `--as`."""
 
     url: str
     settings: Any
