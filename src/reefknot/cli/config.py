@@ -12,10 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import COMMON, CommonFlags, Json, load, one_of, settings
+from reefknot.cli.options import COMMON, CommonFlags, Json, arg, load, one_of, settings
 from reefknot.cli.output import json_text, jsonable, plural, put, put_json, put_table, relative, say, show
 from reefknot.errors import ConfigurationError, ParameterError
 
@@ -61,9 +59,9 @@ init_app = noun(
 @init_app.default
 def init(
     *,
-    force: Annotated[bool, Parameter(help="Replace an existing file.")] = False,
-    dry_run: Annotated[bool, Parameter(help="Print what would be written, and write nothing.")] = False,
-    template: Annotated[str | None, Parameter(help="Write this template; `policy templates` lists them.")] = None,
+    force: Annotated[bool, arg("Replace an existing file.")] = False,
+    dry_run: Annotated[bool, arg("Print what would be written, and write nothing.")] = False,
+    template: Annotated[str | None, arg("Write this template; `policy templates` lists them.")] = None,
     json: Json = False,
 ) -> None:
     """Write a commented reefknot.yaml into the current folder."""
@@ -214,7 +212,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
 
 @app.command(help_epilogue=examples("config check reefknot.yaml"))
 def check(
-    file: Annotated[str | None, Parameter(help="File to check. Default: the one that would be found.")] = None,
+    file: Annotated[str | None, arg("File to check. Default: the one that would be found.")] = None,
     /,
     *,
     common: CommonFlags = COMMON,

@@ -9,22 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags
+from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, arg
 from reefknot.cli.output import put, put_table, show, show_fields, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
-from reefknot.core.idempotency import Done, Failed, KeyState, Released
+from reefknot.core.idempotency import Done, Failed, KeyRecord, KeyState, Released
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.core.idempotency import KeyRecord
     from reefknot.ports.store import Store
 
 app = noun("idempotency", "idempotency stats")
 
-Key = Annotated[str, Parameter(help="Idempotency key.")]
+Key = Annotated[str, arg("Idempotency key.")]
 
 
 @app.command(name="show", help_epilogue=examples("idempotency show order-7"))
@@ -72,11 +70,9 @@ def resolve(
     key: Key,
     /,
     *,
-    done: Annotated[str | None, Parameter(help="The effect happened: its result, as JSON.")] = None,
-    failed: Annotated[str | None, Parameter(help="The effect failed for good: the reason.")] = None,
-    released: Annotated[
-        bool, Parameter(negative="", help="The effect never happened: the next caller may try.")
-    ] = False,
+    done: Annotated[str | None, arg("The effect happened: its result, as JSON.")] = None,
+    failed: Annotated[str | None, arg("The effect failed for good: the reason.")] = None,
+    released: Annotated[bool, arg("The effect never happened: the next caller may try.")] = False,
     options: OperatorFlags = OPERATOR,
 ) -> None:
     """Set the outcome of a guarded key in state `unknown`, with one of --done, --failed and --released."""

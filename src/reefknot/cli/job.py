@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, unquote
 
 import msgspec
-from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, one_of
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, arg, check_whole, one_of
 from reefknot.cli.output import age, put, put_fields, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, has_router_soon, polled, with_store
 from reefknot.core.messages import encode
@@ -109,18 +108,16 @@ async def _counts(store: Store) -> dict[str, Any]:
 
 app = noun("job", "job list --state pending")
 
-Id = Annotated[str, Parameter(help="Assignment id.")]
+Id = Annotated[str, arg("Assignment id.")]
 
 
 @app.command(name="list", help_epilogue=examples("job list", "job list --state running --json"))
 def list_(
     *,
-    state: Annotated[
-        str | None, Parameter(help="Only this state: pending, running, succeeded, failed, quarantined, …")
-    ] = None,
-    type_: Annotated[str | None, Parameter(name="--type", help="Only steps of this type.")] = None,
+    state: Annotated[str | None, arg("Only this state: pending, running, succeeded, failed, quarantined, …")] = None,
+    type_: Annotated[str | None, arg("Only steps of this type.", "--type")] = None,
     limit: Limit = 50,
-    after: Annotated[str, Parameter(help="Continue after the cursor that the last page gave as `next`.")] = "",
+    after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
     options: StoreFlags = STORE,
 ) -> None:
     """List jobs by id; pending ones with their due time."""
@@ -212,7 +209,7 @@ def cancel(
     job: Id,
     /,
     *,
-    reason: Annotated[str, Parameter(help="Reason, for the result and the audit log.")] = "",
+    reason: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Cancel a job wherever it is; its result is then `cancelled`. A finished job is refused (exit code 1)."""

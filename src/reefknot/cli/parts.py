@@ -12,8 +12,6 @@ from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from cyclopts import Parameter
-
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import (
     OPERATOR,
@@ -21,6 +19,7 @@ from reefknot.cli.options import (
     Modules,
     OperatorFlags,
     StoreFlags,
+    arg,
     check_number,
     check_seconds,
     unknown,
@@ -40,8 +39,8 @@ OBEY_WAIT_S = 5.0
 worker_app = noun("worker", "worker start --module app", "worker list")
 router_app = noun("router", "router start", "router status")
 
-Seed = Annotated[int | None, Parameter(help="Seed of jitter.")]
-WorkerId = Annotated[str | None, Parameter(help="Worker id. Default: every worker.")]
+Seed = Annotated[int | None, arg("Seed of jitter.")]
+WorkerId = Annotated[str | None, arg("Worker id. Default: every worker.")]
 
 # ---- start -----------------------------------------------------------------------------------------------------------
 
@@ -54,7 +53,7 @@ WorkerId = Annotated[str | None, Parameter(help="Worker id. Default: every worke
 )
 def start_worker(
     *,
-    worker_id: Annotated[str | None, Parameter(help="Worker id. Default: worker-1, or the next free one.")] = None,
+    worker_id: Annotated[str | None, arg("Worker id. Default: worker-1, or the next free one.")] = None,
     module: Modules = None,
     seconds: For = None,
     drain: DrainSeconds = None,
@@ -76,7 +75,7 @@ def start_worker(
 )
 def start_router(
     *,
-    router_id: Annotated[str | None, Parameter(help="Router id. Default: router-1, or the next free one.")] = None,
+    router_id: Annotated[str | None, arg("Router id. Default: router-1, or the next free one.")] = None,
     seconds: For = None,
     seed: Seed = None,
     options: StoreFlags = STORE,
@@ -192,7 +191,7 @@ def drain(
     worker: WorkerId = None,
     /,
     *,
-    seconds: Annotated[float, Parameter(help="Seconds that running steps get. Default: 30.")] = 30.0,
+    seconds: Annotated[float, arg("Seconds that running steps get. Default: 30.")] = 30.0,
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Drain a worker: running steps finish, nothing new is accepted, and queued work goes to the other workers."""

@@ -11,14 +11,14 @@ from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.job import job_details
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, time_ms
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, arg, check_whole, time_ms
 from reefknot.cli.output import progress, put, put_table, say, show, show_fields, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.core.work import WorkItem
 from reefknot.ports.quarantine import QuarantineFilter
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.core.work import WorkItem
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
@@ -27,8 +27,8 @@ MOST_SHOWN = 20
 
 app = noun("quarantine", "quarantine list")
 
-Id = Annotated[str, Parameter(help="Assignment id.")]
-All = Annotated[bool, Parameter(name="--all", help="Select all quarantined jobs.")]
+Id = Annotated[str, arg("Assignment id.")]
+All = Annotated[bool, arg("Select all quarantined jobs.", "--all")]
 
 
 @Parameter(name="*")
@@ -36,12 +36,10 @@ All = Annotated[bool, Parameter(name="--all", help="Select all quarantined jobs.
 class QuarantineFlags:
     """Filter of quarantined jobs. A job must match every given flag."""
 
-    type: Annotated[str | None, Parameter(help="Only steps of this type.")] = None
-    source: Annotated[str | None, Parameter(help="Only jobs of this source.")] = None
-    reason: Annotated[str | None, Parameter(help="Only jobs whose reason contains this text.")] = None
-    before: Annotated[
-        str | None, Parameter(help="Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")
-    ] = None
+    type: Annotated[str | None, arg("Only steps of this type.")] = None
+    source: Annotated[str | None, arg("Only jobs of this source.")] = None
+    reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
+    before: Annotated[str | None, arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
 
     def filter(self, ids: tuple[str, ...] = ()) -> QuarantineFilter:
         return QuarantineFilter(ids, self.type, self.source, self.reason, time_ms("--before", self.before))
@@ -58,7 +56,7 @@ def list_(
     flags: QuarantineFlags = NO_FILTER,
     *,
     limit: Limit = 50,
-    after: Annotated[str, Parameter(help="Continue after this id.")] = "",
+    after: Annotated[str, arg("Continue after this id.")] = "",
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
@@ -133,7 +131,7 @@ def requeue(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, opt
 @app.command(help_epilogue=examples("quarantine discard order-7 --because 'the order was withdrawn'"))
 def discard(
     *ids: Id,
-    because: Annotated[str, Parameter(help="Reason, for the audit log.")] = "",
+    because: Annotated[str, arg("Reason, for the audit log.")] = "",
     flags: QuarantineFlags = NO_FILTER,
     all_: All = False,
     options: OperatorFlags = OPERATOR,

@@ -14,14 +14,13 @@ from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
 from msgspec import UNSET
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, count_lines, display_name, require_file
-from reefknot.cli.options import SYSTEM, SystemFlags, check_whole
-from reefknot.cli.output import plural, progress, put, say
-from reefknot.cli.serve import shutdown_on_signals, startup, until_first_ends
+from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole
+from reefknot.cli.output import Advance, plural, progress, put, say
+from reefknot.cli.serve import Shutdown, Startup, shutdown_on_signals, startup, until_first_ends
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
@@ -31,8 +30,6 @@ from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
-    from reefknot.cli.output import Advance
-    from reefknot.cli.serve import Shutdown, Startup
     from reefknot.ports.store import Store
 
 IN_FLIGHT = 200
@@ -51,11 +48,11 @@ app = noun(
 
 @app.default
 def run(
-    file: Annotated[str, Parameter(help="One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)],
+    file: Annotated[str, arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)],
     /,
     *,
-    results: Annotated[str | None, Parameter(help="Write one ExecResult per line to this file.")] = None,
-    in_flight: Annotated[int, Parameter(help=f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
+    results: Annotated[str | None, arg("Write one ExecResult per line to this file.")] = None,
+    in_flight: Annotated[int, arg(f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
     options: SystemFlags = SYSTEM,
 ) -> int:
     """Run a file of assignments through router, queue and worker, with a progress bar."""

@@ -17,18 +17,11 @@ from signal import SIGINT, SIGTERM, Signals
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
 from msgspec import Struct
 
 from reefknot.cli.app import Exit, noun
 from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
-from reefknot.cli.options import (
-    SYSTEM,
-    SystemFlags,
-    check_seconds,
-    check_whole,
-    settings,
-)
+from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, settings
 from reefknot.cli.output import put, relative, say
 from reefknot.runtime.log import printable
 
@@ -39,8 +32,8 @@ if TYPE_CHECKING:
 MOST_WORKERS = 64
 LEVELS_EVERY_S = 0.2
 
-For = Annotated[float | None, Parameter(name="--for", help="Shut down after this many seconds.")]
-DrainSeconds = Annotated[float | None, Parameter(help="Seconds that running steps get at shutdown. Default: 30.")]
+For = Annotated[float | None, arg("Shut down after this many seconds.", "--for")]
+DrainSeconds = Annotated[float | None, arg("Seconds that running steps get at shutdown. Default: 30.")]
 
 # ---- start-up --------------------------------------------------------------------------------------------------------
 

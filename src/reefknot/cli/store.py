@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorFlags, StoreFlags
+from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorFlags, StoreFlags, arg
 from reefknot.cli.output import Advance, progress, put, say, show
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 
@@ -44,7 +43,7 @@ def check(*, options: StoreFlags = STORE) -> int:
 
 @app.command(help_epilogue=examples("store backup state-backup.db"))
 def backup(
-    target: Annotated[Path, Parameter(help="File for the copy. It must not exist.")],
+    target: Annotated[Path, arg("File for the copy. It must not exist.")],
     /,
     *,
     actor: Actor = None,

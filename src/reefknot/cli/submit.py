@@ -7,18 +7,17 @@ from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
-from reefknot.cli.options import STORE, StoreFlags
+from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import put, put_table, say
 from reefknot.cli.stores import StoreAddress, address_of
+from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.core.messages import ExecAssignment, ExecResult
     from reefknot.router.client import Client, Handle
 
 MOST_WAITING = 100
@@ -36,19 +35,15 @@ app = noun(
 
 @app.default
 def submit(
-    file: Annotated[
-        str | None, Parameter(help="One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)
-    ] = None,
+    file: Annotated[str | None, arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)] = None,
     /,
     *,
-    type_: Annotated[
-        str | None, Parameter(name="--type", help="Submit one step of this type, instead of a file.")
-    ] = None,
-    inputs: Annotated[str | None, Parameter(help="Inputs of the step, as a JSON object.")] = None,
-    id_: Annotated[str | None, Parameter(name="--id", help="Assignment id; an id identifies one job.")] = None,
-    deadline: Annotated[float | None, Parameter(help="Deadline in seconds from now, queueing included.")] = None,
-    wait: Annotated[bool, Parameter(help="Wait for the results. The exit code is 1 unless all succeeded.")] = False,
-    timeout: Annotated[float, Parameter(help="Most seconds that --wait waits. Default: 60.")] = 60.0,
+    type_: Annotated[str | None, arg("Submit one step of this type, instead of a file.", "--type")] = None,
+    inputs: Annotated[str | None, arg("Inputs of the step, as a JSON object.")] = None,
+    id_: Annotated[str | None, arg("Assignment id; an id identifies one job.", "--id")] = None,
+    deadline: Annotated[float | None, arg("Deadline in seconds from now, queueing included.")] = None,
+    wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
+    timeout: Annotated[float, arg("Most seconds that --wait waits. Default: 60.")] = 60.0,
     options: StoreFlags = STORE,
 ) -> int:
     """Submit a file of assignments, or one step, and optionally wait for the results."""
