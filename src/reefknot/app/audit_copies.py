@@ -119,7 +119,7 @@ async def _pause(error: Exception, failures: int, ending: asyncio.Event) -> None
 
 async def _either(waiting: Coroutine[Any, Any, object], ending: asyncio.Event) -> None:
     """Wait for the first of the two, and cancel the other."""
-    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(waiting), asyncio.ensure_future(ending.wait())]
+    tasks = [asyncio.ensure_future(waiting), asyncio.ensure_future(ending.wait())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

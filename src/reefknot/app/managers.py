@@ -91,12 +91,6 @@ class IdempotencyManager:
         self.once = Once(self.store)
         self._journal = Journal(None)
 
-    @classmethod
-    def _with_journal(cls, store: IdempotencyStore, journal: Journal) -> IdempotencyManager:
-        manager = cls(store)
-        manager._journal = journal
-        return manager
-
     @staticmethod
     def compute_idempotency_key(
         operation: str,
@@ -206,7 +200,8 @@ class RetryManager:
         self._book: HasSnapshot = PolicyBook() if book is None else book
         self._redactor = Redactor(secrets)
         self.journal = Journal(sink, on_failure=on_audit_failure, redactor=self._redactor)
-        self.idempotency_manager = IdempotencyManager._with_journal(store, self.journal)
+        self.idempotency_manager = IdempotencyManager(store)
+        self.idempotency_manager._journal = self.journal
         self._books = BookRecorder(sink, self.journal)
         self._one_chain = getattr(store, "audit", None) is sink
 

@@ -25,7 +25,7 @@ from reefknot.cli.options import (
     unknown,
 )
 from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
-from reefknot.cli.serve import DrainSeconds, For, Startup, shutdown_on_signals, startup, until_text
+from reefknot.cli.serve import DrainSeconds, For, Startup, shutdown_on_signals, startup, until_text, wait_for
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
 from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
@@ -123,8 +123,8 @@ async def _serve(
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
             say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
             await _say_missing_part("worker" if kind == "router" else "router", system, start.url)
-            await shutdown.wait(seconds)
-            counts = _router_counts(system) if kind == "router" else _worker_counts(system)
+            await wait_for(shutdown.requested, seconds)
+            counts = _counts(kind, system)
     elapsed = round(monotonic() - began, 3)
     if json:
         print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}))
@@ -143,11 +143,9 @@ async def _say_missing_part(part: str, system: System, url: str) -> None:
         say(f"no {part} is running on this store yet; start one with: reefknot {part} start --engine {url}")
 
 
-def _router_counts(system: System) -> dict[str, int]:
-    return {"unfinished": len(system.router.table)}
-
-
-def _worker_counts(system: System) -> dict[str, int]:
+def _counts(kind: str, system: System) -> dict[str, int]:
+    if kind == "router":
+        return {"unfinished": len(system.router.table)}
     counts = system.workers[0].snapshot().retries
     return {name: getattr(counts, name) for name in ("succeeded", "failed", "recovered", "retries")}
 

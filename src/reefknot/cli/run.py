@@ -20,7 +20,7 @@ from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, count_lines, display_name, require_file
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole
 from reefknot.cli.output import Advance, plural, progress, put, say
-from reefknot.cli.serve import Shutdown, Startup, shutdown_on_signals, startup, until_first_ends
+from reefknot.cli.serve import Shutdown, Startup, parts_of, shutdown_on_signals, startup, until_first_ends, wait_for
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
@@ -67,9 +67,7 @@ def run(
 async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
     began = monotonic()
     with shutdown_on_signals() as shutdown:
-        async with start.system(
-            workers=options.workers, modules=tuple(options.module or ()), drain=DRAIN_S, seed=options.seed
-        ) as system:
+        async with start.system(drain=DRAIN_S, **parts_of(options)) as system:
             await batch.run(system, shutdown)
     elapsed = monotonic() - began
     batch.report_rest()
@@ -155,7 +153,7 @@ class Tally:
 
 # ---- running ---------------------------------------------------------------------------------------------------------
 
-Write = Callable[[bytes], None]
+Write = Callable[[bytes], object]
 
 
 class BatchRun:
@@ -172,8 +170,7 @@ class BatchRun:
         self._in_flight = in_flight
         self._submitting = asyncio.Lock()
         self._freed = asyncio.Event()
-        self._shown = 0
-        self._not_shown = 0
+        self._failures = 0
         self._from_earlier_run = 0
         self._unfinished = 0
 
@@ -237,28 +234,22 @@ class BatchRun:
                 try:
                     return await system.submit(line.assignment)
                 except QueueFullError as error:
-                    await self._until_freed(min(error.retry_after, LONGEST_WAIT_S))
-
-    async def _until_freed(self, seconds: float) -> None:
-        """Wait for the advised time, or until a result of this run shows that a place is free."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._freed.wait()
+                    # The advised time, or less when a result of this run shows that a place is free.
+                    await wait_for(self._freed, min(error.retry_after, LONGEST_WAIT_S))
 
     def _show_failure(self, line: AssignmentLine, end: str, result: ExecResult) -> None:
         """Print the first failures one by one; the results file has them all."""
-        if self._shown >= MOST_SHOWN:
-            self._not_shown += 1
+        self._failures += 1
+        if self._failures > MOST_SHOWN:
             return
-        self._shown += 1
         why = f"{result.error_code or result.status.value}: {(result.error_message or '')[:300]}".rstrip(": ")
         text = self._redact(f"{result.assignment_id} {end.replace('_', ' ')}: {why}")
         say(f"{display_name(self._file)}:{line.line}: {text}")
 
     def report_rest(self) -> None:
         """Print what the lines on stderr and the summary leave out."""
-        if self._not_shown:
-            say(f"… and {self._not_shown} more that did not succeed; --results FILE writes them all")
+        if self._failures > MOST_SHOWN:
+            say(f"… and {self._failures - MOST_SHOWN} more that did not succeed; --results FILE writes them all")
         if self._from_earlier_run:
             text = "had finished in an earlier run: an id identifies one job, and its stored result was used"
             say(f"{self._from_earlier_run} {text}")
@@ -279,8 +270,4 @@ def _results_file(name: str | None) -> Iterator[Write]:
         code = Exit.FORBIDDEN if isinstance(error, PermissionError) else Exit.USAGE
         raise CommandError(f"--results: {name}: {(error.strerror or 'cannot be written').lower()}", code) from None
     with file:
-
-        def write(line: bytes) -> None:
-            file.write(line)
-
-        yield write
+        yield file.write

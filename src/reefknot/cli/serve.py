@@ -113,12 +113,6 @@ class Shutdown:
         say("shutting down; running steps may finish (a second signal stops at once)")
         self.requested.set()
 
-    async def wait(self, seconds: float | None) -> None:
-        """Wait until the shutdown is requested, or the time is over."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.requested.wait()
-
 
 @contextmanager
 def shutdown_on_signals() -> Iterator[Shutdown]:
@@ -137,6 +131,13 @@ def shutdown_on_signals() -> Iterator[Shutdown]:
     finally:
         for signal in handled:
             loop.remove_signal_handler(signal)
+
+
+async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait until the event is set, or the time is over."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 async def until_first_ends(*running: Awaitable[Any], timeout: float | None = None) -> None:
@@ -171,8 +172,13 @@ def up(*, seconds: For = None, drain: DrainSeconds = None, options: SystemFlags 
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
     start = startup(options.engine, options.config, options.workers)
-    session = UpSession(start, options.workers, tuple(options.module or ()), options.seed, as_json=options.json)
+    session = UpSession(start, **parts_of(options), as_json=options.json)
     return asyncio.run(session.serve(seconds, drain=drain))
+
+
+def parts_of(options: SystemFlags) -> dict[str, Any]:
+    """The parts of the system that a command runs, as arguments of `Startup.system`."""
+    return {"workers": options.workers, "modules": tuple(options.module or ()), "seed": options.seed}
 
 
 class UpSession(Struct, frozen=True):

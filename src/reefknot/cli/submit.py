@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,9 +54,7 @@ def submit(
     submission = Submission(address_of(options), timeout if wait else None)
     if file is not None:
         require_file(file)
-        asyncio.run(submission.submit_file(file))
-    else:
-        asyncio.run(submission.submit_one(_step(type_ or "", inputs, id_, deadline)))
+    asyncio.run(submission.submit(file or _step(type_ or "", inputs, id_, deadline)))
     return submission.report(json=options.json)
 
 
@@ -98,26 +97,26 @@ class Submission:
         self._wait = wait
         self._results: dict[str, ExecResult | None] = {}
 
-    async def submit_file(self, name: str) -> None:
+    async def submit(self, work: str | ExecAssignment) -> None:
+        """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
         from reefknot.app.system import connect
 
         async with connect(self._address.url, size=self._size) as client:
-            handles = []
-            async for line in assignments(name):
-                if isinstance(line, InvalidLine):
-                    self._reject(f"{display_name(name)}:{line.line}: {line.message}")
-                    continue
-                try:
-                    handles.append(await self._submit(client, line.assignment))
-                except KeyConflictError as error:
-                    self._reject(f"{display_name(name)}:{line.line}: assignment_id: {error}")
-            await self._await_results(handles)
+            if isinstance(work, str):
+                await self._await_results([handle async for handle in self._submit_file(client, work)])
+            else:
+                await self._await_results([await self._submit(client, work)])
 
-    async def submit_one(self, assignment: ExecAssignment) -> None:
-        from reefknot.app.system import connect
-
-        async with connect(self._address.url, size=self._size) as client:
-            await self._await_results([await self._submit(client, assignment)])
+    async def _submit_file(self, client: Client, name: str) -> AsyncIterator[Handle]:
+        async for line in assignments(name):
+            where = f"{display_name(name)}:{line.line}"
+            if isinstance(line, InvalidLine):
+                self._reject(f"{where}: {line.message}")
+                continue
+            try:
+                yield await self._submit(client, line.assignment)
+            except KeyConflictError as error:
+                self._reject(f"{where}: assignment_id: {error}")
 
     def _reject(self, text: str) -> None:
         say(printable(text))
