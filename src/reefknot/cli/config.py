@@ -127,8 +127,10 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
 def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[str, Any]:
     try:
         found = load(name)
-        if not policies_only:
-            _check_blocks(found)
+        if not policies_only and "blocks" in found.configuration.model_fields_set:
+            from reefknot.app.block_settings import block_settings
+
+            block_settings(found)  # refuses addresses of `blocks.http.allow` that the blocks cannot read
     except ConfigurationError as error:
         problems = str(error).splitlines()
         for line in problems:
@@ -142,14 +144,6 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[st
         shown = "no configuration file, built-in values only" if file is None else relative(file)
         put(f"{shown}: OK: {_contents(found)}")
     return {"file": file, "ok": True, "problems": [], "warnings": warnings}
-
-
-def _check_blocks(found: Settings) -> None:
-    """Refuse addresses of `blocks.http.allow` that the blocks cannot read."""
-    if "blocks" in found.configuration.model_fields_set:
-        from reefknot.app.block_settings import block_settings
-
-        block_settings(found)
 
 
 def _contents(found: Settings) -> str:

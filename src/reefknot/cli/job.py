@@ -176,17 +176,14 @@ def show_job(job: Id, /, *, options: StoreFlags = STORE) -> None:
         raise _absent(job)
     fields = {**job_fields(found, int(time() * 1000)), **job_details(found, address.redactor)}
     if options.json:
-        put_json({**fields, "events": address.redactor.tree(_without_decisions(kept))})
+        bodies: list[dict[str, Any]] = [msgspec.json.decode(one.entry.body) for one in kept]
+        # Without the inputs of their decisions, which `audit tail --json` shows.
+        events = [{name: value for name, value in one.items() if name != "decision"} for one in bodies]
+        put_json({**fields, "events": address.redactor.tree(events)})
         return
     put_fields({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], kept):
         put(address.redactor(line))
-
-
-def _without_decisions(kept: list[KeptEntry]) -> list[dict[str, Any]]:
-    """The events without the inputs of their decisions, which `audit tail --json` shows."""
-    events: list[dict[str, Any]] = [msgspec.json.decode(one.entry.body) for one in kept]
-    return [{name: value for name, value in one.items() if name != "decision"} for one in events]
 
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:

@@ -89,12 +89,7 @@ def start_router(
 
 
 def _start(
-    kind: str,
-    name: str | None,
-    options: StoreFlags,
-    seconds: float | None,
-    drain: float | None,
-    parts: dict[str, Any],
+    kind: str, name: str | None, options: StoreFlags, seconds: float | None, drain: float | None, parts: dict[str, Any]
 ) -> int:
     """Run one part, with these arguments of `running_system`, until the time is over or a signal comes."""
     from reefknot.core.messages import PART_NAME, can_name_a_part
@@ -307,14 +302,9 @@ def _put_router(router: dict[str, Any]) -> None:
 
 def _router_fields(system: dict[str, Any]) -> dict[str, Any]:
     return {
-        "system_id": system["system_id"],
-        "pid": system["pid"],
-        "host": system["host"],
+        **{name: system[name] for name in ("system_id", "pid", "host")},
         "started": system["started_at"],
         "started_at": time_text(system["started_at"]),
-        "at": system["at"],
-        "retries_v2": system["retries_v2"],
-        "queue_v2": system["queue_v2"],
-        "blocks": system["blocks"],
+        **{name: system[name] for name in ("at", "retries_v2", "queue_v2", "blocks")},
         **system["router"],
     }

@@ -48,10 +48,7 @@ class QuarantineFlags:
 NO_FILTER = QuarantineFlags()
 
 
-@app.command(
-    name="list",
-    help_epilogue=examples("quarantine list", "quarantine list --type http.request"),
-)
+@app.command(name="list", help_epilogue=examples("quarantine list", "quarantine list --type http.request"))
 def list_(
     flags: QuarantineFlags = NO_FILTER,
     *,
