@@ -12,7 +12,7 @@ import msgspec
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, arg
-from reefknot.cli.output import put, put_table, show, show_fields, time_text
+from reefknot.cli.output import put, put_fields, put_table, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.core.idempotency import Done, Failed, KeyRecord, KeyState, Released
 from reefknot.runtime.log import printable
@@ -32,7 +32,8 @@ def show_key(key: Key, /, *, options: StoreFlags = STORE) -> None:
     record = with_store(address, lambda store: store.idempotency.get(key))
     if record is None:
         raise _absent(key)
-    show_fields(_fields(record, address), json=options.json)
+    fields = _fields(record, address)
+    show(fields, lambda: put_fields(fields), json=options.json)
 
 
 @app.command(help_epilogue=examples("idempotency stats --json"))

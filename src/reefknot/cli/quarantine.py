@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.job import job_details
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, arg, check_whole, time_ms
-from reefknot.cli.output import progress, put, put_table, say, show, show_fields, time_text
+from reefknot.cli.output import progress, put, put_fields, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.core.work import WorkItem
 from reefknot.ports.quarantine import QuarantineFilter
@@ -81,7 +81,8 @@ def show_item(job: Id, /, *, options: StoreFlags = STORE) -> None:
     if item is None:
         text = f"{printable(job[:200])!r} is not in quarantine; `quarantine list` shows what is"
         raise CommandError(text, Exit.FAILED)
-    show_fields({**_fields(item, address), **job_details(item, address.redactor)}, json=options.json)
+    fields = {**_fields(item, address), **job_details(item, address.redactor)}
+    show(fields, lambda: put_fields(fields), json=options.json)
 
 
 @app.command(help_epilogue=examples("quarantine stats --json"))

@@ -107,10 +107,6 @@ class Tally:
     def all_succeeded(self) -> bool:
         return self.total == self.ends["succeeded"]
 
-    def count_invalid(self) -> None:
-        """Count a line that is no assignment, as rejected."""
-        self.ends["rejected"] += 1
-
     async def count(self, result: ExecResult, store: Store) -> str:
         """Count one result and return its end."""
         end = _BY_STATUS.get(result.status) or await self._failure_end(result, store)
@@ -203,7 +199,7 @@ class BatchRun:
 
     def _reject(self, line: int, message: str) -> None:
         say(f"{display_name(self._file)}:{line}: {printable(self._redact(message))}")
-        self.tally.count_invalid()
+        self.tally.ends["rejected"] += 1
 
     def _unknown_class(self, system: System, line: AssignmentLine) -> str:
         """Refuse a resource class that no worker here has: its assignment would wait for ever."""
