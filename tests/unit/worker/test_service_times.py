@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from reefknot.core.overload.admission import Arrival
 from reefknot.worker.service import Worker
 from tests.workshop import Shop, Step, with_shop, work
 
