@@ -360,11 +360,7 @@ def _home_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def find(
-    explicit: str | None,
-    *,
-    environ: Mapping[str, str],
-    cwd: Path,
-    home_config: Path | None = None,
+    explicit: str | None, *, environ: Mapping[str, str], cwd: Path, home_config: Path | None = None
 ) -> Path | None:
     """The configuration file to read, None when there is none. A file that was named has to exist."""
     if explicit is not None:
@@ -380,11 +376,7 @@ def find(
 
 
 def load_tree(
-    explicit: str | None = None,
-    *,
-    environ: Mapping[str, str],
-    cwd: Path,
-    overrides: Mapping[str, Any] = {},
+    explicit: str | None = None, *, environ: Mapping[str, str], cwd: Path, overrides: Mapping[str, Any] = {}
 ) -> tuple[Tree, Path | None]:
     """The file with the environment and then the flags over it, and the file's path. Mistakes are raised together."""
     path = find(explicit, environ=environ, cwd=cwd)

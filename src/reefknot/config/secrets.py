@@ -62,12 +62,7 @@ def is_reference(text: object) -> bool:
 
 
 def resolve(
-    reference: str,
-    *,
-    environ: Mapping[str, str],
-    folder: str | os.PathLike[str],
-    mark: Mark,
-    path: str = "",
+    reference: str, *, environ: Mapping[str, str], folder: str | os.PathLike[str], mark: Mark, path: str = ""
 ) -> SecretText | Problem:
     """The secret behind a reference, or the mistake. A file's path is beneath the configuration's folder."""
     if not is_reference(reference):

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct, json
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
-from reefknot.core.retry.policy import FIELDS, RetryPolicy, RetryStrategy
+from reefknot.core.retry.policy import ALIASES, FIELDS, RetryPolicy, RetryStrategy
 from reefknot.errors import ParameterError
 
 
@@ -49,15 +49,12 @@ class FieldValue(Struct, frozen=True):
     source: str
 
 
-class FieldOrigin(Struct, frozen=True):
+class FieldOrigin(FieldValue, frozen=True):
     """The value that won, where it comes from, and the values it overrode, the last loser first."""
 
-    value: Any
-    layer: Layer
-    source: str
     overrode: tuple[FieldValue, ...] = ()
 
-    def overridden_by(self, winner: "FieldValue | FieldOrigin") -> "FieldOrigin":
+    def overridden_by(self, winner: FieldValue) -> "FieldOrigin":
         """The origin of the field after `winner` was laid over this one."""
         beaten = FieldValue(self.value, self.layer, self.source)
         return FieldOrigin(winner.value, winner.layer, winner.source, (beaten, *self.overrode))
@@ -173,16 +170,13 @@ class ResolvedPolicy(RetryPolicy):
         changed = super().replace(**changes)
         fields = dict(self.provenance)
         for name in changes:
-            field = _ALIASES.get(name, name)
+            field = ALIASES.get(name, name)
             given = FieldOrigin(getattr(changed, field), Layer.REQUEST, "caller")
             fields[field] = fields[field].overridden_by(given) if field in fields else given
         return ResolvedPolicy.of(self.target, fields, self.book_hash)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ResolvedPolicy.of, (self.target, dict(self.provenance), self.book_hash)
-
-
-_ALIASES = {"backoff_multiplier": "multiplier", "jitter_enabled": "jitter"}
 
 
 class Book:
@@ -225,7 +219,8 @@ class Book:
         key = (target, source, known, request)
         found = self._cache.get(key)
         if found is None:
-            found = self._resolve(target, failure, source, request)
+            origins = self.origins(target, failure, source=source, request=request)
+            found = ResolvedPolicy.of(target, origins, self.hash)
             if len(self._cache) >= _CACHE:
                 self._cache.clear()
             self._cache[key] = found
@@ -234,9 +229,6 @@ class Book:
     def resolver(self, target: str, *, source: str | None = None) -> Callable[[Failure], RetryPolicy]:
         """A function from failure to policy for one target, as a retrier takes it."""
         return lambda failure: self.resolve(target, failure, source=source)
-
-    def _resolve(self, target: str, failure: Failure | None, source: str | None, request: Request) -> ResolvedPolicy:
-        return ResolvedPolicy.of(target, self.origins(target, failure, source=source, request=request), self.hash)
 
     def origins(
         self, target: str, failure: Failure | None = None, *, source: str | None = None, request: Request = NO_REQUEST
