@@ -183,7 +183,7 @@ def suggest(name: str, accepted: Iterable[str]) -> str:
 
     if not 0 < len(name) <= LONGEST_SUGGESTED:
         return ""
-    known = {word.lower().replace("-", "_"): word for word in accepted}
+    known = {word.lower().replace("-", "_"): str(word) for word in accepted}
     found = get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
     return f"; did you mean {known[found[0]]!r}?" if found else ""
 
