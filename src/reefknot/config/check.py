@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from reefknot.config.dialects import DialectReader, accepted_strategies
 from reefknot.config.layers import Tree, suggest
-from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
+from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import MAPPING, TEXT, Configuration
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
@@ -53,7 +53,7 @@ def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]
             return Configuration.model_validate(value), value, [*noted.values()]
         except ValidationError as error:
             found = [(_path(one["loc"], value), one) for one in error.errors(include_url=False)]
-            noted = {path: Problem(tree.mark(path), dotted(path), _message(path, one)) for path, one in found} | noted
+            noted = {path: tree.problem(path, _message(path, one)) for path, one in found} | noted
             value = copy.deepcopy(value)
             cut = [_cut_out(value, path[:-1] if one["type"] == "missing" else path) for path, one in found]
             if not any(cut):  # what cannot be cut out cannot be checked around either
@@ -211,15 +211,11 @@ def _queue_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
     if not steps.degraded < steps.overloaded < steps.critical:
         path = (*_QUEUE, "overload_thresholds")
         given = f"{steps.degraded:g}, {steps.overloaded:g}, {steps.critical:g}"
-        message = f"{given} do not ascend; accepted: degraded < overloaded < critical"
-        yield Problem(tree.mark(path), dotted(path), message)
-    if (
-        getattr(queue.policies, queue.rejection_policy).enabled is False
-        and "rejection_policy" in queue.model_fields_set
-    ):
-        path = (*_QUEUE, "policies", queue.rejection_policy, "enabled")
-        message = f"rejection_policy names {queue.rejection_policy!r}, so it cannot be disabled; accepted: true"
-        yield Problem(tree.mark(path), dotted(path), message)
+        yield tree.problem(path, f"{given} do not ascend; accepted: degraded < overloaded < critical")
+    chosen = queue.rejection_policy
+    if getattr(queue.policies, chosen).enabled is False and "rejection_policy" in queue.model_fields_set:
+        path = (*_QUEUE, "policies", chosen, "enabled")
+        yield tree.problem(path, f"rejection_policy names {chosen!r}, so it cannot be disabled; accepted: true")
 
 
 _ANY_BLOCK = "block:*"
@@ -275,7 +271,7 @@ def _located(
         f"for {shown}, the base delay of {base.value:g} s is above the cap of {cap.value:g} s;"
         " accepted: base at most the cap"
     )
-    return Problem(tree.mark(path), dotted(path), message)
+    return tree.problem(path, message)
 
 
 def _short_retention(tree: Tree, configuration: Configuration, book: Book) -> Iterator[Problem]:
@@ -284,9 +280,8 @@ def _short_retention(tree: Tree, configuration: Configuration, book: Book) -> It
     targets = [target for target in (*book.targets, "block:*") if not target.startswith("connector:")]
     longest, target = max((horizon(book.resolve(target)), target) for target in targets)
     if kept < longest:
-        path: KeyPath = ("idempotency", "retention_seconds")
         message = (
             f"{kept:g} s is shorter than {target} may be retried for ({longest:g} s), so a key could be forgotten while"
             f" its work goes on; accepted: at least {ceil(longest)}"
         )
-        yield Problem(tree.mark(path), dotted(path), message)
+        yield tree.problem(("idempotency", "retention_seconds"), message)

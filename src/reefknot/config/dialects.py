@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reefknot.config.layers import Tree, suggest
-from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
+from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import Category, Configuration, ConnectorEntry, ErrorOverride
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
 from reefknot.core.retry.backoff import register_strategy
@@ -70,8 +70,7 @@ class DialectPlace(NamedTuple):
 
     def wrong(self, message: str, *more: str) -> None:
         """Note a mistake here, or at a key below."""
-        path = (*self.path, *more)
-        self.problems.append(Problem(self.tree.mark(path), dotted(path), message))
+        self.problems.append(self.tree.problem((*self.path, *more), message))
 
     def unknown(self, kind: str, name: str, accepted: str, near: Iterable[str], *more: str) -> None:
         self.wrong(f"unknown {kind} {shortened(name)!r}; accepted: {accepted}{suggest(name, near)}", *more)

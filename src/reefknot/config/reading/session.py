@@ -35,7 +35,7 @@ LONGEST_SEGMENT = 60
 _BARE = re.compile(r"[\w/+-]+\Z")
 _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Characters that an editor hides or shows as another. U+2028 ends a comment in YAML 1.1, and in no editor."""
-_UNFIT_DECODED = re.compile("[\x00\ud800-\udfff]")
+UNFIT_DECODED = re.compile("[\x00\ud800-\udfff]")
 """Characters refused even as an escape: no file name, variable or UTF-8 text can hold them."""
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 
@@ -168,7 +168,7 @@ class ParseSession:
         """Note a value that one of the formats could not carry, so that all of them accept the same."""
         match value:
             case str():
-                if found := _UNFIT_DECODED.search(value):
+                if found := UNFIT_DECODED.search(value):
                     self.wrong(mark, path, f"text with the character U+{ord(found[0]):04X} is not accepted")
             case float():
                 if not math.isfinite(value):
@@ -208,8 +208,6 @@ def _open(path: str | os.PathLike[str]) -> int:
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         return os.open(path, flags)
-    except IsADirectoryError as error:
-        raise _reason(error) from None
     except OSError as error:
         if os.path.isdir(path):  # some systems say "permission denied" of a folder
             raise UnreadableError(_REASONS[IsADirectoryError]) from None
