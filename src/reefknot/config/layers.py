@@ -170,7 +170,8 @@ def suggest(name: str, accepted: Iterable[str]) -> str:
 
 PREFIX = "REEFKNOT__"
 
-_SEGMENT = re.compile(r'"([^"]+)"|([^."\[\]]+)')
+_NAME = r'(?:"[^"]+"|[^."\[\]]+)'
+_FLAG = re.compile(rf"{_NAME}(?:\.{_NAME})*")
 _QUOTED_OR_FLOW = ('"', "'", "[", "{")
 
 
@@ -270,17 +271,7 @@ def environment(environ: Mapping[str, str]) -> Tree:
 
 def _flag_path(name: str) -> KeyPath | None:
     """The path of a dotted name, with quotes around parts that have dots in them; None when it is none."""
-    path: list[str | int] = []
-    at = 0
-    while found := _SEGMENT.match(name, at):
-        path.append(found[1] or found[2])
-        at = found.end()
-        if at == len(name):
-            return tuple(path)
-        if name[at] != ".":
-            return None
-        at += 1
-    return None
+    return tuple(part.strip('"') for part in re.findall(_NAME, name)) if _FLAG.fullmatch(name) else None
 
 
 def flags(settings: Mapping[str, Any]) -> Tree:
@@ -302,11 +293,7 @@ NAMES = tuple(f"reefknot{suffix}" for suffix in SUFFIXES)
 
 def _named(name: str, source: str, cwd: Path) -> Path:
     path = cwd / name
-    try:
-        is_there = os.path.lexists(path)
-    except ValueError:  # a name with a NUL in it
-        is_there = False
-    if not is_there:
+    if not os.path.lexists(path):
         raise ConfigurationMissingError([Problem(Mark(name), "", f"there is no such file, named by {source}")])
     return path
 
@@ -369,8 +356,7 @@ def load_tree(
 RETRIES = "WORKER_RETRIES_V2_ENABLED"
 QUEUE = "WORKER_QUEUE_V2_ENABLED"
 
-_YES = frozenset({"true", "1", "yes", "on"})
-_NO = frozenset({"false", "0", "no", "off"})
+_SWITCHES = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 class Gate(Struct, frozen=True):
@@ -398,9 +384,7 @@ def gate_from_environment(variable: str, environ: Mapping[str, str]) -> bool | N
     written = environ.get(variable, "").strip().lower()
     if not written:
         return None
-    if written in _YES:
-        return True
-    if written in _NO:
-        return False
-    message = f"{environ[variable]!r} is not accepted; accepted: true, 1, yes, on, false, 0, no, off, or nothing"
+    if written in _SWITCHES:
+        return _SWITCHES[written]
+    message = f"{environ[variable]!r} is not accepted; accepted: {', '.join(_SWITCHES)}, or nothing"
     raise ConfigurationError((Problem(Mark(f"environment {variable}"), "", message),))

@@ -125,6 +125,10 @@ class ParseSession:
             if len(self.problems) == MOST_PROBLEMS:
                 self.settle()
 
+    def repeated(self, mark: Mark, path: KeyPath, first: Mark) -> None:
+        """Note a key that stands at `first` already."""
+        self.wrong(mark, path, f"the key is already given at line {first.line}, column {first.column}")
+
     def refuse(self, mark: Mark, path: KeyPath, message: str) -> NoReturn:
         """Raise all mistakes so far and this one, behind which nothing can be read."""
         self.wrong(mark, path, message)
