@@ -14,7 +14,7 @@ from reefknot.cli.job import JobView, get_job
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, time_ms
 from reefknot.cli.output import progress, put, put_table, say, show, show_fields, time_text
 from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
-from reefknot.ports.quarantine import QuarantineFilter
+from reefknot.ports.work_queue import QuarantineFilter
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:

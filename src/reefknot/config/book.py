@@ -25,11 +25,7 @@ MOST_REMEMBERED = 4096
 
 
 class PolicyBook:
-    """
-    All policies of a system, in layers.
-
-    `PolicyBook.load("reefknot.yaml")`, `PolicyBook.loads(text)`, or `PolicyBook()` for what is built in.
-    """
+    """All policies of a system, in layers: `load` reads files, `loads` a text; `PolicyBook()` is what is built in."""
 
     def __init__(self) -> None:
         self._paths: tuple[Path, ...] = ()

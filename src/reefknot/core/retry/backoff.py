@@ -33,11 +33,7 @@ _NONE, _FULL, _EQUAL, _PROPORTIONAL = Jitter.NONE, Jitter.FULL, Jitter.EQUAL, Ji
 
 
 def delay_before(k: int, policy: RetryPolicy, *, draw: float, previous: float = 0.0) -> float:
-    """
-    The wait before retry `k`.
-
-    `draw` is in [0, 1); `previous` is the wait before the previous retry, which only decorrelated jitter uses.
-    """
+    """The wait before retry `k`. `draw` is in [0, 1); `previous`, the wait before, is for decorrelated jitter."""
     if policy.base_delay == 0.0 and not policy.whole_seconds:
         return 0.0
     low, high = wait_range(k, policy, previous=previous)

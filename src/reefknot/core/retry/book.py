@@ -80,9 +80,8 @@ def fold_patches(patches: Iterable[Patch]) -> dict[str, FieldOrigin]:
     for one in patches:
         for name, given in one.items():
             lower = fields.get(name)
-            fields[name] = (
-                FieldOrigin(given.value, given.layer, given.source) if lower is None else lower.overridden_by(given)
-            )
+            alone = FieldOrigin(given.value, given.layer, given.source)
+            fields[name] = alone if lower is None else lower.overridden_by(given)
     return fields
 
 
@@ -179,37 +178,26 @@ class ResolvedPolicy(RetryPolicy):
         return ResolvedPolicy.of, (self.target, dict(self.provenance), self.book_hash)
 
 
-class Book:
+class Book(Struct, frozen=True, eq=False, kw_only=True):
     """A frozen snapshot of all layers of policy."""
 
-    __slots__ = ("_cache", "base", "categories", "content", "hash", "others", "sources", "statuses", "targets")
+    base: Mapping[str, tuple[Patch, ...]]
+    """By kind of target: the defaults of all targets of that kind, the built-in patch first, then the file's."""
+    categories: Mapping[ErrorCategory, tuple[CategoryEntry, ...]]
+    statuses: tuple[StatusRules, ...]
+    targets: Mapping[str, tuple[TargetEntry, ...]]
+    """By target, lowest first: the built-in entry, then the file's."""
+    others: Mapping[str, TargetEntry]
+    """By kind of target: the built-in entry of targets that have none of their own."""
+    sources: Mapping[str, tuple[str, TargetEntry]]
+    """By source: the connector it belongs to, and its entry."""
+    hash: str
+    content: Mapping[str, Any] | None = None
+    """The written policies, which `hash` is the hash of, for the audit log. None when nothing was written."""
+    _cache: dict[object, ResolvedPolicy] = {}
 
-    def __init__(
-        self,
-        *,
-        base: Mapping[str, tuple[Patch, ...]],
-        categories: Mapping[ErrorCategory, tuple[CategoryEntry, ...]],
-        statuses: tuple[StatusRules, ...],
-        targets: Mapping[str, tuple[TargetEntry, ...]],
-        others: Mapping[str, TargetEntry],
-        sources: Mapping[str, tuple[str, TargetEntry]],
-        hash: str,  # noqa: A002 - it is the book's hash, and the word of the design
-        content: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.base = base
-        """By kind of target: the defaults of all targets of that kind, the built-in patch first, then the file's."""
-        self.categories = categories
-        self.statuses = statuses
-        self.targets = targets
-        """By target, lowest first: the built-in entry, then the file's."""
-        self.others = others
-        """By kind of target: the built-in entry of targets that have none of their own."""
-        self.sources = sources
-        """By source: the connector it belongs to, and its entry."""
-        self.hash = hash
-        self.content = content
-        """The written policies, which `hash` is the hash of, for the audit log. None when nothing was written."""
-        self._cache: dict[object, ResolvedPolicy] = {}
+    def __repr__(self) -> str:
+        return f"<Book {self.hash[:12]}>"
 
     def resolve(
         self, target: str, failure: Failure | None = None, *, source: str | None = None, request: Request = NO_REQUEST

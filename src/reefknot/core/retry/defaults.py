@@ -137,6 +137,13 @@ _EVERYWHERE: dict[str, Any] = {
     "max_retry_after": 300.0,
     "retryable": True,
 }
+_FOR_BLOCKS = {
+    "max_attempts": 4,
+    "base_delay": 0.1,
+    "max_delay": 30.0,
+    "jitter": Jitter.FULL,
+    "time_budget": DEFAULT_TIMEOUT,
+}
 
 
 def _patch(source: str, fields: Mapping[str, Any]) -> Patch:
@@ -144,16 +151,7 @@ def _patch(source: str, fields: Mapping[str, Any]) -> Patch:
 
 
 BASE: dict[str, tuple[Patch, ...]] = {
-    "block": (
-        _patch(
-            "worker default",
-            {
-                **_EVERYWHERE,
-                **{"max_attempts": 4, "base_delay": 0.1, "max_delay": 30.0},
-                **{"jitter": Jitter.FULL, "time_budget": DEFAULT_TIMEOUT},
-            },
-        ),
-    ),
+    "block": (_patch("worker default", _EVERYWHERE | _FOR_BLOCKS),),
     "connector": (_patch("connector default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL, "whole_seconds": True}),),
     "operation": (_patch("operation default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL}),),
 }
