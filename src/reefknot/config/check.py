@@ -39,7 +39,7 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     if not problems:  # only a book that resolves has a horizon
         problems += _short_retention(tree, configuration, book)
     if problems:
-        problems.sort(key=_by_position)
+        problems.sort(key=lambda one: (one.mark.source, one.mark.line or 0, one.mark.column or 0))
         raise ConfigurationError(tuple(problems))
     return configuration, book
 
@@ -66,10 +66,10 @@ def _cut_out(value: dict[str, Any], path: KeyPath) -> bool:
     holder: Any = value
     for name in names[:-1]:
         holder = holder.get(name) if isinstance(holder, dict) else None
-    return isinstance(holder, dict) and bool(names) and holder.pop(names[-1], _NOTHING) is not _NOTHING
-
-
-_NOTHING = object()
+    if not names or not isinstance(holder, dict) or names[-1] not in holder:
+        return False
+    del holder[names[-1]]
+    return True
 
 
 def book_hash(value: dict[str, Any]) -> str:
@@ -90,10 +90,6 @@ def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
         "operations": value.get("operations", {}),
         "sources": sources,
     }
-
-
-def _by_position(problem: Problem) -> tuple[str, int, int]:
-    return problem.mark.source, problem.mark.line or 0, problem.mark.column or 0
 
 
 # ---- what the schema finds -------------------------------------------------------------------------------------------

@@ -276,48 +276,38 @@ def read_line(text: bytes) -> LogHeader | LogLine | None:
 
 def verify_lines(lines: Iterable[bytes], head: Head | None = None) -> list[Mismatch]:
     """Every mismatch between these lines, of one file or consecutive files, and one chain that leads to `head`."""
-    verifier = _LineVerifier(iter(lines))
-    start = verifier.read_header()
-    if start is None:
-        return verifier.problems
+    rest = iter(lines)
+    first = read_line(next(rest, b""))
+    if not isinstance(first, LogHeader):
+        return [Mismatch(0, "the first line does not open a log of format 1")]
+    start = first.head
     if head is not None and head.chain != start.chain:
         return [Mismatch(0, f"this is chain {start.chain}, the head is of chain {head.chain}")]
-    return verify(verifier.links(start), head or start, start=start) + verifier.problems
+    problems: list[Mismatch] = []
+    return verify(_links(rest, start, problems), head or start, start=start) + problems
 
 
-class _LineVerifier:
-    """Reads lines as links of a chain, and collects what is wrong with them as lines."""
+def _links(lines: Iterator[bytes], at: Head, problems: list[Mismatch]) -> Iterator[Link]:
+    """The links that these lines hold; what is wrong with them as lines is added to `problems`."""
+    more = 0
+    for text in lines:
+        found = read_line(text)
+        if isinstance(found, LogLine):
+            problems += _line_problems(found, more)
+            more = found.more
+            at = Head(at.chain, found.sequence, found.hash)
+            yield Link(found.sequence, found.hash, found.body)
+        elif found is None:
+            problems.append(Mismatch(at.sequence + 1, "a line that is not in this format, or was changed"))
+        elif found.head != at:
+            problems.append(Mismatch(at.sequence + 1, "the next file does not go on from here"))
+    if more:
+        problems.append(Mismatch(at.sequence + 1, "cut off in the middle of a batch"))
 
-    def __init__(self, lines: Iterator[bytes]) -> None:
-        self._lines = lines
-        self.problems: list[Mismatch] = []
 
-    def read_header(self) -> Head | None:
-        first = read_line(next(self._lines, b""))
-        if isinstance(first, LogHeader):
-            return first.head
-        self.problems.append(Mismatch(0, "the first line does not open a log of format 1"))
-        return None
-
-    def links(self, at: Head) -> Iterator[Link]:
-        more = 0
-        for text in self._lines:
-            found = read_line(text)
-            if isinstance(found, LogLine):
-                self._check(found, more)
-                more = found.more
-                at = Head(at.chain, found.sequence, found.hash)
-                yield Link(found.sequence, found.hash, found.body)
-            elif found is None:
-                self.problems.append(Mismatch(at.sequence + 1, "a line that is not in this format, or was changed"))
-            elif found.head != at:
-                self.problems.append(Mismatch(at.sequence + 1, "the next file does not go on from here"))
-        if more:
-            self.problems.append(Mismatch(at.sequence + 1, "cut off in the middle of a batch"))
-
-    def _check(self, line: LogLine, more: int) -> None:
-        if more and line.more != more - 1:
-            self.problems.append(Mismatch(line.sequence, "the line does not belong to the batch before it"))
-        wrong = None if line.filed is None else wrong_index_field(line.body, line.filed)
-        if wrong is not None:
-            self.problems.append(Mismatch(line.sequence, f"the event is filed under another {wrong} than its own"))
+def _line_problems(line: LogLine, more: int) -> Iterator[Mismatch]:
+    if more and line.more != more - 1:
+        yield Mismatch(line.sequence, "the line does not belong to the batch before it")
+    wrong = None if line.filed is None else wrong_index_field(line.body, line.filed)
+    if wrong is not None:
+        yield Mismatch(line.sequence, f"the event is filed under another {wrong} than its own")
