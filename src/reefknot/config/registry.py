@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from reefknot.config.check import checked
 from reefknot.config.dialects import problem_with, strategy_named
 from reefknot.config.layers import read_file
-from reefknot.config.schema import ConnectorEntry
 from reefknot.core.failure import FailureType
 from reefknot.core.retry.backoff import delay_before, draw
 from reefknot.core.retry.defaults import CONNECTORS, OTHER_CONNECTORS, JobType
@@ -136,7 +135,8 @@ class RetryPolicyRegistry:
             return
         configuration, _ = checked(read_file(path))
         for name, entry in configuration.retry_policies.items():
-            self.set_policy(_overlaid(self.get_policy(name), entry))
+            beneath, written = self.get_policy(name).model_dump(), entry.model_dump(exclude_unset=True)
+            self.set_policy(ConnectorPolicy(**(beneath | written)))
 
     def get_policy(self, job_type: JobType | str) -> ConnectorPolicy:
         """The policy of a connector; an unknown one gets the default."""
@@ -156,10 +156,3 @@ def _builtin(job_type: JobType | str) -> ConnectorPolicy:
 
 
 RetryPolicyRegistry.DEFAULT_POLICIES = MappingProxyType({job_type: _builtin(job_type) for job_type in JobType})
-
-
-def _overlaid(policy: ConnectorPolicy, entry: ConnectorEntry) -> ConnectorPolicy:
-    written = {name: getattr(entry, name) for name in entry.model_fields_set}
-    if written.get("strategy") is not None:
-        written["strategy"] = strategy_named(written["strategy"])
-    return ConnectorPolicy(**(policy.model_dump() | written))

@@ -192,19 +192,17 @@ class UnreadableError(Exception):
         self.is_missing = is_missing
 
 
-_REASONS: dict[type[OSError], str] = {
-    FileNotFoundError: "there is no such file",
-    NotADirectoryError: "there is no such file",
-    PermissionError: "may not be read: permission denied",
-    IsADirectoryError: "is a directory, not a file",
-}
+_DIRECTORY = "is a directory, not a file"
 
 
 def _reason(error: OSError) -> UnreadableError:
-    for kind, reason in _REASONS.items():
-        if isinstance(error, kind):
-            return UnreadableError(reason, is_missing=reason == _REASONS[FileNotFoundError])
-    return UnreadableError(f"cannot be read: {error.strerror or type(error).__name__}")
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            return UnreadableError("there is no such file", is_missing=True)
+        case PermissionError():
+            return UnreadableError("may not be read: permission denied")
+        case _:
+            return UnreadableError(f"cannot be read: {error.strerror or type(error).__name__}")
 
 
 def _open(path: str | os.PathLike[str]) -> int:
@@ -214,7 +212,7 @@ def _open(path: str | os.PathLike[str]) -> int:
         return os.open(path, flags)
     except OSError as error:
         if os.path.isdir(path):  # some systems say "permission denied" of a folder
-            raise UnreadableError(_REASONS[IsADirectoryError]) from None
+            raise UnreadableError(_DIRECTORY) from None
         raise _reason(error) from None
     except ValueError:
         raise UnreadableError("is not a possible file name") from None
@@ -226,7 +224,7 @@ def read_small(path: str | os.PathLike[str], most: int) -> bytes:
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
-            raise UnreadableError(_REASONS[IsADirectoryError])
+            raise UnreadableError(_DIRECTORY)
         if not stat.S_ISREG(mode):
             raise UnreadableError("is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:

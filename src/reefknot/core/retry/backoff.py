@@ -134,10 +134,6 @@ def register_strategy(name: str, function: Callable[[int, RetryPolicy], float]) 
             answers = [function(k, policy), function(k, policy)]
         except Exception as error:
             raise ParameterError(name, f"{type(error).__name__} for retry {k}", _ANSWER) from error
-        if answers[0] != answers[1] or not all(_is_wait(answer) for answer in answers):
+        if answers[0] != answers[1] or not all(checks.is_number(one) and 0 <= one < 1e300 for one in answers):
             raise ParameterError(name, f"{answers[0]!r}, then {answers[1]!r} for retry {k}", _ANSWER)
     CUSTOM_STRATEGIES[name] = function
-
-
-def _is_wait(answer: object) -> bool:
-    return checks.is_number(answer) and 0 <= answer < 1e300
