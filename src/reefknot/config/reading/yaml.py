@@ -92,7 +92,8 @@ def _tagged(text: str, tag: str) -> str | int | float | bool | None:
     if tag not in _KINDS:
         return text
     kind, message = _KINDS[tag]
-    value = plain_word(text)
+    is_number = kind in (int, float)
+    value = plain_word(text) if is_number or text in NULLS or text in BOOLEANS else text
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
