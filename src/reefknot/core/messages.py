@@ -318,7 +318,11 @@ def read_assignment(body: bytes, headers: Mapping[str, str] | None = None) -> Ex
 
 
 def _with_headers(assignment: ExecAssignment, headers: Mapping[str, str]) -> ExecAssignment:
-    changes: dict[str, Any] = {name: headers[name] for name in ("version", "tenant_id") if headers.get(name)}
+    changes: dict[str, Any] = {}
+    if headers.get("version"):
+        changes["version"] = headers["version"]
+    if headers.get("tenant_id"):
+        changes["tenant_id"] = headers["tenant_id"]
     trace = headers.get("trace_id") or _trace_of(headers.get("traceparent"))
     if trace:
         changes["correlation"] = Correlation(trace)

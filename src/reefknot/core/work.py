@@ -16,7 +16,6 @@ moves it to a class of its own (`assigned`), runs it there, and its end is the c
 """
 
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct, structs
 
@@ -294,8 +293,7 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
         case _:
             spent = _with_history(_attempted(item, now), now, "quarantined", settled.reason)
-            aside = {"reason": settled.reason, "failure": settled.failure, "result": settled.result}
-            return _let_go(spent, WorkState.QUARANTINED, now, **aside)
+            return _aside(spent, now, reason=settled.reason, failure=settled.failure, result=settled.result)
 
 
 def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT) -> WorkItem:
@@ -313,7 +311,7 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
     crashed = _with_history(lost, now, "crashed", item.owner)
     if crashed.crashes >= crash_limit:
         reason = f"its owner vanished {crashed.crashes} times"
-        return _let_go(crashed, WorkState.QUARANTINED, now, reason=reason, result=None)
+        return _aside(crashed, now, reason=reason, failure=item.failure, result=None)
     return _waiting(crashed, now, due_at=min(item.due_at, now.wall), reason="lease ran out")
 
 
@@ -382,7 +380,15 @@ def _with_history(item: WorkItem, now: Moment, what: str, why: str = "", who: st
 
 
 def _waiting(item: WorkItem, now: Moment, *, due_at: int, reason: str) -> WorkItem:
-    return _let_go(item, WorkState.PENDING, now, due_at=due_at, reason=reason)
+    return structs.replace(
+        item,
+        state=moved(item, WorkState.PENDING),
+        due_at=due_at,
+        updated_at=now.wall,
+        owner="",
+        lease_until=0,
+        reason=reason,
+    )
 
 
 def _ended(
@@ -395,10 +401,28 @@ def _ended(
     failure: str | None = None,
     reason: str = "",
 ) -> WorkItem:
-    end = {"attempts": attempts, "result": result, "failure": failure, "reason": reason, "budget": Budget()}
-    return _let_go(item, state, now, **end)
+    return structs.replace(
+        item,
+        state=moved(item, state),
+        attempts=attempts,
+        updated_at=now.wall,
+        owner="",
+        lease_until=0,
+        result=result,
+        failure=failure,
+        reason=reason,
+        budget=Budget(),
+    )
 
 
-def _let_go(item: WorkItem, state: WorkState, now: Moment, **changes: Any) -> WorkItem:
-    """The item in another state, without an owner."""
-    return structs.replace(item, state=moved(item, state), updated_at=now.wall, owner="", lease_until=0, **changes)
+def _aside(item: WorkItem, now: Moment, *, reason: str, failure: str | None, result: str | None) -> WorkItem:
+    return structs.replace(
+        item,
+        state=moved(item, WorkState.QUARANTINED),
+        updated_at=now.wall,
+        owner="",
+        lease_until=0,
+        reason=reason,
+        failure=failure,
+        result=result,
+    )
