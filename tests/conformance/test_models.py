@@ -22,9 +22,8 @@ from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import LeaseLostError
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.quarantine import ALL
 from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Enqueued, Held, Settlement
+from reefknot.ports.work_queue import ALL, Enqueued, Held, Settlement
 from reefknot.testing.conformance.harness import event
 
 KEYS = st.sampled_from(["a", "b", "c"])

@@ -12,8 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from reefknot.core.audit.chain import Head, Mismatch
-from reefknot.core.audit.lines import LogLine, index_of, read_line, verify_lines
+from reefknot.core.audit.chain import Head, LogLine, Mismatch, index_of, read_line, verify_lines
 from reefknot.core.checks import choice
 from reefknot.engines.jsonlines.writer import (
     Fsync,

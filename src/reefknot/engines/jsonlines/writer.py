@@ -21,9 +21,19 @@ from typing import BinaryIO, Self
 
 from msgspec import Struct
 
-from reefknot.core.audit.chain import ANCHOR, Head, anchor_body, link
+from reefknot.core.audit.chain import (
+    ANCHOR,
+    EventIndex,
+    Head,
+    LogHeader,
+    LogLine,
+    anchor_body,
+    event_line,
+    header_line,
+    link,
+    read_line,
+)
 from reefknot.core.audit.event import LogRepaired, encode, timestamp
-from reefknot.core.audit.lines import EventIndex, LogHeader, LogLine, event_line, header_line, read_line
 from reefknot.errors import StoreCorruptError, StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 

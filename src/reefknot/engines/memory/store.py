@@ -19,8 +19,8 @@ from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
-from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.transport import Delivery
+from reefknot.ports.work_queue import ALL, QuarantineFilter, QuarantineStats
 
 
 class MemoryControl:

@@ -13,7 +13,7 @@ from reefknot.engines.sqlite import work_rows as rows
 from reefknot.engines.sqlite.context import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
+from reefknot.ports.work_queue import ALL, QuarantineFilter, QuarantineStats
 
 _NO_LIMIT = -1
 

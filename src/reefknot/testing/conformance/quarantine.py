@@ -2,9 +2,8 @@
 
 from reefknot.core.work import Budget, Quarantine, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
-from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.ports.work_queue import ALL, Enqueued, QuarantineFilter, QuarantineStats, Settlement
 from reefknot.testing.conformance.harness import Harness, event, event_types
 
 PAYLOAD = bytes(range(256))
