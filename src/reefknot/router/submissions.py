@@ -38,7 +38,7 @@ from reefknot.router.admission import RouterAdmission
 from reefknot.router.context import RouterContext
 from reefknot.router.pending import ClaimedSubmission
 from reefknot.router.settings import LEASE_S
-from reefknot.runtime.batches import Batcher
+from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
 SUBMIT_ARGUMENTS = {
