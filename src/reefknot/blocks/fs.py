@@ -15,6 +15,7 @@ import os
 import platform
 import stat
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -113,7 +114,7 @@ class Folders:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _FsBlock:
+class _FsBlock(ABC):
     """The part that the three blocks share: reading the inputs, and running the work."""
 
     _names: tuple[str, ...] = ("path",)
@@ -134,9 +135,9 @@ class _FsBlock:
         work = self._work(file, asked)
         return await self._folders.run(asked.seconds(context.seconds), file, work)
 
+    @abstractmethod
     def _work(self, file: FsPath, inputs: Inputs) -> Callable[[], dict[str, Any]]:
         """The work of a step, which runs in a thread and returns the outputs."""
-        raise NotImplementedError
 
     async def close(self) -> None:
         self._folders.close()

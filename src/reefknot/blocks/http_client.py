@@ -48,28 +48,15 @@ class HttpResponse(Struct, frozen=True):
         return ", ".join(value for key, value in self.headers if key == name)
 
 
-class Resolver:
-    """The system's resolver, in threads of its own, so that a name that hangs delays nothing else."""
-
-    def __init__(self, threads: int = 8) -> None:
-        self._threads = ThreadPoolExecutor(threads, "reefknot-resolve")
-
-    async def __call__(self, host: str, port: int) -> list[str]:
-        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
-        return [str(entry[4][0]) for entry in found]
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
     """The network under the client: every connection is made here, to a checked address."""
 
-    def __init__(self, rules: AddressRules, resolve: Resolve) -> None:
+    def __init__(self, rules: AddressRules, resolve: Resolve | None = None) -> None:
         self._rules = rules
-        self._resolve = resolve
+        self._resolve = resolve or self._ask_system
         self._net = httpcore2.AnyIOBackend()
+        # Threads of its own: a name that hangs delays nothing else.
+        self._threads = ThreadPoolExecutor(8, "reefknot-resolve")
 
     async def connect_tcp(
         self,
@@ -105,6 +92,11 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
             self._rules.check_address(host, address, port)
         return addresses
 
+    async def _ask_system(self, host: str, port: int) -> list[str]:
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        return [str(entry[4][0]) for entry in found]
+
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore2.AsyncNetworkStream:
@@ -113,13 +105,15 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
     async def sleep(self, seconds: float) -> None:
         await self._net.sleep(seconds)
 
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
 
 class HttpClient:
     """A client that keeps and reuses its connections."""
 
     def __init__(self, rules: AddressRules, *, resolve: Resolve | None = None, ca_file: str = "") -> None:
-        self._resolver = Resolver()
-        self._backend = CheckedBackend(rules, resolve or self._resolver)
+        self._backend = CheckedBackend(rules, resolve)
         self._ca_file = ca_file
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
@@ -172,7 +166,7 @@ class HttpClient:
         if self._pool is not None:
             await self._pool.aclose()
             self._pool = None
-        self._resolver.close()
+        self._backend.close()
 
 
 async def _parts(response: httpcore2.Response) -> AsyncGenerator[bytes, None]:

@@ -13,6 +13,7 @@ from functools import wraps
 from math import inf, isfinite
 from typing import Any, TypeVar
 
+from reefknot.core.checks import is_number
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.errors import shown
@@ -71,17 +72,13 @@ class Inputs:
     def text(self, name: str, *, accepted: str, default: str | None = None) -> str:
         if default is None:
             self.require(name, accepted=accepted)
-        value = self._given.get(name, default)
-        if value is None:
-            value = default
+        value = self._given[name] if self.has(name) else default
         if not isinstance(value, str):
             raise invalid(name, value, accepted)
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
-        value = self._given.get(name)
-        if value is None:
-            return default
+        value = self._given[name] if self.has(name) else default
         if not isinstance(value, bool):
             raise invalid(name, value, "true or false")
         return value
@@ -99,7 +96,7 @@ class Inputs:
         value = self._given.get(TIMEOUT)
         if value is None:
             return most
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        if not is_number(value) or not isfinite(value) or value <= 0:
             raise invalid(TIMEOUT, value, "a number of milliseconds above 0")
         return min(most, value / 1000)
 

@@ -1,9 +1,9 @@
 """
 PostgreSQL under `sql.query`: one statement in one transaction on a connection of its own.
 
-Nothing that a statement sets outlives its connection. For reading: a read-only transaction, a
-statement that only asks, and no superuser, because a superuser's functions reach files from within a `SELECT`. The
-extended protocol takes one statement at a time, and parameters never become text.
+Nothing that a statement sets outlives its connection. For reading: a read-only transaction, a statement that only asks,
+and no superuser, because a superuser's functions reach files from within a `SELECT`. The extended protocol takes one
+statement at a time, and parameters never become text.
 """
 
 import re

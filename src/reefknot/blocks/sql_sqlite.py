@@ -1,9 +1,9 @@
 """
 SQLite under `sql.query`: each statement on a connection of its own, in a thread.
 
-For reading there are two locks: the file is opened read-only,
-and an authorizer refuses whatever is not reading, because read-only alone still lets a statement make other files. A
-progress handler ends what takes too long, and limits bound what one value or one statement can be.
+For reading there are two locks: the file is opened read-only, and an authorizer refuses whatever is not reading,
+because read-only alone still lets a statement make other files. A progress handler ends what takes too long, and limits
+bound what one value or one statement can be.
 """
 
 import asyncio
@@ -59,15 +59,15 @@ _SAFE_PRAGMAS = frozenset(
 _FORBIDDEN_FUNCTIONS = frozenset(("load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"))
 _FORBIDDEN_TABLES = frozenset(("sqlite_dbpage", "carray", "sqlite_stmt", "bytecode", "tables_used"))
 
-_CODES: dict[type[Exception], ErrorCode] = {
-    **dict.fromkeys(
-        (apsw.BusyError, apsw.LockedError, apsw.InterruptError, apsw.FullError, apsw.IOError, apsw.NoMemError),
-        ErrorCode.resource_unavailable,
+_CODES = {
+    ErrorCode.resource_unavailable: (
+        *(apsw.BusyError, apsw.LockedError, apsw.InterruptError, apsw.FullError, apsw.IOError, apsw.NoMemError),
+        *(apsw.CantOpenError, apsw.ProtocolError),
     ),
-    **dict.fromkeys((apsw.CantOpenError, apsw.ProtocolError), ErrorCode.resource_unavailable),
-    **dict.fromkeys((apsw.AuthError, apsw.ReadOnlyError, apsw.PermissionsError), ErrorCode.permission_denied),
-    **dict.fromkeys((apsw.SQLError, apsw.BindingsError, apsw.ConstraintError), ErrorCode.invalid_input),
-    **dict.fromkeys((apsw.MismatchError, apsw.RangeError), ErrorCode.invalid_input),
+    ErrorCode.permission_denied: (apsw.AuthError, apsw.ReadOnlyError, apsw.PermissionsError),
+    ErrorCode.invalid_input: (
+        *(apsw.SQLError, apsw.BindingsError, apsw.ConstraintError, apsw.MismatchError, apsw.RangeError),
+    ),
 }
 
 
@@ -122,15 +122,13 @@ class _Statement:
     @contextmanager
     def _transaction(self, connection: apsw.Connection) -> Iterator[None]:
         """Commit all of the statement or nothing of it, also when its rows turn out to be too many."""
-        if not self._writes:
-            with self._guard(connection):
-                yield
-            return
-        connection.execute("BEGIN IMMEDIATE")
+        if self._writes:
+            connection.execute("BEGIN IMMEDIATE")
         try:
             with self._guard(connection):
                 yield
-            connection.execute("COMMIT")
+            if self._writes:
+                connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -209,7 +207,7 @@ class _Statement:
             text = "the statement took longer than the attempt has, and was ended"
             return Refusal(ErrorCode.resource_unavailable, text)
         field = "params" if isinstance(error, apsw.BindingsError) else "query"
-        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), ErrorCode.execution_failed)
+        code = next((code for code, kinds in _CODES.items() if isinstance(error, kinds)), ErrorCode.execution_failed)
         return Refusal(code, f"{field}: {error}", sqlite=type(error).__name__)
 
 
