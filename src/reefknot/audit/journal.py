@@ -93,11 +93,6 @@ class OnFailure(StrEnum):
     FAIL_CLOSED = "fail_closed"
 
 
-def on_failure_named(given: OnFailure | str) -> OnFailure:
-    """The setting of this name; `ParameterError` lists the accepted ones."""
-    return choice("on_audit_failure", given, OnFailure)
-
-
 class _Backlog:
     """Entries that wait for one sink. Beyond the bound the oldest are dropped and counted."""
 
@@ -129,7 +124,7 @@ _states: WeakKeyDictionary[AuditSink, _LogState] = WeakKeyDictionary()
 def configure(sink: AuditSink, *, on_failure: OnFailure | str, most_buffered: int) -> None:
     """Set the defaults of journals that are made for this log from now on."""
     state = _states.setdefault(sink, _LogState())
-    state.on_failure, state.most_buffered = on_failure_named(on_failure), most_buffered
+    state.on_failure, state.most_buffered = choice("on_audit_failure", on_failure, OnFailure), most_buffered
 
 
 class Journal:
@@ -146,7 +141,7 @@ class Journal:
         self._sink = sink
         self._redactor = redactor or Redactor()
         self._state = _LogState() if sink is None else _states.setdefault(sink, _LogState())
-        chosen = self._state.on_failure if on_failure is None else on_failure_named(on_failure)
+        chosen = self._state.on_failure if on_failure is None else choice("on_audit_failure", on_failure, OnFailure)
         self._fail_closed = chosen is OnFailure.FAIL_CLOSED
         self._most_buffered = self._state.most_buffered if most_buffered is None else most_buffered
         self._soon: list[AuditEntry] = []

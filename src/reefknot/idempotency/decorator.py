@@ -22,7 +22,7 @@ from uuid import UUID
 import msgspec
 
 from reefknot import clock
-from reefknot.audit.journal import Journal, OnFailure, envelope, on_failure_named
+from reefknot.audit.journal import Journal, OnFailure, envelope
 from reefknot.core import checks
 from reefknot.core.audit.event import IdempotencyEvent
 from reefknot.core.canonical import canonical, checked_result_type, json_value
@@ -101,7 +101,7 @@ def idempotent(
         checks.seconds("wait", wait, or_zero=True),
         result_type=checked_result_type(result_type),
     )
-    on_failure = None if on_audit_failure is None else on_failure_named(on_audit_failure)
+    on_failure = None if on_audit_failure is None else checks.choice("on_audit_failure", on_audit_failure, OnFailure)
     guard = _Guard(key, options, store, fingerprint, Redactor(secrets), on_failure)
 
     def decorate(fn: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:

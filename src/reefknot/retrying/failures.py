@@ -120,9 +120,14 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
 
 
 def _failure_from_attributes(
-    error: BaseException, message: str, names: tuple[str, ...], *, status_said: int | None = None, limited: bool = False
+    error: BaseException,
+    message: str,
+    names: tuple[str, ...],
+    *,
+    status_in_text: int | None = None,
+    limited: bool = False,
 ) -> Failure:
-    """The failure of an exception whose attributes count. `status_said` and `limited` are known without them."""
+    """The failure of an exception whose attributes count. `status_in_text` and `limited` are known without them."""
     code, kind = _declared(error)
     status, hint, limit_reached = read_hints(error)
     return classify(
@@ -130,7 +135,7 @@ def _failure_from_attributes(
         code=code,
         failure_type=kind,
         exceptions=names + _reason_names(error, names),
-        http_status=status or status_said,
+        http_status=status or status_in_text,
         retry_after=hint,
         limit_reached=limit_reached or limited,
     )
@@ -248,6 +253,10 @@ def classify_failure(message: str, exception: BaseException | None = None) -> Fa
         return classify(words, http_status=status_in(words)).failure_type
     seen = failure_from(exception)
     words = words or seen.message
-    limited = seen.failure_type is FailureType.RATE_LIMITED
-    said = status_in(words)
-    return _failure_from_attributes(exception, words, seen.exceptions, status_said=said, limited=limited).failure_type
+    return _failure_from_attributes(
+        exception,
+        words,
+        seen.exceptions,
+        status_in_text=status_in(words),
+        limited=seen.failure_type is FailureType.RATE_LIMITED,
+    ).failure_type
