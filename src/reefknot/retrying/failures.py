@@ -120,14 +120,9 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
 
 
 def _failure_from_attributes(
-    error: BaseException,
-    message: str,
-    names: tuple[str, ...],
-    *,
-    status_in_text: int | None = None,
-    limited: bool = False,
+    error: BaseException, message: str, names: tuple[str, ...], *, text_status: int | None = None, limited: bool = False
 ) -> Failure:
-    """The failure of an exception whose attributes count. `status_in_text` and `limited` are known without them."""
+    """The failure of an exception whose attributes count; `text_status` and `limited` are known without them."""
     code, kind = _declared(error)
     status, hint, limit_reached = read_hints(error)
     return classify(
@@ -135,7 +130,7 @@ def _failure_from_attributes(
         code=code,
         failure_type=kind,
         exceptions=names + _reason_names(error, names),
-        http_status=status or status_in_text,
+        http_status=status or text_status,
         retry_after=hint,
         limit_reached=limit_reached or limited,
     )
@@ -253,10 +248,6 @@ def classify_failure(message: str, exception: BaseException | None = None) -> Fa
         return classify(words, http_status=status_in(words)).failure_type
     seen = failure_from(exception)
     words = words or seen.message
-    return _failure_from_attributes(
-        exception,
-        words,
-        seen.exceptions,
-        status_in_text=status_in(words),
-        limited=seen.failure_type is FailureType.RATE_LIMITED,
-    ).failure_type
+    limited, status = seen.failure_type is FailureType.RATE_LIMITED, status_in(words)
+    known = _failure_from_attributes(exception, words, seen.exceptions, text_status=status, limited=limited)
+    return known.failure_type
