@@ -50,9 +50,9 @@ from reefknot.errors import (
     ParameterTypeError,
     RetryError,
 )
+from reefknot.idempotency.decorator import current_store
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
-from reefknot.idempotency.scope import current_store
 from reefknot.retrying.call import CallState
 from reefknot.retrying.functions import what_to_pass
 from reefknot.retrying.plan import Plan, exhaustions
