@@ -9,13 +9,14 @@ removed afterwards, some at a time.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 import apsw
 
 from reefknot.core.audit import chain
 from reefknot.core.audit.chain import ANCHOR, Head, Mismatch
-from reefknot.engines.sqlite.context import StoreContext, until
+from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 
@@ -98,15 +99,10 @@ class SqliteAuditLog:
         return gone
 
     async def wait(self, after: int, timeout: float) -> bool:
-        deadline = self._context.deadline(timeout)
-        while True:
-            with self._context.listening("audit") as change:
-                if (await self.head()).sequence > after:
-                    return True
-                left = self._context.left(deadline)
-                if not left:
-                    return False
-                await until(change, left)
+        head = await self._context.watch(
+            self.head, "audit", pause=lambda head: inf if head.sequence <= after else 0.0, timeout=timeout
+        )
+        return head.sequence > after
 
     async def _last_before(self, before: int) -> int | None:
         """The last event to remove: the first one that is young enough, and all after it, stay."""

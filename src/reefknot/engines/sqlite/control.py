@@ -1,12 +1,13 @@
 """The control channel of a SQLite store: commands between the processes that share the file."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import apsw
 
 from reefknot.core.time import milliseconds
-from reefknot.engines.sqlite.context import StoreContext, until
+from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, Command, StatusReport
@@ -52,12 +53,9 @@ class SqliteControl:
         return await self._context.read(_latest)
 
     async def wait(self, timeout: float, *, after: int) -> int:
-        deadline = self._context.deadline(timeout)
-        while True:
-            with self._context.listening("control") as change:
-                latest = await self.latest()
-                if latest > after or not await until(change, self._context.left(deadline)):
-                    return latest
+        return await self._context.watch(
+            self.latest, "control", pause=lambda latest: inf if latest <= after else 0.0, timeout=timeout
+        )
 
     async def report(self, name: str, body: str, *, keep: float) -> int:
         sequence: int = await self._context.write(_report_batch, (name, body, milliseconds(keep)))

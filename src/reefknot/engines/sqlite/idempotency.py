@@ -6,6 +6,7 @@ whatever the number of callers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import apsw
@@ -26,8 +27,9 @@ from reefknot.core.idempotency import (
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite import upkeep
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.context import StoreContext, until
+from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import BulkStatement, Transaction
+from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 
@@ -95,7 +97,7 @@ class SqliteIdempotencyStore:
         self._full_until = 0
         # Bound once: the writer groups requests by the identity of their handler.
         self._write = context.write
-        self._handler = self._apply_batch
+        self._handler: Handler[Any, Any] = self._apply_batch
 
     async def claim(
         self,
@@ -133,17 +135,12 @@ class SqliteIdempotencyStore:
         return None if record is None or core.is_spent(record, self._context.now()) else record
 
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
-        deadline = self._context.deadline(timeout)
-        while True:
-            with self._context.listening(f"key:{key}") as change:
-                record = await self.get(key)
-                left = self._context.left(deadline)
-                if record is None or record.state is not KeyState.IN_PROGRESS or not left:
-                    return record
-                lease_ms = record.lease_until - self._context.now().steady
-                if lease_ms <= 0:
-                    return record
-                await until(change, min(left, lease_ms / 1000))
+        def pause(record: KeyRecord | None) -> float:
+            if record is None or record.state is not KeyState.IN_PROGRESS:
+                return 0.0
+            return (record.lease_until - self._context.now().steady) / 1000
+
+        return await self._context.watch(partial(self.get, key), f"key:{key}", pause=pause, timeout=timeout)
 
     async def counts(self) -> Mapping[KeyState, int]:
         now = self._context.now()

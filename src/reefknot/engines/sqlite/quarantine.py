@@ -10,7 +10,7 @@ from msgspec import structs
 from reefknot.core import work as core
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import work_rows as rows
-from reefknot.engines.sqlite.context import StoreContext
+from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats

@@ -22,9 +22,10 @@ import apsw
 from msgspec import Struct, json
 
 from reefknot.engines.sqlite import message_rows as rows
-from reefknot.engines.sqlite.context import StoreContext, until
+from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.errors import ReefknotError
 from reefknot.ports.transport import Delivery
+from reefknot.runtime.changes import until
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 

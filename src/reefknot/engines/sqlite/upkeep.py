@@ -20,7 +20,7 @@ from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.audit import heads
 from reefknot.engines.sqlite.connection import VERSION
-from reefknot.engines.sqlite.context import StoreContext
+from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.errors import StoreUnavailableError
 

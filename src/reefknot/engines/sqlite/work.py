@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
+from math import inf
 from typing import Any
 
 import apsw
@@ -20,10 +21,11 @@ from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import upkeep as retention
 from reefknot.engines.sqlite import work_rows as rows
-from reefknot.engines.sqlite.context import StoreContext, until
+from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+from reefknot.runtime.changes import until
 
 LEASES_TOPIC = "leases ended"
 WATCH_S = 5.0
@@ -202,17 +204,12 @@ class SqliteWorkQueue:
         return await retention.purge_work(self._context, before)
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        deadline = self._context.deadline(timeout)
-        topics = [LEASES_TOPIC, *(rows.CLASS_TOPIC + name for name in classes)] if classes else [""]
-        while True:
-            with self._context.listening(*topics) as change:
-                soonest = await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
-                if soonest is not None and soonest <= 0:
-                    return True
-                left = self._context.left(deadline)
-                if not left:
-                    return False
-                await until(change, left if soonest is None else min(left, soonest / 1000))
+        topics = (LEASES_TOPIC, *(rows.CLASS_TOPIC + name for name in classes)) if classes else ("",)
+
+        async def soonest() -> float:
+            return await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
+
+        return await self._context.watch(soonest, *topics, pause=float, timeout=timeout) <= 0
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
@@ -468,9 +465,9 @@ def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
     return WorkSnapshot(counts, due, oldest)
 
 
-def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> int | None:
-    """Milliseconds until something can be claimed, None when only a change can bring it."""
+def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:
+    """Seconds until something can be claimed, infinite when only a change can bring it."""
     statement = _SOONEST.format(_IN_CLASSES if classes else "")
     values: tuple[Any, ...] = (now.steady, now.wall)
-    found: Any = connection.execute(statement, (*values, rows.listed(list(classes))) if classes else values).get
-    return None if found is None else int(found)
+    found: Any = connection.execute(statement, (*values, rows.listed(classes)) if classes else values).get
+    return inf if found is None else found / 1000
