@@ -46,6 +46,7 @@ class MemoryLeases:
 
 
 _Place = tuple[int, int, int, str]
+_Change = Callable[[WorkItem, Moment], WorkItem]
 
 
 class MemoryWorkQueue:
@@ -376,12 +377,7 @@ class MemoryQuarantine:
     async def requeue(
         self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
-        now = self._work.shared.now()
-
-        def change(item: WorkItem) -> None:
-            self._work.put(core.requeue(item, now, who=who), now)
-
-        return self._change(which, change, dry_run=dry_run, events=events)
+        return self._change(which, partial(core.requeue, who=who), dry_run, events)
 
     async def discard(
         self,
@@ -392,18 +388,12 @@ class MemoryQuarantine:
         dry_run: bool = False,
         events: Sequence[AuditEntry] = (),
     ) -> list[str]:
-        now = self._work.shared.now()
-
-        def change(item: WorkItem) -> None:
-            self._work.put(core.discard(item, now, who=who, reason=reason), now)
-
-        return self._change(which, change, dry_run=dry_run, events=events)
+        return self._change(which, partial(core.discard, who=who, reason=reason), dry_run, events)
 
     async def purge(
         self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
-        self._work.shared.now()
-        return self._change(which, lambda item: self._work.remove(item.id), dry_run=dry_run, events=events)
+        return self._change(which, None, dry_run, events)
 
     async def stats(self) -> QuarantineStats:
         self._work.shared.now()
@@ -421,17 +411,17 @@ class MemoryQuarantine:
         return sorted((item for item in held if _matches(which, item)), key=lambda item: item.id)
 
     def _change(
-        self,
-        which: QuarantineFilter,
-        change: Callable[[WorkItem], None],
-        *,
-        dry_run: bool,
-        events: Sequence[AuditEntry],
+        self, which: QuarantineFilter, change: _Change | None, dry_run: bool, events: Sequence[AuditEntry]
     ) -> list[str]:
+        """Change the items that meet the filter, or delete them when there is no change to make. Returns their ids."""
+        now = self._work.shared.now()
         items = self._meant(which)
         if items and not dry_run:
             for item in items:
-                change(item)
+                if change is None:
+                    self._work.remove(item.id)
+                else:
+                    self._work.put(change(item, now), now)
             self._audit.add(events)
             self._work.wake()
         return [item.id for item in items]

@@ -17,7 +17,7 @@ import apsw
 from reefknot.core.audit import chain
 from reefknot.core.audit.chain import ANCHOR, Head, Mismatch
 from reefknot.engines.sqlite.reads import StoreContext
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 
 LINKS_PER_READ = 1000
@@ -28,15 +28,8 @@ ROWS_PER_DELETE = 1000
 """Rows that one transaction removes."""
 
 _ROWS = "SELECT sequence, hash, at, event_type, correlation_id, trace_id, work_id, body FROM audit"
-_FILTERS = (
-    ("event_type", "event_type = ?"),
-    ("correlation_id", "correlation_id = ?"),
-    ("trace_id", "trace_id = ?"),
-    ("work_id", "work_id = ?"),
-    ("since", "at >= ?"),
-    ("until", "at < ?"),
-)
 _INDEXED = ("correlation_id", "trace_id", "work_id")
+_FILTERS = {name: f"{name} = ?" for name in ("event_type", *_INDEXED)} | {"since": "at >= ?", "until": "at < ?"}
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
 
 SOON_S = 0.1
@@ -50,15 +43,14 @@ class SqliteAuditLog:
         self._context = context
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
-        head: Head = await self._context.write(_append_batch, entries)
-        return head
+        return await self._context.write(_append_batch, entries)
 
     def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
         """Append these with the next transaction of this process, within a tenth of a second: none starts for them."""
         return self._context.write(_append_batch, entries, within=SOON_S)
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
-        given = [(words, getattr(query, name)) for name, words in _FILTERS if getattr(query, name) is not None]
+        given = [(words, getattr(query, name)) for name, words in _FILTERS.items() if getattr(query, name) is not None]
         is_indexed = not given or any(getattr(query, name) is not None for name in _INDEXED)
         found: list[KeptEntry] = []
         after: int | None = query.after
@@ -93,8 +85,8 @@ class SqliteAuditLog:
 
     async def trim(self, before: int) -> int:
         last = await self._last_before(before)
-        gone: int = 0 if last is None else await self._context.write(_trim_batch, last)
-        while await self._context.write(_remove_batch, None):  # also what a process that died here has left
+        gone = 0 if last is None else await self._context.write(_trim, (last,))
+        while await self._context.write(_remove_batch, ()):  # also what a process that died here has left
             continue
         return gone
 
@@ -162,10 +154,7 @@ def _append_batch(transaction: Transaction, batch: list[Sequence[AuditEntry]]) -
     return [transaction.flush_events()] * len(batch)
 
 
-def _trim_batch(transaction: Transaction, wanted: list[int]) -> list[int]:
-    return [_trim(transaction, last) for last in wanted]
-
-
+@each
 def _trim(transaction: Transaction, last: int) -> int:
     """Move the anchor to this event, and say so in the chain. Returns how many events are gone with that."""
     transaction.flush_events()
@@ -181,16 +170,18 @@ def _trim(transaction: Transaction, last: int) -> int:
     return last - anchor.sequence
 
 
-def _remove_batch(transaction: Transaction, wanted: list[None]) -> list[int]:
-    row: Any = transaction.connection.execute(
+@each
+def _remove_batch(transaction: Transaction) -> int:
+    """Remove some rows before the anchor. Returns how many."""
+    connection = transaction.connection
+    row: Any = connection.execute(
         "SELECT min(sequence), (SELECT anchor_sequence FROM audit_head) FROM audit"
     ).fetchone()
     first, anchor = row
     if first is None or first > anchor:
-        return [0] * len(wanted)
-    last = min(anchor, first + ROWS_PER_DELETE - 1)
-    transaction.connection.execute("DELETE FROM audit WHERE sequence <= ?", (last,))
-    return [transaction.connection.changes()] * len(wanted)
+        return 0
+    connection.execute("DELETE FROM audit WHERE sequence <= ?", (min(anchor, first + ROWS_PER_DELETE - 1),))
+    return connection.changes()
 
 
 def _read_page(

@@ -8,7 +8,7 @@ import apsw
 
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite.reads import StoreContext
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, Command, StatusReport
 
@@ -37,8 +37,7 @@ class SqliteControl:
         keep: float = 300.0,
         events: Sequence[AuditEntry] = (),
     ) -> int:
-        sequence: int = await self._context.write(_post_batch, (name, target, body, sender, milliseconds(keep), events))
-        return sequence
+        return await self._context.write(_post, (name, target, body, sender, milliseconds(keep), events))
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
         now = self._context.now()
@@ -58,11 +57,10 @@ class SqliteControl:
         )
 
     async def report(self, name: str, body: str, *, keep: float) -> int:
-        sequence: int = await self._context.write(_report_batch, (name, body, milliseconds(keep)))
-        return sequence
+        return await self._context.write(_report, (name, body, milliseconds(keep)))
 
     async def withdraw(self, name: str) -> None:
-        await self._context.write(_withdraw_batch, name)
+        await self._context.write(_withdraw, (name,))
 
     async def reports(self) -> list[StatusReport]:
         now = self._context.now()
@@ -79,33 +77,32 @@ def _latest(connection: apsw.Connection) -> int:
     return int(number)
 
 
-def _post_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
-    now = transaction.now
-    transaction.connection.execute("DELETE FROM command WHERE stale_at <= ?", (now.wall,))
-    answers = []
-    for name, target, body, sender, keep_ms, events in wanted:
-        transaction.counters.command += 1
-        sequence = transaction.counters.command
-        row = (sequence, name, target, body, sender, now.wall, now.wall + keep_ms)
-        transaction.connection.execute("INSERT INTO command VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        transaction.add_events(events)
-        answers.append(sequence)
+@each
+def _post(
+    transaction: Transaction, name: str, target: str, body: str, sender: str, keep_ms: int, events: Sequence[AuditEntry]
+) -> int:
+    now, counters = transaction.now.wall, transaction.counters
+    transaction.connection.execute("DELETE FROM command WHERE stale_at <= ?", (now,))
+    counters.command += 1
+    row = (counters.command, name, target, body, sender, now, now + keep_ms)
+    transaction.connection.execute("INSERT INTO command VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    transaction.add_events(events)
     transaction.touched.add("control")
-    return answers
+    return counters.command
 
 
-def _report_batch(transaction: Transaction, wanted: list[tuple[str, str, int]]) -> list[int]:
-    """Write them without touching a topic: nobody waits for a status."""
+@each
+def _report(transaction: Transaction, name: str, body: str, keep_ms: int) -> int:
+    """Write a status without touching a topic: nobody waits for one."""
     connection, now = transaction.connection, transaction.now.wall
     connection.execute("DELETE FROM status WHERE stale_at <= ?", (now,))
-    answers: list[Any] = []
-    for name, body, keep_ms in wanted:
-        row = (name, body, now, now + keep_ms)
-        known = connection.execute(_RENEW, row).get
-        answers.append(connection.execute(_FIRST_REPORT, row).get if known is None else known)
-    return answers
+    row = (name, body, now, now + keep_ms)
+    sequence: Any = connection.execute(_RENEW, row).get
+    if sequence is None:
+        sequence = connection.execute(_FIRST_REPORT, row).get
+    return int(sequence)
 
 
-def _withdraw_batch(transaction: Transaction, wanted: list[str]) -> list[None]:
-    transaction.connection.executemany("DELETE FROM status WHERE name = ?", [(name,) for name in wanted])
-    return [None] * len(wanted)
+@each
+def _withdraw(transaction: Transaction, name: str) -> None:
+    transaction.connection.execute("DELETE FROM status WHERE name = ?", (name,))

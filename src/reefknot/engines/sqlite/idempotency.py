@@ -7,6 +7,7 @@ whatever the number of callers.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import apsw
@@ -28,7 +29,7 @@ from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite import upkeep
 from reefknot.engines.sqlite.audit import SqliteAuditLog
 from reefknot.engines.sqlite.reads import StoreContext
-from reefknot.engines.sqlite.transaction import BulkStatement, Transaction
+from reefknot.engines.sqlite.transaction import BulkStatement, Transaction, each
 from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
@@ -52,7 +53,9 @@ def _updating(names: Sequence[str]) -> BulkStatement:
 
 _REPLACE = _updating(_NAMES[1:])
 # All that can change while the fence stays the same: owner and fingerprint are fixed by the claim.
-_UPDATE = _updating(("state", "lease_until", "lease_ms", "result", "failure", "metadata", "updated_at", "expires_at"))
+_CHANGING = ("state", "lease_until", "lease_ms", "result", "failure", "metadata", "updated_at", "expires_at")
+_UPDATE = _updating(_CHANGING)
+_changes = attrgetter("key", *_CHANGING)
 _FULL_FOR_MS = 1000
 _IN_PROGRESS = KeyState.IN_PROGRESS
 _records = json.Decoder(list[KeyRecord], strict=False)  # SQLite's booleans are 0 and 1
@@ -136,7 +139,7 @@ class SqliteIdempotencyStore:
 
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
         def pause(record: KeyRecord | None) -> float:
-            if record is None or record.state is not KeyState.IN_PROGRESS:
+            if record is None or record.state is not _IN_PROGRESS:
                 return 0.0
             return (record.lease_until - self._context.now().steady) / 1000
 
@@ -153,7 +156,7 @@ class SqliteIdempotencyStore:
         return await self._context.read(count)
 
     async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
-        forgotten: bool = await self._write(_forget_batch, (checked_key(key), events))
+        forgotten: bool = await self._write(_forget, (checked_key(key), events))
         return forgotten
 
     async def purge(self) -> int:
@@ -236,19 +239,7 @@ def _save(transaction: Transaction, changed: Iterable[KeyRecord], stored: Mappin
         if old is None:
             new.append(structs.astuple(record))
         elif record.fence == old.fence:
-            updated.append(
-                (
-                    key,
-                    record.state,
-                    record.lease_until,
-                    record.lease_ms,
-                    record.result,
-                    record.failure,
-                    record.metadata,
-                    record.updated_at,
-                    record.expires_at,
-                )
-            )
+            updated.append(_changes(record))
         else:
             replaced.append(structs.astuple(record))
         if record.state is _IN_PROGRESS:
@@ -260,23 +251,21 @@ def _save(transaction: Transaction, changed: Iterable[KeyRecord], stored: Mappin
     _REPLACE.run(connection, replaced)
 
 
-def _forget_batch(transaction: Transaction, wanted: list[tuple[str, Sequence[AuditEntry]]]) -> list[Any]:
-    records = load(transaction.connection, [key for key, _ in wanted])
-    answers: list[Any] = []
-    for key, events in wanted:
-        record = records.pop(key, None)
-        left = 0 if record is None else record.lease_until - transaction.now.steady
-        if record is not None and record.state is KeyState.IN_PROGRESS and left > 0:
-            answers.append(KeyInProgressError(key, owner=record.owner, retry_after=left / 1000))
-            continue
-        if record is not None:
-            transaction.connection.execute("DELETE FROM idempotency WHERE key = ?", (key,))
-            transaction.cache.keys.drop(key)
-            transaction.counters.keys -= 1
-            transaction.touched.add(f"key:{key}")
-            transaction.add_events(events)
-        answers.append(record is not None)
-    return answers
+@each
+def _forget(transaction: Transaction, key: str, events: Sequence[AuditEntry]) -> Any:
+    """Whether there was such a key; `KeyInProgressError`, as the answer of this request alone, if it is held."""
+    record = load(transaction.connection, [key]).get(key)
+    if record is None:
+        return False
+    left = record.lease_until - transaction.now.steady
+    if record.state is _IN_PROGRESS and left > 0:
+        return KeyInProgressError(key, owner=record.owner, retry_after=left / 1000)
+    transaction.connection.execute("DELETE FROM idempotency WHERE key = ?", (key,))
+    transaction.cache.keys.drop(key)
+    transaction.counters.keys -= 1
+    transaction.touched.add(f"key:{key}")
+    transaction.add_events(events)
+    return True
 
 
 def load(connection: apsw.Connection, keys: list[str]) -> dict[str, KeyRecord]:

@@ -146,6 +146,11 @@ class _Subscription:
     def read_to(self) -> int:
         return self.taken if self.from_elsewhere else self.fetched
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether it has read so far that a sender who waits should be told."""
+        return self.read_to - self.announced_to >= max(1, self.limit // 4)
+
     def offer(self, row: rows.Row) -> bool:
         """Take it in, if there is room."""
         if row.subject in self.subjects:
@@ -194,8 +199,6 @@ class SqliteTransport:
         self._following: asyncio.Task[None] | None = None
         self._closed = False
 
-    # ---- out --------------------------------------------------------------------------------------------------------
-
     async def publish(
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
     ) -> None:
@@ -225,8 +228,6 @@ class SqliteTransport:
         """Forget a message id whose publish failed, so that a retry is not taken for a duplicate."""
         self._seen.pop(name, None)
 
-    # ---- in ---------------------------------------------------------------------------------------------------------
-
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         """Deliver everything that is committed after this call: the position is read here and now."""
         connection = self._connect()
@@ -249,7 +250,7 @@ class SqliteTransport:
             while (one := await line.unread.get()) is not None:
                 was_full = line.unread.qsize() == line.limit - 1
                 line.got(one[0])
-                if was_full or line.read_to - line.announced_to >= max(1, line.limit // 4):
+                if was_full or line.has_moved:
                     self._nudge(rows.TOPIC)
                 yield one[1]
         finally:
@@ -265,7 +266,7 @@ class SqliteTransport:
             with self._context.listening(rows.TOPIC) as change:
                 try:
                     more = await self._fetch()
-                    if loop.time() >= self._announce_at or any(_has_moved(line) for line in self._lines):
+                    if loop.time() >= self._announce_at or any(line.has_moved for line in self._lines):
                         self._announce_at = loop.time() + SEEN_EVERY_S
                         self._announce()
                 except Exception as error:
@@ -296,7 +297,7 @@ class SqliteTransport:
 
     def _announce(self) -> None:
         """Write that this end listens, and how far it has read; unless that is urgent, with the next transaction."""
-        is_urgent = not self._is_announced or any(_has_moved(line) for line in self._lines)
+        is_urgent = not self._is_announced or any(line.has_moved for line in self._lines)
         if self._announcing is not None and (self._announces_now or not is_urgent):
             return
         lines = [(line, line.listener(self._origin)) for line in self._lines]
@@ -316,15 +317,13 @@ class SqliteTransport:
         self._know(future.result())
         for line, one in lines:
             line.announced_to = max(line.announced_to, one.read_to)
-        if any(_has_moved(line) for line in self._lines) or not self._is_announced:
+        if any(line.has_moved for line in self._lines) or not self._is_announced:
             self._nudge(rows.TOPIC)
 
     def _know(self, listeners: list[rows.Listener]) -> None:
         others = [one for one in listeners if one.origin != self._origin]
         subjects = frozenset().union(*(one.subjects for one in others))
         self._others = _Others(frozenset(one.origin for one in others), subjects)
-
-    # ---- end --------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Stop listening. Whoever waits for messages here hears that there are no more."""
@@ -342,8 +341,3 @@ class SqliteTransport:
             if line.unread.full():
                 line.unread.get_nowait()
             line.unread.put_nowait(None)
-
-
-def _has_moved(line: _Subscription) -> bool:
-    """Far enough for a sender who waits to be told."""
-    return line.read_to - line.announced_to >= max(1, line.limit // 4)

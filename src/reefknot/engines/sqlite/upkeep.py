@@ -21,7 +21,7 @@ from reefknot.core.time import Moment
 from reefknot.engines.sqlite.audit import heads
 from reefknot.engines.sqlite.connection import VERSION
 from reefknot.engines.sqlite.reads import StoreContext
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.errors import StoreUnavailableError
 
 _PAGES_PER_STEP = 256
@@ -136,19 +136,12 @@ def _page(
     return row[0], json.decode(row[1], type=list[int])
 
 
-def _remove_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
-    answers = []
-    for table, condition, moment, rows in wanted:
-        name = "key" if table == "idempotency" else "id"
-        values = (moment.wall, moment.steady, json.encode(rows).decode())
-        found: Any = transaction.connection.execute(_REMOVE.format(table, condition, name), values).fetchall()
-        cache: Any = transaction.cache.keys if table == "idempotency" else transaction.cache.items
-        for (gone,) in found:
-            cache.drop(gone)
-        if table == "idempotency":
-            transaction.counters.keys -= len(found)
-        answers.append(len(found))
-    return answers
+@each
+def _remove_batch(transaction: Transaction, table: str, condition: str, moment: Moment, rows: list[int]) -> int:
+    values = (moment.wall, moment.steady, json.encode(rows).decode())
+    name = "key" if table == "idempotency" else "id"
+    found: Any = transaction.connection.execute(_REMOVE.format(table, condition, name), values).fetchall()
+    return _forget(transaction, table, found)
 
 
 def make_room(transaction: Transaction, *, keep: list[str]) -> int:
@@ -160,10 +153,17 @@ def make_room(transaction: Transaction, *, keep: list[str]) -> int:
     )
     values = (now.wall, now.steady, json.encode(keep).decode(), ROWS_PER_DELETE)
     found: Any = transaction.connection.execute(query, values).fetchall()
-    for (gone,) in found:
-        transaction.cache.keys.drop(gone)
-    transaction.counters.keys -= len(found)
-    return len(found)
+    return _forget(transaction, "idempotency", found)
+
+
+def _forget(transaction: Transaction, table: str, removed: list[tuple[str]]) -> int:
+    """Bring cache and counters in line with the rows that were removed. Returns their number."""
+    cache: Any = transaction.cache.keys if table == "idempotency" else transaction.cache.items
+    for (name,) in removed:
+        cache.drop(name)
+    if table == "idempotency":
+        transaction.counters.keys -= len(removed)
+    return len(removed)
 
 
 class RetentionLock:

@@ -14,7 +14,6 @@ from math import inf
 from typing import Any
 
 import apsw
-from msgspec import json
 
 from reefknot.core import work as core
 from reefknot.core.time import Moment, milliseconds
@@ -22,7 +21,7 @@ from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import upkeep as retention
 from reefknot.engines.sqlite import work_rows as rows
 from reefknot.engines.sqlite.reads import StoreContext
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
 from reefknot.runtime.changes import until
@@ -44,28 +43,19 @@ class SqliteLeases:
         self._context = context
 
     async def owners(self) -> list[str]:
-        return await self._context.read(_owners)
+        return await self._context.read(partial(rows.column, query=_OWNERS))
 
     async def end(self, owners: Collection[str]) -> int:
-        if not owners:
-            return 0
-        ended: int = await self._context.write(_end_batch, json.encode(sorted(owners)).decode())
-        return ended
+        return await self._context.write(_end, (rows.listed(sorted(owners)),)) if owners else 0
 
 
-def _owners(connection: apsw.Connection) -> list[str]:
-    found: Any = connection.execute(_OWNERS)
-    return [owner for (owner,) in found]
-
-
-def _end_batch(transaction: Transaction, wanted: list[str]) -> list[int]:
-    answers = []
-    for owners in wanted:
-        transaction.connection.execute(_END, (owners,))
-        answers.append(transaction.connection.changes())
+@each
+def _end(transaction: Transaction, owners: str) -> int:
+    transaction.connection.execute(_END, (owners,))
+    ended = transaction.connection.changes()
     transaction.cache.clear()  # what is remembered of these items has the old lease in it
     transaction.touched.add(LEASES_TOPIC)
-    return answers
+    return ended
 
 
 _READY_CLASSES = """
@@ -95,6 +85,7 @@ _CLAIM = (
     "WHERE seq IN (SELECT seq FROM ({0}) ORDER BY priority DESC, due_at {1}, seq {1} LIMIT ?) RETURNING seq, {2}"
 )
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
+_TRANSFER = "UPDATE work SET resource_class = ?, updated_at = ? WHERE id = ? AND state = 'pending'"
 _SOONEST = (
     "SELECT min(at) FROM ("
     "SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased WHERE state = 'running' {0} "
@@ -124,8 +115,7 @@ class SqliteWorkQueue:
         lease: float = 60.0,
     ) -> list[Enqueued]:
         wanted = (items, None if owner else limit, events, owner, milliseconds(lease))
-        answers: list[Enqueued] = await self._context.write(_enqueue_batch, wanted)
-        return answers
+        return await self._context.write(_enqueue_batch, wanted)
 
     async def assign(
         self,
@@ -136,10 +126,7 @@ class SqliteWorkQueue:
         lease: float = 60.0,
         events: Sequence[AuditEntry] = (),
     ) -> list[WorkItem | None]:
-        kept: list[WorkItem | None] = await self._context.write(
-            _assign_batch, (items, start, owner, milliseconds(lease), events)
-        )
-        return kept
+        return await self._context.write(_assign_batch, (items, start, owner, milliseconds(lease), events))
 
     async def claim(
         self,
@@ -153,31 +140,25 @@ class SqliteWorkQueue:
         crash_events: CrashEvents | None = None,
     ) -> list[WorkItem]:
         wanted = (n, owner, tuple(classes), milliseconds(lease), newest_first, crash_limit, crash_events)
-        taken: list[WorkItem] = await self._context.write(_claim_batch, wanted)
-        return taken
+        return await self._context.write(_claim, wanted)
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
-        answers: list[bool] = await self._context.write(_renew_batch, (held, milliseconds(lease)))
-        return answers
+        return await self._context.write(_renew, (held, milliseconds(lease)))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        answers: list[bool] = await self._context.write(_settle_batch, settlements)
-        return answers
+        return await self._context.write(_settle_batch, settlements)
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
-        cancelled: bool = await self._context.write(_cancel_batch, (work_id, reason, who, events))
-        return cancelled
+        return await self._context.write(_cancel_batch, (work_id, reason, who, events))
 
     async def transfer(self, work_id: str, resource_class: str) -> bool:
-        moved: bool = await self._context.write(_transfer_batch, (work_id, resource_class))
-        return moved
+        return await self._context.write(_transfer, (work_id, resource_class))
 
     async def open_classes(self) -> list[str]:
-        return await self._context.read(_open_classes)
+        return await self._context.read(partial(rows.column, query=_OPEN_CLASSES))
 
     async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
-        number: int = await self._context.write(_recall_batch, (tuple(classes), crash_events))
-        return number
+        return await self._context.write(_recall, (tuple(classes), crash_events))
 
     async def get(self, work_id: str) -> WorkItem | None:
         return await self._context.read(lambda connection: rows.one(connection, work_id))
@@ -330,33 +311,33 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
     return answers
 
 
-def _claim_batch(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]:
+@each
+def _claim(
+    transaction: Transaction,
+    n: int,
+    owner: str,
+    classes: Sequence[str],
+    lease_ms: int,
+    newest_first: bool,
+    crash_limit: int,
+    crash_events: CrashEvents | None,
+) -> list[WorkItem]:
     connection, now = transaction.connection, transaction.now
-    answers: list[list[WorkItem]] = []
-    for n, owner, classes, lease_ms, newest_first, crash_limit, crash_events in wanted:
-        _reap(transaction, classes, crash_limit, crash_events)
-        connection.execute(
-            "UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?", (now.wall,)
-        )
-        if not classes:
-            found: Any = connection.execute(_READY_CLASSES).fetchall()
-            classes = tuple(name for (name,) in found)
-        if not classes or n <= 0:
-            answers.append([])
-            continue
-        direction = "DESC" if newest_first else "ASC"
-        choice = " UNION ALL ".join([_NEXT.format(direction)] * len(classes))
-        statement = _CLAIM.format(choice, direction, rows.FULL)
-        values: list[Any] = [owner, now.steady + lease_ms, lease_ms, now.wall]
-        values += [value for name in classes for value in (name, n)]
-        taken: Any = connection.execute(statement, (*values, n)).fetchall()
-        sign = -1 if newest_first else 1
-        taken.sort(key=lambda row: (-row[8], sign * row[10], sign * row[0]))
-        items = [rows.item_of(row[1:]) for row in taken]
-        for item in items:
-            transaction.cache.items.note(item.id, item)
-        answers.append(items)
-    return answers
+    _reap(transaction, classes, crash_limit, crash_events)
+    connection.execute("UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?", (now.wall,))
+    classes = classes or rows.column(connection, _READY_CLASSES)
+    if not classes or n <= 0:
+        return []
+    direction, sign = ("DESC", -1) if newest_first else ("ASC", 1)
+    choice = " UNION ALL ".join([_NEXT.format(direction)] * len(classes))
+    values: list[Any] = [owner, now.steady + lease_ms, lease_ms, now.wall]
+    values += [value for name in classes for value in (name, n)]
+    taken: Any = connection.execute(_CLAIM.format(choice, direction, rows.FULL), (*values, n)).fetchall()
+    taken.sort(key=lambda row: (-row[8], sign * row[10], sign * row[0]))
+    items = [rows.item_of(row[1:]) for row in taken]
+    for item in items:
+        transaction.cache.items.note(item.id, item)
+    return items
 
 
 def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
@@ -367,38 +348,28 @@ def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, cr
         transaction.add_events(crash_events(item) if crash_events else ())
 
 
-def _recall_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
-    answers = []
-    for classes, crash_events in wanted:
-        _reap(transaction, classes, core.CRASH_LIMIT, crash_events)
-        number = 0
-        for name in classes:
-            for statement in (_RECALL_READY, _RECALL_LATER):
-                transaction.connection.execute(statement, (transaction.now.wall, name))
-                number += transaction.connection.changes()
-        transaction.cache.clear()  # cached items may be among them
-        transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
-        answers.append(number)
-    return answers
+@each
+def _recall(transaction: Transaction, classes: Sequence[str], crash_events: CrashEvents | None) -> int:
+    _reap(transaction, classes, core.CRASH_LIMIT, crash_events)
+    number = 0
+    for name in classes:
+        for statement in (_RECALL_READY, _RECALL_LATER):
+            transaction.connection.execute(statement, (transaction.now.wall, name))
+            number += transaction.connection.changes()
+    transaction.cache.clear()  # cached items may be among them
+    transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
+    return number
 
 
-def _open_classes(connection: apsw.Connection) -> list[str]:
-    found: Any = connection.execute(_OPEN_CLASSES)
-    return [name for (name,) in found]
-
-
-def _renew_batch(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
-    connection, now = transaction.connection, transaction.now
-    answers = []
-    for held, lease_ms in wanted:
-        answer = []
-        for one in held:
-            values = (now.steady + lease_ms, lease_ms, one.id, one.owner, one.fence)
-            connection.execute(_RENEW, values)
-            transaction.cache.items.drop(one.id)
-            answer.append(connection.changes() == 1)
-        answers.append(answer)
-    return answers
+@each
+def _renew(transaction: Transaction, held: Sequence[Held], lease_ms: int) -> list[bool]:
+    lease_until = transaction.now.steady + lease_ms
+    answer = []
+    for one in held:
+        transaction.connection.execute(_RENEW, (lease_until, lease_ms, one.id, one.owner, one.fence))
+        transaction.cache.items.drop(one.id)
+        answer.append(transaction.connection.changes() == 1)
+    return answer
 
 
 def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
@@ -435,17 +406,12 @@ def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
     return answers
 
 
-def _transfer_batch(transaction: Transaction, wanted: list[tuple[str, str]]) -> list[bool]:
-    connection, answers = transaction.connection, []
-    for work_id, resource_class in wanted:
-        values = (resource_class, transaction.now.wall, work_id)
-        connection.execute(
-            "UPDATE work SET resource_class = ?, updated_at = ? WHERE id = ? AND state = 'pending'", values
-        )
-        answers.append(connection.changes() == 1)
-        transaction.cache.items.drop(work_id)
-        transaction.touched.add(rows.CLASS_TOPIC + resource_class)
-    return answers
+@each
+def _transfer(transaction: Transaction, work_id: str, resource_class: str) -> bool:
+    transaction.connection.execute(_TRANSFER, (resource_class, transaction.now.wall, work_id))
+    transaction.cache.items.drop(work_id)
+    transaction.touched.add(rows.CLASS_TOPIC + resource_class)
+    return transaction.connection.changes() == 1
 
 
 def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:

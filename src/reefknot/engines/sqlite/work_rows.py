@@ -1,6 +1,6 @@
 """Rows of the work table: written, read, and turned into items. Payloads are only read where they are wanted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import apsw
@@ -54,9 +54,15 @@ _NO_BUDGET = json.encode(_BLANK).decode()
 _STATES = {state.value: state for state in WorkState}
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """Text that `json_each` reads."""
     return json.encode(list(names)).decode()
+
+
+def column(connection: apsw.Connection, query: str) -> list[Any]:
+    """The values of a query that has one column."""
+    found: Any = connection.execute(query).fetchall()
+    return [value for (value,) in found]
 
 
 def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
