@@ -16,6 +16,7 @@ import apsw
 
 from reefknot.core.audit import chain
 from reefknot.core.audit.chain import ANCHOR, Head, Mismatch
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
@@ -30,6 +31,7 @@ ROWS_PER_DELETE = 1000
 _ROWS = "SELECT sequence, hash, at, event_type, correlation_id, trace_id, work_id, body FROM audit"
 _INDEXED = ("correlation_id", "trace_id", "work_id")
 _FILTERS = {name: f"{name} = ?" for name in ("event_type", *_INDEXED)} | {"since": "at >= ?", "until": "at < ?"}
+_LINKS = "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
 
 SOON_S = 0.1
@@ -110,8 +112,8 @@ class SqliteAuditLog:
 
 def heads(connection: apsw.Connection) -> tuple[Head, Head]:
     """The head of the chain, and the anchor at which what is left of it begins."""
-    row: Any = connection.execute(_HEADS).fetchone()
-    return Head(row[0], row[1], row[2]), Head(row[0], row[3], row[4])
+    name, sequence, hashed, anchor_sequence, anchor_hash = query(connection, _HEADS).fetchone()
+    return Head(name, sequence, hashed), Head(name, anchor_sequence, anchor_hash)
 
 
 def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chain.Link], Head, Head]:
@@ -119,10 +121,7 @@ def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chai
     connection.execute("BEGIN")
     try:
         stored, anchor = heads(connection)
-        rows: Any = connection.execute(
-            "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
-            (after, end, LINKS_PER_READ),
-        )
+        rows = query(connection, _LINKS, after, end, LINKS_PER_READ)
         return [chain.Link(number, hashed, body.encode()) for number, hashed, body in rows], stored, anchor
     finally:
         connection.execute("COMMIT")
@@ -130,18 +129,16 @@ def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chai
 
 def _beyond_head(connection: apsw.Connection) -> list[Mismatch]:
     """Events after the head of the chain: they were not written through it."""
-    query = "SELECT min(sequence) FROM audit WHERE sequence > (SELECT sequence FROM audit_head)"
-    first: Any = connection.execute(query).get
+    beyond = "SELECT min(sequence) FROM audit WHERE sequence > (SELECT sequence FROM audit_head)"
+    first = query(connection, beyond).get
     return [] if first is None else [Mismatch(int(first), "it stands behind the head of its chain")]
 
 
 def _old_until(connection: apsw.Connection, after: int, before: int) -> tuple[int, bool]:
     """The last event older than `before`, and whether a younger one was met."""
-    rows: Any = connection.execute(
-        "SELECT sequence, at FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?", (after, ROWS_PER_READ)
-    )
+    ages = "SELECT sequence, at FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?"
     last, young = after, False
-    for sequence, at in rows:
+    for sequence, at in query(connection, ages, after, ROWS_PER_READ):
         young = young or at >= before
         last = last if young else sequence
     return last, young
@@ -160,12 +157,12 @@ def _trim(transaction: Transaction, last: int) -> int:
     transaction.flush_events()
     connection = transaction.connection
     head, anchor = heads(connection)
-    row: Any = connection.execute("SELECT hash FROM audit WHERE sequence = ?", (last,)).fetchone()
-    if row is None or last <= anchor.sequence:  # another process was faster
+    hashed = query(connection, "SELECT hash FROM audit WHERE sequence = ?", last).get
+    if hashed is None or last <= anchor.sequence:  # another process was faster
         return 0
-    connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, row[0]))
+    connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, hashed))
     at = transaction.now.wall
-    body = chain.anchor_body(Head(head.chain, last, row[0]), at)
+    body = chain.anchor_body(Head(head.chain, last, hashed), at)
     transaction.add_events([AuditEntry(body, ANCHOR, at)])
     return last - anchor.sequence
 
@@ -174,10 +171,9 @@ def _trim(transaction: Transaction, last: int) -> int:
 def _remove_batch(transaction: Transaction) -> int:
     """Remove some rows before the anchor. Returns how many."""
     connection = transaction.connection
-    row: Any = connection.execute(
-        "SELECT min(sequence), (SELECT anchor_sequence FROM audit_head) FROM audit"
+    first, anchor = query(
+        connection, "SELECT min(sequence), (SELECT anchor_sequence FROM audit_head) FROM audit"
     ).fetchone()
-    first, anchor = row
     if first is None or first > anchor:
         return 0
     connection.execute("DELETE FROM audit WHERE sequence <= ?", (min(anchor, first + ROWS_PER_DELETE - 1),))
@@ -195,7 +191,7 @@ def _read_page(
     if rows is not None:
         where.append("sequence <= ?")
         values.append(start + rows)
-    found: Any = connection.execute(f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?", (*values, left))
+    found = query(connection, f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?", *values, left)
     kept = [
         KeptEntry(sequence, hashed, AuditEntry(body.encode(), event_type, at, correlation_id, trace_id, work_id))
         for sequence, hashed, at, event_type, correlation_id, trace_id, work_id, body in found

@@ -72,6 +72,11 @@ def open_connection(
     return connection
 
 
+def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:
+    """The rows of a statement, untyped: what the columns hold is known to the statement alone."""
+    return connection.execute(statement, values)
+
+
 def _enable_wal(connection: apsw.Connection, path: str, patience: float) -> None:
     """Turn WAL on and check that it is: where that fails, SQLite silently goes on in a mode that is less durable."""
     until = time.monotonic() + patience
@@ -270,8 +275,7 @@ def immediate(connection: apsw.Connection) -> Iterator[None]:
 def check_version(connection: apsw.Connection, path: str) -> int:
     """The file's version. `StoreVersionError` when it is newer than this program, or no store at all."""
     store = f"sqlite:{path}"
-    row: Any = connection.execute(_IDENTITY).fetchone()
-    found, application_id, tables = row
+    found, application_id, tables = query(connection, _IDENTITY).fetchone()
     if application_id != APPLICATION_ID and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
     if found > VERSION:

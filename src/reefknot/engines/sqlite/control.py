@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any
-
-import apsw
 
 from reefknot.core.time import milliseconds
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
@@ -40,16 +38,11 @@ class SqliteControl:
         return await self._context.write(_post, (name, target, body, sender, milliseconds(keep), events))
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
-        now = self._context.now()
-
-        def unread(connection: apsw.Connection) -> list[Command]:
-            rows: Any = connection.execute(_POLL, (after, target, EVERYONE, now.wall, limit))
-            return [Command(*row) for row in rows]
-
-        return await self._context.read(unread)
+        values = (after, target, EVERYONE, self._context.now().wall, limit)
+        return await self._context.read(lambda connection: [Command(*row) for row in query(connection, _POLL, *values)])
 
     async def latest(self) -> int:
-        return await self._context.read(_latest)
+        return await self._context.read(lambda connection: int(query(connection, "SELECT command FROM counter").get))
 
     async def wait(self, timeout: float, *, after: int) -> int:
         return await self._context.watch(
@@ -63,18 +56,10 @@ class SqliteControl:
         await self._context.write(_withdraw, (name,))
 
     async def reports(self) -> list[StatusReport]:
-        now = self._context.now()
-
-        def fresh(connection: apsw.Connection) -> list[StatusReport]:
-            rows: Any = connection.execute(_REPORTS, (now.wall,))
-            return [StatusReport(*row) for row in rows]
-
-        return await self._context.read(fresh)
-
-
-def _latest(connection: apsw.Connection) -> int:
-    number: Any = connection.execute("SELECT command FROM counter").get
-    return int(number)
+        wall = self._context.now().wall
+        return await self._context.read(
+            lambda connection: [StatusReport(*row) for row in query(connection, _REPORTS, wall)]
+        )
 
 
 @each
@@ -97,10 +82,8 @@ def _report(transaction: Transaction, name: str, body: str, keep_ms: int) -> int
     connection, now = transaction.connection, transaction.now.wall
     connection.execute("DELETE FROM status WHERE stale_at <= ?", (now,))
     row = (name, body, now, now + keep_ms)
-    sequence: Any = connection.execute(_RENEW, row).get
-    if sequence is None:
-        sequence = connection.execute(_FIRST_REPORT, row).get
-    return int(sequence)
+    known = query(connection, _RENEW, *row).get
+    return int(query(connection, _FIRST_REPORT, *row).get if known is None else known)
 
 
 @each

@@ -28,6 +28,7 @@ from reefknot.core.idempotency import (
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite import upkeep
 from reefknot.engines.sqlite.audit import SqliteAuditLog
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import BulkStatement, Transaction, each
 from reefknot.engines.sqlite.writer import Handler
@@ -147,13 +148,11 @@ class SqliteIdempotencyStore:
 
     async def counts(self) -> Mapping[KeyState, int]:
         now = self._context.now()
-        query = f"SELECT state, count(*) FROM idempotency WHERE NOT ({upkeep.SPENT}) GROUP BY state"  # noqa: S608
-
-        def count(connection: apsw.Connection) -> dict[KeyState, int]:
-            rows: Any = connection.execute(query, (now.wall, now.steady))
-            return {KeyState(state): number for state, number in rows}
-
-        return await self._context.read(count)
+        statement = f"SELECT state, count(*) FROM idempotency WHERE NOT ({upkeep.SPENT}) GROUP BY state"  # noqa: S608
+        counts = await self._context.read(
+            lambda connection: query(connection, statement, now.wall, now.steady).fetchall()
+        )
+        return {KeyState(state): number for state, number in counts}
 
     async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
         forgotten: bool = await self._write(_forget, (checked_key(key), events))
@@ -270,5 +269,5 @@ def _forget(transaction: Transaction, key: str, events: Sequence[AuditEntry]) ->
 
 def load(connection: apsw.Connection, keys: list[str]) -> dict[str, KeyRecord]:
     """The records of these keys, read as one row: every row costs a handover of the interpreter's lock."""
-    text: Any = connection.execute(_LOAD, (json.encode(keys).decode(),)).get
+    text = query(connection, _LOAD, json.encode(keys).decode()).get
     return {record.key: record for record in _records.decode(text)}

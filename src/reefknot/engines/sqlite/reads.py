@@ -1,6 +1,5 @@
 """
-`StoreContext`, which every part of a store works through, and its reads: `Reader` runs queries beside the writer,
-`ChangeWatcher` notices that there is something new to read.
+`StoreContext`, which every part of a store works through; its reads beside the writer, and its watch for changes.
 
 In WAL mode a reader never waits for the writer, nor the writer for a reader. Every read is bounded in time.
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 
 import apsw
-from msgspec import Struct, json
+from msgspec import json
 
 from reefknot.engines.sqlite import message_rows as rows
 from reefknot.engines.sqlite.reads import StoreContext
@@ -153,12 +153,13 @@ class _Subscription:
 
     def offer(self, row: rows.Row) -> bool:
         """Take it in, if there is room."""
-        if row.subject in self.subjects:
+        seq, _, delivery = row
+        if delivery.subject in self.subjects:
             if self.unread.full():
                 return False
-            self.unread.put_nowait((row.seq, row.delivery))
+            self.unread.put_nowait((seq, delivery))
             self.from_elsewhere += 1
-        self.fetched = row.seq
+        self.fetched = seq
         return True
 
     def got(self, seq: int) -> None:
@@ -168,13 +169,6 @@ class _Subscription:
 
     def listener(self, origin: str) -> rows.Listener:
         return rows.Listener(self.name, origin, self.subjects, self.limit, self.read_to)
-
-
-class _Others(Struct, frozen=True):
-    """The listeners of other processes, as last seen."""
-
-    origins: frozenset[str] = frozenset()
-    subjects: frozenset[str] = frozenset()
 
 
 class SqliteTransport:
@@ -188,7 +182,9 @@ class SqliteTransport:
         self._nudge = nudge
         self._origin = new_id()
         self._lines: list[_Subscription] = []
-        self._others = _Others()
+        self._other_origins: frozenset[str] = frozenset()
+        self._other_subjects: frozenset[str] = frozenset()
+        """Of the listeners of other processes, as last seen."""
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
         self._announces_now = False
@@ -207,7 +203,7 @@ class SqliteTransport:
             return
         here = [line for line in self._lines if subject in line.subjects]
         try:
-            if not here or subject in self._others.subjects:
+            if not here or subject in self._other_subjects:
                 encoded = json.encode(headers or {}).decode()
                 await self._outgoing.put(name, (self._origin, subject, message_id or None, encoded, body))
             for line in here:
@@ -241,8 +237,7 @@ class SqliteTransport:
         if self._following is None:
             loop = asyncio.get_running_loop()
             self._following = loop.create_task(self._follow(), name="messages from other processes")
-        self._announce_at, self._is_announced = 0.0, False
-        self._nudge(rows.TOPIC)
+        self._announce_anew()
         return self._read(line)
 
     async def _read(self, line: _Subscription) -> AsyncIterator[Delivery]:
@@ -256,8 +251,11 @@ class SqliteTransport:
         finally:
             if line in self._lines:
                 self._lines.remove(line)
-                self._announce_at, self._is_announced = 0.0, False
-                self._nudge(rows.TOPIC)
+                self._announce_anew()
+
+    def _announce_anew(self) -> None:
+        self._announce_at, self._is_announced = 0.0, False
+        self._nudge(rows.TOPIC)
 
     async def _follow(self) -> None:
         """Fetch what others sent, and tell them how far it was read."""
@@ -286,10 +284,10 @@ class SqliteTransport:
         last, found = await self._context.read(
             partial(rows.news, origin=self._origin, after=start, subjects=subjects, limit=PAGE)
         )
-        if any(row.origin not in self._others.origins for row in found):
+        if any(origin not in self._other_origins for _, origin, _ in found):
             self._know(await self._context.read(partial(rows.listeners, now=self._context.now())))
         for row in found:
-            lines = [line for line in lines if row.seq <= line.fetched or line.offer(row)]
+            lines = [line for line in lines if row[0] <= line.fetched or line.offer(row)]
         if len(found) < PAGE:
             for line in lines:
                 line.fetched = max(line.fetched, last)
@@ -322,8 +320,8 @@ class SqliteTransport:
 
     def _know(self, listeners: list[rows.Listener]) -> None:
         others = [one for one in listeners if one.origin != self._origin]
-        subjects = frozenset().union(*(one.subjects for one in others))
-        self._others = _Others(frozenset(one.origin for one in others), subjects)
+        self._other_origins = frozenset(one.origin for one in others)
+        self._other_subjects = frozenset().union(*(one.subjects for one in others))
 
     async def close(self) -> None:
         """Stop listening. Whoever waits for messages here hears that there are no more."""

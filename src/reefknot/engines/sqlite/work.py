@@ -20,6 +20,7 @@ from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import upkeep as retention
 from reefknot.engines.sqlite import work_rows as rows
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
@@ -43,7 +44,7 @@ class SqliteLeases:
         self._context = context
 
     async def owners(self) -> list[str]:
-        return await self._context.read(partial(rows.column, query=_OWNERS))
+        return await self._context.read(partial(rows.column, statement=_OWNERS))
 
     async def end(self, owners: Collection[str]) -> int:
         return await self._context.write(_end, (rows.listed(sorted(owners)),)) if owners else 0
@@ -91,6 +92,10 @@ _SOONEST = (
     "SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased WHERE state = 'running' {0} "
     "UNION ALL SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 {0} "
     "UNION ALL SELECT 0 WHERE EXISTS (SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 {0}))"
+)
+_COUNTS = (
+    "SELECT resource_class, state, count(*), count(*) FILTER (WHERE due_at <= ?1), ?1 - min(due_at) "
+    "FROM work GROUP BY resource_class, state"
 )
 _IN_CLASSES = "AND resource_class IN (SELECT value FROM json_each(?3))"
 
@@ -155,7 +160,7 @@ class SqliteWorkQueue:
         return await self._context.write(_transfer, (work_id, resource_class))
 
     async def open_classes(self) -> list[str]:
-        return await self._context.read(partial(rows.column, query=_OPEN_CLASSES))
+        return await self._context.read(partial(rows.column, statement=_OPEN_CLASSES))
 
     async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
         return await self._context.write(_recall, (tuple(classes), crash_events))
@@ -332,7 +337,7 @@ def _claim(
     choice = " UNION ALL ".join([_NEXT.format(direction)] * len(classes))
     values: list[Any] = [owner, now.steady + lease_ms, lease_ms, now.wall]
     values += [value for name in classes for value in (name, n)]
-    taken: Any = connection.execute(_CLAIM.format(choice, direction, rows.FULL), (*values, n)).fetchall()
+    taken = query(connection, _CLAIM.format(choice, direction, rows.FULL), *values, n).fetchall()
     taken.sort(key=lambda row: (-row[8], sign * row[10], sign * row[0]))
     items = [rows.item_of(row[1:]) for row in taken]
     for item in items:
@@ -418,12 +423,7 @@ def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
     counts: dict[str, dict[WorkState, int]] = {}
     due: dict[str, int] = {}
     oldest: dict[str, int] = {}
-    found: Any = connection.execute(
-        "SELECT resource_class, state, count(*), count(*) FILTER (WHERE due_at <= ?1), ?1 - min(due_at) "
-        "FROM work GROUP BY resource_class, state",
-        (wall,),
-    )
-    for name, state, number, number_due, waited in found:
+    for name, state, number, number_due, waited in query(connection, _COUNTS, wall):
         counts.setdefault(name, {})[WorkState(state)] = number
         if state == WorkState.PENDING and number_due:
             due[name] = number_due
@@ -433,7 +433,6 @@ def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
 
 def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:
     """Seconds until something can be claimed, infinite when only a change can bring it."""
-    statement = _SOONEST.format(_IN_CLASSES if classes else "")
-    values: tuple[Any, ...] = (now.steady, now.wall)
-    found: Any = connection.execute(statement, (*values, rows.listed(classes)) if classes else values).get
+    in_classes, listed = (_IN_CLASSES, [rows.listed(classes)]) if classes else ("", [])
+    found = query(connection, _SOONEST.format(in_classes), now.steady, now.wall, *listed).get
     return inf if found is None else found / 1000

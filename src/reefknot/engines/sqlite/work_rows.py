@@ -7,6 +7,7 @@ import apsw
 from msgspec import json, structs
 
 from reefknot.core.work import Budget, HistoryEntry, WorkItem, WorkState
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.transaction import Transaction
 
 _FIELDS = WorkItem.__struct_fields__
@@ -17,6 +18,7 @@ _NESTED = {"budget": "json(budget)", "history": "json(history)"}
 _LIGHT = ", ".join(_NESTED.get(name, name) for name in _FIELDS[:-1])
 _AS_ONE_ROW = f"SELECT json_group_array(json_array({_LIGHT})) FROM "  # noqa: S608 - our own column names
 _LOAD = _AS_ONE_ROW + "work WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
+_KNOWN = "SELECT json_group_array(id) FROM work WHERE id IN (SELECT value FROM json_each(?))"
 # Named, because the planner would rather walk the whole table in the order of seq.
 _EXPIRED = (
     _AS_ONE_ROW  # noqa: S608 - our own column names
@@ -59,10 +61,9 @@ def listed(names: Iterable[str]) -> str:
     return json.encode(list(names)).decode()
 
 
-def column(connection: apsw.Connection, query: str) -> list[Any]:
+def column(connection: apsw.Connection, statement: str) -> list[Any]:
     """The values of a query that has one column."""
-    found: Any = connection.execute(query).fetchall()
-    return [value for (value,) in found]
+    return [value for (value,) in query(connection, statement)]
 
 
 def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
@@ -91,27 +92,23 @@ def page(connection: apsw.Connection, where: Sequence[str], values: Sequence[Any
 
 def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
     """The item of this id with its payload, if there is one."""
-    row: Any = connection.execute(f"SELECT {FULL} FROM work WHERE id = ?", (work_id,)).fetchone()  # noqa: S608
+    row = query(connection, f"SELECT {FULL} FROM work WHERE id = ?", work_id).fetchone()  # noqa: S608
     return None if row is None else item_of(row)
 
 
 def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
     """Which of these ids are there already."""
-    query = "SELECT json_group_array(id) FROM work WHERE id IN (SELECT value FROM json_each(?))"
-    text: Any = connection.execute(query, (listed(ids),)).get
-    return set(json.decode(text, type=list[str]))
+    return json.decode(query(connection, _KNOWN, listed(ids)).get, type=set[str])
 
 
 def pending_in(connection: apsw.Connection, resource_class: str) -> int:
     """The number of pending items of one class, due or not."""
-    found: Any = connection.execute(_PENDING, (resource_class,)).get
-    return int(found)
+    return int(query(connection, _PENDING, resource_class).get)
 
 
 def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
     """The items among these ids that have their result."""
-    found: Any = connection.execute(_OVER, (listed(ids),))
-    return [item_of(row) for row in found]
+    return [item_of(row) for row in query(connection, _OVER, listed(ids))]
 
 
 def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
@@ -164,5 +161,4 @@ def _row(item: WorkItem) -> list[Any]:
 
 
 def _decoded(connection: apsw.Connection, statement: str, values: tuple[Any, ...]) -> list[WorkItem]:
-    text: Any = connection.execute(statement, values).get
-    return _items.decode(text)
+    return _items.decode(query(connection, statement, *values).get)
