@@ -55,8 +55,9 @@ class MemoryContext(Waiters):
         return self._timeline.at(self._clock.now())
 
     def changed(self, *topics: str) -> None:
-        """Wake those who wait for one of these topics, or for any change."""
-        self.wake(*topics, "")
+        """Wake those who wait for one of these topics, or for any change; in an order that every run repeats."""
+        if self._waiting:
+            self.wake(*sorted(topics), "")
 
     def close(self) -> None:
         self._closed = True
