@@ -17,7 +17,7 @@ from reefknot.core.idempotency import Busy, Claim, Claimed, Done, Ending, Hit, K
 from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
-from reefknot.engines.memory.audit_and_keys import MemoryIdempotencyStore
+from reefknot.engines.memory.store import MemoryIdempotencyStore
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import LeaseLostError

@@ -455,7 +455,7 @@ def _keys_in_memory() -> IdempotencyStore:
 
 def _default_sink(store: IdempotencyStore) -> AuditSink:
     from reefknot.engines.log_sink import LogSink
-    from reefknot.engines.memory.audit_and_keys import MemoryIdempotencyStore
+    from reefknot.engines.memory.store import MemoryIdempotencyStore
 
     # An audit log in memory is never trimmed, which a process that runs for months cannot afford.
     return LogSink() if isinstance(store, MemoryIdempotencyStore) else store.audit

@@ -1,10 +1,11 @@
-"""The work of a memory store: items in a dictionary, and a heap for each class that says what is next."""
+"""Work, leases and quarantine of a memory store: items in a dictionary, and a heap of what is next for each class."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import count
 from math import inf
 
@@ -25,9 +26,20 @@ from reefknot.core.overload.submission import (
 from reefknot.core.results import DROPPED
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import ENDED, WorkItem, WorkState
-from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
+from reefknot.engines.memory.store import MemoryAuditLog, MemoryContext
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+from reefknot.ports.work_queue import (
+    ALL,
+    FIRST_FENCE,
+    CrashEvents,
+    Enqueued,
+    Held,
+    QuarantineFilter,
+    QuarantineStats,
+    Settlement,
+    WorkSnapshot,
+    events_to_keep,
+)
 
 CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC = "work in ", "work ended", "leases ended"
 
@@ -56,6 +68,7 @@ class MemoryLeases:
 
 
 _Place = tuple[int, int, int, str]
+_Change = Callable[[WorkItem, Moment], WorkItem]
 
 
 class MemoryWorkQueue:
@@ -295,31 +308,21 @@ class MemoryWorkQueue:
         return len(gone)
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        deadline = self.shared.deadline(timeout)
-        while True:
-            soonest = self._soonest(self.shared.now(), classes)
-            if soonest == 0:
-                return True
-            left = self.shared.left(deadline)
-            if not left:
-                return False
-            topics = {LEASES_TOPIC, *(CLASS_TOPIC + name for name in classes)} if classes else ()
-            await self.shared.change(left if soonest is None else min(left, soonest / 1000), topics)
+        topics = (LEASES_TOPIC, *(CLASS_TOPIC + name for name in classes)) if classes else ("",)
+        soonest = partial(self._soonest, classes)
+        return await self.shared.watch(soonest, *topics, pause=float, timeout=timeout) == 0
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
-        deadline = self.shared.deadline(timeout)
-        while True:
-            self.shared.now()
-            item = self.items.get(work_id)
-            left = self.shared.left(deadline)
-            if (item is not None and core.is_over(item)) or not left:
-                return item if item is not None and core.is_over(item) else None
-            await self.shared.change(left, (ENDED_TOPIC,))
+        async def over() -> WorkItem | None:
+            item = await self.get(work_id)
+            return item if item is not None and core.is_over(item) else None
+
+        return await self.shared.watch(over, ENDED_TOPIC, pause=lambda item: 0.0 if item else inf, timeout=timeout)
 
     def wake(self, *topics: str) -> None:
         """Wake those who wait for what has changed since the last call."""
         touched, self._touched = self._touched, set()
-        self.shared.changed(touched.union(topics))
+        self.shared.changed(*touched, *topics)
 
     def put(self, item: WorkItem, now: Moment) -> None:
         """Keep an item as it is now, at the place that belongs to its state."""
@@ -414,19 +417,99 @@ class MemoryWorkQueue:
                 taken.append(place)
         return taken
 
-    def _soonest(self, now: Moment, classes: Sequence[str]) -> int | None:
-        """Milliseconds until something may be claimed, None when only a change can bring it."""
+    async def _soonest(self, classes: Sequence[str]) -> float:
+        """Seconds until something may be claimed, infinite when only a change can bring it."""
+        now = self.shared.now()
         self._promote(now)
         for name in classes or tuple(self._ready):
             heap = self._ready.get(name, [])
             while heap and not self._is_ready(name, heap[0]):
                 heapq.heappop(heap)
             if heap:
-                return 0
+                return 0.0
         running = (self.items[work_id] for work_id in self._running)
         ends = [
             max(0, item.lease_until - now.steady) for item in running if not classes or item.resource_class in classes
         ]
         if self._later:
             ends.append(max(1, self._later[0][0] - now.wall))
-        return min(ends, default=None)
+        return min(ends, default=inf) / 1000
+
+
+class MemoryQuarantine:
+    """The quarantine of a memory store."""
+
+    def __init__(self, work: MemoryWorkQueue, audit: MemoryAuditLog) -> None:
+        self._work = work
+        self._audit = audit
+
+    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        self._work.shared.now()
+        found = [item for item in self._meant(which) if item.id > after]
+        return [structs.replace(item, payload=b"") for item in found[:limit]]
+
+    async def show(self, work_id: str) -> WorkItem | None:
+        item = await self._work.get(work_id)
+        return item if item is not None and item.state is WorkState.QUARANTINED else None
+
+    async def requeue(
+        self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return self._change(which, partial(core.requeue, who=who), dry_run, events)
+
+    async def discard(
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        reason: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        return self._change(which, partial(core.discard, who=who, reason=reason), dry_run, events)
+
+    async def purge(
+        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return self._change(which, None, dry_run, events)
+
+    async def stats(self) -> QuarantineStats:
+        self._work.shared.now()
+        items = self._meant(ALL)
+        return QuarantineStats(
+            total=len(items),
+            by_kind=dict(Counter(item.kind for item in items)),
+            by_source=dict(Counter(item.source for item in items)),
+            by_reason=dict(Counter(item.reason for item in items)),
+            oldest_at=min((item.updated_at for item in items), default=None),
+        )
+
+    def _meant(self, which: QuarantineFilter) -> list[WorkItem]:
+        held = (item for item in self._work.items.values() if item.state is WorkState.QUARANTINED)
+        return sorted((item for item in held if _matches(which, item)), key=lambda item: item.id)
+
+    def _change(
+        self, which: QuarantineFilter, change: _Change | None, dry_run: bool, events: Sequence[AuditEntry]
+    ) -> list[str]:
+        """Change the items that meet the filter, or delete them when there is no change to make. Returns their ids."""
+        now = self._work.shared.now()
+        items = self._meant(which)
+        if items and not dry_run:
+            for item in items:
+                if change is None:
+                    self._work.remove(item.id)
+                else:
+                    self._work.put(change(item, now), now)
+            self._audit.add(events)
+            self._work.wake()
+        return [item.id for item in items]
+
+
+def _matches(which: QuarantineFilter, item: WorkItem) -> bool:
+    return (
+        (not which.ids or item.id in which.ids)
+        and which.kind in (None, item.kind)
+        and which.source in (None, item.source)
+        and (which.reason_contains is None or which.reason_contains in item.reason)
+        and (which.before is None or item.updated_at < which.before)
+    )
