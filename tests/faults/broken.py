@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from reefknot.core.overload.submission import OpenWork, Waiting
-from reefknot.engines.sqlite import work
+from reefknot.engines.sqlite import admission
 from reefknot.worker.attempt import StepRunner
 from reefknot.worker.destinations import Destination
 from reefknot.worker.queue import BoundedQueue
@@ -21,12 +21,12 @@ from reefknot.worker.queue import BoundedQueue
 
 def _no_time_bound() -> None:
     """Submissions are admitted by count alone, whatever their deadlines are."""
-    admit = work.admit_submission
+    admit = admission.admit_submission
 
     def by_count(open_work: OpenWork, arrival: Any, rules: Any) -> Any:
         return admit(open_work, msgspec.structs.replace(arrival, deadline_ms=None), rules)
 
-    work.admit_submission = by_count
+    admission.admit_submission = by_count
     _begin_hopeless()
 
 
@@ -53,7 +53,7 @@ def _first_come() -> None:
     def everything(self: OpenWork, priority: int, tenant: str) -> int:
         return sum(self._counts.values())
 
-    work.in_turns = by_age
+    admission.in_turns = by_age
     OpenWork.ahead = everything  # type: ignore[method-assign]
     OpenWork.lowest = lambda self, tenant=None: None  # type: ignore[method-assign]
     OpenWork.submitted_by_tenant = lambda self: {"": self.submitted}  # type: ignore[method-assign]

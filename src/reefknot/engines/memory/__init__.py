@@ -5,6 +5,7 @@ It fulfils the contracts of the durable engines, ends with the process, and belo
 """
 
 from reefknot.core.idempotency import KEY_RETENTION_S
+from reefknot.engines.memory.quarantine import MemoryLeases, MemoryQuarantine
 from reefknot.engines.memory.store import (
     Hub,
     MemoryAuditLog,
@@ -13,7 +14,7 @@ from reefknot.engines.memory.store import (
     MemoryIdempotencyStore,
     MemoryTransport,
 )
-from reefknot.engines.memory.work import MemoryLeases, MemoryQuarantine, MemoryWorkQueue
+from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.clock import Clock
 from reefknot.runtime.seeds import new_id
 

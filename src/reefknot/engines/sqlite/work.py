@@ -17,19 +17,14 @@ import apsw
 from msgspec import json
 
 from reefknot.core import work as core
-from reefknot.core.overload.admission import Accept, Arrival, Reject
+from reefknot.core.overload.admission import Accept, Reject
 from reefknot.core.overload.submission import (
     Displace,
-    OpenWork,
-    Stage,
     SubmissionRules,
-    Waiting,
-    admit_submission,
-    in_turns,
 )
-from reefknot.core.results import DROPPED
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import WorkItem, WorkState
+from reefknot.engines.sqlite import admission
 from reefknot.engines.sqlite import upkeep as retention
 from reefknot.engines.sqlite import work_rows as rows
 from reefknot.engines.sqlite.connection import query
@@ -89,16 +84,10 @@ _RECALL_READY = (
     "WHERE state = 'pending' AND ready = 1 AND resource_class = ?"
 )
 _RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
-_NEXT = (
-    "SELECT priority, due_at, seq FROM work WHERE state = 'pending' AND ready = 1 "
-    "AND resource_class = ? AND tenant_id IS ? ORDER BY priority DESC, due_at {0}, seq {0} LIMIT ?"
-)
 _CLAIM = (
     "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "  # noqa: S608
     f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING seq, {rows.FULL}"
 )
-MOST_TENANTS = 64
-"""Tenants whose queues one claim looks at; the others' turn comes with the next ones."""
 REFUSING_S = 1.0
 """How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
@@ -139,7 +128,9 @@ class SqliteWorkQueue:
     ) -> list[Enqueued | Reject]:
         loop = asyncio.get_running_loop()
         if rules is not None and loop.time() < self._refusing_until:
-            judged = await self._context.read(partial(_judge, items=items, rules=rules, wall=self._context.now().wall))
+            judged = await self._context.read(
+                partial(admission.judge, items=items, rules=rules, wall=self._context.now().wall)
+            )
             if Enqueued.ACCEPTED not in judged:
                 return judged
         wanted = (items, rules, events, owner, milliseconds(lease), drop_events)
@@ -268,7 +259,7 @@ class SqliteWorkQueue:
 
 def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
-    entrance = _Entrance(transaction.connection, transaction.now.wall)
+    entrance = admission.Entrance(transaction.connection, transaction.now.wall)
     new: list[WorkItem] = []
     answers: list[list[Enqueued | Reject]] = []
     for items, rules, events, owner, lease_ms, drop_events in wanted:
@@ -285,7 +276,7 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
             if isinstance(verdict, Displace):
                 rows.insert(transaction, new)
                 new.clear()
-                _displace(transaction, accepted.pool, verdict, drop_events)
+                admission.displace(transaction, accepted.pool, verdict, drop_events)
             known.add(item.id)
             answer.append(Enqueued.ACCEPTED)
             new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
@@ -294,53 +285,6 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
         answers.append(answer)
     rows.insert(transaction, new)
     return answers
-
-
-class _Entrance:
-    """Admission of the arrivals of one moment: each counts for those after it."""
-
-    def __init__(self, connection: apsw.Connection, wall: int) -> None:
-        self._connection = connection
-        self._wall = wall
-        self._pools: dict[str, tuple[OpenWork, SubmissionRules | None]] = {}
-
-    def admit(self, item: WorkItem, rules: SubmissionRules) -> Accept | Displace | Reject:
-        if item.pool not in self._pools:
-            self._pools[item.pool] = rows.open_work(self._connection, item.pool, self._wall)
-        work, published = self._pools[item.pool]
-        deadline = None if item.deadline_at is None else float(item.deadline_at - self._wall)
-        tenant = item.tenant_id or ""
-        verdict = admit_submission(work, Arrival(item.priority, deadline, tenant), published or rules)
-        if not isinstance(verdict, Reject):
-            work.add(Stage.SUBMITTED, item.priority, tenant)
-        if isinstance(verdict, Displace):
-            work.add(Stage.SUBMITTED, verdict.priority, verdict.tenant, -1)
-        return verdict
-
-
-def _judge(
-    connection: apsw.Connection, items: Sequence[WorkItem], rules: SubmissionRules, wall: int
-) -> list[Enqueued | Reject]:
-    """The answers that `enqueue` would give now. Nothing is written."""
-    known = rows.known(connection, [item.id for item in items])
-    entrance = _Entrance(connection, wall)
-    now = Moment(0, wall)
-    answers: list[Enqueued | Reject] = []
-    for item in items:
-        verdict = Accept() if item.id in known else entrance.admit(core.accepted(item, now), rules)
-        accepted = Enqueued.DUPLICATE if item.id in known else Enqueued.ACCEPTED
-        answers.append(verdict if isinstance(verdict, Reject) else accepted)
-    return answers
-
-
-def _displace(transaction: Transaction, pool: str, verdict: Displace, drop_events: CrashEvents | None) -> None:
-    """End the oldest submission of this priority and tenant, to make room."""
-    victim = rows.oldest_submission(transaction.connection, pool, verdict.priority, verdict.tenant)
-    if victim is not None:
-        item = rows.cached_or_loaded(transaction, [victim])[victim]
-        dropped = core.cancel(item, transaction.now, reason=DROPPED, who="admission")
-        rows.update(transaction, [dropped])
-        transaction.add_events(drop_events(dropped) if drop_events else ())
 
 
 def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
@@ -397,7 +341,7 @@ def _claim(
     classes = classes or rows.column(connection, _READY_CLASSES)
     if not classes or n <= 0:
         return []
-    chosen = _in_turns(transaction, classes, n, newest_first)
+    chosen = admission.next_rows(transaction, classes, n, newest_first)
     values = (owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
     taken = query(connection, _CLAIM, *values).fetchall() if chosen else []
     order = {seq: at for at, seq in enumerate(chosen)}
@@ -406,30 +350,6 @@ def _claim(
     for item in items:
         transaction.cache.items.note(item.id, item)
     return items
-
-
-def _in_turns(transaction: Transaction, classes: Sequence[str], n: int, newest_first: bool) -> list[int]:
-    """The rows that come next, by priority, then age, tenants taking turns."""
-    statement = _NEXT.format("DESC" if newest_first else "ASC")
-    queues: dict[str, list[Waiting]] = {}
-    for name in dict.fromkeys(classes):
-        for tenant in _next_tenants(transaction, name):
-            queues.setdefault(tenant, []).extend(query(transaction.connection, statement, name, tenant or None, n))
-    sign = -1 if newest_first else 1
-    for queue in queues.values():
-        queue.sort(key=lambda one: (-one[0], sign * one[1], sign * one[2]))
-    taken = in_turns(queues, n, transaction.cache.last_tenant)
-    if taken:
-        transaction.cache.last_tenant = taken[-1][0]
-    return [waiting[2] for _, waiting in taken]
-
-
-def _next_tenants(transaction: Transaction, resource_class: str) -> list[str]:
-    """The tenants with pending work of a class, those behind the last one served first."""
-    names, last = rows.tenants(transaction.connection, resource_class), transaction.cache.last_tenant
-    if len(names) <= MOST_TENANTS:
-        return names
-    return sorted(names, key=lambda name: (name <= last, name))[:MOST_TENANTS]
 
 
 def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
@@ -482,7 +402,7 @@ def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) 
             answer.append(ours)
         answers.append(answer)
     rows.update(transaction, list(changed.values()))
-    rows.fold_service_times(transaction.connection, took)
+    admission.fold_service_times(transaction.connection, took)
     return answers
 
 

@@ -1,13 +1,12 @@
 """Rows of the work table: written, read, and turned into items. Payloads are only read where they are wanted."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import apsw
 from msgspec import json, structs
 
-from reefknot.core.overload.submission import Capacity, OpenWork, ServiceTime, SubmissionRules
-from reefknot.core.work import ROUTER, Budget, HistoryEntry, WorkItem, WorkState, pool_of
+from reefknot.core.work import Budget, HistoryEntry, WorkItem, WorkState
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.transaction import Transaction
 
@@ -38,18 +37,6 @@ _OVER = (
     f"SELECT {FULL} FROM work WHERE id IN (SELECT value FROM json_each(?)) "  # noqa: S608 - our own column names
     "AND state NOT IN ('pending', 'running')"
 )
-
-_OPEN_WORK = "SELECT stage, priority, tenant, number FROM open_work WHERE pool = ?"
-_QUEUED_TENANTS = "SELECT DISTINCT tenant FROM open_work WHERE pool = ? AND stage = 'queued'"
-_SERVICE_TIME = "SELECT known, mean_ms FROM service_time WHERE pool = ?"
-# Literals, not parameters: only then SQLite uses the partial indexes.
-_OLDEST_SUBMISSION = (
-    "SELECT id FROM (SELECT id, seq FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = 'router' "
-    "AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3 UNION ALL SELECT id, seq FROM work INDEXED BY work_leased "
-    "WHERE state = 'running' AND resource_class = 'router' AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3) "
-    "ORDER BY seq LIMIT 1"
-)
-_capacity = json.Decoder(Capacity)
 
 CLASS_TOPIC = "work in "
 """Before the name of a class: the topic of those who wait for something to claim there."""
@@ -106,41 +93,6 @@ def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
 def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
     """Which of these ids are there already."""
     return json.decode(query(connection, _KNOWN, listed(ids)).get, type=set[str])
-
-
-def open_work(connection: apsw.Connection, pool: str, wall: int) -> tuple[OpenWork, SubmissionRules | None]:
-    """The open work of a resource class, and the rules that a router has published, if one is there."""
-    counted = list(query(connection, _OPEN_WORK, pool))
-    known = query(connection, _SERVICE_TIME, pool).fetchone()
-    slots, rules = 0, None
-    for (text,) in query(connection, "SELECT capacity FROM status WHERE stale_at > ? ORDER BY sequence", wall):
-        capacity = _capacity.decode(text)
-        slots += capacity.slots.get(pool, 0)
-        rules = rules or capacity.rules
-    return OpenWork(counted, slots=slots, service=None if known is None else ServiceTime(*known)), rules
-
-
-def fold_service_times(connection: apsw.Connection, took: Mapping[str, Sequence[float]]) -> None:
-    """Count the service times of attempts that have ended, by resource class."""
-    for pool, times in took.items():
-        known = query(connection, _SERVICE_TIME, pool).fetchone()
-        mean = ServiceTime() if known is None else ServiceTime(*known)
-        for took_ms in times:
-            mean = mean.after(took_ms)
-        connection.execute("INSERT OR REPLACE INTO service_time VALUES (?, ?, ?)", (pool, mean.known, mean.mean_ms))
-
-
-def tenants(connection: apsw.Connection, resource_class: str) -> list[str]:
-    """The tenants that have pending work of this class, at whichever worker."""
-    if resource_class == ROUTER:
-        return column(connection, "SELECT DISTINCT tenant FROM open_work WHERE stage = 'submitted'")
-    return column(connection, _QUEUED_TENANTS, pool_of(resource_class))
-
-
-def oldest_submission(connection: apsw.Connection, pool: str, priority: int, tenant: str) -> str | None:
-    """The id of the oldest submission of this priority and tenant, held by a router or by nobody."""
-    found = query(connection, _OLDEST_SUBMISSION, pool, priority, tenant or None).get
-    return None if found is None else str(found)
 
 
 def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
