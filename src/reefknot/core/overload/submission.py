@@ -62,7 +62,7 @@ class SubmissionRules(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True):
-    """What a system offers to all submitters of its store: the slots of its workers, and its router's rules."""
+    """Slots of one system's workers by resource class, and its router's rules, for all submitters of the store."""
 
     slots: dict[str, int] = {}
     rules: SubmissionRules | None = None
