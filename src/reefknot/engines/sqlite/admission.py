@@ -107,7 +107,7 @@ class Entrance:
         return verdict
 
 
-def judge(
+def verdicts(
     connection: apsw.Connection, items: Sequence[WorkItem], rules: SubmissionRules, wall: int
 ) -> list[Enqueued | Reject]:
     """The answers that `enqueue` would give now. Nothing is written."""

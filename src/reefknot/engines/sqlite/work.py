@@ -128,11 +128,11 @@ class SqliteWorkQueue:
     ) -> list[Enqueued | Reject]:
         loop = asyncio.get_running_loop()
         if rules is not None and loop.time() < self._refusing_until:
-            judged = await self._context.read(
-                partial(admission.judge, items=items, rules=rules, wall=self._context.now().wall)
+            answers = await self._context.read(
+                partial(admission.verdicts, items=items, rules=rules, wall=self._context.now().wall)
             )
-            if Enqueued.ACCEPTED not in judged:
-                return judged
+            if Enqueued.ACCEPTED not in answers:
+                return answers
         wanted = (items, rules, events, owner, milliseconds(lease), drop_events)
         answers = await self._context.write(_enqueue_batch, wanted)
         if any(isinstance(answer, Reject) for answer in answers):
