@@ -33,6 +33,7 @@ from reefknot.core.messages import (
     StepStatus,
 )
 from reefknot.core.overload.admission import RejectionPolicy, Rules
+from reefknot.core.overload.submission import SubmissionRules
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import QueueFullError
@@ -156,7 +157,7 @@ class World:
         names = [f"w{n}" for n in range(self.rng.choice([1, 2, 3, 3]))]
         self.workers = [Member(self, name) for name in names]
         self.router = Member(self, "router")
-        self.submissions = Submissions(store.work, clock, size=30)
+        self.submissions = Submissions(store.work, clock, rules=SubmissionRules(30))
         self.callers: dict[str, tuple[Router, asyncio.Future[ExecResult]]] = {}
         """Callers in a router's own process."""
         self.sea.on_send = self._accepted_means_kept
