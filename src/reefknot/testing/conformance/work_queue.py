@@ -145,6 +145,20 @@ class WorkQueueContract:
 
         harness.run(story)
 
+    def test_a_submission_that_is_due_later_makes_room_as_well(self, harness: Harness) -> None:
+        """Recalled retries are such: they hold a place, and nobody can claim them yet."""
+
+        async def story(store: Store, clock: VirtualClock) -> None:
+            later = [WorkItem(f"a{n}", "t", ROUTER, pool="io", priority=-1, due_at=wall(clock) + 9000) for n in (1, 2)]
+            full = SubmissionRules(size=2)
+            await store.work.enqueue(later, rules=full)
+            high = WorkItem("high", "t", ROUTER, pool="io", priority=9)
+            assert await store.work.enqueue([high], rules=full) == [Enqueued.ACCEPTED]
+            states = [await state_of(store, name) for name in ("a1", "a2", "high")]
+            assert states == [WorkState.CANCELLED, WorkState.PENDING, WorkState.PENDING]
+
+        harness.run(story)
+
     def test_work_that_would_wait_too_long_for_its_deadline_is_refused(self, harness: Harness) -> None:
         """Two slots and steps of a second: six waiting are three seconds, of ten that is too much of the deadline."""
 
