@@ -35,6 +35,9 @@ def test_the_runs_see_every_kind_of_end_and_every_kind_of_trouble() -> None:
 
     assert ends == {"success", "error", "timeout", "cancelled"}
     assert troubles == {"crash", "freeze", "stop", "drain", "rest", "jump", "nothing"}
+    assert sum(story.refused for story in stories) > 5, "the store has refused some"
+    codes = {result.error_code for story in stories for result in story.results.values()}
+    assert "SYSTEM_OVERLOAD" in codes, "and some were displaced"
     assert sum(result.retries_used > 0 for story in stories for result in story.results.values()) > 20  # type: ignore[operator]
 
 
