@@ -62,7 +62,7 @@ class SubmissionRules(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True):
-    """What a system offers to all submitters of its store: the slots of its workers, and its router's rules."""
+    """Offer of a system to all submitters of its store: the slots of its workers, and its router's rules."""
 
     slots: dict[str, int] = {}
     rules: SubmissionRules | None = None
