@@ -20,8 +20,8 @@ from reefknot.core.results import assignment_of, unrun_result
 from reefknot.core.work import ROUTER, WorkItem, WorkState
 from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION
 from reefknot.ports.block import BlockContext
-from reefknot.ports.quarantine import ALL
 from reefknot.ports.store import Store
+from reefknot.ports.work_queue import ALL
 from reefknot.router.settings import RouterSettings
 from reefknot.worker.records import AcceptedWork
 from reefknot.worker.settings import default_settings

@@ -5,12 +5,13 @@ A service of fixed capacity: so many requests at once, so long for each; whoever
 
 It runs in a process of its own, prints its port, and ends when its input does; then it prints what a request really
 took, which on a busy machine is more than was asked for. It does what it was asked even when nobody waits any more, as
-real services do.
+real services do. A request for `/pace/MS` changes its service time.
 """
 
 import asyncio
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ class Stub:
     def capacity(self) -> float:
         """Requests a second, as it was meant."""
         return self.at_once / self.service_s
+
+    def set_pace(self, service_ms: int) -> None:
+        """Change the time that each request takes."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/pace/{service_ms}", timeout=5) as answer:
+            assert answer.status == 200
 
     @property
     def real_capacity(self) -> float:
@@ -62,15 +68,20 @@ async def _serve(at_once: int, service_s: float) -> None:
     free = asyncio.Semaphore(at_once)
     loop = asyncio.get_running_loop()
     clients: set[asyncio.Task[None]] = set()
-    served, took = 0, 0.0
+    served, took, pace = 0, 0.0, service_s
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal served, took
+        nonlocal served, took, pace
         try:
-            while await reader.readuntil(b"\r\n\r\n"):
+            while request := await reader.readuntil(b"\r\n\r\n"):
+                path = request.split(b" ", 2)[1]
+                if path.startswith(b"/pace/"):
+                    pace = int(path.removeprefix(b"/pace/")) / 1000
+                    writer.write(_ANSWER)
+                    continue
                 async with free:
                     began = loop.time()
-                    await asyncio.sleep(service_s)
+                    await asyncio.sleep(pace)
                     served, took = served + 1, took + loop.time() - began
                 writer.write(_ANSWER)
                 await writer.drain()

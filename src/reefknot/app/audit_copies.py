@@ -119,7 +119,7 @@ async def _pause(error: Exception, failures: int, ending: asyncio.Event) -> None
 
 async def _either(waiting: Coroutine[Any, Any, object], ending: asyncio.Event) -> None:
     """Wait for the first of the two, and cancel the other."""
-    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(waiting), asyncio.ensure_future(ending.wait())]
+    tasks = [asyncio.ensure_future(waiting), asyncio.ensure_future(ending.wait())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -138,7 +138,7 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
     audit = settings.configuration.audit
     configure(store.audit, on_failure=audit.on_failure, most_buffered=audit.max_buffered)
     if audit.jsonl is not None and OnFailure(audit.on_failure) is OnFailure.FAIL_CLOSED:
-        async with _open_file(_path_of(audit.jsonl.path, settings), audit.jsonl):
+        async with _open_file(settings.folder / audit.jsonl.path, audit.jsonl):
             pass
     books = BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(secrets)))
     with suppress(TimeoutError):
@@ -148,7 +148,7 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
     ending = asyncio.Event()
     copying = []
     if audit.jsonl is not None:
-        copying.append(_copy_to_file(store.audit, _path_of(audit.jsonl.path, settings), audit.jsonl, ending))
+        copying.append(_copy_to_file(store.audit, settings.folder / audit.jsonl.path, audit.jsonl, ending))
     if audit.log:
         copying.append(Copier(store.audit, LogSink(), after=head.sequence).run(ending))
     book = asyncio.create_task(_keep_book_stored(books, settings.book), name="policy book")
@@ -186,8 +186,3 @@ async def _keep_book_stored(books: BookRecorder, book: Book) -> None:
         with suppress(AuditUnavailableError):  # the journal has logged it
             await books.put(book)
         await asyncio.sleep(LOOK_AGAIN_S)
-
-
-def _path_of(written: str, settings: Settings) -> Path:
-    """The path, relative to the configuration's folder."""
-    return (Path.cwd() if settings.path is None else settings.path.parent) / written

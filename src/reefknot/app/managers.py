@@ -50,9 +50,9 @@ from reefknot.errors import (
     ParameterTypeError,
     RetryError,
 )
+from reefknot.idempotency.decorator import current_store
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
-from reefknot.idempotency.scope import current_store
 from reefknot.retrying.call import CallState
 from reefknot.retrying.functions import what_to_pass
 from reefknot.retrying.plan import Plan, exhaustions
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from reefknot.core.retry.book import Book
     from reefknot.ports.idempotency_store import IdempotencyStore
 
-DEFAULT_STORE = ".reefknot/state.db"
 _MOST_KEYS_IN_MEMORY = 100_000
 
 
@@ -91,12 +90,6 @@ class IdempotencyManager:
         self.store = _keys_in_scope() if store is None else store
         self.once = Once(self.store)
         self._journal = Journal(None)
-
-    @classmethod
-    def _with_journal(cls, store: IdempotencyStore, journal: Journal) -> IdempotencyManager:
-        manager = cls(store)
-        manager._journal = journal
-        return manager
 
     @staticmethod
     def compute_idempotency_key(
@@ -207,7 +200,8 @@ class RetryManager:
         self._book: HasSnapshot = PolicyBook() if book is None else book
         self._redactor = Redactor(secrets)
         self.journal = Journal(sink, on_failure=on_audit_failure, redactor=self._redactor)
-        self.idempotency_manager = IdempotencyManager._with_journal(store, self.journal)
+        self.idempotency_manager = IdempotencyManager(store)
+        self.idempotency_manager._journal = self.journal
         self._books = BookRecorder(sink, self.journal)
         self._one_chain = getattr(store, "audit", None) is sink
 
@@ -410,7 +404,7 @@ async def open_manager(
     The file is the one named, else the one found from the current folder. `engine` replaces the file's engine.
     """
     from reefknot.app.audit_copies import kept_events
-    from reefknot.app.stores import open_store, options_of
+    from reefknot.app.stores import open_store, options_of, store_url
     from reefknot.config.book import PolicyBook
     from reefknot.config.secrets import secret_texts
     from reefknot.config.settings import load_settings
@@ -420,19 +414,12 @@ async def open_manager(
     secrets, problems = secret_texts(settings.tree, settings.path, environ=known)
     if problems:
         raise ConfigurationError(problems)
-    url = engine or _relative_to(settings.folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}")
     async with (
-        open_store(url, **options_of(settings.configuration)) as store,
+        open_store(engine or store_url(settings), **options_of(settings.configuration)) as store,
         kept_events(store, settings, secrets=secrets),
     ):
         book = PolicyBook.of(settings.book)
         yield RetryManager(book=book, idempotency=store.idempotency, audit=store.audit, secrets=secrets)
-
-
-def _relative_to(folder: Path, url: str) -> str:
-    """The address of a store, its file relative to the configuration's folder."""
-    scheme, _, path = url.partition(":")
-    return f"sqlite:{folder / path.removeprefix('//')}" if scheme == "sqlite" else url
 
 
 _manager: RetryManager | None = None
@@ -468,7 +455,7 @@ def _keys_in_memory() -> IdempotencyStore:
 
 def _default_sink(store: IdempotencyStore) -> AuditSink:
     from reefknot.engines.log_sink import LogSink
-    from reefknot.engines.memory.audit_and_keys import MemoryIdempotencyStore
+    from reefknot.engines.memory.store import MemoryIdempotencyStore
 
     # An audit log in memory is never trimmed, which a process that runs for months cannot afford.
     return LogSink() if isinstance(store, MemoryIdempotencyStore) else store.audit

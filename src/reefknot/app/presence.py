@@ -168,11 +168,6 @@ def router_names(systems: list[Status]) -> set[str]:
     return {one["router"]["router_id"] for one in systems if one["router"]}
 
 
-async def router_statuses(store: Store) -> list[Status]:
-    """The status of each router over this store."""
-    return [one["router"] for one in await living_systems(store) if one["router"]]
-
-
 async def has_router(store: Store) -> bool:
     """Whether a living router works over this store."""
     return bool(router_names(await living_systems(store)))

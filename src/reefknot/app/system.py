@@ -88,24 +88,13 @@ class System:
         self._started_at = int(clock.wall() * 1000)
         self._process = presence.process_mark()
         self._transport = store.transport()
-        shared: dict[str, Any] = {
-            "store": store,
-            "transport": self._transport,
-            "clock": clock,
-            "seed": seed,
-            "process": self._process,
-            "secrets": secrets,
-        }
+        shared: dict[str, Any] = {"store": store, "transport": self._transport, "clock": clock}
+        shared |= {"seed": seed, "process": self._process, "secrets": secrets}
         self.routing = routing or RouterSettings(rules=settings.rules)
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared)
         shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
         self.workers = [Worker(name, **shared) for name in workers]
-        self.client = Client(
-            store,
-            clock,
-            size=self.routing.rules.size,
-            has_router=presence.has_router,
-        )
+        self.client = _client(store, clock, self.routing.rules.size)
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
 
@@ -180,7 +169,8 @@ class System:
             "process": self._process,
             "started_at": self._started_at,
             "at": int(self._clock.wall() * 1000),
-            "router": self._router and {"router_id": self._router.router_id, **_routing(self._router)},
+            "router": self._router
+            and {"router_id": self._router.router_id, **_finite(msgspec.to_builtins(self._router.snapshot()))},
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
             "blocks": sorted(self._blocks),
             "retries_v2": self.settings.retries_v2,
@@ -194,11 +184,6 @@ class System:
             await self._report_status()
             await asyncio.sleep(STATUS_EVERY_S)
 
-    async def _report(self) -> None:
-        body = json.dumps(self.snapshot(), default=str)
-        async with asyncio.timeout(STORE_S):
-            await self.store.control.report(self.system_id, body, keep=STATUS_KEPT_S, capacity=self._capacity())
-
     def _capacity(self) -> Capacity:
         slots: Counter[str] = Counter()
         for worker in self.workers:
@@ -211,6 +196,11 @@ class System:
             await self._report()
         except Exception as error:
             logger().error("the system's status was not written (%s)", printable(str(error), most=300))
+
+    async def _report(self) -> None:
+        body = json.dumps(self.snapshot(), default=str)
+        async with asyncio.timeout(STORE_S):
+            await self.store.control.report(self.system_id, body, keep=STATUS_KEPT_S, capacity=self._capacity())
 
     async def _withdraw_status(self) -> None:
         try:
@@ -264,11 +254,6 @@ class System:
             (worker.pause if what == "pause" else worker.resume)()
 
 
-def _routing(router: Router) -> dict[str, Any]:
-    shown: dict[str, Any] = _finite(msgspec.to_builtins(router.snapshot()))
-    return shown
-
-
 def _finite(value: Any) -> Any:
     """JSON has no infinity: never probed is null."""
     if isinstance(value, dict):
@@ -315,6 +300,9 @@ async def running_system(
     async with open_store(url, clock=clock, **options) as store, kept_events(store, settings, secrets=secrets):
         for left in reversed(range(FREE_NAMES_TRIED)):
             living = await presence.living_systems(store)
+            names = workers
+            if isinstance(names, int):
+                names = _free("worker", names, presence.worker_names(living))
             system = System(
                 store,
                 clock,
@@ -322,9 +310,7 @@ async def running_system(
                 routing=router_settings(settings.configuration, working.rules),
                 hears_shared=settings.configuration.router.shared_subject == "ours",
                 blocks=blocks,
-                workers=_free("worker", workers, presence.worker_names(living))
-                if isinstance(workers, int)
-                else workers,
+                workers=names,
                 router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
                 seed=seed,
                 secrets=secrets,
@@ -356,9 +342,8 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
     """
     checks.whole_number("size", size)
     async with open_store(url) as store:
-        yield Client(
-            store,
-            clock_of_this_loop(),
-            size=size,
-            has_router=presence.has_router,
-        )
+        yield _client(store, clock_of_this_loop(), size)
+
+
+def _client(store: Store, clock: Clock, size: int) -> Client:
+    return Client(store, clock, size=size, has_router=presence.has_router)

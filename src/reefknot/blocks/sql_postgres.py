@@ -1,24 +1,23 @@
 """
 PostgreSQL under `sql.query`: one statement in one transaction on a connection of its own.
 
-Nothing that a statement sets outlives its connection. For reading: a read-only transaction, a
-statement that only asks, and no superuser, because a superuser's functions reach files from within a `SELECT`. The
-extended protocol takes one statement at a time, and parameters never become text.
+Nothing that a statement sets outlives its connection. For reading: a read-only transaction, a statement that only asks,
+and no superuser, because a superuser's functions reach files from within a `SELECT`. The extended protocol takes one
+statement at a time, and parameters never become text.
 """
 
 import re
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from math import inf
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, sql
+from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings
+from reefknot.blocks.sql_rows import Rows, SqlRequest
 from reefknot.core.failure import ErrorCode
 
 _READING = frozenset(("select", "with", "values", "table", "show", "explain"))
@@ -39,24 +38,12 @@ _FORBIDDEN = re.compile(
     re.IGNORECASE,
 )
 """Names of functions that reach beyond the tables, and ways to write such a name that hide it."""
-_TIMEOUTS = frozenset(("57014", "55P03", "25P03", "25P04"))
 _CLASSES = {
     "08": ErrorCode.network_error,
-    "40": ErrorCode.resource_unavailable,
-    "53": ErrorCode.resource_unavailable,
-    "55": ErrorCode.resource_unavailable,
-    "57": ErrorCode.resource_unavailable,
-    "58": ErrorCode.resource_unavailable,
     "28": ErrorCode.permission_denied,
-    "0A": ErrorCode.invalid_input,
-    "21": ErrorCode.invalid_input,
-    "22": ErrorCode.invalid_input,
-    "23": ErrorCode.invalid_input,
-    "3F": ErrorCode.invalid_input,
-    "42": ErrorCode.invalid_input,
-    "44": ErrorCode.invalid_input,
-    "54": ErrorCode.invalid_input,
     "XX": ErrorCode.internal_error,
+    **dict.fromkeys(("40", "53", "55", "57", "58"), ErrorCode.resource_unavailable),
+    **dict.fromkeys(("0A", "21", "22", "23", "3F", "42", "44", "54"), ErrorCode.invalid_input),
 }
 _CODES = {
     "08P01": ErrorCode.execution_failed,
@@ -64,23 +51,21 @@ _CODES = {
     "3D000": ErrorCode.invalid_input,
     "42501": ErrorCode.permission_denied,
     "57P04": ErrorCode.execution_failed,
+    **dict.fromkeys(("57014", "55P03", "25P03", "25P04"), ErrorCode.resource_unavailable),  # time-outs
 }
 """Codes that mean something else than their class."""
 
 
-async def run(
-    connection: SqlConnection, query: str, parameters: Parameters, *, limits: SqlSettings, seconds: float
-) -> Rows:
+async def run(request: SqlRequest) -> Rows:
     """The rows of one statement in one transaction. The caller bounds it in time as well."""
-    reads = connection.access is Access.READ
-    word = first_word(query)
-    _check(word, query, reads=reads)
+    word = first_word(request.query)
+    _check(word, request)
     try:
-        async with await _connect(connection, seconds) as server:
-            await _prepare_session(server, connection, reads=reads)
-            if word in _ROWS_FIRST or reads:
-                return await _stream_rows(server, query, parameters, limits)
-            return await _run_write(server, query, parameters, limits, word)
+        async with await _connect(request) as server:
+            await _prepare_session(server, request)
+            if word in _ROWS_FIRST or request.reads:
+                return await _stream_rows(server, request)
+            return await _run_write(server, request, word)
     except psycopg.Error as error:
         raise refusal_for(error) from error
 
@@ -92,30 +77,31 @@ def first_word(query: str) -> str:
     return word[0].lower() if word else ""
 
 
-def _check(word: str, query: str, *, reads: bool) -> None:
+def _check(word: str, request: SqlRequest) -> None:
     if not word:
         text = "query: it does not begin with a word of SQL; nested comments before it are not read"
         raise Refusal(ErrorCode.invalid_input, text)
-    if reads and word not in _READING:
+    if request.reads and word not in _READING:
         text = f"query: {word.upper()} is not allowed on a connection for reading; allowed: SELECT, WITH, VALUES"
         raise Refusal(ErrorCode.permission_denied, text)
     if word in _NEVER:
         raise Refusal(ErrorCode.permission_denied, f"query: {word.upper()} is not allowed on any connection")
-    forbidden = _FORBIDDEN.search(query) if reads else None
+    forbidden = _FORBIDDEN.search(request.query) if request.reads else None
     if forbidden is not None:
         text = f"query: {forbidden[0].strip()[:60]} is not allowed on a connection for reading"
         raise Refusal(ErrorCode.permission_denied, text)
 
 
-async def _connect(connection: SqlConnection, seconds: float) -> AsyncConnection[tuple[Any, ...]]:
+async def _connect(request: SqlRequest) -> AsyncConnection[tuple[Any, ...]]:
+    url, seconds = request.connection.url, request.seconds
     wait = 86_400_000 if seconds == inf else max(1, int(seconds * 1000))
     bounds = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     options = [f"-c {bound}={wait}" for bound in bounds]
-    if connection.access is Access.READ:
+    if request.reads:
         options.append("-c default_transaction_read_only=on")
-    own = str(conninfo_to_dict(connection.url).get("options") or "")
+    own = str(conninfo_to_dict(url).get("options") or "")
     return await AsyncConnection.connect(
-        connection.url,
+        url,
         connect_timeout=max(2, min(60, int(wait / 1000) + 1)),
         options=" ".join([own, *options]).strip(),  # the last one holds
         application_name="reefknot",
@@ -123,12 +109,12 @@ async def _connect(connection: SqlConnection, seconds: float) -> AsyncConnection
     )
 
 
-async def _prepare_session(server: AsyncConnection[Any], connection: SqlConnection, *, reads: bool) -> None:
+async def _prepare_session(server: AsyncConnection[Any], request: SqlRequest) -> None:
     """Set the role and the bounds of the session, before the statement's transaction begins."""
-    if connection.role:
-        await server.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(connection.role)))
+    if role := request.connection.role:
+        await server.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
         await server.commit()
-    if not reads:
+    if not request.reads:
         return
     await server.set_read_only(True)
     if server.info.parameter_status("is_superuser") == "on":
@@ -139,38 +125,30 @@ async def _prepare_session(server: AsyncConnection[Any], connection: SqlConnecti
         raise Refusal(ErrorCode.permission_denied, text)
 
 
-async def _stream_rows(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings) -> Rows:
+async def _stream_rows(server: AsyncConnection[Any], request: SqlRequest) -> Rows:
     """The rows, read one by one, so that an answer without end is left early."""
-    found = Rows(limits)
-    named = False
-    async with server.cursor() as cursor, aclosing(_stream(cursor, query, parameters)) as rows:
-        async for row in rows:
-            if not named:
-                found.name([column.name for column in cursor.description or ()])
-                named = True
-            found.add(row)
+    found = Rows(request.limits)
+    async with server.cursor() as cursor:
+        stream: Any = cursor.stream(request.query.encode(), request.parameters)
+        async with aclosing(stream) as rows:  # a generator, which has to be ended as one
+            async for row in rows:
+                if not found.rows:
+                    found.name([column.name for column in cursor.description or ()])
+                found.add(row)
     return found
 
 
-def _stream(cursor: AsyncCursor[Any], query: str, parameters: Parameters) -> AsyncGenerator[Any, None]:
-    rows: Any = cursor.stream(query.encode(), parameters)  # which is a generator, and has to be ended as one
-    answered: AsyncGenerator[Any, None] = rows
-    return answered
-
-
-async def _run_write(
-    server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings, word: str
-) -> Rows:
+async def _run_write(server: AsyncConnection[Any], request: SqlRequest, word: str) -> Rows:
     """The rows of a statement that may change something, read one by one if it may answer any."""
-    if not may_answer(word, query):
-        return await _execute(server, query, parameters, limits)
+    if not may_answer(word, request.query):
+        return await _execute(server, request)
     try:
-        found = await _stream_rows(server, query, parameters, limits)
+        found = await _stream_rows(server, request)
     except psycopg.ProgrammingError as error:
         if error.sqlstate is not None or "didn't produce a result" not in str(error):
             raise
         await server.rollback()  # it answers nothing: only another way of asking tells how many rows it changed
-        return await _execute(server, query, parameters, limits)
+        return await _execute(server, request)
     found.affected = len(found.rows)
     return found
 
@@ -180,11 +158,11 @@ def may_answer(word: str, query: str) -> bool:
     return word == "with" or _RETURNING.search(query) is not None
 
 
-async def _execute(server: AsyncConnection[Any], query: str, parameters: Parameters, limits: SqlSettings) -> Rows:
+async def _execute(server: AsyncConnection[Any], request: SqlRequest) -> Rows:
     """The outcome of a statement that changes something and answers few rows or none."""
-    found = Rows(limits)
+    found = Rows(request.limits)
     async with server.cursor() as cursor:
-        await cursor.execute(query.encode(), parameters, prepare=True)
+        await cursor.execute(request.query.encode(), request.parameters, prepare=True)
         if cursor.description is not None:
             found.name([column.name for column in cursor.description])
             async for row in cursor:
@@ -205,7 +183,5 @@ def refusal_for(error: psycopg.Error) -> Refusal:
         field = "params" if "parameter" in text or "placeholder" in text else "query"
         return Refusal(ErrorCode.invalid_input, f"{field}: {text}")
     code = _CODES.get(state) or _CLASSES.get(state[:2], ErrorCode.execution_failed)
-    if state in _TIMEOUTS:
-        code = ErrorCode.resource_unavailable
     field = "connection" if state[:2] in ("08", "28", "3D") else "query"
     return Refusal(code, f"{field}: {text}", sqlstate=state)

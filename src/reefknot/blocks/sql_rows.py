@@ -51,6 +51,21 @@ class SqlSettings(Struct, frozen=True):
     max_bytes: int = 1024 * 1024
 
 
+class SqlRequest(Struct, frozen=True):
+    """A statement to run: where, with which parameters, and within which bounds."""
+
+    connection: SqlConnection
+    query: str
+    parameters: Parameters
+    limits: SqlSettings
+    seconds: float
+
+    @property
+    def reads(self) -> bool:
+        """Whether the statement may only read."""
+        return self.connection.access is Access.READ
+
+
 class Rows:
     """The rows that a statement answered, within the bounds of the settings."""
 

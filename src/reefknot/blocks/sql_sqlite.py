@@ -1,9 +1,9 @@
 """
 SQLite under `sql.query`: each statement on a connection of its own, in a thread.
 
-For reading there are two locks: the file is opened read-only,
-and an authorizer refuses whatever is not reading, because read-only alone still lets a statement make other files. A
-progress handler ends what takes too long, and limits bound what one value or one statement can be.
+For reading there are two locks: the file is opened read-only, and an authorizer refuses whatever is not reading,
+because read-only alone still lets a statement make other files. A progress handler ends what takes too long, and limits
+bound what one value or one statement can be.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings
+from reefknot.blocks.sql_rows import Rows, SqlRequest
 from reefknot.core.failure import ErrorCode
 
 _STEPS_BETWEEN_CHECKS = 2000
@@ -59,59 +59,37 @@ _SAFE_PRAGMAS = frozenset(
 _FORBIDDEN_FUNCTIONS = frozenset(("load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "sqlite_log"))
 _FORBIDDEN_TABLES = frozenset(("sqlite_dbpage", "carray", "sqlite_stmt", "bytecode", "tables_used"))
 
-_CODES: dict[type[Exception], ErrorCode] = {
-    apsw.BusyError: ErrorCode.resource_unavailable,
-    apsw.LockedError: ErrorCode.resource_unavailable,
-    apsw.InterruptError: ErrorCode.resource_unavailable,
-    apsw.FullError: ErrorCode.resource_unavailable,
-    apsw.IOError: ErrorCode.resource_unavailable,
-    apsw.NoMemError: ErrorCode.resource_unavailable,
-    apsw.CantOpenError: ErrorCode.resource_unavailable,
-    apsw.ProtocolError: ErrorCode.resource_unavailable,
-    apsw.AuthError: ErrorCode.permission_denied,
-    apsw.ReadOnlyError: ErrorCode.permission_denied,
-    apsw.PermissionsError: ErrorCode.permission_denied,
-    apsw.SQLError: ErrorCode.invalid_input,
-    apsw.BindingsError: ErrorCode.invalid_input,
-    apsw.ConstraintError: ErrorCode.invalid_input,
-    apsw.MismatchError: ErrorCode.invalid_input,
-    apsw.RangeError: ErrorCode.invalid_input,
+_CODES = {
+    ErrorCode.resource_unavailable: (
+        *(apsw.BusyError, apsw.LockedError, apsw.InterruptError, apsw.FullError, apsw.IOError, apsw.NoMemError),
+        *(apsw.CantOpenError, apsw.ProtocolError),
+    ),
+    ErrorCode.permission_denied: (apsw.AuthError, apsw.ReadOnlyError, apsw.PermissionsError),
+    ErrorCode.invalid_input: (
+        *(apsw.SQLError, apsw.BindingsError, apsw.ConstraintError, apsw.MismatchError, apsw.RangeError),
+    ),
 }
 
 
-class SqliteQueries:
-    """Runs statements in a pool of threads, and interrupts one whose caller is cancelled."""
-
-    def __init__(self, threads: int = 8) -> None:
-        self._threads = ThreadPoolExecutor(threads, "reefknot-sqlite")
-
-    async def run(
-        self, connection: SqlConnection, query: str, parameters: Parameters, *, limits: SqlSettings, seconds: float
-    ) -> Rows:
-        statement = _Statement(connection, query, parameters, limits, time.monotonic() + seconds)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, statement.rows)
-        except asyncio.CancelledError:
-            statement.cancelled = True
-            raise
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+async def run(request: SqlRequest, threads: ThreadPoolExecutor) -> Rows:
+    """The rows of one statement, run in a thread, and interrupted when the caller is cancelled."""
+    statement = _Statement(request)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, statement.rows)
+    except asyncio.CancelledError:
+        statement.cancelled = True
+        raise
 
 
 class _Statement:
     """A statement and its connection, from opening the file to closing it."""
 
-    def __init__(
-        self, connection: SqlConnection, query: str, parameters: Parameters, limits: SqlSettings, until: float
-    ) -> None:
-        assert connection.sqlite_path is not None
-        self._path = connection.sqlite_path
-        self._writes = connection.access is Access.WRITE
-        self._query = query
-        self._parameters = parameters
-        self._limits = limits
-        self._until = until
+    def __init__(self, request: SqlRequest) -> None:
+        assert request.connection.sqlite_path is not None
+        self._path = request.connection.sqlite_path
+        self._writes = not request.reads
+        self._request = request
+        self._until = time.monotonic() + request.seconds
         self._refused = ""
         self.cancelled = False
 
@@ -127,17 +105,15 @@ class _Statement:
             raise self._refusal(error) from error
 
     def _open(self) -> apsw.Connection:
-        flags = apsw.SQLITE_OPEN_READONLY
-        if self._writes:
-            flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-        connection = apsw.Connection(self._path, flags=flags)
+        writing = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        connection = apsw.Connection(self._path, flags=writing if self._writes else apsw.SQLITE_OPEN_READONLY)
         left = max(0.0, self._until - time.monotonic())
         connection.set_busy_timeout(int(min(left / 2, _LONGEST_BUSY_WAIT) * 1000))
         for switch, value in _SWITCHES.items():
             connection.config(switch, value)
         for kind, value in _LIMITS.items():
             connection.limit(kind, value)
-        connection.limit(apsw.SQLITE_LIMIT_LENGTH, max(self._limits.max_bytes, 1 << 20))
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, max(self._request.limits.max_bytes, 1 << 20))
         for name, trim in _TRIMS.items():
             connection.create_scalar_function(name, trim, 2, deterministic=True, flags=apsw.SQLITE_INNOCUOUS)
         connection.set_progress_handler(self._is_late, _STEPS_BETWEEN_CHECKS)
@@ -146,15 +122,13 @@ class _Statement:
     @contextmanager
     def _transaction(self, connection: apsw.Connection) -> Iterator[None]:
         """Commit all of the statement or nothing of it, also when its rows turn out to be too many."""
-        if not self._writes:
-            with self._guard(connection):
-                yield
-            return
-        connection.execute("BEGIN IMMEDIATE")
+        if self._writes:
+            connection.execute("BEGIN IMMEDIATE")
         try:
             with self._guard(connection):
                 yield
-            connection.execute("COMMIT")
+            if self._writes:
+                connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -171,16 +145,14 @@ class _Statement:
             connection.exec_trace = None
 
     def _run(self, connection: apsw.Connection) -> Rows:
-        found = Rows(self._limits)
+        found = Rows(self._request.limits)
         before = connection.total_changes()
         cursor = connection.cursor()
         try:
-            cursor.execute(self._query, self._parameters or None, can_cache=False)
-            named = False
+            cursor.execute(self._request.query, self._request.parameters or None, can_cache=False)
             for row in cursor:
-                if not named:
+                if not found.rows:
                     found.name([column[0] for column in cursor.get_description()])
-                    named = True
                 found.add(row)
         finally:
             cursor.close(True)
@@ -196,8 +168,9 @@ class _Statement:
             if begun and not _ONLY_COMMENTS.fullmatch(statement):
                 text = "query: more than one statement; accepted: one, without another after it"
                 raise Refusal(ErrorCode.invalid_input, text)
-            if not begun and isinstance(self._parameters, dict):
-                unknown = set(self._parameters) - set(cursor.bindings_names)
+            parameters = self._request.parameters
+            if not begun and isinstance(parameters, dict):
+                unknown = set(parameters) - set(cursor.bindings_names)
                 if unknown:
                     raise Refusal(ErrorCode.invalid_input, f"params: {min(unknown)!r} is given and not in the query")
             begun = True
@@ -234,7 +207,7 @@ class _Statement:
             text = "the statement took longer than the attempt has, and was ended"
             return Refusal(ErrorCode.resource_unavailable, text)
         field = "params" if isinstance(error, apsw.BindingsError) else "query"
-        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), ErrorCode.execution_failed)
+        code = next((code for code, kinds in _CODES.items() if isinstance(error, kinds)), ErrorCode.execution_failed)
         return Refusal(code, f"{field}: {error}", sqlite=type(error).__name__)
 
 

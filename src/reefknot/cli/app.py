@@ -31,8 +31,8 @@ NOUNS = {
     "run": ("reefknot.cli.run:app", "Run a file of assignments to completion and print a summary."),
     "up": ("reefknot.cli.serve:app", "Start a router and workers in one process until interrupted."),
     "submit": ("reefknot.cli.submit:app", "Submit assignments to the store, for a system that runs now or later."),
-    "worker": ("reefknot.cli.worker:app", "Start a worker; list, drain, pause and resume running workers."),
-    "router": ("reefknot.cli.router:app", "Start a router; show the status of running routers."),
+    "worker": ("reefknot.cli.parts:worker_app", "Start a worker; list, drain, pause and resume running workers."),
+    "router": ("reefknot.cli.parts:router_app", "Start a router; show the status of running routers."),
     "job": ("reefknot.cli.job:app", "List, show and cancel jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
     "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),
@@ -68,14 +68,26 @@ class CommandError(Exception):
         self.exit = exit
 
 
+def examples(*commands: str) -> str:
+    """The last lines of a help text: commands to copy. One that names the program itself stays as it is."""
+    lines = [one if "reefknot " in one else f"reefknot {one}" for one in commands]
+    return "\n    ".join(["Example:\n" if len(lines) == 1 else "Examples:\n", *lines])
+
+
+def noun(name: str, *commands: str, help: str | None = None) -> App:  # noqa: A002 - the name is cyclopts'
+    """The application of one noun: its summary, or a longer help, and examples."""
+    return App(name=name, help=help or NOUNS[name][1], help_epilogue=examples(*commands))
+
+
 def application() -> App:
     """The command line, with no noun imported yet."""
     app = App(
         name="reefknot",
         help="Reliability runtime: retries, idempotency, audit, bounded queues. Data on stdout, messages on stderr; "
         "--json on every command.",
-        help_epilogue="Examples:\n\n    reefknot init\n    reefknot policy list\n"
-        "    reefknot policy explain --target block:http --status 429\n    reefknot --version",
+        help_epilogue=examples(
+            "init", "policy list", "policy explain --target block:http --status 429", "reefknot --version"
+        ),
         help_format="plaintext",
         version_flags=[],
         default_parameter=Parameter(negative=(), show_default=False),
@@ -84,13 +96,13 @@ def application() -> App:
         print_error=False,
         suppress_keyboard_interrupt=False,
     )
-    for noun, (import_path, summary) in NOUNS.items():
-        app.command(import_path, name=noun, help=summary)
+    for name, (import_path, summary) in NOUNS.items():
+        app.command(import_path, name=name, help=summary)
     return app
 
 
 def run(words: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; a command that returns nothing has succeeded."""
     try:
         code = application()(words)
         sys.stdout.flush()

@@ -17,35 +17,28 @@ from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
 from msgspec import Struct
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, pages_of, read_head
-from reefknot.cli.options import STORE, StoreFlags, check_number, time_ms, unknown
+from reefknot.cli.options import STORE, StoreFlags, arg, check_number, time_ms, unknown
 from reefknot.cli.output import plural, progress, put, put_table, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, epoch_seconds
-from reefknot.core.audit.chain import Head
+from reefknot.core.audit.chain import UNREADABLE, Head, event_line
 from reefknot.core.audit.event import EVENT_TYPES, decode
-from reefknot.core.audit.lines import UNREADABLE, event_line
 from reefknot.errors import NotJsonError
-from reefknot.ports.audit_log import AuditQuery, KeptEntry
+from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 
 if TYPE_CHECKING:
     from reefknot.core.audit.replay import Replayer
-    from reefknot.ports.audit_log import AuditLog
     from reefknot.ports.store import Store
 
-app = App(
-    name="audit",
-    help="Tail, verify, replay, export and analyse the audit log.",
-    help_epilogue="Example:\n\n    reefknot audit tail --follow --type retry_exhausted",
-)
+app = noun("audit", "audit tail --follow --type retry_exhausted")
 
-File = Annotated[Path | None, Parameter(help="Exported file, JSON-lines log, or file of a store, instead of --engine.")]
+File = Annotated[Path | None, arg("Exported file, JSON-lines log, or file of a store, instead of --engine.")]
 Since = Annotated[
-    str | None, Parameter(help="Only events since a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d.")
+    str | None, arg("Only events since a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d.")
 ]
 MOST_SHOWN = 1000
 """Mismatches and differences that are listed; all of them are counted."""
@@ -75,21 +68,19 @@ _DETAILS = (
 """The fields of an event that its line shows, in this order."""
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot audit tail --follow --for 60 --category nats.publish")
+@app.command(help_epilogue=examples("audit tail --follow --for 60 --category nats.publish"))
 def tail(
     *,
-    lines: Annotated[int, Parameter(name=["--lines", "-n"], help="Most of the last events to show. Default: 20.")] = 20,
-    follow: Annotated[
-        bool, Parameter(name=["--follow", "-f"], help="Continue with new events, until interrupted.")
-    ] = False,
-    for_: Annotated[float | None, Parameter(name="--for", help="Follow for this many seconds, then end.")] = None,
-    type_: Annotated[str | None, Parameter(name="--type", help="Only this event type, such as retry_attempt.")] = None,
-    category: Annotated[str | None, Parameter(help="Only this retry category, in any of its spellings.")] = None,
-    correlation: Annotated[str | None, Parameter(help="Only this correlation id.")] = None,
-    trace: Annotated[str | None, Parameter(help="Only this trace id.")] = None,
+    lines: Annotated[int, arg("Most of the last events to show. Default: 20.", "--lines", "-n")] = 20,
+    follow: Annotated[bool, arg("Continue with new events, until interrupted.", "--follow", "-f")] = False,
+    for_: Annotated[float | None, arg("Follow for this many seconds, then end.", "--for")] = None,
+    type_: Annotated[str | None, arg("Only this event type, such as retry_attempt.", "--type")] = None,
+    category: Annotated[str | None, arg("Only this retry category, in any of its spellings.")] = None,
+    correlation: Annotated[str | None, arg("Only this correlation id.")] = None,
+    trace: Annotated[str | None, arg("Only this trace id.")] = None,
     since: Since = None,
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """Show the last events, and with --follow new ones as they are written. With --json, one event per line."""
     check_number("--lines", lines, 0, sys.maxsize, "a number, 0 or more")
     check_number("--for", for_, 0, 86400, "seconds, from 0 to 86400")
@@ -102,7 +93,6 @@ def tail(
             await follow_log(store.audit, wanted, after=head.sequence, seconds=for_, json=options.json)
 
     with_store(address_of(options), work)
-    return Exit.FINE
 
 
 class EventFilter(Struct, frozen=True):
@@ -210,16 +200,12 @@ def _fields(body: bytes) -> dict[str, Any]:
 # ---- verify and replay -----------------------------------------------------------------------------------------------
 
 
-@app.command(
-    help_epilogue="Examples:\n\n    reefknot audit verify\n    reefknot audit verify log.jsonl --head kept.head.json"
-)
+@app.command(help_epilogue=examples("audit verify", "audit verify log.jsonl --head kept.head.json"))
 def verify(
     file: File = None,
     /,
     *,
-    head: Annotated[
-        Path | None, Parameter(help="Head that was exported earlier: reveals whether the end was cut off.")
-    ] = None,
+    head: Annotated[Path | None, arg("Head that was exported earlier: reveals whether the end was cut off.")] = None,
     options: StoreFlags = STORE,
 ) -> int:
     """Verify the hash chain: list every edit, removal, swap and insertion. Exits with 65 when there is one."""
@@ -234,11 +220,9 @@ def verify(
     data: dict[str, Any] = {
         "ok": not mismatches,
         "source": name,
-        "chain": end.chain,
-        "sequence": end.sequence,
-        "hash": end.hash,
+        **msgspec.structs.asdict(end),
         "compared_with": None if chosen is None else str(chosen),
-        "mismatches": [{"sequence": one.sequence, "problem": one.problem} for one in mismatches[:MOST_SHOWN]],
+        "mismatches": msgspec.to_builtins(mismatches[:MOST_SHOWN]),
         "mismatches_total": len(mismatches),
     }
 
@@ -254,7 +238,7 @@ def verify(
     return Exit.MISMATCH if mismatches else Exit.FINE
 
 
-@app.command(help_epilogue="Examples:\n\n    reefknot audit replay\n    reefknot audit replay log.jsonl --json")
+@app.command(help_epilogue=examples("audit replay", "audit replay log.jsonl --json"))
 def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
     """Decide every audited decision again and list each difference (exit code 65). Nothing is executed."""
     from reefknot.config.dialects import load_all
@@ -280,7 +264,7 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
         for one in differences:
             decisions = f"recorded: {one['recorded']}; decided now: {one['decided']}"
             put(f"event {one['sequence']} ({one['event_type']}): {decisions}")
-        verdict = f"{plural(total, 'difference')}" if total else "no differences"
+        verdict = plural(total, "difference") if total else "no differences"
         put(f"{name}: {again.decisions} decisions in {again.events} events; {verdict}")
 
     show(data, text, json=options.json)
@@ -297,29 +281,26 @@ async def _replay(replayer: Replayer, file: Path | None, options: StoreFlags) ->
     """The source's name, the number of differences, and the first of them."""
     total, first = 0, []
     async with audit_source(file, options) as source:
-        with progress("replaying", source.total) as advance:
-            async for page in source.pages():
-                for event in page.events:
-                    for one in replayer.add(event.body):
-                        total += 1
-                        if total <= MOST_SHOWN:
-                            decisions = {"recorded": one.recorded, "decided": one.decided}
-                            first.append({"sequence": event.sequence, "event_type": one.event_type, **decisions})
-                advance(page.size)
+        async for sequence, body in source.events("replaying"):
+            for one in replayer.add(body):
+                total += 1
+                if total <= MOST_SHOWN:
+                    decisions = {"recorded": one.recorded, "decided": one.decided}
+                    first.append({"sequence": sequence, "event_type": one.event_type, **decisions})
         return source.name, total, first
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot audit export log.jsonl")
+@app.command(help_epilogue=examples("audit export log.jsonl"))
 def export(
-    file: Annotated[Path, Parameter(help="File to write. The head goes beside it, to FILE.head.json.")],
+    file: Annotated[Path, arg("File to write. The head goes beside it, to FILE.head.json.")],
     /,
     *,
-    force: Annotated[bool, Parameter(help="Replace existing files.")] = False,
+    force: Annotated[bool, arg("Replace existing files.")] = False,
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """Write all events as JSON lines, and the head that proves later that nothing was cut off."""
     head_file = head_file_of(file)
     existing = [str(one) for one in (file, head_file) if one.exists()]
@@ -327,19 +308,13 @@ def export(
         names = " and ".join(existing)
         raise CommandError(f"{names}: exists already; name another file, or replace it with --force", Exit.FAILED)
     count, head = with_store(address_of(options), lambda store: export_to(file, head_file, store.audit))
-    data = {
-        "file": str(file),
-        "head_file": str(head_file),
-        "events": count,
-        "head": {"chain": head.chain, "sequence": head.sequence, "hash": head.hash},
-    }
+    data = {"file": str(file), "head_file": str(head_file), "events": count, "head": msgspec.to_builtins(head)}
 
     def text() -> None:
         put(f"{file}: {count} events of chain {head.chain}, up to {head.sequence}; the head is in {head_file}")
         say("Keep the head where nobody who can write the log can write it: it reveals a cut-off end.")
 
     show(data, text, json=options.json)
-    return Exit.FINE
 
 
 async def export_to(file: Path, head_file: Path, log: AuditLog) -> tuple[int, Head]:
@@ -374,26 +349,26 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
 # ---- analyse ---------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
-    "category",
-    "attempts",
-    "retries",
-    "recovered",
-    "given up",
-    "refused",
-    "success",
-    "avg attempts",
-    "peak/min",
-    "key hits",
+    ("attempts", "total_attempts", ""),
+    ("retries", "retries", ""),
+    ("recovered", "recovered", ""),
+    ("given up", "exhausted", ""),
+    ("refused", "refused", ""),
+    ("success", "success_rate", ".1%"),
+    ("avg attempts", "avg_attempts", ".2f"),
+    ("peak/min", "peak_per_minute", ""),
+    ("key hits", "idempotency_hits", ""),
 )
+"""The columns after the category: heading, field of a `Pattern`, and format."""
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot audit analyse --since 1h --threshold 30 --fail-on-alert")
+@app.command(help_epilogue=examples("audit analyse --since 1h --threshold 30 --fail-on-alert"))
 def analyse(
     file: File = None,
     /,
     *,
-    threshold: Annotated[float | None, Parameter(help="Alert above this many retries per minute.")] = None,
-    fail_on_alert: Annotated[bool, Parameter(help="Exit with 1 when there was an alert.")] = False,
+    threshold: Annotated[float | None, arg("Alert above this many retries per minute.")] = None,
+    fail_on_alert: Annotated[bool, arg("Exit with 1 when there was an alert.")] = False,
     since: Since = None,
     options: StoreFlags = STORE,
 ) -> int:
@@ -419,18 +394,15 @@ async def _analyse(
     """The analysis of the whole log, or of the events since a time; and the number of unreadable events."""
     unreadable = 0
     async with audit_source(file, options) as source:
-        with progress("analysing", source.total) as advance:
-            async for page in source.pages():
-                for one in page.events:
-                    try:
-                        event = decode(one.body)
-                    except msgspec.DecodeError:
-                        unreadable += 1
-                        continue
-                    at = None if since is None else epoch_seconds(event.timestamp)
-                    if since is None or (at is not None and at * 1000 >= since):
-                        analyser.add(event)
-                advance(page.size)
+        async for _, body in source.events("analysing"):
+            try:
+                event = decode(body)
+            except msgspec.DecodeError:
+                unreadable += 1
+                continue
+            at = None if since is None else epoch_seconds(event.timestamp)
+            if since is None or (at is not None and at * 1000 >= since):
+                analyser.add(event)
     return analyser.result(), unreadable
 
 
@@ -442,19 +414,10 @@ def _put_analysis(result: Analysis, unreadable: int) -> None:
         put(f"{unreadable} events could not be read")
     if result.categories:
         rows = [_row(name, pattern) for name, pattern in result.categories.items()]
-        put_table(COLUMNS, [*rows, _row("all", result.overall)], styles=("cyan",), whole=("category",))
+        columns = ("category", *(heading for heading, _, _ in COLUMNS))
+        put_table(columns, [*rows, _row("all", result.overall)], styles=("cyan",), whole=("category",))
 
 
 def _row(name: str, pattern: Pattern) -> tuple[str, ...]:
-    numbers: tuple[Any, ...] = (
-        pattern.total_attempts,
-        pattern.retries,
-        pattern.recovered,
-        pattern.exhausted,
-        pattern.refused,
-        "–" if pattern.success_rate is None else f"{pattern.success_rate:.1%}",
-        "–" if pattern.avg_attempts is None else f"{pattern.avg_attempts:.2f}",
-        pattern.peak_per_minute,
-        pattern.idempotency_hits,
-    )
-    return name, *map(str, numbers)
+    values = [(getattr(pattern, field), form) for _, field, form in COLUMNS]
+    return name, *("–" if value is None else format(value, form) for value, form in values)

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.options import StoreFlags
 from reefknot.cli.output import Advance, progress
 from reefknot.cli.stores import address_of, opened
-from reefknot.core.audit.chain import Head, Mismatch, anchor_in
-from reefknot.core.audit.lines import (
+from reefknot.core.audit.chain import (
     UNREADABLE,
     EventIndex,
+    Head,
     LogHeader,
     LogLine,
+    Mismatch,
+    anchor_in,
     event_line,
     header_line,
     read_line,
@@ -33,42 +33,14 @@ from reefknot.core.audit.lines import (
 )
 from reefknot.engines.jsonlines.writer import files_of, lines_of
 from reefknot.errors import NotJsonError
-from reefknot.ports.audit_log import AuditQuery
+from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 from reefknot.runtime.log import printable
-
-if TYPE_CHECKING:
-    from reefknot.cli.options import StoreFlags
-    from reefknot.ports.audit_log import AuditLog, KeptEntry
 
 PAGE = 1000
 MOST_HEAD_BYTES = 4096
 SQLITE_MAGIC = b"SQLite format 3\x00"
-
-
-class SourceEvent(Struct, frozen=True):
-    """The body of one event and its sequence number, 0 when a damaged line has none."""
-
-    sequence: int
-    body: bytes
-
-
-class EventPage(Struct, frozen=True):
-    """Some events, and by how much they advance a progress bar."""
-
-    events: list[SourceEvent]
-    size: int
-
-
-class AuditSource(Protocol):
-    """A log of audited events that can be read in pages and verified."""
-
-    name: str
-    total: int
-
-    def pages(self) -> AsyncIterator[EventPage]: ...
-
-    async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
-        """The head of the chain, and every mismatch in it."""
+NumberedBody = tuple[int, bytes]
+"""The sequence number of an event, and its body."""
 
 
 class StoreSource:
@@ -78,17 +50,19 @@ class StoreSource:
         self.log = log
         self.head = head
         self.name = name
-        self.total = head.sequence
 
-    async def pages(self) -> AsyncIterator[EventPage]:
-        async for kept in pages_of(self.log, until=self.head.sequence):
-            yield EventPage([SourceEvent(one.sequence, one.entry.body) for one in kept], len(kept))
+    async def events(self, label: str) -> AsyncIterator[NumberedBody]:
+        with progress(label, self.head.sequence) as advance:
+            async for kept in pages_of(self.log, until=self.head.sequence):
+                for one in kept:
+                    yield one.sequence, one.entry.body
+                advance(len(kept))
 
     async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
-        """Two passes: the chain, then whether each event's index columns match its body."""
+        """The head and every mismatch, by two passes: the chain, then whether index columns match the events."""
         if head is not None and head.chain != self.head.chain:
             return self.head, [Mismatch(0, f"this is chain {self.head.chain}, the head is of chain {head.chain}")]
-        with progress("verifying", 2 * self.total) as advance:
+        with progress("verifying", 2 * self.head.sequence) as advance:
             found = await self.log.verify(head, progress=advance)
             async for kept in pages_of(self.log, until=self.head.sequence):
                 found += filter(None, map(_index_mismatch, kept))
@@ -104,13 +78,17 @@ class FileSource:
             raise CommandError(f"{path}: there is no such file", Exit.UNREACHABLE)
         self.name = str(path)
         self._files = files_of(path)
-        self.total = sum(file.stat().st_size for file in self._files)
+        self._size = sum(file.stat().st_size for file in self._files)
 
-    async def pages(self) -> AsyncIterator[EventPage]:
+    async def events(self, label: str) -> AsyncIterator[NumberedBody]:
         self._require_header()
-        lines = lines_of(self._files)
-        while page := list(islice(lines, PAGE)):
-            yield EventPage([one for text in page if (one := _event_of(text)) is not None], sum(map(len, page)))
+        with progress(label, self._size) as advance:
+            for text in self._lines(advance):
+                found = read_line(text)
+                if isinstance(found, LogLine):
+                    yield found.sequence, found.body
+                elif found is None:  # a damaged line has no number
+                    yield 0, text
 
     def _require_header(self) -> None:
         """Refuse a file without an audit log's header: replaying it would "succeed" with 0 decisions."""
@@ -122,7 +100,7 @@ class FileSource:
             raise CommandError(message, Exit.MISMATCH)
 
     async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
-        with progress("verifying", 2 * self.total) as advance:
+        with progress("verifying", 2 * self._size) as advance:
             return self._last_head(advance), verify_lines(self._lines(advance), head)
 
     def _last_head(self, advance: Advance) -> Head:
@@ -139,6 +117,9 @@ class FileSource:
         for line in lines_of(self._files):
             advance(len(line))
             yield line
+
+
+AuditSource = StoreSource | FileSource
 
 
 @asynccontextmanager
@@ -182,13 +163,6 @@ async def pages_of(
         if len(page) < PAGE or len(wanted) < len(page):
             return
         query = msgspec.structs.replace(query, after=page[-1].sequence)
-
-
-def _event_of(text: bytes) -> SourceEvent | None:
-    found = read_line(text)
-    if found is None:
-        return SourceEvent(0, text)
-    return SourceEvent(found.sequence, found.body) if isinstance(found, LogLine) else None
 
 
 def _index_of(one: KeptEntry) -> EventIndex:

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
-
-from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import COMMON, DEFAULT_STORE, CommonFlags, Json, load, one_of, settings
+from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.options import COMMON, CommonFlags, Json, arg, load, one_of, settings
 from reefknot.cli.output import json_text, jsonable, plural, put, put_json, put_table, relative, say, show
 from reefknot.errors import ConfigurationError, ParameterError
 
@@ -50,21 +48,22 @@ def template_text(name: str) -> str:
 
 NAME = "reefknot.yaml"
 
-init_app = App(
-    name="init",
+init_app = noun(
+    "init",
+    "init",
+    "init --template mailbox --dry-run",
     help="Write a commented reefknot.yaml: the recommended policies, both v2 gates on. An existing file is kept.",
-    help_epilogue="Examples:\n\n    reefknot init\n    reefknot init --template mailbox --dry-run",
 )
 
 
 @init_app.default
 def init(
     *,
-    force: Annotated[bool, Parameter(help="Replace an existing file.")] = False,
-    dry_run: Annotated[bool, Parameter(help="Print what would be written, and write nothing.")] = False,
-    template: Annotated[str | None, Parameter(help="Write this template; `policy templates` lists them.")] = None,
+    force: Annotated[bool, arg("Replace an existing file.")] = False,
+    dry_run: Annotated[bool, arg("Print what would be written, and write nothing.")] = False,
+    template: Annotated[str | None, arg("Write this template; `policy templates` lists them.")] = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Write a commented reefknot.yaml into the current folder."""
     if template is None:
         text = recommended()
@@ -81,7 +80,6 @@ def init(
         say(f"Nothing was written; without --dry-run this goes to {NAME}.")
     else:
         say(f"Wrote {NAME}. Next: reefknot config check, reefknot policy list.")
-    return Exit.FINE
 
 
 def _refuse_existing(path: Path, force: bool) -> None:
@@ -129,8 +127,10 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
 def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[str, Any]:
     try:
         found = load(name)
-        if not policies_only:
-            _check_blocks(found)
+        if not policies_only and "blocks" in found.configuration.model_fields_set:
+            from reefknot.app.block_settings import block_settings
+
+            block_settings(found)  # refuses addresses of `blocks.http.allow` that the blocks cannot read
     except ConfigurationError as error:
         problems = str(error).splitlines()
         for line in problems:
@@ -144,14 +144,6 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[st
         shown = "no configuration file, built-in values only" if file is None else relative(file)
         put(f"{shown}: OK: {_contents(found)}")
     return {"file": file, "ok": True, "problems": [], "warnings": warnings}
-
-
-def _check_blocks(found: Settings) -> None:
-    """Refuse addresses of `blocks.http.allow` that the blocks cannot read."""
-    if "blocks" in found.configuration.model_fields_set:
-        from reefknot.app.block_settings import block_settings
-
-        block_settings(found)
 
 
 def _contents(found: Settings) -> str:
@@ -169,17 +161,14 @@ def _contents(found: Settings) -> str:
 
 # ---- commands --------------------------------------------------------------------------------------------------------
 
-app = App(
-    name="config",
-    help="Show and check the configuration.",
-    help_epilogue="Example:\n\n    reefknot config check",
-)
+app = noun("config", "config check")
 
 DEFAULT = "default"
+DEFAULT_ENGINE = "sqlite:.reefknot/state.db"  # as in `app.stores`, which is slow to import
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot config show --json")
-def show_config(*, common: CommonFlags = COMMON) -> int:
+@app.command(name="show", help_epilogue=examples("config show --json"))
+def show_config(*, common: CommonFlags = COMMON) -> None:
     """Show every setting in force with the source that set it. Secrets are hidden."""
     found = settings(common.config)
     values = list(_values(found))
@@ -199,7 +188,6 @@ def show_config(*, common: CommonFlags = COMMON) -> int:
         put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"))
 
     show(data, text, json=common.json)
-    return Exit.FINE
 
 
 def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
@@ -208,18 +196,17 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
     from reefknot.config.reading.session import dotted
 
     tree = found.tree
-    assert tree is not None
     for path, value in _leaves(found.configuration.model_dump(), ()):
         written = path in tree.marks
         if value is not None or written:
             yield dotted(path), _safe(path, value), str(tree.mark(path)) if written else DEFAULT
     if found.configuration.engine is None:
-        yield "engine", f"sqlite:{DEFAULT_STORE}", DEFAULT
+        yield "engine", DEFAULT_ENGINE, DEFAULT
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot config check reefknot.yaml")
+@app.command(help_epilogue=examples("config check reefknot.yaml"))
 def check(
-    file: Annotated[str | None, Parameter(help="File to check. Default: the one that would be found.")] = None,
+    file: Annotated[str | None, arg("File to check. Default: the one that would be found.")] = None,
     /,
     *,
     common: CommonFlags = COMMON,
@@ -228,15 +215,14 @@ def check(
     return check_files([file if file is not None else common.config], json=common.json)
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot config schema > reefknot.schema.json")
-def schema(*, json: Json = False) -> int:
+@app.command(help_epilogue=examples("config schema > reefknot.schema.json"))
+def schema(*, json: Json = False) -> None:
     """Print the JSON Schema of the configuration, for editors. The output is JSON with or without --json."""
     from reefknot.config.schema import Configuration
 
     del json
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Configuration.model_json_schema()}
     put_json(document)
-    return Exit.FINE
 
 
 def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:

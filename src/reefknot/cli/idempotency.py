@@ -9,93 +9,83 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
 
-from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags
-from reefknot.cli.output import put, put_table, show, show_fields, time_text
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
-from reefknot.core.idempotency import Done, Failed, KeyState, Released
+from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, arg
+from reefknot.cli.output import put, put_fields, put_table, show, time_text
+from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.core.idempotency import Done, Failed, KeyRecord, KeyState, Released
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.core.idempotency import KeyRecord
     from reefknot.ports.store import Store
 
-app = App(
-    name="idempotency",
-    help="Show, resolve and delete idempotency keys.",
-    help_epilogue="Example:\n\n    reefknot idempotency stats",
-)
+app = noun("idempotency", "idempotency stats")
 
-Key = Annotated[str, Parameter(help="Idempotency key.")]
+Key = Annotated[str, arg("Idempotency key.")]
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot idempotency show order-7")
-def show_key(key: Key, /, *, options: StoreFlags = STORE) -> int:
+@app.command(name="show", help_epilogue=examples("idempotency show order-7"))
+def show_key(key: Key, /, *, options: StoreFlags = STORE) -> None:
     """Show the record of a key. Configured secrets, and values beside names such as `password`, are hidden."""
     address = address_of(options)
     record = with_store(address, lambda store: store.idempotency.get(key))
     if record is None:
         raise _absent(key)
-    show_fields(_fields(record, address), json=options.json)
-    return Exit.FINE
+    fields = _fields(record, address)
+    show(fields, lambda: put_fields(fields), json=options.json)
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot idempotency stats --json")
-def stats(*, options: StoreFlags = STORE) -> int:
+@app.command(help_epilogue=examples("idempotency stats --json"))
+def stats(*, options: StoreFlags = STORE) -> None:
     """Count the keys in each state. Keys in state `unknown` wait for an operator."""
     found = with_store(address_of(options), lambda store: store.idempotency.counts())
     counts = {state.value: found.get(state, 0) for state in KeyState}
     counts["total"] = sum(counts.values())
     rows = [(state, str(number)) for state, number in counts.items()]
     show(counts, lambda: put_table(("state", "keys"), rows, styles=("cyan",)), json=options.json)
-    return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot idempotency forget order-7 --dry-run")
-def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> int:
+@app.command(help_epilogue=examples("idempotency forget order-7 --dry-run"))
+def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> None:
     """Delete a key, so that its work may run again. A key in progress is refused (exit code 75)."""
-    address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
+    address, dry_run = address_of(options), options.dry_run
 
     async def work(store: Store) -> KeyRecord | None:
         record = await store.idempotency.get(key)
         if record is None or dry_run:
             return record
-        events = [operator_event(address, actor, "idempotency.forget", key, state=record.state.value)]
+        events = [address.event("idempotency.forget", key, state=record.state.value)]
         return record if await store.idempotency.forget(key, events=events) else None
 
     record = with_store(address, work)
     if record is None:
         raise _absent(key)
     shown, done = address.redactor(key), "would be deleted" if dry_run else "deleted"
-    data = {"key": shown, "state": record.state, "forgotten": not dry_run, "actor": actor}
+    data = {"key": shown, "state": record.state, "forgotten": not dry_run, "actor": address.actor}
     show(data, lambda: put(f"{shown} ({record.state}) {done}; its work may run again"), json=options.json)
-    return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot idempotency resolve charge:order-7 --done '{\"id\": 7}'")
+@app.command(help_epilogue=examples("idempotency resolve charge:order-7 --done '{\"id\": 7}'"))
 def resolve(
     key: Key,
     /,
     *,
-    done: Annotated[str | None, Parameter(help="The effect happened: its result, as JSON.")] = None,
-    failed: Annotated[str | None, Parameter(help="The effect failed for good: the reason.")] = None,
-    released: Annotated[
-        bool, Parameter(negative="", help="The effect never happened: the next caller may try.")
-    ] = False,
+    done: Annotated[str | None, arg("The effect happened: its result, as JSON.")] = None,
+    failed: Annotated[str | None, arg("The effect failed for good: the reason.")] = None,
+    released: Annotated[bool, arg("The effect never happened: the next caller may try.")] = False,
     options: OperatorFlags = OPERATOR,
-) -> int:
+) -> None:
     """Set the outcome of a guarded key in state `unknown`, with one of --done, --failed and --released."""
     ending = _ending(done, failed, released)
     outcome = type(ending).__name__.lower()  # the state that it leads to
-    address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
+    address, dry_run = address_of(options), options.dry_run
 
     async def work(store: Store) -> tuple[KeyRecord | None, bool]:
         record = await store.idempotency.get(key)
         if record is None or dry_run:
             return record, False
-        events = [operator_event(address, actor, "idempotency.resolve", key, outcome=outcome)]
+        events = [address.event("idempotency.resolve", key, outcome=outcome)]
         return record, await store.idempotency.resolve(key, ending, events=events)
 
     record, resolved = with_store(address, work)
@@ -104,10 +94,9 @@ def resolve(
     if not resolved and (not dry_run or record.state != "unknown"):
         raise _not_unknown(key, record)
     shown = address.redactor(key)
-    data = {"key": shown, "outcome": outcome, "resolved": resolved, "actor": actor, "dry_run": dry_run}
+    data = {"key": shown, "outcome": outcome, "resolved": resolved, "actor": address.actor, "dry_run": dry_run}
     would = "would be" if dry_run else "is now"
     show(data, lambda: put(f"{shown} (unknown) {would} {outcome}; later callers get that outcome"), json=options.json)
-    return Exit.FINE
 
 
 def _ending(done: str | None, failed: str | None, released: bool) -> Done | Failed | Released:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from time import time
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, unquote
 
 import msgspec
-from cyclopts import App, Parameter
-from msgspec import Struct
 
-from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, one_of
+from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, arg, check_whole, one_of
 from reefknot.cli.output import age, put, put_fields, put_json, put_table, say, show, time_text
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, has_router_soon, operator_event, with_store
+from reefknot.cli.stores import StoreAddress, address_of, has_router_soon, polled, with_store
 from reefknot.core.messages import encode
 from reefknot.core.results import answer_of
 from reefknot.core.work import ROUTER, WorkItem, WorkState
@@ -29,66 +25,47 @@ if TYPE_CHECKING:
 PAGE = 500
 MOST_EVENTS = 100
 CANCEL_WAIT_S = 5.0
-_POLL_S = 0.1
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-class JobView(Struct, frozen=True):
-    """An assignment as commands show it."""
+def job_fields(item: WorkItem, now_ms: int) -> dict[str, Any]:
+    """The fields of a job that a list shows."""
+    waits = item.state is WorkState.PENDING
+    name, _, worker = item.resource_class.partition("@")
+    return {
+        "id": item.id,
+        "type": item.kind,
+        "state": item.state.value,
+        "class": None if item.resource_class == ROUTER else name,
+        "worker": worker or None,
+        "attempts": item.attempts,
+        "priority": item.priority,
+        "reason": item.reason or None,
+        "due_at": time_text(item.due_at) if waits else None,
+        "due_in_s": max(0.0, (item.due_at - now_ms) / 1000) if waits else None,
+        "deadline_at": time_text(item.deadline_at),
+        "age_s": max(0.0, (now_ms - item.created_at) / 1000),
+        "created_at": time_text(item.created_at),
+        "updated_at": time_text(item.updated_at),
+    }
 
-    item: WorkItem
 
-    def as_json(self, now_ms: int) -> dict[str, Any]:
-        """The fields that a list shows."""
-        item = self.item
-        waits = item.state is WorkState.PENDING
-        created = item.created_at
-        name, _, worker = item.resource_class.partition("@")
-        return {
-            "id": item.id,
-            "type": item.kind,
-            "state": item.state.value,
-            "class": None if item.resource_class == ROUTER else name,
-            "worker": worker or None,
-            "attempts": item.attempts,
-            "priority": item.priority,
-            "reason": item.reason or None,
-            "due_at": time_text(item.due_at) if waits else None,
-            "due_in_s": max(0.0, (item.due_at - now_ms) / 1000) if waits else None,
-            "deadline_at": time_text(item.deadline_at),
-            "age_s": max(0.0, (now_ms - created) / 1000),
-            "created_at": time_text(created),
-            "updated_at": time_text(item.updated_at),
-        }
-
-    def details(self, redactor: Redactor) -> dict[str, Any]:
-        """The fields that a list leaves out."""
-        item = self.item
-        return {
-            "tenant_id": item.tenant_id,
-            "correlation_id": item.correlation_id,
-            "trace_id": item.trace_id,
-            "generation": item.generation,
-            "snoozes": item.snoozes,
-            "interruptions": item.interruptions,
-            "crashes": item.crashes,
-            "assignment": _decoded(item.payload or None, redactor),
-            "failure": _decoded(item.failure, redactor),
-            "result": _decoded(self._result(), redactor),
-            "history": [
-                {"at": time_text(entry.at), "what": entry.what, "why": redactor(entry.why), "who": entry.who}
-                for entry in item.history
-            ],
-        }
-
-    def _result(self) -> str | bytes | None:
-        """The stored result, else what the caller is told."""
-        if self.item.result is not None:
-            return self.item.result
-        answer = answer_of(self.item)
-        return None if answer is None else encode(answer)
+def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
+    """The fields of a job that a list leaves out. Its result is the stored one, else what the caller is told."""
+    names = ("tenant_id", "correlation_id", "trace_id", "generation", "snoozes", "interruptions", "crashes")
+    answer = answer_of(item) if item.result is None else None
+    return {
+        **{name: getattr(item, name) for name in names},
+        "assignment": _decoded(item.payload or None, redactor),
+        "failure": _decoded(item.failure, redactor),
+        "result": _decoded(item.result if answer is None else encode(answer), redactor),
+        "history": [
+            {"at": time_text(entry.at), "what": entry.what, "why": redactor(entry.why), "who": entry.who}
+            for entry in item.history
+        ],
+    }
 
 
 def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
@@ -100,24 +77,16 @@ def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
         return redactor(text if isinstance(text, str) else text.decode("utf-8", "replace"))
 
 
-async def get_job(store: Store, name: str) -> JobView | None:
-    """The job with this id."""
-    item = await store.work.get(name)
-    return None if item is None else JobView(item)
-
-
-async def find_jobs(
-    store: Store, *, state: WorkState | None, kind: str | None, after: str, limit: int
-) -> AsyncIterator[tuple[str, JobView]]:
-    """Jobs, each with the cursor after which the next page continues."""
-    found, after = 0, unquote(after)
-    while found < limit:
-        items = await store.work.find(state=state, kind=kind, after=after, limit=min(PAGE, limit - found))
-        for item in items:
-            after, found = item.id, found + 1
-            yield quote(after), JobView(item)
-        if not items:
-            return
+async def _find(store: Store, state: WorkState | None, kind: str | None, after: str, limit: int) -> list[WorkItem]:
+    """The next jobs by id, read in pages."""
+    found: list[WorkItem] = []
+    while len(found) < limit:
+        page = await store.work.find(state=state, kind=kind, after=after, limit=min(PAGE, limit - len(found)))
+        if not page:
+            break
+        found += page
+        after = page[-1].id
+    return found
 
 
 async def _counts(store: Store) -> dict[str, Any]:
@@ -137,43 +106,33 @@ async def _counts(store: Store) -> dict[str, Any]:
 
 # ---- commands --------------------------------------------------------------------------------------------------------
 
-app = App(
-    name="job",
-    help="List, show and cancel jobs.",
-    help_epilogue="Example:\n\n    reefknot job list --state pending",
-)
+app = noun("job", "job list --state pending")
 
-Id = Annotated[str, Parameter(help="Assignment id.")]
+Id = Annotated[str, arg("Assignment id.")]
 
 
-@app.command(
-    name="list", help_epilogue="Examples:\n\n    reefknot job list\n    reefknot job list --state running --json"
-)
+@app.command(name="list", help_epilogue=examples("job list", "job list --state running --json"))
 def list_(
     *,
-    state: Annotated[
-        str | None, Parameter(help="Only this state: pending, running, succeeded, failed, quarantined, …")
-    ] = None,
-    type_: Annotated[str | None, Parameter(name="--type", help="Only steps of this type.")] = None,
+    state: Annotated[str | None, arg("Only this state: pending, running, succeeded, failed, quarantined, …")] = None,
+    type_: Annotated[str | None, arg("Only steps of this type.", "--type")] = None,
     limit: Limit = 50,
-    after: Annotated[str, Parameter(help="Continue after the cursor that the last page gave as `next`.")] = "",
+    after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """List jobs by id; pending ones with their due time."""
     check_whole("--limit", limit)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
     address = address_of(options)
 
-    async def work(store: Store) -> tuple[list[tuple[str, JobView]], dict[str, Any]]:
-        found = [one async for one in find_jobs(store, state=wanted, kind=type_, after=after, limit=limit)]
-        return found, await _counts(store)
+    async def work(store: Store) -> tuple[list[WorkItem], dict[str, Any]]:
+        return await _find(store, wanted, type_, unquote(after), limit), await _counts(store)
 
     found, counts = with_store(address, work)
-    following = found[-1][0] if len(found) == limit else None
+    following = quote(found[-1].id) if len(found) == limit else None
     now = int(time() * 1000)
-    jobs = address.redactor.tree([job.as_json(now) for _, job in found])
+    jobs = address.redactor.tree([job_fields(item, now) for item in found])
     show({"jobs": jobs, "next": following, **counts}, lambda: _put_jobs(jobs, counts, following), json=options.json)
-    return Exit.FINE
 
 
 def _put_jobs(jobs: list[dict[str, Any]], counts: dict[str, Any], following: str | None) -> None:
@@ -201,34 +160,30 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot job show order-7")
-def show_job(job: Id, /, *, options: StoreFlags = STORE) -> int:
+@app.command(name="show", help_epilogue=examples("job show order-7"))
+def show_job(job: Id, /, *, options: StoreFlags = STORE) -> None:
     """Show everything about one job: state, attempts, history, audited events and result."""
     from reefknot.ports.audit_log import AuditQuery
 
     address = address_of(options)
 
-    async def work(store: Store) -> tuple[JobView | None, list[KeptEntry]]:
+    async def work(store: Store) -> tuple[WorkItem | None, list[KeptEntry]]:
         kept = await store.audit.read(AuditQuery(work_id=job, limit=MOST_EVENTS))
-        return await get_job(store, job), kept
+        return await store.work.get(job), kept
 
     found, kept = with_store(address, work)
     if found is None:
         raise _absent(job)
-    fields = {**found.as_json(int(time() * 1000)), **found.details(address.redactor)}
+    fields = {**job_fields(found, int(time() * 1000)), **job_details(found, address.redactor)}
     if options.json:
-        put_json({**fields, "events": address.redactor.tree(_without_decisions(kept))})
-        return Exit.FINE
+        bodies: list[dict[str, Any]] = [msgspec.json.decode(one.entry.body) for one in kept]
+        # Without the inputs of their decisions, which `audit tail --json` shows.
+        events = [{name: value for name, value in one.items() if name != "decision"} for one in bodies]
+        put_json({**fields, "events": address.redactor.tree(events)})
+        return
     put_fields({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], kept):
         put(address.redactor(line))
-    return Exit.FINE
-
-
-def _without_decisions(kept: list[KeptEntry]) -> list[dict[str, Any]]:
-    """The events without the inputs of their decisions, which `audit tail --json` shows."""
-    events: list[dict[str, Any]] = [msgspec.json.decode(one.entry.body) for one in kept]
-    return [{name: value for name, value in one.items() if name != "decision"} for one in events]
 
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
@@ -246,21 +201,22 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
     return [f"{at}  {text}" for at, text in sorted(lines)]
 
 
-@app.command(help_epilogue="Examples:\n\n    reefknot job cancel order-7\n    reefknot job cancel order-7 --dry-run")
+@app.command(help_epilogue=examples("job cancel order-7", "job cancel order-7 --dry-run"))
 def cancel(
     job: Id,
     /,
     *,
-    reason: Annotated[str, Parameter(help="Reason, for the result and the audit log.")] = "",
+    reason: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Cancel a job wherever it is; its result is then `cancelled`. A finished job is refused (exit code 1)."""
-    address, actor, dry_run = address_of(options), actor_name(options.actor), options.dry_run
-    why = reason.strip() or f"cancelled by {actor}"
-    before, after = with_store(address, lambda store: _cancel(store, address, job, why, actor, dry_run=dry_run))
+    address, dry_run = address_of(options), options.dry_run
+    why = reason.strip() or f"cancelled by {address.actor}"
+    before, after = with_store(address, lambda store: _cancel(store, address, job, why, dry_run=dry_run))
     done = after == "cancelled"
     if options.json:
-        put_json({"id": job, "was": before, "state": after, "cancelled": done, "actor": actor, "dry_run": dry_run})
+        fields = {"id": job, "was": before, "state": after, "cancelled": done}
+        put_json({**fields, "actor": address.actor, "dry_run": dry_run})
     elif done or dry_run:
         put(f"{job} ({before}) {'would be ' if dry_run else ''}cancelled")
     if done or dry_run:
@@ -272,31 +228,27 @@ def cancel(
     return Exit.FAILED
 
 
-async def _cancel(
-    store: Store, address: StoreAddress, job: str, reason: str, actor: str, *, dry_run: bool
-) -> tuple[str, str]:
+async def _cancel(store: Store, address: StoreAddress, job: str, reason: str, *, dry_run: bool) -> tuple[str, str]:
     """The states before and after. The router that has the job cancels it; without any, the store does at once."""
     from reefknot.engines.clocks import SystemClock
     from reefknot.router.client import Client
 
-    found = await get_job(store, job)
+    found = await store.work.get(job)
     if found is None:
         raise _absent(job)
-    before = found.item.state
+    before = found.state
     if before not in _OPEN:
         raise CommandError(f"{printable(job)} is {before.value}: there is nothing to cancel", Exit.FAILED)
     if dry_run:
         return before.value, before.value
-    event = operator_event(address, actor, "job.cancel", job, reason=reason)
     client = Client(store, SystemClock(), has_router=has_router_soon)
-    if await client.cancel(job, reason, who=actor, events=[event]):
+    event = address.event("job.cancel", job, reason=reason)
+    if await client.cancel(job, reason, who=address.actor, events=[event]):
         return before.value, "cancelled"
-    for _ in range(int(CANCEL_WAIT_S / _POLL_S)):
-        found = await get_job(store, job)
-        if found is None or found.item.state not in _OPEN:
-            break
-        await asyncio.sleep(_POLL_S)
-    return before.value, "gone" if found is None else found.item.state.value
+    found = await polled(
+        lambda: store.work.get(job), CANCEL_WAIT_S, enough=lambda item: item is None or item.state not in _OPEN
+    )
+    return before.value, "gone" if found is None else found.state.value
 
 
 def _absent(job: str) -> CommandError:

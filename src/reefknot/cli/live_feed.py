@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,11 +21,7 @@ from reefknot.cli.output import plural, queue_depth
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
 from reefknot.core.messages import AckStatus
-from reefknot.ports.audit_log import AuditQuery, KeptEntry
-
-if TYPE_CHECKING:
-    from reefknot.core.audit.event import AnyEvent
-    from reefknot.ports.audit_log import AuditLog
+from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 
 LINES_A_SECOND = 20
 LONGEST_WAIT_S = 0.25
@@ -35,7 +31,7 @@ PrintLine = Callable[[str, str], None]
 """Prints a line; its first argument is the kind."""
 
 
-def describe(event: AnyEvent) -> tuple[str, str] | None:
+def describe(event: events.AnyEvent) -> tuple[str, str] | None:
     """Kind and sentence of an event; None for an event that people need not see live."""
     match event:
         case events.RetryAttempt():
@@ -82,7 +78,7 @@ def _failure(kind: str, message: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
-def feed_line(event: AnyEvent, kind: str, words: str) -> str:
+def feed_line(event: events.AnyEvent, kind: str, words: str) -> str:
     """`12:00:01  retry        a1 (http.request): attempt 1 failed: …`"""
     seconds = epoch_seconds(event.timestamp)
     clock = event.timestamp if seconds is None else f"{datetime.fromtimestamp(seconds, UTC).astimezone():%H:%M:%S}"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
@@ -22,19 +22,22 @@ from reefknot.cli.output import say
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.config.reading.session import Problem
     from reefknot.config.settings import Settings
 
 T = TypeVar("T")
-Json = Annotated[bool, Parameter(help="Print JSON on stdout, for programs.")]
-DEFAULT_STORE = ".reefknot/state.db"
+
+
+def arg(text: str, *names: str, **more: Any) -> Parameter:
+    """A parameter of a command: its help, and its names where the Python name is not the one to type."""
+    return Parameter(name=names or None, help=text, **more)
+
+
+Json = Annotated[bool, arg("Print JSON on stdout, for programs.")]
+_DEFAULT_STORE = "Default: the configured one, or sqlite:.reefknot/state.db."
 MOST_LISTED = 10_000
 LONGEST_S = 10 * 365 * 86_400
-Actor = Annotated[str | None, Parameter(name="--as", help="Audited actor. Default: the user of this system.")]
-Modules = Annotated[
-    list[str] | None,
-    Parameter(name="--module", help="Module that defines steps with @reefknot.block; repeatable.", negative=()),
-]
+Actor = Annotated[str | None, arg("Audited actor. Default: the user of this system.", "--as")]
+Modules = Annotated[list[str] | None, arg("Module that defines steps with @reefknot.block; repeatable.", "--module")]
 
 # ---- groups of options -----------------------------------------------------------------------------------------------
 
@@ -44,9 +47,7 @@ Modules = Annotated[
 class CommonFlags:
     """Options of every command that reads the configuration."""
 
-    config: Annotated[str | None, Parameter(help="Configuration file. Default: the nearest reefknot.yaml upwards.")] = (
-        None
-    )
+    config: Annotated[str | None, arg("Configuration file. Default: the nearest reefknot.yaml upwards.")] = None
     json: Json = False
 
 
@@ -55,9 +56,7 @@ class CommonFlags:
 class StoreFlags(CommonFlags):
     """Options of a command that works on a store which other processes can open."""
 
-    engine: Annotated[
-        str | None, Parameter(help="Store: sqlite:PATH. Default: the configured one, or sqlite:.reefknot/state.db.")
-    ] = None
+    engine: Annotated[str | None, arg(f"Store: sqlite:PATH. {_DEFAULT_STORE}")] = None
 
 
 @Parameter(name="*")
@@ -65,7 +64,7 @@ class StoreFlags(CommonFlags):
 class OperatorFlags(StoreFlags):
     """Options of a command that changes a store and is audited."""
 
-    dry_run: Annotated[bool, Parameter(help="Show what would be done, and change nothing.")] = False
+    dry_run: Annotated[bool, arg("Show what would be done, and change nothing.")] = False
     actor: Actor = None
 
 
@@ -74,19 +73,16 @@ class OperatorFlags(StoreFlags):
 class SystemFlags(CommonFlags):
     """Options of a command that runs a whole system: router and workers."""
 
-    engine: Annotated[
-        str | None,
-        Parameter(help="Store: sqlite:PATH or memory:. Default: the configured one, or sqlite:.reefknot/state.db."),
-    ] = None
-    workers: Annotated[int, Parameter(help="Number of workers. Default: 1.")] = 1
+    engine: Annotated[str | None, arg(f"Store: sqlite:PATH or memory:. {_DEFAULT_STORE}")] = None
+    workers: Annotated[int, arg("Number of workers. Default: 1.")] = 1
     module: Modules = None
-    seed: Annotated[int | None, Parameter(help="Seed of jitter and of the choice of workers.")] = None
+    seed: Annotated[int | None, arg("Seed of jitter and of the choice of workers.")] = None
 
 
 COMMON, STORE, OPERATOR, SYSTEM = CommonFlags(), StoreFlags(), OperatorFlags(), SystemFlags()
 """The defaults of each group."""
 
-Limit = Annotated[int, Parameter(help="Most entries to list. Default: 50.")]
+Limit = Annotated[int, arg("Most entries to list. Default: 50.")]
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
@@ -183,17 +179,3 @@ def settings(config: str | None, *, forgiving: bool = False) -> Settings:
     for warning in found.warnings:
         say(f"warning: {warning}")
     return found
-
-
-def folder_of(found: Settings) -> Path:
-    """The folder from which relative paths of the configuration start."""
-    return Path.cwd() if found.path is None else found.path.parent
-
-
-def secrets_of(found: Settings) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
-    """The configured secrets that can be read here, and why the others cannot."""
-    from reefknot.config.secrets import resolve_section
-
-    assert found.tree is not None
-    secrets, problems = resolve_section(found.tree, environ=os.environ, folder=folder_of(found))
-    return tuple(secret.reveal() for secret in secrets.values()), problems

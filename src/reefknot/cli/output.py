@@ -59,11 +59,6 @@ def show(data: object, text: Callable[[], None], *, json: bool) -> None:
         text()
 
 
-def show_fields(fields: Mapping[str, object], *, json: bool) -> None:
-    """Print one record as JSON, or as a table with a row per field."""
-    show(fields, lambda: put_fields(fields), json=json)
-
-
 def put_json(value: object) -> None:
     """A JSON document, in which a control character is an escape."""
     from json import dumps

@@ -7,45 +7,25 @@ Unknown targets, sources and failures are refused with what is accepted, before 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import float_info
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from cyclopts import App, Parameter
+import msgspec
+from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import COMMON, CommonFlags, Json, check_number, one_of, settings, unknown
+from reefknot.cli import policy_view as view
+from reefknot.cli.app import CommandError, examples, noun
+from reefknot.cli.options import COMMON, CommonFlags, Json, arg, check_number, one_of, settings, unknown
 from reefknot.cli.output import put, put_table, relative, say, show
-from reefknot.cli.policy_view import (
-    CONTROL_FLOW,
-    RETRYABLE,
-    PolicyAnswer,
-    all_targets,
-    answer_json,
-    baseline_provenance,
-    condition_name,
-    field_text,
-    headline,
-    overrides_of,
-    policy_json,
-    policy_rows,
-    put_answer,
-    put_policies,
-    put_policy,
-    put_schedule,
-    schedule_json,
-    value_json,
-)
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.retry.book import Book, Request
+from reefknot.core.retry.book import Book, FieldOrigin, Request
+from reefknot.core.retry.policy import RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from reefknot.config.layers import Gate
-    from reefknot.core.retry.book import FieldOrigin
-    from reefknot.core.retry.policy import RetryPolicy
 
 CONTROL_FLOW_EXCEPTIONS = frozenset(
     {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError", "asyncio.CancelledError"}
@@ -54,12 +34,10 @@ CONTROL_FLOW_EXCEPTIONS = frozenset(
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
-Kind = Annotated[
-    Literal["block", "connector", "operation"] | None, Parameter(help="Only blocks, connectors or operations.")
-]
-Source = Annotated[str | None, Parameter(help="Configured source; its policy overrides that of its connector.")]
-Seed = Annotated[int | None, Parameter(help="Draw the waits with this seed, instead of showing their ranges.")]
-Target = Annotated[str | None, Parameter(help="block:TYPE, connector:TYPE or operation:NAME.")]
+Kind = Annotated[Literal["block", "connector", "operation"] | None, arg("Only blocks, connectors or operations.")]
+Source = Annotated[str | None, arg("Configured source; its policy overrides that of its connector.")]
+Seed = Annotated[int | None, arg("Draw the waits with this seed, instead of showing their ranges.")]
+Target = Annotated[str | None, arg("block:TYPE, connector:TYPE or operation:NAME.")]
 
 
 @Parameter(name="*")
@@ -67,14 +45,12 @@ Target = Annotated[str | None, Parameter(help="block:TYPE, connector:TYPE or ope
 class FailureFlags:
     """The failure that a command asks about."""
 
-    error: Annotated[str | None, Parameter(help="Error code, such as http_error or 3003.")] = None
-    status: Annotated[int | None, Parameter(help="HTTP status.")] = None
-    failure_type: Annotated[
-        str | None, Parameter(help="Failure type: transient, rate_limited, permanent or unknown.")
-    ] = None
-    exception: Annotated[str | None, Parameter(help="Exception by name: TimeoutError, httpx.ReadTimeout.")] = None
-    message: Annotated[str | None, Parameter(help="Error message.")] = None
-    retry_after: Annotated[float | None, Parameter(help="Seconds that the server asked to wait.")] = None
+    error: Annotated[str | None, arg("Error code, such as http_error or 3003.")] = None
+    status: Annotated[int | None, arg("HTTP status.")] = None
+    failure_type: Annotated[str | None, arg("Failure type: transient, rate_limited, permanent or unknown.")] = None
+    exception: Annotated[str | None, arg("Exception by name: TimeoutError, httpx.ReadTimeout.")] = None
+    message: Annotated[str | None, arg("Error message.")] = None
+    retry_after: Annotated[float | None, arg("Seconds that the server asked to wait.")] = None
 
     @property
     def is_control_flow(self) -> bool:
@@ -108,8 +84,8 @@ class FailureFlags:
 class RequestFlags:
     """The retry options that a request carries."""
 
-    retry_count: Annotated[int | None, Parameter(help="Retries that the request asks for, over every policy.")] = None
-    timeout_ms: Annotated[int | None, Parameter(help="The request's time budget, in milliseconds.")] = None
+    retry_count: Annotated[int | None, arg("Retries that the request asks for, over every policy.")] = None
+    timeout_ms: Annotated[int | None, arg("The request's time budget, in milliseconds.")] = None
 
     def request(self) -> Request:
         from reefknot.config.book import request_of
@@ -170,7 +146,7 @@ def known_target(book: Book, target: str | None, source: str | None = None) -> s
         raise unknown("--target", target, sorted(book.targets), also=also)
     if kind == "operation":
         target = operation_target(name)
-    known = all_targets(book)
+    known = view.all_targets(book)
     if kind != "block" and target not in known:
         raise unknown("--target", target, sorted(one for one in known if one.startswith(f"{kind}:")), prefix=f"{kind}:")
     return target
@@ -178,48 +154,43 @@ def known_target(book: Book, target: str | None, source: str | None = None) -> s
 
 # ---- commands --------------------------------------------------------------------------------------------------------
 
-app = App(
-    name="policy",
-    help="Show retry policies, and explain why and when a failure is retried.",
-    help_epilogue="Example:\n\n    reefknot policy explain --target block:http --status 429",
-)
+app = noun("policy", "policy explain --target block:http --status 429")
 EXPLAIN = "reefknot policy explain --target"
 
 
-@app.command(name="list", help_epilogue="Example:\n\n    reefknot policy list --kind connector")
-def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> int:
+@app.command(name="list", help_epilogue=examples("policy list --kind connector"))
+def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> None:
     """List every target and source with its policy, and where it is defined."""
     active = active_book(common.config)
-    rows = policy_rows(active.book, kind)
+    rows = view.policy_rows(active.book, kind)
     data = {"gate": active.gate_text, "policies": [row.as_json() for row in rows]}
-    show(data, lambda: put_policies(rows), json=common.json)
-    return Exit.FINE
+    show(data, lambda: view.put_policies(rows), json=common.json)
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot policy show connector:imap_mailbox")
-def show_policy(target: Target = None, *, source: Source = None, common: CommonFlags = COMMON) -> int:
+@app.command(name="show", help_epilogue=examples("policy show connector:imap_mailbox"))
+def show_policy(target: Target = None, *, source: Source = None, common: CommonFlags = COMMON) -> None:
     """Show one target's policy field by field: its value, the layer and source that set it, and what it overrides."""
     active = active_book(common.config)
     name = known_target(active.book, target, source)
     policy = active.book.resolve(name, source=source)
-    overrides = overrides_of(active.book, name, source)
+    overrides = view.overrides_of(active.book, name, source)
     data: dict[str, Any] = {
         "target": name,
         "source": source,
         "gate": active.gate_text,
-        "policy": policy_json(policy, policy.provenance),
+        "policy": view.policy_json(policy, policy.provenance),
         "overrides": {
-            condition_name(condition): {field: value_json(one) for field, one in fields.items()}
+            view.condition_name(condition): {field: view.value_json(one) for field, one in fields.items()}
             for condition, fields in overrides.items()
         },
     }
 
     def text() -> None:
-        put(headline(name, policy))
+        put(view.headline(name, policy))
         put()
-        put_policy(policy, policy.provenance)
+        view.put_policy(policy, policy.provenance)
         rows = [
-            (condition_name(condition), field, field_text(field, one.value), relative(one.source))
+            (view.condition_name(condition), field, view.field_text(field, one.value), relative(one.source))
             for condition, fields in overrides.items()
             for field, one in fields.items()
         ]
@@ -228,7 +199,6 @@ def show_policy(target: Target = None, *, source: Source = None, common: CommonF
             put_table(("for failures", "field", "value", "source"), rows, styles=("cyan", "", "bold"))
 
     show(data, text, json=common.json)
-    return Exit.FINE
 
 
 @app.command(
@@ -243,27 +213,31 @@ def explain(
     flags: FailureFlags = NO_FAILURE,
     request: RequestFlags = NO_REQUEST,
     seed: Seed = None,
-    baseline: Annotated[bool, Parameter(help="Explain the baseline, which is in force while the gate is off.")] = False,
+    baseline: Annotated[bool, arg("Explain the baseline, which is in force while the gate is off.")] = False,
     common: CommonFlags = COMMON,
-) -> int:
+) -> None:
     """
     Explain whether a failure is retried, why, and when.
 
     The answer "stop" is an answer: the exit code is 0.
     """
+    from reefknot.core.retry.explain import explain as decided
+
     active = active_book(common.config)
     name = known_target(active.book, target, source)
-    failure = flags.failure()
-    if failure is None:
-        failure = _unknown_failure()
+    failure = flags.failure() or _unknown_failure()
     if baseline:
         failure, policy, provenance = _baseline(name, request.request(), failure)
     else:
         resolved = active.book.resolve(name, failure, source=source, request=request.request())
         policy, provenance = resolved, resolved.provenance
-    answer = _answer(active.gate, name, flags, failure, policy, provenance, seed)
-    show(answer_json(answer), lambda: put_answer(answer), json=common.json)
-    return Exit.FINE
+    explanation = decided(name, policy, failure, seed=seed)
+    reason = view.RETRYABLE if explanation.reason is None else explanation.reason.value
+    schedule = explanation.schedule
+    if flags.is_control_flow:
+        reason, schedule = view.CONTROL_FLOW, ()
+    answer = view.PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate)
+    show(view.answer_json(answer), lambda: view.put_answer(answer), json=common.json)
 
 
 def _unknown_failure() -> Failure:
@@ -271,25 +245,6 @@ def _unknown_failure() -> Failure:
 
     say("No failure given: this explains an unknown one. Describe it with --error, --status, --exception, …")
     return failure_from_facts()
-
-
-def _answer(
-    gate: Gate,
-    name: str,
-    flags: FailureFlags,
-    failure: Failure,
-    policy: RetryPolicy,
-    provenance: Mapping[str, FieldOrigin],
-    seed: int | None,
-) -> PolicyAnswer:
-    from reefknot.core.retry.explain import explain as decided
-
-    explanation = decided(name, policy, failure, seed=seed)
-    reason = RETRYABLE if explanation.reason is None else explanation.reason.value
-    schedule = explanation.schedule
-    if flags.is_control_flow:
-        reason, schedule = CONTROL_FLOW, ()
-    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, gate.on, gate.origin)
 
 
 def _baseline(name: str, request: Request, failure: Failure) -> tuple[Failure, RetryPolicy, Mapping[str, FieldOrigin]]:
@@ -305,11 +260,13 @@ def _baseline(name: str, request: Request, failure: Failure) -> tuple[Failure, R
         timeout=DEFAULT_TIMEOUT if request.time_budget is None else request.time_budget,
         retryable=failure.category is not ErrorCategory.CANCELLATION,
     )
-    provenance = baseline_provenance(policy, counted=request.retries is not None, timed=request.time_budget is not None)
+    provenance = view.baseline_provenance(
+        policy, counted=request.retries is not None, timed=request.time_budget is not None
+    )
     return failure, policy, provenance
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot policy schedule connector:github_repository --seed 7")
+@app.command(help_epilogue=examples("policy schedule connector:github_repository --seed 7"))
 def schedule(
     target: Target = None,
     *,
@@ -318,7 +275,7 @@ def schedule(
     request: RequestFlags = NO_REQUEST,
     seed: Seed = None,
     common: CommonFlags = COMMON,
-) -> int:
+) -> None:
     """Draw the waits of a target as bars: the range that jitter allows for each, and the elapsed time."""
     from reefknot.core.retry.explain import explain as decided
     from reefknot.core.retry.explain import schedule as planned
@@ -333,19 +290,18 @@ def schedule(
         waits = decided(name, policy, failure, seed=seed).schedule
 
     def text() -> None:
-        put(headline(name, policy))
+        put(view.headline(name, policy))
         put()
         if waits:
-            put_schedule(waits)
+            view.put_schedule(waits)
         else:
             put("Not retried, so there are no waits.")
 
-    data = {"target": name, "max_attempts": policy.max_attempts, "schedule": schedule_json(waits)}
+    data = {"target": name, "max_attempts": policy.max_attempts, "schedule": msgspec.to_builtins(waits)}
     show(data, text, json=common.json)
-    return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot policy check reefknot.yaml staging.yaml")
+@app.command(help_epilogue=examples("policy check reefknot.yaml staging.yaml"))
 def check(*files: str, common: CommonFlags = COMMON) -> int:
     """Check the policies in files and report every mistake with its line. Exits with 78 when there is one."""
     from reefknot.cli.config import check_files
@@ -354,23 +310,22 @@ def check(*files: str, common: CommonFlags = COMMON) -> int:
     return check_files(named or [None], json=common.json, policies_only=True)
 
 
-@app.command(help_epilogue="Examples:\n\n    reefknot policy templates\n    reefknot policy templates mailbox")
+@app.command(help_epilogue=examples("policy templates", "policy templates mailbox"))
 def templates(
-    name: Annotated[str | None, Parameter(help="Print this template, ready to be saved as a file.")] = None,
+    name: Annotated[str | None, arg("Print this template, ready to be saved as a file.")] = None,
     /,
     *,
     json: Json = False,
-) -> int:
+) -> None:
     """List ready-made policies for common situations, or print one."""
     from reefknot.cli.config import TEMPLATES, template_text
 
     if name is None:
         data = {"templates": [{"name": one, "about": about} for one, about in TEMPLATES.items()]}
         show(data, lambda: put_table(("template", "use it for"), TEMPLATES.items(), styles=("cyan",)), json=json)
-        return Exit.FINE
+        return
     known = name.lower().replace("_", "-")
     if known not in TEMPLATES:
         raise unknown("NAME", name, TEMPLATES)
     text = template_text(known)
     show({"name": known, "about": TEMPLATES[known], "text": text}, lambda: put(text.rstrip("\n")), json=json)
-    return Exit.FINE

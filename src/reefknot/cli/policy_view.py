@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Struct
 
 from reefknot.cli.output import jsonable, long_seconds, plural, put, put_table, relative, seconds
@@ -30,6 +31,9 @@ from reefknot.core.retry.book import (
 from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.explain import PlannedWait
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
+
+if TYPE_CHECKING:
+    from reefknot.config.layers import Gate
 
 # ---- words -----------------------------------------------------------------------------------------------------------
 
@@ -322,8 +326,7 @@ class PolicyAnswer(Struct, frozen=True):
     reason: str
     """`retryable`, or why not."""
     schedule: tuple[PlannedWait, ...]
-    gate: bool
-    gate_origin: str
+    gate: Gate
 
     @property
     def retried(self) -> bool:
@@ -347,7 +350,7 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
         "reason": answer.reason,
         "gate": "on" if answer.gate else "off",
         "policy": policy_json(answer.policy, answer.provenance),
-        "schedule": schedule_json(answer.schedule),
+        "schedule": msgspec.to_builtins(answer.schedule),
     }
 
 
@@ -361,16 +364,12 @@ def put_answer(answer: PolicyAnswer) -> None:
         put_schedule(answer.schedule)
     if answer.target.startswith("block:"):
         put()
-        put(_gate_line(answer.gate, answer.gate_origin))
-
-
-def _gate_line(on: bool, origin: str) -> str:
-    if on:
-        return f"gate worker.retries.v2: on ({relative(origin)})"
-    return (
-        f"gate worker.retries.v2: off ({relative(origin)}), so workers use the baseline (explained with --baseline);"
-        " turn it on with worker.retries.v2.enabled: true, or WORKER_RETRIES_V2_ENABLED=true"
-    )
+        advice = (
+            ", so workers use the baseline (explained with --baseline); "
+            "turn it on with worker.retries.v2.enabled: true, or WORKER_RETRIES_V2_ENABLED=true"
+        )
+        state, more = ("on", "") if answer.gate else ("off", advice)
+        put(f"gate worker.retries.v2: {state} ({relative(answer.gate.origin)}){more}")
 
 
 def _sentence(answer: PolicyAnswer) -> str:
@@ -424,10 +423,6 @@ def _set_by(field: FieldOrigin) -> str:
 
 BAR_WIDTH = 36
 MOST_DRAWN = 20
-
-
-def schedule_json(schedule: Sequence[PlannedWait]) -> list[dict[str, Any]]:
-    return [{"retry": wait.retry, "min": wait.min, "max": wait.max, "delay": wait.delay} for wait in schedule]
 
 
 def put_schedule(schedule: Sequence[PlannedWait]) -> None:

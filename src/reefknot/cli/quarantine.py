@@ -7,32 +7,28 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.job import JobView, get_job
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, check_whole, time_ms
-from reefknot.cli.output import progress, put, put_table, say, show, show_fields, time_text
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
-from reefknot.ports.quarantine import QuarantineFilter
+from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.job import job_details
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, arg, check_whole, time_ms
+from reefknot.cli.output import progress, put, put_fields, put_table, say, show, time_text
+from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.core.work import WorkItem
+from reefknot.ports.work_queue import QuarantineFilter
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.core.work import WorkItem
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
 
 CHUNK = 500
 MOST_SHOWN = 20
 
-app = App(
-    name="quarantine",
-    help="List, requeue, discard and purge quarantined jobs.",
-    help_epilogue="Example:\n\n    reefknot quarantine list",
-)
+app = noun("quarantine", "quarantine list")
 
-Id = Annotated[str, Parameter(help="Assignment id.")]
-All = Annotated[bool, Parameter(name="--all", help="Select all quarantined jobs.")]
+Id = Annotated[str, arg("Assignment id.")]
+All = Annotated[bool, arg("Select all quarantined jobs.", "--all")]
 
 
 @Parameter(name="*")
@@ -40,12 +36,10 @@ All = Annotated[bool, Parameter(name="--all", help="Select all quarantined jobs.
 class QuarantineFlags:
     """Filter of quarantined jobs. A job must match every given flag."""
 
-    type: Annotated[str | None, Parameter(help="Only steps of this type.")] = None
-    source: Annotated[str | None, Parameter(help="Only jobs of this source.")] = None
-    reason: Annotated[str | None, Parameter(help="Only jobs whose reason contains this text.")] = None
-    before: Annotated[
-        str | None, Parameter(help="Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")
-    ] = None
+    type: Annotated[str | None, arg("Only steps of this type.")] = None
+    source: Annotated[str | None, arg("Only jobs of this source.")] = None
+    reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
+    before: Annotated[str | None, arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
 
     def filter(self, ids: tuple[str, ...] = ()) -> QuarantineFilter:
         return QuarantineFilter(ids, self.type, self.source, self.reason, time_ms("--before", self.before))
@@ -54,17 +48,14 @@ class QuarantineFlags:
 NO_FILTER = QuarantineFlags()
 
 
-@app.command(
-    name="list",
-    help_epilogue="Examples:\n\n    reefknot quarantine list\n    reefknot quarantine list --type http.request",
-)
+@app.command(name="list", help_epilogue=examples("quarantine list", "quarantine list --type http.request"))
 def list_(
     flags: QuarantineFlags = NO_FILTER,
     *,
     limit: Limit = 50,
-    after: Annotated[str, Parameter(help="Continue after this id.")] = "",
+    after: Annotated[str, arg("Continue after this id.")] = "",
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """List quarantined jobs by id, each with its reason."""
     check_whole("--limit", limit)
     address, wanted = address_of(options), flags.filter()
@@ -80,24 +71,22 @@ def list_(
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
 
     show({"items": [_fields(item, address) for item in items], "next": following}, text, json=options.json)
-    return Exit.FINE
 
 
-@app.command(name="show", help_epilogue="Example:\n\n    reefknot quarantine show order-7")
-def show_item(job: Id, /, *, options: StoreFlags = STORE) -> int:
+@app.command(name="show", help_epilogue=examples("quarantine show order-7"))
+def show_item(job: Id, /, *, options: StoreFlags = STORE) -> None:
     """Show one quarantined job: payload, reason, failure, history. Secrets are hidden."""
     address = address_of(options)
     item = with_store(address, lambda store: store.quarantine.show(job))
     if item is None:
         text = f"{printable(job[:200])!r} is not in quarantine; `quarantine list` shows what is"
         raise CommandError(text, Exit.FAILED)
-    fields = {**_fields(item, address), **JobView(item).details(address.redactor)}
-    show_fields(fields, json=options.json)
-    return Exit.FINE
+    fields = {**_fields(item, address), **job_details(item, address.redactor)}
+    show(fields, lambda: put_fields(fields), json=options.json)
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot quarantine stats --json")
-def stats(*, options: StoreFlags = STORE) -> int:
+@app.command(help_epilogue=examples("quarantine stats --json"))
+def stats(*, options: StoreFlags = STORE) -> None:
     """Count quarantined jobs by type, source and reason."""
     address = address_of(options)
     found = with_store(address, lambda store: store.quarantine.stats())
@@ -120,51 +109,47 @@ def stats(*, options: StoreFlags = STORE) -> int:
             say(f"the oldest was quarantined at {oldest}")
 
     show(data, text, json=options.json)
-    return Exit.FINE
 
 
 # ---- requeue, discard, purge -----------------------------------------------------------------------------------------
 
 
 @app.command(
-    help_epilogue="Examples:\n\n    reefknot quarantine requeue order-7\n"
-    "    reefknot quarantine requeue --reason attempts_spent --dry-run"
+    help_epilogue=examples("quarantine requeue order-7", "quarantine requeue --reason attempts_spent --dry-run")
 )
 def requeue(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
     action = BulkAction("requeue", "requeued", options)
+    return action.run(
+        lambda store, chosen, events: store.quarantine.requeue(chosen, who=action.address.actor, events=events),
+        _selected(ids, flags, all_),
+    )
 
-    async def act(store: Store, chosen: QuarantineFilter, events: list[AuditEntry]) -> list[str]:
-        return await store.quarantine.requeue(chosen, who=action.actor, events=events)
 
-    return action.run(act, _selected(ids, flags, all_))
-
-
-@app.command(help_epilogue="Example:\n\n    reefknot quarantine discard order-7 --because 'the order was withdrawn'")
+@app.command(help_epilogue=examples("quarantine discard order-7 --because 'the order was withdrawn'"))
 def discard(
     *ids: Id,
-    because: Annotated[str, Parameter(help="Reason, for the audit log.")] = "",
+    because: Annotated[str, arg("Reason, for the audit log.")] = "",
     flags: QuarantineFlags = NO_FILTER,
     all_: All = False,
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Give jobs up for good. They stay in the store as discarded."""
     action = BulkAction("discard", "discarded", options, because)
+    return action.run(
+        lambda store, chosen, events: store.quarantine.discard(
+            chosen, who=action.address.actor, reason=because, events=events
+        ),
+        _selected(ids, flags, all_),
+    )
 
-    async def act(store: Store, chosen: QuarantineFilter, events: list[AuditEntry]) -> list[str]:
-        return await store.quarantine.discard(chosen, who=action.actor, reason=because, events=events)
 
-    return action.run(act, _selected(ids, flags, all_))
-
-
-@app.command(help_epilogue="Example:\n\n    reefknot quarantine purge --before 30d --dry-run")
+@app.command(help_epilogue=examples("quarantine purge --before 30d --dry-run"))
 def purge(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
-
-    async def act(store: Store, chosen: QuarantineFilter, events: list[AuditEntry]) -> list[str]:
-        return await store.quarantine.purge(chosen, events=events)
-
-    return BulkAction("purge", "purged", options).run(act, _selected(ids, flags, all_))
+    return BulkAction("purge", "purged", options).run(
+        lambda store, chosen, events: store.quarantine.purge(chosen, events=events), _selected(ids, flags, all_)
+    )
 
 
 Act = Callable[["Store", "QuarantineFilter", "list[AuditEntry]"], Awaitable[list[str]]]
@@ -181,32 +166,25 @@ class BulkAction:
     """An audited action on the selected jobs, in chunks. Their number is printed before the first is changed."""
 
     def __init__(self, verb: str, participle: str, options: OperatorFlags, because: str = "") -> None:
-        self.actor = actor_name(options.actor)
+        self.address = address_of(options)
         self._verb = verb
         self._participle = participle
         self._options = options
         self._because = because
-        self._address = address_of(options)
 
     def run(self, act: Act, wanted: QuarantineFilter) -> int:
-        dry_run = self._options.dry_run
-        changed = with_store(self._address, lambda store: self._apply(store, act, wanted))
+        dry_run, done = self._options.dry_run, self._participle
+        changed = with_store(self.address, lambda store: self._apply(store, act, wanted))
         missing = sorted(set(wanted.ids) - set(changed))
 
         def text() -> None:
             for name in changed[:MOST_SHOWN]:
-                put(f"{name} {'would be ' if dry_run else ''}{self._participle}")
+                put(f"{name} {'would be ' if dry_run else ''}{done}")
             if len(changed) > MOST_SHOWN:
                 put(f"… and {len(changed) - MOST_SHOWN} more")
 
-        data = {
-            self._participle: changed,
-            "missing": missing,
-            "count": len(changed),
-            "actor": self.actor,
-            "dry_run": dry_run,
-        }
-        show(data, text, json=self._options.json)
+        data = {done: changed, "missing": missing, "count": len(changed), "actor": self.address.actor}
+        show({**data, "dry_run": dry_run}, text, json=self._options.json)
         if self._verb == "requeue" and changed and not dry_run:
             say("a running system picks them up within seconds; to start one: reefknot up")
         return Exit.FAILED if missing else Exit.FINE
@@ -242,17 +220,13 @@ class BulkAction:
         details: dict[str, Any] = {"count": len(items), "ids": [item.id for item in items]}
         if self._because:
             details["reason"] = self._because
-        events = [operator_event(self._address, self.actor, f"quarantine.{self._verb}", subject, **details)]
+        events = [self.address.event(f"quarantine.{self._verb}", subject, **details)]
         if self._verb == "requeue":
+            reason, wall = f"taken out of quarantine by {self.address.actor}", clock.wall()
             returning = [
-                Requeued(
-                    **about_item(item, clock.wall()),
-                    reason=f"taken out of quarantine by {self.actor}",
-                    generation=item.generation + 1,
-                )
-                for item in items
+                Requeued(**about_item(item, wall), reason=reason, generation=item.generation + 1) for item in items
             ]
-            events += Journal(None, redactor=self._address.redactor).entries(returning)
+            events += Journal(None, redactor=self.address.redactor).entries(returning)
         return events
 
 
@@ -266,8 +240,8 @@ async def _find_all(store: Store, wanted: QuarantineFilter) -> list[WorkItem]:
 async def _report_missing(store: Store, names: list[str]) -> None:
     """Print the state of named jobs that are not in quarantine."""
     for name in names[:MOST_SHOWN]:
-        job = await get_job(store, name)
-        state = "there is no such job" if job is None else f"it is {job.item.state.value}"
+        item = await store.work.get(name)
+        state = "there is no such job" if item is None else f"it is {item.state.value}"
         say(f"{printable(name[:200])!r} is not in quarantine: {state}; `quarantine list` shows what is")
     if len(names) > MOST_SHOWN:
         say(f"… and {len(names) - MOST_SHOWN} more are not")

@@ -14,14 +14,13 @@ from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
 from msgspec import UNSET
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, count_lines, display_name, require_file
-from reefknot.cli.options import SYSTEM, SystemFlags, check_whole
-from reefknot.cli.output import plural, progress, put, say
-from reefknot.cli.serve import shutdown_on_signals, startup
+from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole
+from reefknot.cli.output import Advance, plural, progress, put, say
+from reefknot.cli.serve import Shutdown, Startup, parts_of, shutdown_on_signals, startup, until_first_ends, wait_for
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
@@ -31,8 +30,6 @@ from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
-    from reefknot.cli.output import Advance
-    from reefknot.cli.serve import Shutdown, Startup
     from reefknot.ports.store import Store
 
 IN_FLIGHT = 200
@@ -40,21 +37,22 @@ MOST_SHOWN = 20
 LONGEST_WAIT_S = 5.0
 DRAIN_S = 5.0
 
-app = App(
-    name="run",
+app = noun(
+    "run",
+    "run assignments.jsonl",
+    "run assignments.jsonl --results out.jsonl --json",
+    "cat more.jsonl | reefknot run - --workers 2",
     help="Run a file of assignments to completion and print a summary. The exit code is 1 unless all succeeded.",
-    help_epilogue="Examples:\n\n    reefknot run assignments.jsonl\n"
-    "    reefknot run assignments.jsonl --results out.jsonl --json\n    cat more.jsonl | reefknot run - --workers 2",
 )
 
 
 @app.default
 def run(
-    file: Annotated[str, Parameter(help="One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)],
+    file: Annotated[str, arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)],
     /,
     *,
-    results: Annotated[str | None, Parameter(help="Write one ExecResult per line to this file.")] = None,
-    in_flight: Annotated[int, Parameter(help=f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
+    results: Annotated[str | None, arg("Write one ExecResult per line to this file.")] = None,
+    in_flight: Annotated[int, arg(f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
     options: SystemFlags = SYSTEM,
 ) -> int:
     """Run a file of assignments through router, queue and worker, with a progress bar."""
@@ -69,9 +67,7 @@ def run(
 async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
     began = monotonic()
     with shutdown_on_signals() as shutdown:
-        async with start.system(
-            workers=options.workers, modules=tuple(options.module or ()), drain=DRAIN_S, seed=options.seed
-        ) as system:
+        async with start.system(drain=DRAIN_S, **parts_of(options)) as system:
             await batch.run(system, shutdown)
     elapsed = monotonic() - began
     batch.report_rest()
@@ -110,10 +106,6 @@ class Tally:
     @property
     def all_succeeded(self) -> bool:
         return self.total == self.ends["succeeded"]
-
-    def count_invalid(self) -> None:
-        """Count a line that is no assignment, as rejected."""
-        self.ends["rejected"] += 1
 
     async def count(self, result: ExecResult, store: Store) -> str:
         """Count one result and return its end."""
@@ -157,7 +149,7 @@ class Tally:
 
 # ---- running ---------------------------------------------------------------------------------------------------------
 
-Write = Callable[[bytes], None]
+Write = Callable[[bytes], object]
 
 
 class BatchRun:
@@ -174,8 +166,7 @@ class BatchRun:
         self._in_flight = in_flight
         self._submitting = asyncio.Lock()
         self._freed = asyncio.Event()
-        self._shown = 0
-        self._not_shown = 0
+        self._failures = 0
         self._from_earlier_run = 0
         self._unfinished = 0
 
@@ -187,16 +178,7 @@ class BatchRun:
         feeder_count = min(self._in_flight, system.routing.rules.size + slots)
         with progress("assignments", await asyncio.to_thread(count_lines, self._file)) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(feeder_count)))
-            requested = asyncio.ensure_future(shutdown.requested.wait())
-            either: list[asyncio.Future[Any]] = [feeders, requested]
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if feeders.done():
-                    feeders.result()
-            finally:
-                requested.cancel()
-                feeders.cancel()
-                await asyncio.gather(feeders, requested, return_exceptions=True)
+            await until_first_ends(feeders, shutdown.requested.wait())
 
     async def _feed(self, system: System, advance: Advance) -> None:
         """Run one line after the other, as long as there are lines."""
@@ -217,7 +199,7 @@ class BatchRun:
 
     def _reject(self, line: int, message: str) -> None:
         say(f"{display_name(self._file)}:{line}: {printable(self._redact(message))}")
-        self.tally.count_invalid()
+        self.tally.ends["rejected"] += 1
 
     def _unknown_class(self, system: System, line: AssignmentLine) -> str:
         """Refuse a resource class that no worker here has: its assignment would wait for ever."""
@@ -248,28 +230,22 @@ class BatchRun:
                 try:
                     return await system.submit(line.assignment)
                 except QueueFullError as error:
-                    await self._until_freed(min(error.retry_after, LONGEST_WAIT_S))
-
-    async def _until_freed(self, seconds: float) -> None:
-        """Wait for the advised time, or until a result of this run shows that a place is free."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._freed.wait()
+                    # The advised time, or less when a result of this run shows that a place is free.
+                    await wait_for(self._freed, min(error.retry_after, LONGEST_WAIT_S))
 
     def _show_failure(self, line: AssignmentLine, end: str, result: ExecResult) -> None:
         """Print the first failures one by one; the results file has them all."""
-        if self._shown >= MOST_SHOWN:
-            self._not_shown += 1
+        self._failures += 1
+        if self._failures > MOST_SHOWN:
             return
-        self._shown += 1
         why = f"{result.error_code or result.status.value}: {(result.error_message or '')[:300]}".rstrip(": ")
         text = self._redact(f"{result.assignment_id} {end.replace('_', ' ')}: {why}")
         say(f"{display_name(self._file)}:{line.line}: {text}")
 
     def report_rest(self) -> None:
         """Print what the lines on stderr and the summary leave out."""
-        if self._not_shown:
-            say(f"… and {self._not_shown} more that did not succeed; --results FILE writes them all")
+        if self._failures > MOST_SHOWN:
+            say(f"… and {self._failures - MOST_SHOWN} more that did not succeed; --results FILE writes them all")
         if self._from_earlier_run:
             text = "had finished in an earlier run: an id identifies one job, and its stored result was used"
             say(f"{self._from_earlier_run} {text}")
@@ -290,8 +266,4 @@ def _results_file(name: str | None) -> Iterator[Write]:
         code = Exit.FORBIDDEN if isinstance(error, PermissionError) else Exit.USAGE
         raise CommandError(f"--results: {name}: {(error.strerror or 'cannot be written').lower()}", code) from None
     with file:
-
-        def write(line: bytes) -> None:
-            file.write(line)
-
-        yield write
+        yield file.write

@@ -7,25 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from cyclopts import App, Parameter
 
-from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorFlags, StoreFlags
+from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.options import OPERATOR, STORE, Actor, OperatorFlags, StoreFlags, arg
 from reefknot.cli.output import Advance, progress, put, say, show
-from reefknot.cli.stores import StoreAddress, actor_name, address_of, operator_event, with_store
+from reefknot.cli.stores import StoreAddress, address_of, with_store
 
 if TYPE_CHECKING:
     from reefknot.engines.sqlite import SqliteStore
     from reefknot.ports.store import Store
 
-app = App(
-    name="store",
-    help="Check, back up, migrate and compact a store.",
-    help_epilogue="Example:\n\n    reefknot store check",
-)
+app = noun("store", "store check")
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot store check --engine sqlite:state.db")
+@app.command(help_epilogue=examples("store check --engine sqlite:state.db"))
 def check(*, options: StoreFlags = STORE) -> int:
     """Check the integrity of the file and the hash chain of its events. Exits with 65 when either is damaged."""
     address = address_of(options)
@@ -46,16 +41,16 @@ def check(*, options: StoreFlags = STORE) -> int:
     return Exit.FINE if report.ok else Exit.MISMATCH
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot store backup state-backup.db")
+@app.command(help_epilogue=examples("store backup state-backup.db"))
 def backup(
-    target: Annotated[Path, Parameter(help="File for the copy. It must not exist.")],
+    target: Annotated[Path, arg("File for the copy. It must not exist.")],
     /,
     *,
     actor: Actor = None,
     options: StoreFlags = STORE,
-) -> int:
+) -> None:
     """Copy the store while others go on writing it. The copy is a complete store."""
-    address = address_of(options)
+    address = address_of(options, actor=actor)
     if target.exists():
         raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
     if not target.absolute().parent.is_dir():
@@ -64,14 +59,13 @@ def backup(
     async def work(store: Store) -> None:
         with progress("copying", 100) as advance:
             await _sqlite(store, address).backup(target, progress=_percent(advance))
-        await store.audit.append([operator_event(address, actor_name(actor), "store.backup", str(target))])
+        await store.audit.append([address.event("store.backup", str(target))])
 
     with_store(address, work)
     size = target.stat().st_size
     data = {"path": str(address.path), "target": str(target), "bytes": size}
     copied = f"{address.path} copied to {target}, {size} bytes; open it with --engine sqlite:{target}"
     show(data, lambda: put(copied), json=options.json)
-    return Exit.FINE
 
 
 def _percent(advance: Advance) -> Callable[[int, int], None]:
@@ -87,8 +81,8 @@ def _percent(advance: Advance) -> Callable[[int, int], None]:
     return report
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot store migrate --dry-run")
-def migrate(*, options: OperatorFlags = OPERATOR) -> int:
+@app.command(help_epilogue=examples("store migrate --dry-run"))
+def migrate(*, options: OperatorFlags = OPERATOR) -> None:
     """Migrate the file to the schema version of this program. A newer file is refused (exit code 78)."""
     from reefknot.engines.sqlite.connection import VERSION
 
@@ -98,9 +92,7 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> int:
     migrated = found != VERSION and not options.dry_run
 
     async def work(store: Store) -> None:
-        details = {"old": found, "new": VERSION}
-        event = operator_event(address, actor_name(options.actor), "store.migrate", str(address.path), **details)
-        await store.audit.append([event])
+        await store.audit.append([address.event("store.migrate", str(address.path), old=found, new=VERSION)])
 
     if migrated:
         with_store(address, work, or_empty=True)  # opening migrates
@@ -114,11 +106,10 @@ def migrate(*, options: OperatorFlags = OPERATOR) -> int:
 
     data = {"path": str(address.path), "found": found, "current": VERSION, "migrated": migrated}
     show(data, text, json=options.json)
-    return Exit.FINE
 
 
-@app.command(help_epilogue="Example:\n\n    reefknot store compact --dry-run")
-def compact(*, options: OperatorFlags = OPERATOR) -> int:
+@app.command(help_epilogue=examples("store compact --dry-run"))
+def compact(*, options: OperatorFlags = OPERATOR) -> None:
     """Return unused space to the disk. Writers wait meanwhile."""
     address, dry_run = address_of(options), options.dry_run
     address.require_file()
@@ -127,15 +118,13 @@ def compact(*, options: OperatorFlags = OPERATOR) -> int:
 
     async def work(store: Store) -> int:
         freed = await _sqlite(store, address).compact()
-        actor = actor_name(options.actor)
-        await store.audit.append([operator_event(address, actor, "store.compact", str(address.path), bytes=freed)])
+        await store.audit.append([address.event("store.compact", str(address.path), bytes=freed)])
         return freed
 
     freed = 0 if dry_run else with_store(address, work)
     text = f"about {unused} of {before} bytes would be freed" if dry_run else f"{freed} bytes freed"
     data = {"path": str(address.path), "bytes": before, "unused": unused, "freed": freed, "compacted": not dry_run}
     show(data, lambda: put(f"{address.path}: {text}"), json=options.json)
-    return Exit.FINE
 
 
 def _sqlite(store: Store, address: StoreAddress) -> SqliteStore:

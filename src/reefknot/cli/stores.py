@@ -8,6 +8,7 @@ creates a store that it only looks at: a missing file is an error that names it.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import DEFAULT_STORE, StoreFlags, folder_of, secrets_of, settings
+from reefknot.cli.options import OperatorFlags, StoreFlags, settings
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ R = TypeVar("R")
 
 
 class StoreAddress(Struct, frozen=True):
-    """The store of a command: its URL, the settings in force, and the redactor that hides their secrets."""
+    """The store of a command: its URL, the settings in force, the redactor of their secrets, the value of `--as`."""
 
     url: str
     settings: Any
     redactor: Any
+    named_actor: str | None = None
 
     @property
     def path(self) -> Path:
@@ -54,48 +56,60 @@ class StoreAddress(Struct, frozen=True):
                 Exit.UNREACHABLE,
             )
 
+    @property
+    def actor(self) -> str:
+        """The actor of an audited action: the value of `--as`, else the user of this system."""
+        from getpass import getuser
 
-def address_of(options: StoreFlags) -> StoreAddress:
+        if self.named_actor:
+            return printable(self.named_actor)[:200]
+        try:
+            return getuser()
+        except (KeyError, OSError, ImportError):
+            return "unknown"
+
+    def event(self, action: str, subject: str | None = None, **details: Any) -> AuditEntry:
+        """The audit entry of an operator's action, secrets hidden."""
+        from reefknot import clock
+        from reefknot.audit.journal import Journal, envelope
+        from reefknot.core.audit.event import OperatorAction
+
+        event = OperatorAction(
+            **envelope(wall=clock.wall()),
+            actor=self.actor,
+            action=action,
+            subject=None if subject is None else self.redactor(subject),
+            details=self.redactor.tree(details) or None,
+        )
+        return Journal(None, redactor=self.redactor).entries([event])[0]
+
+
+def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress:
     """The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not
     be allowed to read all of them, and what was not read cannot be shown."""
+    from reefknot.app.stores import store_url
+    from reefknot.config.secrets import secret_texts
     from reefknot.core.redaction import Redactor
 
     found = settings(options.config)
-    folder, url = folder_of(found), found.configuration.engine or f"sqlite:{DEFAULT_STORE}"
-    if options.engine is not None:
-        folder, url = Path.cwd(), options.engine
+    url = store_url(found, options.engine)
     if url.rstrip(":") == "memory":
         raise CommandError("--engine: memory: ends with the process that opened it; accepted here: sqlite:PATH")
-    secrets, _ = secrets_of(found)
-    return StoreAddress(absolute_url(url, folder), found, Redactor(secrets))
-
-
-def absolute_url(url: str, folder: Path) -> str:
-    """The URL with a path that does not depend on the current folder. Other URLs are checked by whatever opens them."""
-    scheme, colon, path = url.partition(":")
-    if scheme == "sqlite" and colon and path.removeprefix("//"):
-        return f"sqlite:{folder / path.removeprefix('//')}"
-    return url
+    secrets, _ = secret_texts(found.tree, found.path, environ=os.environ)
+    return StoreAddress(url, found, Redactor(secrets), options.actor if isinstance(options, OperatorFlags) else actor)
 
 
 @asynccontextmanager
 async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncIterator[Store]:
     """The store, opened without retention. An empty file is refused: opening would turn it into a store, which only
     `store migrate` may do (`or_empty`)."""
-    from reefknot.app import open_store
+    from reefknot.app.stores import open_store, options_of
 
     address.require_file()
     if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:
         text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
         raise CommandError(text, Exit.UNREACHABLE)
-    keys = address.settings.configuration.idempotency
-    async with open_store(
-        address.url,
-        retention=keys.retention_seconds,
-        largest_result=keys.largest_result_bytes,
-        most_keys=keys.max_keys,
-        tidy=False,
-    ) as store:
+    async with open_store(address.url, **options_of(address.settings.configuration), tidy=False) as store:
         yield store
 
 
@@ -109,37 +123,15 @@ def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], *, 
     return asyncio.run(main())
 
 
-# ---- audited actions -------------------------------------------------------------------------------------------------
-
-
-def actor_name(given: str | None) -> str:
-    """The actor of an audited action: the value of `--as`, else the user of this system."""
-    from getpass import getuser
-
-    if given:
-        return printable(given)[:200]
-    try:
-        return getuser()
-    except (KeyError, OSError, ImportError):
-        return "unknown"
-
-
-def operator_event(
-    address: StoreAddress, actor: str, action: str, subject: str | None = None, **details: Any
-) -> AuditEntry:
-    """The audit entry of an operator's action, secrets hidden."""
-    from reefknot import clock
-    from reefknot.audit.journal import Journal, envelope
-    from reefknot.core.audit.event import OperatorAction
-
-    event = OperatorAction(
-        **envelope(wall=clock.wall()),
-        actor=actor,
-        action=action,
-        subject=None if subject is None else address.redactor(subject),
-        details=address.redactor.tree(details) or None,
-    )
-    return Journal(None, redactor=address.redactor).entries([event])[0]
+async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:
+    """The first result of `look` that is enough, else the last one within these seconds."""
+    found = await look()
+    for _ in range(int(seconds / _POLL_S)):
+        if enough(found):
+            break
+        await asyncio.sleep(_POLL_S)
+        found = await look()
+    return found
 
 
 # ---- running systems -------------------------------------------------------------------------------------------------
@@ -158,12 +150,7 @@ async def running_systems(store: Store) -> list[dict[str, Any]]:
     """The status of every system that runs over this store; empty when none reports within `PATIENCE_S`."""
     from reefknot.app.presence import living_systems
 
-    for _ in range(int(PATIENCE_S / _POLL_S)):
-        found = await living_systems(store)
-        if found:
-            return found
-        await asyncio.sleep(_POLL_S)
-    return []
+    return await polled(lambda: living_systems(store), PATIENCE_S)
 
 
 async def has_router_soon(store: Store) -> bool:

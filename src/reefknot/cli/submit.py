@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
-from reefknot.cli.options import STORE, StoreFlags
+from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import put, put_table, say
 from reefknot.cli.stores import StoreAddress, address_of
+from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.core.messages import ExecAssignment, ExecResult
     from reefknot.router.client import Client, Handle
 
 MOST_WAITING = 100
@@ -26,29 +26,25 @@ LONGEST_WAIT_S = 5.0
 GIVE_UP_S = 60.0
 LONGEST_TIMEOUT_S = 1e9
 
-app = App(
-    name="submit",
+app = noun(
+    "submit",
+    "submit assignments.jsonl",
+    'submit --type fs.blob_get --inputs \'{"path": "a.txt"}\' --wait',
     help="Submit a file of assignments, or one step. Accepted work is stored, whether a system is running or not.",
-    help_epilogue="Examples:\n\n    reefknot submit assignments.jsonl\n"
-    '    reefknot submit --type fs.blob_get --inputs \'{"path": "a.txt"}\' --wait',
 )
 
 
 @app.default
 def submit(
-    file: Annotated[
-        str | None, Parameter(help="One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)
-    ] = None,
+    file: Annotated[str | None, arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)] = None,
     /,
     *,
-    type_: Annotated[
-        str | None, Parameter(name="--type", help="Submit one step of this type, instead of a file.")
-    ] = None,
-    inputs: Annotated[str | None, Parameter(help="Inputs of the step, as a JSON object.")] = None,
-    id_: Annotated[str | None, Parameter(name="--id", help="Assignment id; an id identifies one job.")] = None,
-    deadline: Annotated[float | None, Parameter(help="Deadline in seconds from now, queueing included.")] = None,
-    wait: Annotated[bool, Parameter(help="Wait for the results. The exit code is 1 unless all succeeded.")] = False,
-    timeout: Annotated[float, Parameter(help="Most seconds that --wait waits. Default: 60.")] = 60.0,
+    type_: Annotated[str | None, arg("Submit one step of this type, instead of a file.", "--type")] = None,
+    inputs: Annotated[str | None, arg("Inputs of the step, as a JSON object.")] = None,
+    id_: Annotated[str | None, arg("Assignment id; an id identifies one job.", "--id")] = None,
+    deadline: Annotated[float | None, arg("Deadline in seconds from now, queueing included.")] = None,
+    wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
+    timeout: Annotated[float, arg("Most seconds that --wait waits. Default: 60.")] = 60.0,
     options: StoreFlags = STORE,
 ) -> int:
     """Submit a file of assignments, or one step, and optionally wait for the results."""
@@ -58,9 +54,7 @@ def submit(
     submission = Submission(address_of(options), timeout if wait else None)
     if file is not None:
         require_file(file)
-        asyncio.run(submission.submit_file(file))
-    else:
-        asyncio.run(submission.submit_one(_step(type_ or "", inputs, id_, deadline)))
+    asyncio.run(submission.submit(file or _step(type_ or "", inputs, id_, deadline)))
     return submission.report(json=options.json)
 
 
@@ -103,26 +97,26 @@ class Submission:
         self._wait = wait
         self._results: dict[str, ExecResult | None] = {}
 
-    async def submit_file(self, name: str) -> None:
+    async def submit(self, work: str | ExecAssignment) -> None:
+        """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
         from reefknot.app.system import connect
 
         async with connect(self._address.url, size=self._size) as client:
-            handles = []
-            async for line in assignments(name):
-                if isinstance(line, InvalidLine):
-                    self._reject(f"{display_name(name)}:{line.line}: {line.message}")
-                    continue
-                try:
-                    handles.append(await self._submit(client, line.assignment))
-                except KeyConflictError as error:
-                    self._reject(f"{display_name(name)}:{line.line}: assignment_id: {error}")
-            await self._await_results(handles)
+            if isinstance(work, str):
+                await self._await_results([handle async for handle in self._submit_file(client, work)])
+            else:
+                await self._await_results([await self._submit(client, work)])
 
-    async def submit_one(self, assignment: ExecAssignment) -> None:
-        from reefknot.app.system import connect
-
-        async with connect(self._address.url, size=self._size) as client:
-            await self._await_results([await self._submit(client, assignment)])
+    async def _submit_file(self, client: Client, name: str) -> AsyncIterator[Handle]:
+        async for line in assignments(name):
+            where = f"{display_name(name)}:{line.line}"
+            if isinstance(line, InvalidLine):
+                self._reject(f"{where}: {line.message}")
+                continue
+            try:
+                yield await self._submit(client, line.assignment)
+            except KeyConflictError as error:
+                self._reject(f"{where}: assignment_id: {error}")
 
     def _reject(self, text: str) -> None:
         say(printable(text))

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 from reefknot.cli.app import exit_for
 from reefknot.cli.config import recommended
 from reefknot.cli.serve import UpSession, startup
-from reefknot.demo.tour import DOWN, LOOPBACK, OK, Response, Service
+from reefknot.cli.stores import polled
+from reefknot.demo.tour import DOWN, LOOPBACK, OK, Response, Service, line_printer, logged_from
 from reefknot.errors import QueueFullError, ResultPendingError
-from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
@@ -39,10 +39,13 @@ if TYPE_CHECKING:
 USUAL_S = 50.0
 FAST_S = 6.0
 DRAIN_S = 3.0
+REQUEUED_S = 5.0
 PATIENCE_S = 15.0
 """Extra seconds for the last scene on a busy machine."""
 BURST = 90
 SLOW_SHARE = 0.008
+Step = tuple[str, dict[str, Any], str]
+"""Type, inputs and assignment id."""
 _INSERT = "INSERT INTO report (place, said) VALUES (?, ?)"
 _COLOURS = {
     "retry": "yellow",
@@ -59,17 +62,6 @@ _COLOURS = {
     "overloaded": "magenta",
     "critical": "bold magenta",
 }
-
-
-def line_printer() -> PrintLine:
-    """A function that prints a line of a kind, in colour where rich is installed and stdout is a terminal."""
-    try:
-        from rich.console import Console
-        from rich.text import Text
-    except ImportError:
-        return lambda kind, line: print(printable(line), flush=True)
-    console = Console(highlight=False)
-    return lambda kind, line: console.print(Text(printable(line), style=_COLOURS.get(kind, "")), soft_wrap=True)
 
 
 class Show:
@@ -112,18 +104,15 @@ class Show:
             ("fs.blob_put", {"path": "log.txt", "content": "calm sea\n", "overwrite": True}, "write-log"),
             ("fs.blob_get", {"path": "greeting.txt"}, "read-greeting"),
             ("sql.query", {"connection": "weather", "query": _INSERT, "params": ["Kiel", "calm"]}, "insert-report"),
-            ("http.request", {"url": f"{self._address}/calm"}, "call-service"),
+            self._call("/calm", "call-service"),
         )
         self._conclude(results)
 
     async def unlucky(self, client: Client) -> None:
         self._title("A service that fails now and then", "503 is retried with exponential backoff, and recovers")
-        calls = [
-            ("http.request", {"url": f"{self._address}/unlucky/place-{number}"}, f"unlucky-{number}")
-            for number in (1, 2, 1, 3)
-        ]
-        named = [(kind, inputs, f"{name}{'abcd'[number]}") for number, (kind, inputs, name) in enumerate(calls)]
-        self._conclude(await self._all(client, *named))
+        places = zip((1, 2, 1, 3), "abcd", strict=True)
+        calls = [self._call(f"/unlucky/place-{number}", f"unlucky-{number}{letter}") for number, letter in places]
+        self._conclude(await self._all(client, *calls))
 
     async def burst(self, client: Client) -> None:
         self._title(
@@ -136,9 +125,7 @@ class Show:
             nonlocal rejections
             while True:
                 try:
-                    inputs = {"url": f"{self._address}/slow/{number}"}
-                    handle = await client.submit("http.request", inputs, assignment_id=f"burst-{number}")
-                    return await self._result(handle)
+                    return (await self._all(client, self._call(f"/slow/{number}", f"burst-{number}")))[0]
                 except QueueFullError as error:
                     rejections += 1
                     await asyncio.sleep(min(error.retry_after, self._seconds / 50))
@@ -151,7 +138,7 @@ class Show:
         self._title("Work that can never succeed", "not retried; quarantined until an operator decides")
         results = await self._all(
             client,
-            ("http.request", {"url": f"{self._address}/gone/page"}, "poison-404"),
+            self._call("/gone/page", "poison-404"),
             ("fs.blob_get", {"path": "../../etc/passwd"}, "poison-path"),
             ("sql.query", {"connection": "weather", "query": "SELEKT 1"}, "poison-sql"),
         )
@@ -162,7 +149,7 @@ class Show:
             "An outage of the service, and its recovery", "backoff grows meanwhile; retries recover once it is back"
         )
         self._service.down = True
-        calls = [("http.request", {"url": f"{self._address}/calm"}, f"outage-{number}") for number in range(6)]
+        calls = [self._call("/calm", f"outage-{number}") for number in range(6)]
         waiting = asyncio.ensure_future(self._all(client, *calls))
         try:
             await asyncio.sleep(min(0.6, self._seconds / 40))
@@ -175,7 +162,7 @@ class Show:
         from reefknot import clock
         from reefknot.audit.journal import Journal, envelope
         from reefknot.core.audit.event import OperatorAction
-        from reefknot.ports.quarantine import QuarantineFilter
+        from reefknot.ports.work_queue import QuarantineFilter
 
         self._title(
             "An operator looks at the quarantine", "reefknot quarantine list; reefknot quarantine requeue poison-404"
@@ -190,16 +177,19 @@ class Show:
         )
         chosen = QuarantineFilter(ids=("poison-404",))
         await client.store.quarantine.requeue(chosen, who="you", events=Journal(None).entries([action]))
-        for _ in range(50):
-            item_now = await client.store.work.get("poison-404")
-            if item_now is not None and item_now.state.value not in ("pending", "running"):
-                break
-            await asyncio.sleep(0.1)
-        self._say("scene", f"   => poison-404 {'unknown' if item_now is None else item_now.state.value}")
+        ended = await polled(
+            lambda: client.store.work.get("poison-404"),
+            REQUEUED_S,
+            enough=lambda item: item is not None and item.state.value not in ("pending", "running"),
+        )
+        self._say("scene", f"   => poison-404 {'unknown' if ended is None else ended.state.value}")
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
 
-    async def _all(self, client: Client, *steps: tuple[str, dict[str, Any], str]) -> list[ExecResult | None]:
+    def _call(self, path: str, name: str) -> Step:
+        return "http.request", {"url": f"{self._address}{path}"}, name
+
+    async def _all(self, client: Client, *steps: Step) -> list[ExecResult | None]:
         handles = [await client.submit(kind, inputs, assignment_id=name) for kind, inputs, name in steps]
         return list(await asyncio.gather(*map(self._result, handles)))
 
@@ -231,10 +221,7 @@ QUEUE_SIZE = 12
 _POOLS = "      resource_pools:\n        io: {max_queue_size: 5, max_concurrency: 4}\n"
 CHANGES = (
     ("worker:\n", "worker:\n  quarantine_failed: true # failed work waits for an operator\n"),
-    (
-        "      max_queue_size: 1000\n",
-        f"      max_queue_size: {QUEUE_SIZE} # short, to show a full queue\n{_POOLS}",
-    ),
+    ("      max_queue_size: 1000\n", f"      max_queue_size: {QUEUE_SIZE} # short, to show a full queue\n{_POOLS}"),
     ("        http:\n          max_attempts: 5\n", "        http:\n          max_attempts: 3\n"),
 )
 """Replacements in the file that `reefknot init` writes."""
@@ -303,28 +290,20 @@ def configuration(port: int) -> str:
 # ---- main ------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _only_errors_logged() -> Iterator[None]:
-    """Log errors only: the live feed prints every retry, and the log would repeat it."""
-    logger = logging.getLogger("reefknot")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def main(seconds: float, *, keep: str | None = None, seed: int = 1) -> int:
     """Play the show and return its exit code."""
-    say = line_printer()
+    print_styled = line_printer()
+
+    def say(kind: str, line: str) -> None:
+        print_styled(line, _COLOURS.get(kind, ""))
+
     with ExitStack() as opened:
         folder = Path(keep).absolute() if keep else Path(opened.enter_context(tempfile.TemporaryDirectory()))
         service = opened.enter_context(FlakyService(slow=min(0.4, seconds * SLOW_SHARE)))
         try:
             config = set_up(folder, service.port)
             opened.enter_context(_quiet_environment())
-            opened.enter_context(_only_errors_logged())
+            opened.enter_context(logged_from(logging.ERROR))  # the live feed prints every retry
             start = startup(f"sqlite:{folder / 'state.db'}", str(config))
             say("scene", f"A service that fails on purpose listens on {LOOPBACK}:{service.port}.")
             say("", f"Configuration, files, database and store are in {folder}. Ctrl-C shuts it down in order.")

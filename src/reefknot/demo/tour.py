@@ -22,6 +22,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 import reefknot as rk
+from reefknot.runtime.log import printable
 
 LOOPBACK = "127.0.0.1"
 BLOCKS_PER_SECOND = 20
@@ -104,15 +105,27 @@ class Service:
 # ---- the tour -------------------------------------------------------------------------------------------------------
 
 
-def _line_printer() -> Callable[[str, str], None]:
-    """A function that prints a line in a style, in colour where rich is installed."""
+def line_printer() -> Callable[[str, str], None]:
+    """A function that prints a line in a style, in colour where rich is installed and stdout is a terminal."""
     try:
         from rich.console import Console
         from rich.text import Text
     except ImportError:
-        return lambda text, style: print(text, flush=True)
+        return lambda text, style: print(printable(text), flush=True)
     console = Console(highlight=False)
-    return lambda text, style: console.print(Text(text, style=style), soft_wrap=True)
+    return lambda text, style: console.print(Text(printable(text), style=style), soft_wrap=True)
+
+
+@contextmanager
+def logged_from(level: int) -> Iterator[None]:
+    """Log nothing below this level: a demo prints every retry itself."""
+    logger = logging.getLogger("reefknot")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class Tour:
@@ -121,13 +134,14 @@ class Tour:
     def __init__(self, service: Service, pause: Callable[[float], None]) -> None:
         self.service = service
         self.pause = pause
-        self._say = _line_printer()
+        self._say = line_printer()
         self._open = build_opener(ProxyHandler({})).open  # not through a proxy of this machine
         self._scene = 0
 
     def scene(self, title: str, code: str) -> None:
         self._scene += 1
-        self._say(f"\n{self._scene}. {title}", "bold")
+        self._say("", "")
+        self._say(f"{self._scene}. {title}", "bold")
         self._say(f"   {code}", "cyan")
 
     def line(self, text: str, style: str = "") -> None:
@@ -274,31 +288,11 @@ def asynchronous(tour: Tour) -> None:
     )
 
 
-SCENES: tuple[Callable[[Tour], None], ...] = (
-    plain_failure,
-    recovery,
-    server_hint,
-    deadline,
-    nesting,
-    breaker,
-    asynchronous,
-)
+Scene = Callable[[Tour], None]
+SCENES: tuple[Scene, ...] = (plain_failure, recovery, server_hint, deadline, nesting, breaker, asynchronous)
 
 
 # ---- main --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """Silence the log: the tour prints every retry itself."""
-    logger, handler = logging.getLogger("reefknot"), logging.NullHandler()
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagated
 
 
 def _tour(fast: bool) -> None:
@@ -306,7 +300,7 @@ def _tour(fast: bool) -> None:
         pause: Callable[[float], None] = time.sleep
         if fast:
             pause = opened.enter_context(rk.testing.virtual_time()).advance
-        opened.enter_context(_without_log())
+        opened.enter_context(logged_from(logging.CRITICAL + 1))
         tour = Tour(opened.enter_context(Service()), pause)
         tour.line(f"A service that fails on purpose listens on {LOOPBACK}:{tour.service.port}.")
         for scene in SCENES:

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from reefknot.core.overload.admission import KNOWN_AFTER, OverloadStatus, QueueView, level, reported
+from msgspec import structs
+
+from reefknot.core.overload.admission import KNOWN_AFTER, Arrival, OverloadStatus, QueueView, level, reported
 from reefknot.core.work import Interrupted, WorkItem, WorkState, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import error_text, logger
@@ -98,12 +100,13 @@ class Pool:
             self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
         return self._status
 
-    def view(self, *, draining: bool) -> QueueView:
+    def view(self, arrival: Arrival, *, draining: bool) -> QueueView:
         """The snapshot that admission decides by: the raw depth before the arrival."""
         depth = self.depth()
         is_full = self.queue.size is not None and depth >= self.queue.size * self.rules.thresholds.critical
         oldest = self.queue.oldest(self._clock.now()) if is_full else None  # else admission does not look at it
-        return QueueView(depth, self.slots, self._service_times, self._mean_ms, oldest, draining)
+        behind = self.queue.behind(arrival.priority, arrival.tenant) if arrival.deadline_ms is not None else 0
+        return QueueView(depth, self.slots, self._service_times, self._mean_ms, oldest, draining, behind)
 
     def overloaded(self) -> bool:
         """Whether the newest comes first. Not in the baseline, which has no levels."""
@@ -157,7 +160,8 @@ class Pool:
         expires = float("inf") if item.deadline_at is None else now + item.deadline_at / 1000 - wall
         since = now - max(0.0, wall - item.created_at / 1000)
         due = (item.due_at if due_at is None else due_at) / 1000 - wall
-        return Queued(item.id, item.priority, since, now + due if due >= 0.001 else now, expires)
+        at = now + due if due >= 0.001 else now
+        return Queued(item.id, item.priority, since, at, expires, item.tenant_id or "")
 
     def wake(self) -> None:
         self._store_has_work = True
@@ -318,7 +322,7 @@ class Pool:
             if item is not None and item.state is WorkState.PENDING and item.resource_class == self.queue_name:
                 self.queue.remove(queued.id)
                 due = self._clock.now() + max(RESYNC_S, item.due_at / 1000 - self._clock.wall())
-                self.put(Queued(item.id, item.priority, queued.since, due, queued.expires))
+                self.put(structs.replace(queued, due=due))
             elif queued.id not in self.claimed:
                 self.queue.remove(queued.id)
 

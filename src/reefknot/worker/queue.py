@@ -27,15 +27,18 @@ class Queued(Struct, frozen=True, gc=False):
     since: float = 0.0
     due: float = 0.0
     expires: float = inf
+    tenant: str = ""
 
 
 class _Ages:
     """The places of one priority in the order of their age, without a heap where they come in that order."""
 
-    __slots__ = ("_early", "newest", "places")
+    __slots__ = ("_early", "newest", "places", "tenants")
 
     def __init__(self) -> None:
         self.places: dict[str, Queued] = {}
+        self.tenants: dict[str, int] = {}
+        """The number of places of each tenant that has a name."""
         self.newest = -inf
         self._early: list[tuple[float, int, str]] = []
         """Places that are older than those before them: retries, and what was recovered from the store."""
@@ -105,6 +108,8 @@ class BoundedQueue:
         if ages is None:
             ages = self._ages[item.priority] = _Ages()
         ages.places[work_id] = item
+        if item.tenant:
+            ages.tenants[item.tenant] = ages.tenants.get(item.tenant, 0) + 1
         if item.since >= ages.newest:
             ages.newest = item.since
         else:
@@ -116,11 +121,25 @@ class BoundedQueue:
         """Give up a place. Returns it, or None when there is none."""
         item = self._ready.pop(work_id, None) or self._later.pop(work_id, None)
         if item is not None:
-            places = self._ages[item.priority].places
-            del places[work_id]
-            if not places and len(self._ages) > MOST_EMPTY:
+            ages = self._ages[item.priority]
+            del ages.places[work_id]
+            if item.tenant:
+                ages.tenants[item.tenant] -= 1
+                if not ages.tenants[item.tenant]:
+                    del ages.tenants[item.tenant]
+            if not ages.places and len(self._ages) > MOST_EMPTY:
                 del self._ages[item.priority]
         return item
+
+    def behind(self, priority: int, tenant: str) -> int:
+        """The number of places whose turn comes after that of an arrival."""
+        number = sum(len(ages.places) for one, ages in self._ages.items() if one < priority)
+        peers = self._ages.get(priority)
+        if peers is None or not peers.places:
+            return number
+        counts = {**peers.tenants, "": len(peers.places) - sum(peers.tenants.values())}
+        own = counts.pop(tenant, 0)
+        return number + sum(max(0, one - own - 1) for one in counts.values())
 
     def get(self, work_id: str) -> Queued | None:
         return self._ready.get(work_id) or self._later.get(work_id)

@@ -10,6 +10,7 @@ left behind is taken over by whoever is sent it next.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from math import inf
 from typing import Any
 
 import msgspec
@@ -169,7 +170,7 @@ class Worker:
             return place
         left = item.lease_until / 1000 - self._clock.now()
         due = self._clock.now() + min(max(0.0, left), item.lease_ms / 1000) + 0.001
-        return Queued(place.id, place.priority, place.since, due)
+        return msgspec.structs.replace(place, due=due, expires=inf)
 
     async def drain(self, seconds: float | None = None) -> int:
         """

@@ -13,8 +13,7 @@ import pytest
 import reefknot as rk
 from reefknot.app import open_audit_log, open_manager
 from reefknot.app.audit_copies import Copier, kept_events
-from reefknot.app.retention import Retention, RetentionNote
-from reefknot.app.stores import options_of
+from reefknot.app.stores import Retention, RetentionNote, options_of
 from reefknot.app.system import running_system
 from reefknot.audit.journal import Journal
 from reefknot.config.settings import Settings, load_settings

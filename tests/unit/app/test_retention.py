@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.app.retention import EVERY_S, KEEP_EVENTS_S, KEEP_WORK_S, Removed, Retention, RetentionJob, RetentionNote
-from reefknot.app.stores import clock_of_this_loop
+from reefknot.app.stores import (
+    EVERY_S,
+    KEEP_EVENTS_S,
+    KEEP_WORK_S,
+    Removed,
+    Retention,
+    RetentionJob,
+    RetentionNote,
+    clock_of_this_loop,
+)
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.core.work import Quarantine, WorkDone, WorkItem
 from reefknot.engines.clocks import VirtualClock

@@ -31,9 +31,8 @@ from reefknot.core.work import (
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.ports.quarantine import ALL
 from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Enqueued, Held, Settlement
+from reefknot.ports.work_queue import ALL, Enqueued, Held, Settlement
 
 FRESH = """
 SELECT pool, CASE WHEN resource_class = 'router' THEN 'submitted' WHEN state = 'pending' THEN 'queued'

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from reefknot.core.overload.admission import Arrival
 from reefknot.worker.service import Worker
 from tests.workshop import Shop, Step, with_shop, work
 
@@ -30,7 +31,7 @@ class SlowStore:
 
 
 def mean_ms(worker: Worker) -> float:
-    return worker.pools["cpu"].view(draining=False).mean_service_ms
+    return worker.pools["cpu"].view(Arrival(), draining=False).mean_service_ms
 
 
 def test_the_time_that_a_claim_takes_is_part_of_a_steps_time() -> None:
@@ -77,13 +78,15 @@ def test_work_that_came_too_late_does_not_talk_the_time_down() -> None:
         await shop.send(work("longer", {"seconds": 0.1}))
         before = mean_ms(worker)
         await asyncio.sleep(20)
-        known = worker.pools["cpu"].view(draining=False).service_times_known
+        known = worker.pools["cpu"].view(Arrival(), draining=False).service_times_known
         assert before < 0.001
         assert 99 <= mean_ms(worker) <= 110
         assert known == 61
         await shop.send(work("block", {"seconds": 3.0}), *(work(f"x{n}", deadline_ms=400) for n in range(10)))
         await asyncio.sleep(5)
         assert {one.status.value for one in shop.results if one.assignment_id.startswith("x")} == {"timeout"}
-        assert worker.pools["cpu"].view(draining=False).service_times_known == known + 1, "only the one that ran"
+        assert worker.pools["cpu"].view(Arrival(), draining=False).service_times_known == known + 1, (
+            "only the one that ran"
+        )
 
     with_shop(story)

@@ -153,6 +153,8 @@ class QueueView(Struct, frozen=True):
     mean_service_ms: float = 0.0
     oldest: Oldest | None = None
     draining: bool = False
+    behind: int = 0
+    """How many of them the arrival overtakes: by priority, or because tenants take turns."""
 
 
 class Arrival(Struct, frozen=True):
@@ -160,6 +162,7 @@ class Arrival(Struct, frozen=True):
 
     priority: int = 0
     deadline_ms: float | None = None
+    tenant: str = ""
 
 
 class Accept(Struct, frozen=True):
@@ -262,8 +265,8 @@ def would_miss_deadline(view: QueueView, arrival: Arrival, rules: Rules) -> bool
 
 
 def expected_wait_ms(view: QueueView) -> float:
-    """The time that the queue as it stands takes to work off."""
-    return view.depth * view.mean_service_ms / view.concurrency
+    """The time until the turn of an arrival comes."""
+    return max(0, view.depth - view.behind) * view.mean_service_ms / view.concurrency
 
 
 def retry_after_ms(view: QueueView) -> int:

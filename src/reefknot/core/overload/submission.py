@@ -62,7 +62,7 @@ class SubmissionRules(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True):
-    """Offer of a system to all submitters of its store: the slots of its workers, and its router's rules."""
+    """Slots of one system's workers by resource class, and its router's rules, for all submitters of the store."""
 
     slots: dict[str, int] = {}
     rules: SubmissionRules | None = None
@@ -154,10 +154,9 @@ class OpenWork:
         return max(0, turns) * self.service.mean_ms / self.slots
 
 
-def admit_submission(
-    work: OpenWork, arrival: Arrival, rules: SubmissionRules, *, tenant: str = ""
-) -> Accept | Displace | Reject:
+def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -> Accept | Displace | Reject:
     """Whether, and in whose place, a submission is kept."""
+    tenant = arrival.tenant
     wait = work.wait_ms(arrival.priority, tenant)
     if arrival.deadline_ms is not None and rules.max_wait_fraction is not None and wait > 0:
         allowed = MARGIN * rules.max_wait_fraction * arrival.deadline_ms
@@ -175,18 +174,17 @@ def admit_submission(
     reserved = rules.size // RESERVED if arrival.priority <= DEFAULT_PRIORITY else 0
     if taken < rules.size - reserved:
         return Accept()
-    return _in_place_of(work, arrival, rules, held, tenant) or Reject(
+    return _in_place_of(work, arrival, rules, held) or Reject(
         RejectReason.QUEUE_FULL, FULL_MESSAGE, _retry_after_ms(wait), taken
     )
 
 
-def _in_place_of(
-    work: OpenWork, arrival: Arrival, rules: SubmissionRules, held: Mapping[str, int], tenant: str
-) -> Displace | None:
+def _in_place_of(work: OpenWork, arrival: Arrival, rules: SubmissionRules, held: Mapping[str, int]) -> Displace | None:
     """The submission that makes room: the lowest below the arrival's priority, or one of a tenant beyond its share."""
     lower = _lower_one(work, arrival, rules)
     if lower is not None:
         return lower
+    tenant = arrival.tenant
     greedy = max(held, key=lambda name: held[name], default=tenant)
     if greedy == tenant or held[greedy] <= rules.tenant_share * rules.size or held[greedy] <= held.get(tenant, 0):
         return None

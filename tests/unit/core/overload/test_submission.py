@@ -196,26 +196,26 @@ def test_a_higher_priority_displaces_the_lowest_unless_that_is_switched_off() ->
 
 def test_while_others_wait_no_tenant_holds_more_than_its_share() -> None:
     alone, with_others = submitted((0, "a", 5)), submitted((0, "a", 5), (0, "b", 1))
-    assert admit_submission(alone, Arrival(), TEN, tenant="a") == Accept()
-    assert admit_submission(with_others, Arrival(), TEN, tenant="a") == full(SHARE_MESSAGE, depth=6)
-    assert admit_submission(with_others, Arrival(), TEN, tenant="b") == Accept()
-    assert admit_submission(submitted((0, "a", 4), (0, "b", 1)), Arrival(), TEN, tenant="a") == Accept()
+    assert admit_submission(alone, Arrival(0, tenant="a"), TEN) == Accept()
+    assert admit_submission(with_others, Arrival(0, tenant="a"), TEN) == full(SHARE_MESSAGE, depth=6)
+    assert admit_submission(with_others, Arrival(0, tenant="b"), TEN) == Accept()
+    assert admit_submission(submitted((0, "a", 4), (0, "b", 1)), Arrival(0, tenant="a"), TEN) == Accept()
 
 
 def test_a_share_is_one_place_at_least() -> None:
     tiny = SubmissionRules(size=3, tenant_share=0.1)
-    assert admit_submission(submitted((0, "b", 1)), Arrival(), tiny, tenant="a") == Accept()
-    assert admit_submission(submitted((0, "b", 1), (0, "a", 1)), Arrival(), tiny, tenant="a") == full(
+    assert admit_submission(submitted((0, "b", 1)), Arrival(0, tenant="a"), tiny) == Accept()
+    assert admit_submission(submitted((0, "b", 1), (0, "a", 1)), Arrival(0, tenant="a"), tiny) == full(
         SHARE_MESSAGE, depth=2
     )
 
 
 def test_a_tenant_with_its_share_displaces_its_own_lower_work_and_nobody_elses() -> None:
     work = submitted((-5, "a", 2), (0, "a", 3), (-10, "b", 1))
-    assert admit_submission(work, Arrival(0), TEN, tenant="a") == Displace(-5, "a")
-    assert admit_submission(work, Arrival(-5), TEN, tenant="a") == full(SHARE_MESSAGE, depth=6)
+    assert admit_submission(work, Arrival(0, tenant="a"), TEN) == Displace(-5, "a")
+    assert admit_submission(work, Arrival(-5, tenant="a"), TEN) == full(SHARE_MESSAGE, depth=6)
     off = SubmissionRules(size=10, preempt=False)
-    assert admit_submission(work, Arrival(0), off, tenant="a") == full(SHARE_MESSAGE, depth=6)
+    assert admit_submission(work, Arrival(0, tenant="a"), off) == full(SHARE_MESSAGE, depth=6)
 
 
 @for_each_row(
@@ -234,14 +234,14 @@ def test_a_tenant_beyond_its_share_makes_room_for_another(
 ) -> None:
     for preempt in (True, False):
         rules = SubmissionRules(size=10, preempt=preempt)
-        assert admit_submission(submitted(*rows), Arrival(priority), rules, tenant="b") == answer
+        assert admit_submission(submitted(*rows), Arrival(priority, tenant="b"), rules) == answer
 
 
 def test_a_tenant_that_holds_as_much_as_the_greedy_one_displaces_nobody() -> None:
     """With shares of a fifth, both hold more than theirs: the share refuses before anybody is displaced."""
     rules = SubmissionRules(size=10, tenant_share=0.2)
     work = submitted((0, "a", 5), (0, "b", 5))
-    assert admit_submission(work, Arrival(), rules, tenant="b") == full(SHARE_MESSAGE, depth=10)
+    assert admit_submission(work, Arrival(0, tenant="b"), rules) == full(SHARE_MESSAGE, depth=10)
 
 
 def test_a_queue_without_places_refuses_everybody() -> None:
@@ -312,7 +312,7 @@ some_rules = st.builds(
 
 def keep(work: OpenWork, priority: int, tenant: str, rules: SubmissionRules) -> Accept | Displace | Reject:
     """Count the arrival in, as a store does."""
-    verdict = admit_submission(work, Arrival(priority), rules, tenant=tenant)
+    verdict = admit_submission(work, Arrival(priority, tenant=tenant), rules)
     if not isinstance(verdict, Reject):
         work.add(S, priority, tenant)
     if isinstance(verdict, Displace):
@@ -339,7 +339,7 @@ def test_nobody_is_refused_while_less_important_work_waits_that_may_go(
     work = OpenWork()
     for one, name in crowd:
         keep(work, one, name, rules)
-    verdict = admit_submission(work, Arrival(priority), rules, tenant=tenant)
+    verdict = admit_submission(work, Arrival(priority, tenant=tenant), rules)
     if rules.preempt and isinstance(verdict, Reject):
         lowest = work.lowest(tenant if verdict.message == SHARE_MESSAGE else None)
         assert lowest is None or lowest[0] >= priority

@@ -1,0 +1,310 @@
+"""
+`reefknot worker` and `reefknot router`: one part of a system as a process of its own, and the parts that run.
+
+A part runs over the same store as the others; a store that only this process can see is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from json import dumps
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.options import (
+    OPERATOR,
+    STORE,
+    Modules,
+    OperatorFlags,
+    StoreFlags,
+    arg,
+    check_number,
+    check_seconds,
+    unknown,
+)
+from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
+from reefknot.cli.serve import DrainSeconds, For, Startup, shutdown_on_signals, startup, until_text, wait_for
+from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
+from reefknot.core.work import ROUTER
+from reefknot.runtime.log import printable
+
+if TYPE_CHECKING:
+    from reefknot.app.system import System
+    from reefknot.ports.store import Store
+
+OBEY_WAIT_S = 5.0
+
+worker_app = noun("worker", "worker start --module app", "worker list")
+router_app = noun("router", "router start", "router status")
+
+Seed = Annotated[int | None, arg("Seed of jitter.")]
+WorkerId = Annotated[str | None, arg("Worker id. Default: every worker.")]
+
+# ---- start -----------------------------------------------------------------------------------------------------------
+
+
+@worker_app.command(
+    name="start",
+    help_epilogue=examples(
+        "worker start", "worker start --engine sqlite:state.db --worker-id mailer --module app --module more"
+    ),
+)
+def start_worker(
+    *,
+    worker_id: Annotated[str | None, arg("Worker id. Default: worker-1, or the next free one.")] = None,
+    module: Modules = None,
+    seconds: For = None,
+    drain: DrainSeconds = None,
+    seed: Seed = None,
+    options: StoreFlags = STORE,
+) -> int:
+    """
+    Run one worker until Ctrl-C or SIGTERM, for the routers on the same store.
+
+    The exit code is 75 when a worker with this id is running already.
+    """
+    parts = {"workers": (worker_id,) if worker_id else 1, "router": None, "modules": tuple(module or ()), "seed": seed}
+    return _start("worker", worker_id, options, seconds, drain, parts)
+
+
+@router_app.command(
+    name="start",
+    help_epilogue=examples("router start", "router start --engine sqlite:state.db --router-id front --for 3600"),
+)
+def start_router(
+    *,
+    router_id: Annotated[str | None, arg("Router id. Default: router-1, or the next free one.")] = None,
+    seconds: For = None,
+    seed: Seed = None,
+    options: StoreFlags = STORE,
+) -> int:
+    """
+    Run one router until Ctrl-C or SIGTERM, for the workers on the same store. Several routers may run.
+
+    The exit code is 75 when a router with this id is running already.
+    """
+    return _start("router", router_id, options, seconds, None, {"workers": (), "router": router_id or "", "seed": seed})
+
+
+def _start(
+    kind: str, name: str | None, options: StoreFlags, seconds: float | None, drain: float | None, parts: dict[str, Any]
+) -> int:
+    """Run one part, with these arguments of `running_system`, until the time is over or a signal comes."""
+    from reefknot.core.messages import PART_NAME, can_name_a_part
+
+    check_seconds("--for", seconds)
+    check_seconds("--drain", drain)
+    if name is not None and not can_name_a_part(name):
+        raise CommandError(f"--{kind}-id: {printable(name) or 'nothing'} is not accepted: {PART_NAME}")
+    start = startup(options.engine, options.config)
+    if start.url.rstrip(":") == "memory":
+        origin = "--engine" if options.engine is not None else relative(str(start.settings.path))
+        text = (
+            f"{origin}: a memory: store is visible to one process only, and a {kind} alone needs others; "
+            "accepted: sqlite:PATH (for everything in one process: reefknot up --engine memory:)"
+        )
+        raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
+    return asyncio.run(_serve(kind, start, seconds, drain, parts, json=options.json))
+
+
+async def _serve(
+    kind: str, start: Startup, seconds: float | None, drain: float | None, parts: dict[str, Any], *, json: bool
+) -> int:
+    began = monotonic()
+    with shutdown_on_signals() as shutdown:
+        async with start.system(drain=drain, **parts) as system:
+            name = system.router.router_id if kind == "router" else system.workers[0].worker_id
+            say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
+            await _say_missing_part("worker" if kind == "router" else "router", system, start.url)
+            await wait_for(shutdown.requested, seconds)
+            counts = _counts(kind, system)
+    elapsed = round(monotonic() - began, 3)
+    if json:
+        print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}))
+    else:
+        done = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+        idle = "nothing is left" if kind == "router" else "nothing arrived"
+        put(f"{kind} {name} ran for {elapsed:.1f} s: {done or idle}")
+    return Exit.FINE if shutdown.code is None else shutdown.code
+
+
+async def _say_missing_part(part: str, system: System, url: str) -> None:
+    """Print that the other part is missing: a router waits for workers, and a worker for a router."""
+    from reefknot.app.presence import living_systems
+
+    if not has_part(await living_systems(system.store), part):
+        say(f"no {part} is running on this store yet; start one with: reefknot {part} start --engine {url}")
+
+
+def _counts(kind: str, system: System) -> dict[str, int]:
+    if kind == "router":
+        return {"unfinished": len(system.router.table)}
+    counts = system.workers[0].snapshot().retries
+    return {name: getattr(counts, name) for name in ("succeeded", "failed", "recovered", "retries")}
+
+
+# ---- running workers -------------------------------------------------------------------------------------------------
+
+
+@worker_app.command(name="list", help_epilogue=examples("worker list --json"))
+def list_(*, options: StoreFlags = STORE) -> None:
+    """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
+    address = address_of(options)
+    systems = with_store(address, lambda store: systems_with("worker", store, address))
+    workers = [
+        {**worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
+        for one in systems
+        for worker in one["workers"]
+    ]
+
+    def text() -> None:
+        rows = [
+            (
+                worker["worker_id"],
+                name,
+                "draining" if worker["draining"] else state["status"],
+                queue_depth(state["depth"], state["size"]),
+                f"{state['active']} of {state['capacity']}",
+                age(state["oldest_age_s"]) if state["depth"] else "",
+                f"pid {worker['pid']}",
+            )
+            for worker in workers
+            for name, state in worker["classes"].items()
+        ]
+        columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
+        put_table(columns, rows, styles=("cyan", "", "bold"), whole=("worker", "class", "status"))
+
+    show({"workers": workers}, text, json=options.json)
+
+
+@worker_app.command(help_epilogue=examples("worker drain worker-2", "worker drain --dry-run"))
+def drain(
+    worker: WorkerId = None,
+    /,
+    *,
+    seconds: Annotated[float, arg("Seconds that running steps get. Default: 30.")] = 30.0,
+    options: OperatorFlags = OPERATOR,
+) -> int:
+    """Drain a worker: running steps finish, nothing new is accepted, and queued work goes to the other workers."""
+    check_number("--seconds", seconds, 0, 86_400, "from 0 to 86400")
+    effect = f"draining; no new work is accepted, queued work goes to others, running steps have {seconds:g} s"
+    return WorkerCommand("drain", "drained", effect, draining=True).send(worker, options, seconds=seconds)
+
+
+@worker_app.command(help_epilogue=examples("worker pause worker-2"))
+def pause(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
+    """Pause a worker: it accepts and starts nothing until it is resumed, and keeps its queue."""
+    effect = "paused; no new work is accepted, and queued work waits"
+    return WorkerCommand("pause", "paused", effect, draining=True).send(worker, options)
+
+
+@worker_app.command(help_epilogue=examples("worker resume worker-2"))
+def resume(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
+    """Resume a paused or drained worker."""
+    return WorkerCommand("resume", "resumed", "running again", draining=False).send(worker, options)
+
+
+class WorkerCommand(NamedTuple):
+    """A command to one worker or to all, and the status that shows that it was obeyed."""
+
+    verb: str
+    participle: str
+    effect: str
+    draining: bool
+    """The `draining` flag that an obedient worker reports."""
+
+    def send(self, worker: str | None, options: OperatorFlags, **details: Any) -> int:
+        """Send the command, wait until it is obeyed, and return the exit code."""
+        address, dry_run = address_of(options), options.dry_run
+        workers, obeyed = with_store(address, lambda store: self._post(store, address, worker, details, dry_run))
+        names = ", ".join(workers)
+        if options.json:
+            put_json({"workers": workers, self.participle: obeyed, "actor": address.actor, "dry_run": dry_run})
+        elif dry_run:
+            put(f"{names} would be {self.participle}")
+        elif obeyed:
+            put(f"{names}: {self.effect}")
+        if not obeyed and not dry_run:
+            say(f"{names}: the command is stored, but not obeyed within {OBEY_WAIT_S:g} s; see: reefknot worker list")
+            return Exit.TEMPORARY
+        return Exit.FINE
+
+    async def _post(
+        self, store: Store, address: StoreAddress, worker: str | None, details: dict[str, Any], dry_run: bool
+    ) -> tuple[list[str], bool]:
+        """The addressed workers, and whether all of them obeyed."""
+        systems = await systems_with("worker", store, address)
+        known = [one["worker_id"] for each in systems for one in each["workers"]]
+        if worker is not None and worker not in known:
+            raise unknown("WORKER", worker, known)
+        workers = known if worker is None else [worker]
+        if dry_run:
+            return workers, False
+        event = address.event(f"worker.{self.verb}", worker or "*", **details)
+        body = dumps({"worker_id": worker, **details})
+        await store.control.post(self.verb, target="router", body=body, sender=address.actor, events=[event])
+        return workers, await polled(lambda: self._obeyed(store, workers), OBEY_WAIT_S)
+
+    async def _obeyed(self, store: Store, names: list[str]) -> bool:
+        """Whether every worker reports the wanted status. One that is gone meanwhile need not."""
+        from reefknot.app.presence import living_systems
+
+        living = await living_systems(store)
+        reported = {one["worker_id"]: one["draining"] for each in living for one in each["workers"]}
+        return all(reported.get(name, self.draining) is self.draining for name in names)
+
+
+# ---- running routers -------------------------------------------------------------------------------------------------
+
+
+@router_app.command(help_epilogue=examples("router status --json"))
+def status(*, options: StoreFlags = STORE) -> None:
+    """Show what each router holds, its load, and the workers it sees. The exit code is 69 when none is running."""
+    address = address_of(options)
+
+    async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        found = await systems_with("router", store, address)
+        submitted: Counter[str] = Counter()
+        for name, counts in (await store.work.snapshot()).counts.items():
+            if name == ROUTER or "@" in name:  # not yet accepted by a worker, or accepted
+                submitted.update({state.value: number for state, number in counts.items()})
+        return found, dict(submitted)
+
+    systems, submitted = with_store(address, work)
+    routers = [_router_fields(one) for one in systems if one["router"]]
+
+    def text() -> None:
+        for one in routers:
+            _put_router(one)
+        if submitted:
+            counts = ", ".join(f"{number} {state}" for state, number in sorted(submitted.items()) if number)
+            put(f"submitted so far: {counts}")
+
+    show({"routers": routers, "handed_in": submitted}, text, json=options.json)
+
+
+def _put_router(router: dict[str, Any]) -> None:
+    name = "router" if router["router_id"] == "router" else f"router {router['router_id']}"
+    up_for = age((router["at"] - router["started"]) / 1000)
+    put(f"{name} of pid {router['pid']} on {router['host']}, up for {up_for}: {router['status']}")
+    put(f"  {router['pending']} pending, {router['waiting']} of them wait here for a worker")
+    gates = (("retries", router["retries_v2"]), ("queue", router["queue_v2"]))
+    put("  " + ", ".join(f"{name}: {'v2' if on else 'baseline'}" for name, on in gates))
+    rows = [
+        (worker, name, str(health["status"]), str(health["queue_depth"]), f"{health['active']} of {health['capacity']}")
+        for name, by_worker in router["workers"].items()
+        for worker, health in by_worker.items()
+    ]
+    put_table(("worker", "class", "status", "queued", "running"), sorted(rows), styles=("cyan", "", "bold"))
+
+
+def _router_fields(system: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: system[name] for name in ("system_id", "pid", "host")},
+        "started": system["started_at"],
+        "started_at": time_text(system["started_at"]),
+        **{name: system[name] for name in ("at", "retries_v2", "queue_v2", "blocks")},
+        **system["router"],
+    }
