@@ -326,6 +326,13 @@ def test_slots_share_the_queue() -> None:
     assert would_miss_deadline(view(41, concurrency=8, **KNOWN), Arrival(0, 1000.0), rules())
 
 
+def test_those_that_an_arrival_overtakes_do_not_delay_it() -> None:
+    assert expected_wait_ms(view(40, behind=30, mean_service_ms=100.0)) == 1000.0
+    assert expected_wait_ms(view(1, behind=2, mean_service_ms=100.0)) == 0.0, "one has left meanwhile"
+    assert would_miss_deadline(view(40, **KNOWN), Arrival(0, 2000.0), rules())
+    assert not would_miss_deadline(view(40, behind=30, **KNOWN), Arrival(0, 2000.0), rules())
+
+
 @for_each_row(
     ("depth", "mean", "seen", "wait"),
     [(1000, 100.0, 19, 1000), (1000, 100.0, 20, 30_000), (10, 100.0, 20, 500), (1, 1.0, 20, 100), (0, 5.0, 20, 100)],
