@@ -388,6 +388,7 @@ class MemoryWorkQueue:
             place = heapq.heappop(heaps[name])
             if self._is_ready(name, place) and place not in taken:
                 taken.append(place)
+                self._last_tenant = self.items[place[3]].tenant_id or ""
         return taken
 
     async def _soonest(self, classes: Sequence[str]) -> float:

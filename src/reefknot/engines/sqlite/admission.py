@@ -35,10 +35,11 @@ _OPEN_WORK = "SELECT stage, priority, tenant, number FROM open_work WHERE pool =
 _QUEUED_TENANTS = "SELECT DISTINCT tenant FROM open_work WHERE pool = ? AND stage = 'queued'"
 _SERVICE_TIME = "SELECT known, mean_ms FROM service_time WHERE pool = ?"
 # Literals, not parameters: only then SQLite uses the partial indexes.
+_SUBMISSION = "resource_class = 'router' AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3"
 _OLDEST_SUBMISSION = (
-    "SELECT id FROM (SELECT id, seq FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = 'router' "
-    "AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3 UNION ALL SELECT id, seq FROM work INDEXED BY work_leased "
-    "WHERE state = 'running' AND resource_class = 'router' AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3) "
+    f"SELECT id FROM (SELECT id, seq FROM work WHERE state = 'pending' AND ready = 1 AND {_SUBMISSION} "  # noqa: S608
+    f"UNION ALL SELECT id, seq FROM work INDEXED BY work_later WHERE state = 'pending' AND ready = 0 AND {_SUBMISSION} "
+    f"UNION ALL SELECT id, seq FROM work INDEXED BY work_leased WHERE state = 'running' AND {_SUBMISSION}) "
     "ORDER BY seq LIMIT 1"
 )
 _capacity = json.Decoder(Capacity)

@@ -233,7 +233,7 @@ CREATE TABLE status (
 """
 
 # Admission where work is kept: open work is counted by the transaction that changes it, and the queue's index lets
-# tenants take turns. `stage` is that of `core.work.stage_of`.
+# tenants take turns. `stage` is that of `core.work.stage_of`, `pool` that of `pool_of` and `messages.resource_class`.
 _STAGE = (
     "CASE WHEN {0}.state NOT IN ('pending', 'running') THEN '' WHEN {0}.resource_class = 'router' THEN 'submitted' "
     "WHEN {0}.state = 'pending' THEN 'queued' ELSE 'running' END"
@@ -251,12 +251,15 @@ _COUNT_OUT = (
 _STAGES = {name: _STAGE.format(name) for name in ("work", "old", "new")}
 _ADMISSION = """
 ALTER TABLE work ADD COLUMN pool TEXT NOT NULL DEFAULT '';
-UPDATE work SET pool = iif(instr(resource_class, '@') > 0,
-    substr(resource_class, 1, instr(resource_class, '@') - 1), resource_class);
-UPDATE work SET pool = coalesce(json_extract(CAST(payload AS TEXT), '$.resource_class'),
-    json_extract(CAST(payload AS TEXT), '$.job.resources.class'),
-    CASE WHEN kind LIKE 'http.%' OR kind LIKE 'fs.%' THEN 'io' WHEN kind LIKE 'ai.%' OR kind LIKE 'media.%' THEN 'gpu'
-        ELSE 'cpu' END)
+UPDATE work SET tenant_id = NULL WHERE tenant_id = '';
+UPDATE work SET pool = coalesce(
+    nullif(substr(resource_class, 1, length(rtrim(resource_class, replace(resource_class, '@', ''))) - 1), ''),
+    resource_class);
+UPDATE work SET pool = coalesce(nullif(json_extract(CAST(payload AS TEXT), '$.resource_class'), ''),
+    iif(json_type(CAST(payload AS TEXT), '$.job.resources.class') = 'text',
+        nullif(json_extract(CAST(payload AS TEXT), '$.job.resources.class'), ''), NULL),
+    CASE WHEN kind IN ('http', 'fs', 'fs_blob_put', 'fs_blob_get') OR kind GLOB 'http.*' OR kind GLOB 'fs.*' THEN 'io'
+        WHEN kind IN ('ai', 'media') OR kind GLOB 'ai.*' OR kind GLOB 'media.*' THEN 'gpu' ELSE 'cpu' END)
 WHERE resource_class = 'router' AND json_valid(CAST(payload AS TEXT));
 CREATE TABLE open_work (
     pool TEXT NOT NULL, stage TEXT NOT NULL, priority INTEGER NOT NULL, tenant TEXT NOT NULL, number INTEGER NOT NULL,

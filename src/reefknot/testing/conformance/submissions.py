@@ -48,6 +48,18 @@ class SubmissionContract:
         assert isinstance(refused, Reject)
 
     @story()
+    async def test_a_submission_that_is_due_later_makes_room_as_well(self, store: Store, clock: VirtualClock) -> None:
+        """Recalled retries are such: they hold a place, and nobody can claim them yet."""
+        due = wall_ms(clock) + 9000
+        later = [WorkItem(f"a{number}", "t", ROUTER, pool="io", priority=-1, due_at=due) for number in (1, 2)]
+        full = SubmissionRules(size=2)
+        await store.work.enqueue(later, rules=full)
+        high = WorkItem("high", "t", ROUTER, pool="io", priority=9)
+        assert await store.work.enqueue([high], rules=full) == [Enqueued.ACCEPTED]
+        states = {item.id: item.state for item in await store.work.find()}
+        assert states == {"a1": WorkState.CANCELLED, "a2": WorkState.PENDING, "high": WorkState.PENDING}
+
+    @story()
     async def test_work_that_would_wait_too_long_for_its_deadline_is_refused(
         self, store: Store, clock: VirtualClock
     ) -> None:
