@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid
+from reefknot.blocks.sql_process import SqliteQueries
 from reefknot.blocks.sql_rows import Parameters, Rows, SqlConnection, SqlSettings
-from reefknot.blocks.sql_sqlite import SqliteQueries
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext

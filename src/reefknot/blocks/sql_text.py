@@ -103,7 +103,7 @@ class SqlText(Struct, frozen=True):
             (
                 f"{before} {_ANSWER} AS MATERIALIZED (",
                 self.text[begin:],
-                f") SELECT {_ANSWER}.* FROM {_ANSWER}",
+                ') SELECT "reefknot answer".* FROM "reefknot answer"',
                 f"WHERE CASE WHEN pg_catalog.octet_length({row}) <= {most} THEN 0",
                 f"ELSE ('{TOO_LARGE}' || pg_catalog.left({row}, 0))::pg_catalog.int4 END = 0",
             )
