@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings
+from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings, StrongLogin
 from reefknot.blocks.sql_text import SAFE_FUNCTIONS, TOO_LARGE, SqlText, numbered, read, refuse_several
 from reefknot.core.failure import ErrorCode
 
@@ -87,18 +87,6 @@ _CODES = {
 """Codes that mean something else than their class."""
 
 
-class StrongLoginError(Refusal):
-    """The login of a connection for reading may do more than read."""
-
-    def __init__(self, login: str, privileges: list[str]) -> None:
-        text = (
-            f"connection: its login {login} {', '.join(privileges)}; a connection for reading needs a login that may do"
-            " no more than it reads, because what its session can become, a statement can: take the privilege away, or"
-            " make another login"
-        )
-        super().__init__(ErrorCode.permission_denied, text)
-
-
 async def run(
     connection: SqlConnection, query: str, parameters: Parameters, *, limits: SqlSettings, seconds: float
 ) -> Rows:
@@ -123,7 +111,7 @@ async def run(
 
 
 async def check_login(connection: SqlConnection, seconds: float) -> None:
-    """Raise `StrongLoginError` if the login of a connection for reading may do more than read."""
+    """Raise `StrongLogin` if the login of a connection for reading may do more than read."""
     try:
         async with await _connect(connection, seconds) as server:
             await _prepare_session(server, connection)
@@ -181,7 +169,7 @@ async def _prepare_session(server: AsyncConnection[Any], connection: SqlConnecti
     if memberships and not superuser:
         privileges.append(f"is a member of {', '.join(memberships[:10])}")
     if privileges:
-        raise StrongLoginError(login, privileges)
+        raise StrongLogin(login, privileges)
 
 
 async def _check_functions(server: AsyncConnection[Any], connection: SqlConnection, statement: SqlText) -> None:

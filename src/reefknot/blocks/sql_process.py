@@ -26,7 +26,7 @@ from reefknot.core.failure import ErrorCode
 GRACE_S = 0.25
 """The time that a cancelled statement has to undo its changes by itself."""
 RECOVERY_S = 10.0
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from reefknot.blocks.sql_sqlite import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from reefknot.blocks.sql_sqlite import main; main(int(sys.argv[1]))"
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 
@@ -153,7 +153,7 @@ class Helper:
     def __init__(self) -> None:
         paths = [os.path.abspath(path) for path in sys.path]
         self._process = subprocess.Popen(  # noqa: S603 - this Python, with a program of ours
-            [sys.executable, "-I", "-c", _PROGRAM, *paths],
+            [sys.executable, "-I", "-c", _PROGRAM, str(os.getpid()), *paths],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -43,6 +43,17 @@ class SqlConnection(Struct, frozen=True):
         return self.url.removeprefix("sqlite:").removeprefix("//") if self.url.startswith("sqlite:") else None
 
 
+class StrongLogin(Refusal):
+    """Refusal of a login that may do more than the connection for reading that uses it."""
+
+    def __init__(self, login: str, privileges: list[str]) -> None:
+        text = (
+            f"connection: its login {login} {', '.join(privileges)}; a connection for reading needs a login that may do"
+            " no more than read, because a statement can become whatever its login can: revoke this, or use another one"
+        )
+        super().__init__(ErrorCode.permission_denied, text)
+
+
 class SqlSettings(Struct, frozen=True):
     """The databases that `sql.query` may reach, and how much one answer may hold."""
 

@@ -114,14 +114,14 @@ class SqliteReply(Struct, frozen=True):
 class SqliteStatement:
     """A statement and its connection, from opening the file to closing it."""
 
-    def __init__(self, request: SqliteRequest) -> None:
+    def __init__(self, request: SqliteRequest, worker: int | None = None) -> None:
         self._path = request.path
         self._writes = request.writes
         self._query = request.query
         self._parameters = request.parameters
         self._limits = SqlSettings(max_rows=request.max_rows, max_bytes=request.max_bytes)
         self._until = None if request.seconds is None else time.monotonic() + request.seconds
-        self._parent = os.getppid()
+        self._worker = os.getppid() if worker is None else worker
         self._refused = ""
         self.cancelled = False
 
@@ -232,7 +232,7 @@ class SqliteStatement:
     def _is_late(self) -> bool:
         """Whether nobody waits for it any more: its time is over, it was cancelled, or the worker is gone."""
         late = self._until is not None and time.monotonic() >= self._until
-        return late or self.cancelled or os.getppid() != self._parent
+        return late or self.cancelled or os.getppid() != self._worker
 
     def _authorize(
         self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
@@ -297,8 +297,8 @@ _TRIMS = {
 # ---- the process -----------------------------------------------------------------------------------------------------
 
 
-def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Answer requests, one after the other, until there are no more. SIGTERM ends the statement that runs."""
+def serve(requests: IO[bytes], replies: IO[bytes], worker: int) -> None:
+    """Answer requests of the worker, until there are no more. SIGTERM ends the statement that runs."""
     running: list[SqliteStatement] = []
 
     def stop(*signalled: object) -> None:
@@ -308,7 +308,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     while (body := read_frame(requests)) is not None:
-        running.append(SqliteStatement(msgspec.msgpack.decode(body, type=SqliteRequest)))
+        running.append(SqliteStatement(msgspec.msgpack.decode(body, type=SqliteRequest), worker))
         reply = running[0].reply()
         write_frame(replies, reply)
         running.clear()
@@ -339,6 +339,6 @@ def limit_process() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (PROCESS_BYTES, PROCESS_BYTES))
 
 
-def main() -> None:
+def main(worker: int) -> None:
     limit_process()
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    serve(sys.stdin.buffer, sys.stdout.buffer, worker)

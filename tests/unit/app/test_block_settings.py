@@ -19,7 +19,7 @@ KEYS = {
     "blocks.http": ["allow", "max_response_bytes", "ca_file"],
     "blocks.fs": ["roots", "max_bytes"],
     "blocks.sql": ["connections", "allow", "max_rows", "max_bytes"],
-    "blocks.sql.connections.a": ["url", "access", "role"],
+    "blocks.sql.connections.a": ["url", "access", "role", "functions"],
 }
 
 
@@ -79,7 +79,7 @@ def test_a_listed_url_is_known_as_it_was_written(tmp_path: Path) -> None:
 
 SQL_URL = "accepted: sqlite:PATH or postgresql://…"
 SQL_FILE = "accepted: sqlite:PATH with the path of a file"
-URL_KEYS = "accepted: access, role, url"
+URL_KEYS = "accepted: access, functions, role, url"
 HTTP_KEYS = "accepted: allow, ca_file, max_response_bytes; did you mean 'allow'?"
 
 
