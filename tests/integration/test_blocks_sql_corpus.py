@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from reefknot.blocks import sql_postgres
 from reefknot.blocks.sql import SqlQuery
 from reefknot.blocks.sql_rows import SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
@@ -16,7 +17,7 @@ from reefknot.core.messages import StepResult
 from tests.integration.postgres import Server
 from tests.integration.stepping import step
 from tests.pace import within
-from tests.security.sql_corpus import POSTGRES_CORPUS
+from tests.security.sql_corpus import POSTGRES, POSTGRES_CORPUS
 
 STATE = (
     "SELECT * FROM people",
@@ -79,6 +80,21 @@ def test_no_statement_of_the_corpus_writes_or_makes_a_file(postgres: Server, dsn
     assert state(dsn) == before
     assert not out.exists()
     assert [query for query, answer in answers.items() if answer.ok] == []
+
+
+def test_without_the_list_of_functions_some_of_the_corpus_would_run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: among them a function that reads a file of the server, written like a column."""
+
+    async def allow(*asked: object) -> None:
+        """Let every function pass."""
+
+    monkeypatch.setattr(sql_postgres, "_check_functions", allow)
+    answers = asked(SqlConnection(dsn), [*POSTGRES])
+    ran = [query for query, answer in answers.items() if answer.ok]
+
+    assert "SELECT people.leak FROM people" in ran
+    assert "SELECT pg_notify('a', 'b')" in ran
+    assert len(ran) > 10
 
 
 def test_a_read_only_transaction_alone_would_let_a_superuser_make_files(postgres: Server, dsn: str) -> None:

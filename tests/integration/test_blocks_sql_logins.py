@@ -180,7 +180,7 @@ def test_a_server_that_is_not_there_yet_does_not_keep_a_worker_from_starting(tmp
 
 def hidden(folder: Path) -> str:
     """A statement that undoes its role, and then has a function run a text that reads a file of the server."""
-    text = f"SELECT to_tsvector(pg_read_file($s${folder}/secret$s$))"
+    text = f"SELECT to_tsvector('simple', pg_read_file($s${folder}/secret$s$))"
     return f"SELECT set_config('role', 'none', true) AS a, (SELECT max(word) FROM ts_stat($x${text}$x$)) AS b"
 
 

@@ -47,6 +47,13 @@ def test_without_a_file_there_are_settings_too(tmp_path: Path) -> None:
     assert block_settings(load_settings(environ={}, cwd=tmp_path)) == BlockSettings()
 
 
+def test_functions_of_a_connection_reach_the_block(tmp_path: Path) -> None:
+    entry = {"url": "postgresql://db/x", "functions": ["shop.total"]}
+    settings = settings_of(tmp_path, {"sql": {"connections": {"main": entry}}})
+
+    assert settings.sql.connections["main"].functions == ("shop.total",)
+
+
 def test_relative_paths_are_beneath_the_configuration(tmp_path: Path) -> None:
     given = {
         "fs": {"roots": ["data", "/srv"]},
