@@ -21,7 +21,7 @@ import msgspec
 
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import block_settings
+from reefknot.app.block_settings import block_settings, check_logins
 from reefknot.app.presence import look_for_orphans
 from reefknot.app.stores import clock_of_this_loop, open_store, options_of
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
@@ -295,6 +295,8 @@ async def running_system(
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
     """
     blocks = blocks_for(settings, modules)
+    if workers:
+        await check_logins(settings)
     options = options_of(settings.configuration)
     clock, working = SteadyClock(clock_of_this_loop()), worker_settings(settings)
     async with open_store(url, clock=clock, **options) as store, kept_events(store, settings, secrets=secrets):

@@ -8,12 +8,11 @@ an error rather than a cut answer.
 
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from reefknot.blocks import sql_sqlite
 from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, invalid, time_limit
-from reefknot.blocks.sql_rows import Parameters, Rows, SqlConnection, SqlRequest, SqlSettings
+from reefknot.blocks.sql_process import SqliteQueries
+from reefknot.blocks.sql_rows import Parameters, Rows, SqlConnection, SqlSettings
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext
@@ -31,7 +30,7 @@ class SqlQuery:
 
     def __init__(self, settings: SqlSettings | None = None) -> None:
         self._settings = settings or SqlSettings()
-        self._threads = ThreadPoolExecutor(8, "reefknot-sqlite")
+        self._sqlite = SqliteQueries()
 
     def destination(self, inputs: Mapping[str, Any]) -> str:
         name = inputs.get("connection")
@@ -45,21 +44,21 @@ class SqlQuery:
         parameters = _read_parameters(asked.value("params"))
         seconds = asked.seconds(context.seconds)
         async with time_limit(seconds, "the database did not answer"):
-            rows = await self._rows(SqlRequest(connection, query, parameters, self._settings, seconds))
+            rows = await self._rows(connection, query, parameters, seconds)
         return StepResult(outputs={"rows": rows.rows, "row_count": len(rows.rows), "affected_rows": rows.affected})
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._sqlite.close()
 
-    async def _rows(self, request: SqlRequest) -> Rows:
-        if request.connection.sqlite_path is not None:
-            return await sql_sqlite.run(request, self._threads)
+    async def _rows(self, connection: SqlConnection, query: str, parameters: Parameters, seconds: float) -> Rows:
+        if connection.sqlite_path is not None:
+            return await self._sqlite.run(connection, query, parameters, limits=self._settings, seconds=seconds)
         try:
             from reefknot.blocks import sql_postgres
         except ImportError:
             text = "connection: PostgreSQL needs the extra 'sql': pip install reefknot[sql]"
             raise Refusal(ErrorCode.execution_failed, text) from None
-        return await sql_postgres.run(request)
+        return await sql_postgres.run(connection, query, parameters, limits=self._settings, seconds=seconds)
 
     def _connection(self, name: str) -> SqlConnection:
         """The connection of a configured name; a URL only when it is listed, and then for reading."""

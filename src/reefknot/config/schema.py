@@ -337,6 +337,10 @@ class SqlConnectionEntry(Section):
     url: DatabaseUrl
     access: Literal["read", "write"] = "read"
     role: Annotated[str, Field(description="PostgreSQL: the role to become, with fewer rights")] = ""
+    functions: Annotated[
+        list[str],
+        Field(description="PostgreSQL, for reading: functions to allow beyond the built-in ones that compute"),
+    ] = []
 
 
 TEXT, MAPPING = "[text]", "[mapping]"
