@@ -33,6 +33,7 @@ from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.private_files import private_opener
 
 if TYPE_CHECKING:
     from reefknot.config.schema import Configuration
@@ -97,7 +98,7 @@ class RetentionNote:
             return
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with suppress(OSError):
-            with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            with open(fresh, "wb", opener=private_opener) as file:
                 file.write(msgspec.json.encode(self._noted))
             os.replace(fresh, self._path)
 

@@ -225,7 +225,7 @@ def _until_date(text: str) -> float | None:
 
     try:
         when = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, IndexError):
         return None
     if when.tzinfo is None:
         from datetime import UTC
@@ -235,9 +235,10 @@ def _until_date(text: str) -> float | None:
 
 
 def _until_reset(text: str | None) -> float | None:
-    if text is None or not text.strip().isdigit():
+    text = "" if text is None else text.strip()
+    if not (text.isascii() and text.isdigit()):  # a raised two is a digit, and no number
         return None
-    return max(0.0, int(text.strip()[:12]) - clock.wall())
+    return max(0.0, int(text[:12]) - clock.wall())
 
 
 def classify_failure(message: str, exception: BaseException | None = None) -> FailureType:

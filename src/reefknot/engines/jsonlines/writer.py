@@ -26,6 +26,7 @@ from reefknot.core.audit.event import LogRepaired, encode, timestamp
 from reefknot.core.audit.lines import EventIndex, LogHeader, LogLine, event_line, header_line, read_line
 from reefknot.errors import StoreCorruptError, StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
+from reefknot.runtime.private_files import private_opener
 
 LONGEST_LINE = 16 << 20
 
@@ -79,7 +80,7 @@ class LineWriter:
 
     def _open_file(self) -> int:
         end = end_of(self.path)
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._file = private_opener(str(self.path), os.O_WRONLY | os.O_APPEND)
         if end.whole < end.size:
             os.ftruncate(self._file, end.whole)
             os.fsync(self._file)
@@ -296,7 +297,7 @@ def end_of(file: Path) -> FileEnd:
 def write_file(path: Path, head: Head, lines: Iterable[bytes] = ()) -> None:
     """Write a file that opens at `head`, whole or not at all, in place of the one that is there."""
     fresh = path.with_name(f"{path.name}.new")
-    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+    with open(fresh, "wb", opener=private_opener) as stream:
         stream.write(header_line(head))
         stream.writelines(lines)
         stream.flush()

@@ -26,6 +26,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
+from reefknot.runtime.private_files import make_store_private
 
 Opener = Callable[[str, int], apsw.Connection]
 """Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
@@ -92,9 +93,11 @@ def _enable_wal(connection: apsw.Connection, path: str, patience: float) -> None
 
 
 def _make_file(path: str) -> None:
-    """Create the file for this user alone: others must not read payloads and results."""
+    """Create the file for this user alone, or make it so: others must not read payloads and results."""
     file = Path(path)
-    if not file.exists():
+    if file.exists():
+        make_store_private(path)
+    else:
         made = [folder for folder in file.parents if not folder.exists()]
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
