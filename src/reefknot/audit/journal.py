@@ -28,6 +28,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.redaction import process_redactor, redact
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
@@ -171,7 +172,7 @@ class Journal:
 
     def safe(self, text: str) -> str:
         """The text without secrets, as it may be stored or shown."""
-        return self._redactor(text)
+        return process_redactor(self._redactor)(text)
 
     def entries(self, events: Sequence[Event]) -> list[AuditEntry]:
         """Events encoded and without secrets, ready for a log to keep."""
@@ -179,23 +180,14 @@ class Journal:
 
     def _entry(self, event: Event) -> AuditEntry:
         at = int(clock.wall() * 1000)
-        if not self._redactor.knows_values:
+        redactor = process_redactor(self._redactor)
+        if not redactor.knows_values:
             ids = event.correlation_id, event.trace_id, event.work_id
             return AuditEntry(encode(event), event.event_type, at, *ids)
         fields = msgspec.to_builtins(event)
-        safe = {key: one if key in _NEVER_REDACTED else self._without_secrets(one) for key, one in fields.items()}
+        safe = {key: one if key in _NEVER_REDACTED else _without(redactor, one) for key, one in fields.items()}
         body = msgspec.json.encode(safe, order="sorted")
         return AuditEntry(body, event.event_type, at, safe["correlation_id"], safe["trace_id"], safe["work_id"])
-
-    def _without_secrets(self, value: Any) -> Any:
-        """Redact text by text, never the encoded event: a secret of digits must not match inside numbers."""
-        if isinstance(value, str):
-            return self._redactor.values_out_of(value)
-        if isinstance(value, dict):
-            return {self._redactor.values_out_of(key): self._without_secrets(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._without_secrets(one) for one in value]
-        return value
 
     async def flush_backlog(self) -> None:
         """With `fail_closed`, write buffered events before new work begins, or raise. With `fail_open`, do nothing."""
@@ -282,10 +274,21 @@ class Journal:
         reason = "it failed a moment ago" if trouble is None else f"{type(trouble).__name__}: {trouble}"
         logger().error(
             "the audit log cannot be written (%s); %d events are buffered, %d are lost in all",
-            printable(self._redactor(reason), most=300),
+            printable(self.safe(reason), most=300),
             len(state.waiting),
             state.lost,
         )
+
+
+def _without(redactor: Redactor, value: Any) -> Any:
+    """Redact text by text, never the encoded event: a secret of digits must not match inside numbers."""
+    if isinstance(value, str):
+        return redactor.values_out_of(value)
+    if isinstance(value, dict):
+        return {redactor.values_out_of(key): _without(redactor, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without(redactor, one) for one in value]
+    return value
 
 
 class FanOut:
@@ -345,7 +348,7 @@ class _Branch(_Backlog):
             "the audit sink %s cannot be written (%s: %s); %d events are buffered for it, %d are lost in all",
             type(self._sink).__name__,
             type(trouble).__name__,
-            printable(str(trouble), most=300),
+            printable(redact(str(trouble)), most=300),
             len(self.waiting),
             self.lost,
         )

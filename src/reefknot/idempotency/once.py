@@ -56,6 +56,7 @@ from reefknot.idempotency.scope import report_unknown
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
 from reefknot.retrying.failures import failure_from
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.redaction import redact
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
@@ -329,5 +330,5 @@ def _recorded_result(record: KeyRecord, options: KeyOptions) -> Any:
 
 
 def _log(what: str, claim: Claim, trouble: Exception) -> None:
-    key, reason = printable(claim.key, most=80), printable(str(trouble), most=300)
+    key, reason = printable(redact(claim.key), most=80), printable(redact(str(trouble)), most=300)
     logger().error("key %s %s: %s: %s", key, what, type(trouble).__name__, reason)

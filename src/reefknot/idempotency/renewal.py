@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from reefknot.errors import LeaseLostError
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.redaction import redact
 
 if TYPE_CHECKING:
     from reefknot.core.idempotency import Claim
@@ -61,9 +62,9 @@ class Renewal:
             except Exception as error:
                 logger().warning(
                     "the lease of key %s could not be renewed and is tried again: %s: %s",
-                    printable(self._claim.key, most=80),
+                    printable(redact(self._claim.key), most=80),
                     type(error).__name__,
-                    printable(str(error), most=300),
+                    printable(redact(str(error)), most=300),
                 )
             await asyncio.sleep(self._lease / 3)
 

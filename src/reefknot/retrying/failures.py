@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from reefknot import clock
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.redaction import redact
 from reefknot.core.retry.classify import (
     Kind,
     classify,
@@ -25,6 +24,7 @@ from reefknot.core.retry.classify import (
 )
 from reefknot.core.retry.policy import class_name
 from reefknot.retrying.rules import every_leaf
+from reefknot.runtime.redaction import process_redactor, redact
 
 if TYPE_CHECKING:
     from reefknot.retrying.rules import Verdict
@@ -40,7 +40,8 @@ _ClassTraits = tuple[tuple[str, ...], Kind | None, bool]
 _traits_of: dict[type, _ClassTraits] = {}
 _last_failure: dict[type, Failure] = {}
 """The last failure of each class that is read by its text alone: an outage repeats itself. The kept message is
-redacted, so a text with a secret in it never equals it and is read anew."""
+redacted, so a text with a secret in it never equals it and is read anew; with another redactor all are."""
+_last_redactor = process_redactor()
 
 
 # ---- retried by default ----------------------------------------------------------------------------------------------
@@ -90,7 +91,11 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
     `since` is the count of exhausted retries when the call began: an older mark on a re-used exception object belongs
     to another call.
     """
+    global _last_redactor
     cls = type(error)
+    if _last_redactor is not process_redactor():
+        _last_redactor = process_redactor()
+        _last_failure.clear()
     try:
         text = str(error)
         last = _last_failure.get(cls)
