@@ -151,7 +151,10 @@ class RetentionJob:
         keep, wall_ms = self.retention, self._wall_ms()
         keys = await self._store.idempotency.purge()
         work = 0 if keep.work is None else await self._store.work.purge(wall_ms - int(keep.work * 1000))
-        events = 0 if keep.events is None else await self._store.audit.trim(wall_ms - int(keep.events * 1000))
+        events = 0
+        if keep.events is not None:
+            rule = f"retention {keep.events:g} s"
+            events = await self._store.audit.trim(wall_ms - int(keep.events * 1000), rule=rule)
         removed = Removed(keys, work, events)
         if removed:
             logger().info("retention removed %d keys, %d ended work items, %d events", keys, work, events)

@@ -16,13 +16,15 @@ import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec import UNSET
 
 from reefknot import clock
-from reefknot.core.audit.event import Event, encode, timestamp
+from reefknot.core.audit.event import Completed, Event, encode, timestamp, timestamp_ms
 from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
@@ -34,7 +36,7 @@ from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.core.audit.chain import Head
-    from reefknot.core.messages import ExecAssignment
+    from reefknot.core.messages import ExecAssignment, ExecResult
     from reefknot.core.work import WorkItem
 
 APPEND_TRIES = 3
@@ -86,6 +88,24 @@ def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
         tenant_id=item.tenant_id,
         trace_id=item.trace_id,
         correlation_id=item.correlation_id,
+    )
+
+
+def completed_event(result: ExecResult, body: bytes, wall: float) -> Completed:
+    """The event of an assignment whose result is stored as this body."""
+    about = envelope(
+        wall=wall,
+        work_id=result.assignment_id,
+        tenant_id=result.tenant_id,
+        trace_id=result.trace_id,
+        correlation_id=result.request_id,
+    )
+    return Completed(
+        **about,
+        status=result.status.value,
+        attempts=None if result.retries_used is UNSET else result.retries_used + 1,
+        worker_id=result.worker_id or None,
+        result_hash=sha256(body).hexdigest(),
     )
 
 
@@ -179,7 +199,8 @@ class Journal:
         return [self._entry(event) for event in events]
 
     def _entry(self, event: Event) -> AuditEntry:
-        at = int(clock.wall() * 1000)
+        at = timestamp_ms(event.timestamp)
+        at = int(clock.wall() * 1000) if at is None else at
         redactor = process_redactor(self._redactor)
         if not redactor.knows_values:
             ids = event.correlation_id, event.trace_id, event.work_id

@@ -115,7 +115,7 @@ def _guarded(fn: Callable[P, Awaitable[R]], name: str, guard: _Guard) -> Callabl
         await journal.flush_backlog()
 
         def event(action: str) -> IdempotencyEvent:
-            fields = {"operation": name, "idempotency_key": journal.safe(full_key), "action": action}
+            fields: dict[str, Any] = {"operation": name, "idempotency_key": journal.safe(full_key), "action": action}
             return IdempotencyEvent(**envelope(wall=clock.wall()), **fields)
 
         async def work() -> Any:

@@ -14,10 +14,11 @@ no file is opened.
 from collections.abc import Iterable, Iterator
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from reefknot.core.audit.chain import Head, Link, Mismatch
+from reefknot.core.audit.chain import Head, Link, Mismatch, RetentionInForce
 from reefknot.core.audit.chain import verify as verify_chain
+from reefknot.core.audit.event import timestamp_ms
 from reefknot.errors import NotJsonError
 
 FORMAT = 1
@@ -96,14 +97,46 @@ def index_of(body: bytes) -> EventIndex:
         return EventIndex()
 
 
-def wrong_index_field(body: bytes, filed: EventIndex) -> str | None:
-    """The first index field that differs from the event's own, so that a search would miss it; None when none does."""
-    own = index_of(body)
+class _OwnFields(Struct, frozen=True):
+    """The index fields and the time that a body says itself; `UNSET` for those it does not mention."""
+
+    event_type: str | UnsetType = UNSET
+    correlation_id: str | UnsetType | None = UNSET
+    trace_id: str | UnsetType | None = UNSET
+    work_id: str | UnsetType | None = UNSET
+    timestamp: str | UnsetType = UNSET
+
+
+_own = msgspec.json.Decoder(_OwnFields).decode
+_NOTHING = _OwnFields()
+
+
+def _own_fields(body: bytes) -> _OwnFields:
+    try:
+        return _own(body)
+    except UNREADABLE:
+        return _NOTHING
+
+
+def wrong_index_field(body: bytes, filed: EventIndex, at: int | None = None) -> str | None:
+    """
+    The first index field that differs from the event's own, or `at` for the time; None when none does.
+
+    A search by such a field would miss the event, or find one that does not belong there.
+    """
+    own_fields = _own_fields(body)
     for name in EventIndex.__struct_fields__:
-        value = getattr(own, name)
-        if value and value != getattr(filed, name):
+        if getattr(own_fields, name) not in (UNSET, getattr(filed, name)):
             return name
-    return None
+    own = None if own_fields.timestamp is UNSET else timestamp_ms(own_fields.timestamp)
+    return "time" if at is not None and own not in (None, at) else None
+
+
+def time_of(line: LogLine) -> int | None:
+    """The time of a line's event (ms UTC) by its own body; that of the line only where the body has none."""
+    own_fields = _own_fields(line.body).timestamp
+    own = None if own_fields is UNSET else timestamp_ms(own_fields)
+    return line.at if own is None else own
 
 
 def read_line(text: bytes) -> LogHeader | LogLine | None:
@@ -118,7 +151,9 @@ def read_line(text: bytes) -> LogHeader | LogLine | None:
     return found if _encode(found) + b"\n" == text else None
 
 
-def verify_lines(lines: Iterable[bytes], head: Head | None = None) -> list[Mismatch]:
+def verify_lines(
+    lines: Iterable[bytes], head: Head | None = None, *, in_force: RetentionInForce | None = None
+) -> list[Mismatch]:
     """Every mismatch between these lines, of one file or consecutive files, and one chain that leads to `head`."""
     verifier = _LineVerifier(iter(lines))
     start = verifier.read_header()
@@ -126,7 +161,7 @@ def verify_lines(lines: Iterable[bytes], head: Head | None = None) -> list[Misma
         return verifier.problems
     if head is not None and head.chain != start.chain:
         return [Mismatch(0, f"this is chain {start.chain}, the head is of chain {head.chain}")]
-    return verify_chain(verifier.links(start), head or start, start=start) + verifier.problems
+    return verify_chain(verifier.links(start), head or start, start=start, in_force=in_force) + verifier.problems
 
 
 class _LineVerifier:

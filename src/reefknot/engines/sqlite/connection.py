@@ -271,6 +271,10 @@ ALTER TABLE status ADD COLUMN capacity TEXT NOT NULL DEFAULT '{{}}';
 DROP INDEX work_ready;
 CREATE INDEX work_ready ON work (resource_class, tenant_id, priority DESC, due_at, seq)
     WHERE state = 'pending' AND ready = 1;
+
+-- The time of an event is that of its body. It used to be the time of writing, a moment later.
+UPDATE audit SET at = CAST(round((julianday(json_extract(body, '$.timestamp')) - 2440587.5) * 86400000.0) AS INTEGER)
+WHERE json_valid(body) AND julianday(json_extract(body, '$.timestamp')) IS NOT NULL;
 """.format(**_STAGES, count_in=_COUNT_IN.format(**_STAGES), count_out=_COUNT_OUT.format(**_STAGES))  # noqa: S608 - our own words
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
