@@ -74,7 +74,7 @@ class Forger:
         execute: Any = self._database.execute
         chain, sequence, hashed = execute("SELECT chain, sequence, hash FROM audit_head").fetchall()[0]
         anchor = Head(chain, end, self.row(end)[0])
-        true = {
+        true: dict[str, Any] = {
             "rule": "retention 7776000 s",
             "count": end,
             "previous": self.row(end - 1)[0],

@@ -214,7 +214,7 @@ def event_of(day: int) -> bytes:
     return json.dumps({"timestamp": f"1970-{1 + day // 31:02d}-{1 + day % 31:02d}T00:00:00.000Z"}).encode()
 
 
-def trimmed(*steps: int, rule: str = "retention 30 days", **lies: object) -> tuple[list[Link], Head, Head]:
+def trimmed(*steps: int, rule: str = "retention 30 days", **lies: Any) -> tuple[list[Link], Head, Head]:
     """
     What is left of 60 events, one a day, after these steps of retention, each up to the event of this number.
 
@@ -225,13 +225,13 @@ def trimmed(*steps: int, rule: str = "retention 30 days", **lies: object) -> tup
         head, hashed = link(head, event_of(day))
         links.append(Link(head.sequence, hashed, event_of(day)))
     for number, last in enumerate(steps, 1):
-        fields: dict[str, object] = {
+        fields: dict[str, Any] = {
             "rule": rule,
             "count": last - anchor.sequence,
             "previous": links[last - 2].hash if last > 1 else GENESIS,
             "last": links[last - 1].body,
         }
-        removal = Removal(**(fields | (lies if number == len(steps) else {})))  # type: ignore[arg-type]
+        removal = Removal(**(fields | (lies if number == len(steps) else {})))
         anchor = Head("c", last, links[last - 1].hash)
         body = anchor_body(anchor, NOW, removal)
         head, hashed = link(head, body)
@@ -265,7 +265,7 @@ def test_an_event_that_retention_keeps_cannot_be_removed_by_any_anchor() -> None
 
 
 @pytest.mark.parametrize("lies", [{"last": event_of(3)}, {"previous": GENESIS}])
-def test_an_anchor_cannot_show_another_event_than_the_last_one(lies: dict[str, object]) -> None:
+def test_an_anchor_cannot_show_another_event_than_the_last_one(lies: dict[str, Any]) -> None:
     (found,) = problems(trimmed(55, **lies), None)
     assert found == "the last removed event that the anchor shows is not the one that was there"
 
