@@ -16,24 +16,27 @@ import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec import UNSET
 
 from reefknot import clock
-from reefknot.core.audit.event import Event, encode, timestamp
+from reefknot.core.audit.event import Completed, Event, encode, timestamp, timestamp_ms
 from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.redaction import process_redactor
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.core.audit.chain import Head
-    from reefknot.core.messages import ExecAssignment
+    from reefknot.core.messages import ExecAssignment, ExecResult
     from reefknot.core.work import WorkItem
 
 APPEND_TRIES = 3
@@ -78,6 +81,24 @@ def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
 
 def _about(work: ExecAssignment | WorkItem, wall: float, **ids: str | None) -> dict[str, Any]:
     return envelope(wall=wall, tenant_id=work.tenant_id, trace_id=work.trace_id, **ids)
+
+
+def completed_event(result: ExecResult, body: bytes, wall: float) -> Completed:
+    """The event of an assignment whose result is stored as this body."""
+    about = envelope(
+        wall=wall,
+        work_id=result.assignment_id,
+        tenant_id=result.tenant_id,
+        trace_id=result.trace_id,
+        correlation_id=result.request_id,
+    )
+    return Completed(
+        **about,
+        status=result.status.value,
+        attempts=None if result.retries_used is UNSET else result.retries_used + 1,
+        worker_id=result.worker_id or None,
+        result_hash=sha256(body).hexdigest(),
+    )
 
 
 class AuditSink(Protocol):
@@ -158,31 +179,23 @@ class Journal:
 
     def safe(self, text: str) -> str:
         """The text without secrets, as it may be stored or shown."""
-        return self._redactor(text)
+        return process_redactor(self._redactor)(text)
 
     def entries(self, events: Sequence[Event]) -> list[AuditEntry]:
         """Events encoded and without secrets, ready for a log to keep."""
         return [self._entry(event) for event in events]
 
     def _entry(self, event: Event) -> AuditEntry:
-        at = int(clock.wall() * 1000)
-        if not self._redactor.knows_values:
+        at = timestamp_ms(event.timestamp)
+        at = int(clock.wall() * 1000) if at is None else at
+        redactor = process_redactor(self._redactor)
+        if not redactor.knows_values:
             ids = event.correlation_id, event.trace_id, event.work_id
             return AuditEntry(encode(event), event.event_type, at, *ids)
         fields = msgspec.to_builtins(event)
-        safe = {key: one if key in _NEVER_REDACTED else self._without_secrets(one) for key, one in fields.items()}
+        safe = {key: one if key in _NEVER_REDACTED else _without(redactor, one) for key, one in fields.items()}
         body = msgspec.json.encode(safe, order="sorted")
         return AuditEntry(body, event.event_type, at, safe["correlation_id"], safe["trace_id"], safe["work_id"])
-
-    def _without_secrets(self, value: Any) -> Any:
-        """Redact text by text, never the encoded event: a secret of digits must not match inside numbers."""
-        if isinstance(value, str):
-            return self._redactor.values_out_of(value)
-        if isinstance(value, dict):
-            return {self._redactor.values_out_of(key): self._without_secrets(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._without_secrets(one) for one in value]
-        return value
 
     async def flush_backlog(self) -> None:
         """With `fail_closed`, write buffered events before new work begins, or raise. With `fail_open`, do nothing."""
@@ -268,7 +281,18 @@ class Journal:
         state.quiet_until = now + RETRY_PAUSE_S
         reason = "it failed a moment ago" if trouble is None else f"{type(trouble).__name__}: {trouble}"
         text = "the audit log cannot be written (%s); %d events are buffered, %d are lost in all"
-        logger().error(text, printable(self._redactor(reason), most=300), len(state.waiting), state.lost)
+        logger().error(text, printable(self.safe(reason), most=300), len(state.waiting), state.lost)
+
+
+def _without(redactor: Redactor, value: Any) -> Any:
+    """Redact text by text, never the encoded event: a secret of digits must not match inside numbers."""
+    if isinstance(value, str):
+        return redactor.values_out_of(value)
+    if isinstance(value, dict):
+        return {redactor.values_out_of(key): _without(redactor, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without(redactor, one) for one in value]
+    return value
 
 
 class FanOut:

@@ -3,8 +3,9 @@ Layers of configuration: a file, environment variables over it, flags over both,
 
 The file is the one that was named, the one of `REEFKNOT_CONFIG`, the nearest `reefknot.yaml` (or `.yml`, `.json`,
 `.toml`) upwards, or that of the user's configuration folder, in this order. Two candidates in one folder are a mistake,
-not a choice. `REEFKNOT__WORKER__QUEUE__V2__ENABLED=true` sets `worker.queue.v2.enabled`; a value is a word as in YAML,
-one that begins with a quote, a bracket or a brace is YAML in one piece, and an empty variable sets nothing.
+not a choice, and another user's file that was not named is refused. `REEFKNOT__WORKER__QUEUE__V2__ENABLED=true` sets
+`worker.queue.v2.enabled`; a value is a word as in YAML, one that begins with a quote, a bracket or a brace is YAML in
+one piece, and an empty variable sets nothing.
 
 Nothing here knows what a setting means: names, kinds and bounds are the schema's. Nothing is cached either: the caller
 says when to read again.
@@ -299,13 +300,39 @@ def _named(name: str, source: str, cwd: Path) -> Path:
 
 
 def _in_folder(folder: Path) -> Path | None:
-    """The folder's one configuration. A broken link counts: reading it says what is wrong."""
+    """The folder's one configuration, of this user. A broken link counts: reading it says what is wrong."""
     found = [path for name in NAMES if os.path.lexists(path := folder / name) and not os.path.isdir(path)]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
         message = f"holds {names}: keep one, or name one with --config"
         raise ConfigurationError([Problem(Mark(str(folder)), "", message)])
+    if found:
+        _check_owner(found[0])
     return found[0] if found else None
+
+
+def _check_owner(path: Path) -> None:
+    """
+    Refuse a file that was found, not named, and that neither this user nor root owns, as git does with repositories.
+
+    Whoever can write to a folder above, such as /tmp, would otherwise choose the settings of everybody below.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    trusted = {0, os.geteuid()}
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        trusted.add(int(os.environ["SUDO_UID"]))  # the person behind sudo, who is trusted with this command anyway
+    for look in (os.lstat, os.stat):
+        try:
+            owner = look(path).st_uid
+        except OSError:  # reading it says what is wrong
+            return
+        if owner not in trusted:
+            message = (
+                f"belongs to user {owner}, not to user {os.geteuid()} who runs this, so it is not read; if you trust "
+                f"it, name it: --config {path} (or REEFKNOT_CONFIG); else write a reefknot.yaml of your own nearer"
+            )
+            raise ConfigurationError([Problem(Mark(str(path)), "", message)])
 
 
 def _home_config(environ: Mapping[str, str]) -> Path | None:

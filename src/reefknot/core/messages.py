@@ -267,7 +267,7 @@ class StepResult(Struct, frozen=True):
         for value in (self.metadata.get("http_status_code"), self.outputs.get("status_code")):
             if is_whole_number(value):
                 return value
-            if isinstance(value, str) and value.isdigit():
+            if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 3:
                 return int(value)
         return None
 

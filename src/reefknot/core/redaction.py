@@ -76,10 +76,11 @@ def is_secret_name(name: str) -> bool:
 class Redactor:
     """Redacts like `redact`, and also configured secrets: raw, escaped as in JSON or `repr`, URL-encoded, in base64."""
 
-    __slots__ = ("_forms", "_longest", "_values")
+    __slots__ = ("_forms", "_longest", "_values", "secrets")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = {form for secret in secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
+        self.secrets = frozenset(secrets)
+        known = {form for secret in self.secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
         forms = sorted(known, key=len, reverse=True)
         self._forms = forms
         self._values = re.compile("|".join(map(re.escape, forms))) if forms else None

@@ -137,8 +137,8 @@ def _guarded(fn: Callable[P, Awaitable[R]], name: str, guard: _Guard) -> Callabl
         await journal.flush_backlog()
 
         def event(action: str) -> IdempotencyEvent:
-            key = guard.redactor(full_key)
-            return IdempotencyEvent(**envelope(wall=clock.wall()), operation=name, idempotency_key=key, action=action)
+            fields: dict[str, Any] = {"operation": name, "idempotency_key": journal.safe(full_key), "action": action}
+            return IdempotencyEvent(**envelope(wall=clock.wall()), **fields)
 
         async def work() -> Any:
             if guard.options.mode is Mode.DEDUP:

@@ -56,6 +56,7 @@ from reefknot.errors import (
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
 from reefknot.retrying.failures import failure_from
 from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.redaction import redact
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 from reefknot.runtime.timeouts import STORE_S, Timeout
@@ -338,7 +339,7 @@ def _recorded_result(record: KeyRecord, options: KeyOptions) -> Any:
 
 
 def _log(what: str, claim: Claim, trouble: Exception) -> None:
-    logger().error("key %s %s: %s", printable(claim.key, most=80), what, error_text(trouble))
+    logger().error("key %s %s: %s", printable(redact(claim.key), most=80), what, error_text(trouble))
 
 
 class Renewal(Timeout):
@@ -389,7 +390,7 @@ class Renewal(Timeout):
                 self.expire()
                 return
             except Exception as error:
-                key = printable(self._claim.key, most=80)
+                key = printable(redact(self._claim.key), most=80)
                 text = "the lease of key %s could not be renewed and is tried again: %s"
                 logger().warning(text, key, error_text(error))
             await asyncio.sleep(self._seconds)

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from reefknot import clock
 from reefknot.core.checks import is_number
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.redaction import redact
 from reefknot.core.retry.classify import (
     Kind,
     classify,
@@ -26,6 +25,7 @@ from reefknot.core.retry.classify import (
 )
 from reefknot.core.retry.policy import class_name
 from reefknot.retrying.functions import every_leaf
+from reefknot.runtime.redaction import process_redactor, redact
 
 if TYPE_CHECKING:
     from reefknot.retrying.functions import Verdict
@@ -41,7 +41,8 @@ _ClassTraits = tuple[tuple[str, ...], Kind | None, bool]
 _traits_of: dict[type, _ClassTraits] = {}
 _last_failure: dict[type, Failure] = {}
 """The last failure of each class that is read by its text alone: an outage repeats itself. The kept message is
-redacted, so a text with a secret in it never equals it and is read anew."""
+redacted, so a text with a secret in it never equals it and is read anew; with another redactor all are."""
+_last_redactor = process_redactor()
 
 
 # ---- retried by default ----------------------------------------------------------------------------------------------
@@ -94,7 +95,11 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
     `since` is the count of exhausted retries when the call began: an older mark on a re-used exception object belongs
     to another call.
     """
+    global _last_redactor
     cls = type(error)
+    if _last_redactor is not process_redactor():
+        _last_redactor = process_redactor()
+        _last_failure.clear()
     try:
         text = str(error)
         last = _last_failure.get(cls)
@@ -226,15 +231,16 @@ def _until_date(text: str) -> float | None:
 
     try:
         when = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, IndexError):
         return None
     return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - clock.wall())
 
 
 def _until_reset(text: str | None) -> float | None:
-    if text is None or not text.strip().isdigit():
+    text = "" if text is None else text.strip()
+    if not (text.isascii() and text.isdigit()):  # a raised two is a digit, and no number
         return None
-    return max(0.0, int(text.strip()[:12]) - clock.wall())
+    return max(0.0, int(text[:12]) - clock.wall())
 
 
 def classify_failure(message: str, exception: BaseException | None = None) -> FailureType:

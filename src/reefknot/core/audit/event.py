@@ -233,6 +233,16 @@ class Dropped(Event, frozen=True, tag="dropped", kw_only=True):
     resource_class: str | None = None
 
 
+class Completed(Event, frozen=True, tag="completed", kw_only=True):
+    """An assignment ended, and its result was stored. `result_hash` is the SHA-256 of the stored text."""
+
+    event_code: str = "RK-304"
+    status: str
+    attempts: int | None = None
+    worker_id: str | None = None
+    result_hash: str
+
+
 class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
     """Work went to quarantine, which only an operator takes it out of."""
 
@@ -277,13 +287,22 @@ class BookStored(Event, frozen=True, tag="book_stored", kw_only=True):
 
 
 class Anchor(Event, frozen=True, tag="anchor", kw_only=True):
-    """Retention removed the events before this point of the chain. `removed` counts all removed so far."""
+    """
+    Retention removed the events up to this point of the chain. `removed` counts all removed so far.
+
+    `removed_now` of them went with this step, by `rule`. `last` is the body of the last of them and `previous` the hash
+    before it: together they give `hash`, so nobody can say that the events were older than they were.
+    """
 
     event_code: str = "RK-702"
     chain: str
     sequence: int
     hash: str
     removed: int
+    removed_now: int = 0
+    rule: str = ""
+    previous: str = ""
+    last: str = ""
 
 
 class LogRepaired(Event, frozen=True, tag="log_repaired", kw_only=True):
@@ -303,6 +322,7 @@ AnyEvent: TypeAlias = (
     | Admission
     | Routing
     | Dropped
+    | Completed
     | Quarantined
     | Requeued
     | BreakerEvent
@@ -329,6 +349,14 @@ def decode(body: bytes) -> AnyEvent:
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(str(error)) from error
     return event
+
+
+def timestamp_ms(text: str) -> int | None:
+    """Milliseconds UTC of a time in an event; None when the text is no such time."""
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
 
 
 def timestamp(wall: float) -> str:

@@ -13,7 +13,16 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from reefknot.core.audit.chain import Head, LogLine, Mismatch, index_of, read_line, verify_lines
+from reefknot.core.audit.chain import (
+    Head,
+    LogLine,
+    Mismatch,
+    RetentionInForce,
+    index_of,
+    read_line,
+    time_of,
+    verify_lines,
+)
 from reefknot.core.checks import choice
 from reefknot.engines.jsonlines.writer import (
     Fsync,
@@ -91,15 +100,19 @@ class JsonLinesLog:
         return await self._run(lambda: self._writer.head)
 
     async def verify(
-        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+        self,
+        head: Head | None = None,
+        *,
+        in_force: RetentionInForce | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Mismatch]:
         """Verify the chain, in another thread: appending goes on while a long log is read."""
         snapshot = await self._run(lambda: LogSnapshot(files_of(self._writer.path), self._writer.head))
-        walk = partial(_verified, snapshot, head, progress)
+        walk = partial(_verified, snapshot, head, in_force, progress)
         return walk() if self._pool is None else await asyncio.to_thread(walk)
 
-    async def trim(self, before: int) -> int:
-        gone = await self._run(lambda: self._writer.trim(before))
+    async def trim(self, before: int, *, rule: str = "by hand") -> int:
+        gone = await self._run(lambda: self._writer.trim(before, rule))
         self._waiters.wake_all()
         return gone
 
@@ -130,9 +143,14 @@ class JsonLinesLog:
             raise translated(error, self._writer.path) from error
 
 
-def _verified(snapshot: LogSnapshot, head: Head | None, progress: Callable[[int], None] | None) -> list[Mismatch]:
+def _verified(
+    snapshot: LogSnapshot,
+    head: Head | None,
+    in_force: RetentionInForce | None,
+    progress: Callable[[int], None] | None,
+) -> list[Mismatch]:
     with snapshot:
-        found = verify_lines(snapshot.lines(progress), snapshot.head)
+        found = verify_lines(snapshot.lines(progress), snapshot.head, in_force=in_force)
         if head is not None and head != snapshot.head:
             found += [one for one in verify_lines(snapshot.lines(), head) if one not in found]
     return found
@@ -158,4 +176,7 @@ def _page(files: list[Path], query: AuditQuery) -> list[KeptEntry]:
 
 def _entry(line: LogLine) -> AuditEntry:
     filed = line.filed or index_of(line.body)
-    return AuditEntry(line.body, filed.event_type, line.at or 0, filed.correlation_id, filed.trace_id, filed.work_id)
+    at = time_of(line)
+    return AuditEntry(
+        line.body, filed.event_type, 0 if at is None else at, filed.correlation_id, filed.trace_id, filed.work_id
+    )

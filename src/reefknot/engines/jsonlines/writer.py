@@ -26,15 +26,20 @@ from reefknot.core.audit.chain import (
     Head,
     LogHeader,
     LogLine,
+    Removal,
     anchor_body,
+    anchor_in,
     event_line,
+    file_rule,
     header_line,
     link,
     read_line,
+    time_of,
 )
 from reefknot.core.audit.event import LogRepaired, encode, timestamp
 from reefknot.errors import StoreCorruptError, StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
+from reefknot.runtime.private_files import private_opener
 
 LONGEST_LINE = 16 << 20
 
@@ -81,7 +86,7 @@ class LineWriter:
 
     def _open_file(self) -> int:
         end = end_of(self.path)
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._file = private_opener(str(self.path), os.O_WRONLY | os.O_APPEND)
         if end.whole < end.size:
             os.ftruncate(self._file, end.whole)
             os.fsync(self._file)
@@ -168,18 +173,30 @@ class LineWriter:
         """Remove the oldest files beyond the bound, each after its anchor event was written."""
         if self._keep is not None:
             for file in files_of(self.path)[: -self._keep]:
-                self._drop(file)
+                self._drop(file, file_rule(self._keep))
 
-    def _drop(self, file: Path) -> None:
+    def _drop(self, file: Path, rule: str) -> None:
         anchor = end_of(file).head
-        self._anchor(anchor)
+        self._anchor(anchor, self._removal(file, anchor, rule))
         file.unlink()
         sync_folder(self.path.parent)
         self.start = anchor
 
-    def _anchor(self, anchor: Head) -> None:
+    def _removal(self, file: Path, anchor: Head, rule: str) -> Removal:
+        """Removal of everything up to `anchor`, which is in this file. One that ends in an anchor does not show it."""
+        previous, last = opening_head(file).hash, b""
+        for text in lines_of([file]):
+            line = read_line(text)
+            if isinstance(line, LogLine):
+                if line.sequence == anchor.sequence:
+                    last = line.body
+                    break
+                previous = line.hash
+        return Removal(rule, anchor.sequence - self.start.sequence, previous, b"" if anchor_in(last) else last)
+
+    def _anchor(self, anchor: Head, removal: Removal) -> None:
         now = self._wall_ms()
-        self._append_body(anchor_body(anchor, now), ANCHOR, now)
+        self._append_body(anchor_body(anchor, now, removal), ANCHOR, now)
         if self._fsync is not Fsync.NEVER:
             self._flush(self._usable())
 
@@ -188,14 +205,14 @@ class LineWriter:
         self._write(data)
         self.head = head
 
-    def trim(self, before: int) -> int:
+    def trim(self, before: int, rule: str) -> int:
         """Remove events before this time (ms UTC) from the start. Whole files go first; the next is rewritten."""
         gone, anchor, rewritten = self._old(before)
         files = files_of(self.path)
         for file in files[: files.index(rewritten)]:
-            self._drop(file)
+            self._drop(file, rule)
         if anchor != opening_head(rewritten):
-            self._anchor(anchor)
+            self._anchor(anchor, self._removal(rewritten, anchor, rule))
             write_file(rewritten, anchor, _after(rewritten, anchor.sequence))
             self.start = anchor
             if rewritten == self.path:
@@ -212,7 +229,8 @@ class LineWriter:
                 line = read_line(text)
                 if not isinstance(line, LogLine):
                     continue
-                if line.at is None or line.at >= before:
+                at = time_of(line)
+                if at is None or at >= before:
                     return gone, anchor, file
                 gone, anchor = gone + 1, Head(anchor.chain, line.sequence, line.hash)
         return gone, anchor, files[-1]
@@ -290,7 +308,7 @@ def end_of(file: Path) -> FileEnd:
 def write_file(path: Path, head: Head, lines: Iterable[bytes] = ()) -> None:
     """Write a file that opens at `head`, whole or not at all, in place of the one that is there."""
     fresh = path.with_name(f"{path.name}.new")
-    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+    with open(fresh, "wb", opener=private_opener) as stream:
         stream.write(header_line(head))
         stream.writelines(lines)
         stream.flush()

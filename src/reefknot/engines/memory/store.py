@@ -17,7 +17,7 @@ from itertools import count
 from math import inf
 
 from reefknot.core import idempotency as core
-from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, anchor_body, link, verify
+from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, Removal, RetentionInForce, anchor_body, link, verify
 from reefknot.core.idempotency import (
     Claim,
     Claimed,
@@ -117,24 +117,32 @@ class MemoryAuditLog:
         return self._head
 
     async def verify(
-        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+        self,
+        head: Head | None = None,
+        *,
+        in_force: RetentionInForce | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Mismatch]:
         self._shared.now()
         links = (Link(kept.sequence, kept.hash, kept.entry.body) for kept in self._kept)
         if progress is not None:
             progress(len(self._kept))
-        return verify(links, head or self._head, start=self._anchor)
+        return verify(links, head or self._head, start=self._anchor, in_force=in_force)
 
-    async def trim(self, before: int) -> int:
+    async def trim(self, before: int, *, rule: str = "by hand") -> int:
         now = self._shared.now()
         gone = 0
-        while gone < len(self._kept) and self._kept[gone].entry.at < before:
-            gone += 1
+        for number, kept in enumerate(self._kept, 1):
+            if kept.entry.at >= before:
+                break
+            gone = gone if kept.entry.event_type == ANCHOR else number
         if gone:
             last = self._kept[gone - 1]
+            previous = self._kept[gone - 2].hash if gone > 1 else self._anchor.hash
+            removal = Removal(rule, gone, previous, last.entry.body)
             self._anchor = Head(self._head.chain, last.sequence, last.hash)
             del self._kept[:gone]
-            self.add([AuditEntry(anchor_body(self._anchor, now.wall), ANCHOR, now.wall)])
+            self.add([AuditEntry(anchor_body(self._anchor, now.wall, removal), ANCHOR, now.wall)])
             self._shared.changed()
         return gone
 

@@ -9,13 +9,14 @@ removed afterwards, some at a time.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import sha256
 from math import inf
 from typing import Any
 
 import apsw
 
 from reefknot.core.audit import chain
-from reefknot.core.audit.chain import ANCHOR, Head, Mismatch
+from reefknot.core.audit.chain import ANCHOR, Head, Mismatch, Removal, RetentionInForce
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
@@ -33,6 +34,12 @@ _INDEXED = ("correlation_id", "trace_id", "work_id")
 _FILTERS = {name: f"{name} = ?" for name in ("event_type", *_INDEXED)} | {"since": "at >= ?", "until": "at < ?"}
 _LINKS = "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
+
+_RESULTS = (
+    "SELECT work.seq, work.id, work.result, audit.sequence, audit.body FROM work LEFT JOIN audit ON audit.sequence = ("
+    "SELECT max(sequence) FROM audit WHERE work_id = work.id AND event_type = 'completed') "
+    "WHERE work.seq > ? ORDER BY work.seq LIMIT ?"
+)
 
 SOON_S = 0.1
 """How long an event that goes with no other change waits for a transaction to join."""
@@ -66,10 +73,15 @@ class SqliteAuditLog:
         return await self._context.read(lambda connection: heads(connection)[0])
 
     async def verify(
-        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+        self,
+        head: Head | None = None,
+        *,
+        in_force: RetentionInForce | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Mismatch]:
         stored, anchor = await self._context.read(heads)
-        verifier = chain.ChainVerifier(anchor, stored, *([] if head is None or head == stored else [head]))
+        others = [] if head is None or head == stored else [head]
+        verifier = chain.ChainVerifier(anchor, stored, *others, in_force=in_force)
         done = anchor.sequence
         while done < stored.sequence:
             links, now_stored, now_anchor = await self._context.read(partial(_links, after=done, end=stored.sequence))
@@ -83,11 +95,21 @@ class SqliteAuditLog:
             if len(links) < LINKS_PER_READ:
                 break
             done = links[-1].sequence
-        return verifier.result() + await self._context.read(_beyond_head)
+        found = verifier.result() + await self._context.read(_beyond_head)
+        return found + await self._changed_results()
 
-    async def trim(self, before: int) -> int:
+    async def _changed_results(self) -> list[Mismatch]:
+        """Stored results that are not those of their `completed` events."""
+        found: list[Mismatch] = []
+        after: int | None = 0
+        while after is not None:
+            page, after = await self._context.read(partial(_changed_results, after=after))
+            found += page
+        return found
+
+    async def trim(self, before: int, *, rule: str = "by hand") -> int:
         last = await self._last_before(before)
-        gone = 0 if last is None else await self._context.write(_trim, (last,))
+        gone = 0 if last is None else await self._context.write(_trim, (last, rule))
         while await self._context.write(_remove_batch, ()):  # also what a process that died here has left
             continue
         return gone
@@ -134,13 +156,26 @@ def _beyond_head(connection: apsw.Connection) -> list[Mismatch]:
     return [] if first is None else [Mismatch(int(first), "it stands behind the head of its chain")]
 
 
+def _changed_results(connection: apsw.Connection, after: int) -> tuple[list[Mismatch], int | None]:
+    """Results of one page of work that differ from the hash in their last `completed` event, and the next page."""
+    rows = query(connection, _RESULTS, after, LINKS_PER_READ)
+    found: list[Mismatch] = []
+    last: int | None = None
+    for last, work_id, result, sequence, body in rows:  # noqa: B007 - the last one is where the next page begins
+        if result is not None and body is not None:
+            hashed = sha256(result.encode()).hexdigest()
+            if f'"result_hash":"{hashed}"' not in body:
+                found.append(Mismatch(sequence, f"the stored result of {work_id!r} is not the one of this event"))
+    return found, last
+
+
 def _old_until(connection: apsw.Connection, after: int, before: int) -> tuple[int, bool]:
-    """The last event older than `before`, and whether a younger one was met."""
-    ages = "SELECT sequence, at FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?"
+    """The last event older than `before` that is no anchor, and whether a younger one was met."""
+    ages = "SELECT sequence, at, event_type FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?"
     last, young = after, False
-    for sequence, at in query(connection, ages, after, ROWS_PER_READ):
+    for sequence, at, event_type in query(connection, ages, after, ROWS_PER_READ):
         young = young or at >= before
-        last = last if young else sequence
+        last = last if young or event_type == ANCHOR else sequence
     return last, young
 
 
@@ -152,17 +187,20 @@ def _append_batch(transaction: Transaction, batch: list[Sequence[AuditEntry]]) -
 
 
 @each
-def _trim(transaction: Transaction, last: int) -> int:
+def _trim(transaction: Transaction, last: int, rule: str) -> int:
     """Move the anchor to this event, and say so in the chain. Returns how many events are gone with that."""
     transaction.flush_events()
     connection = transaction.connection
     head, anchor = heads(connection)
-    hashed = query(connection, "SELECT hash FROM audit WHERE sequence = ?", last).get
-    if hashed is None or last <= anchor.sequence:  # another process was faster
+    row = query(connection, "SELECT hash, body FROM audit WHERE sequence = ?", last).fetchone()
+    if row is None or last <= anchor.sequence:  # another process was faster
         return 0
-    connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, hashed))
+    before = query(connection, "SELECT hash FROM audit WHERE sequence = ?", last - 1).get
+    previous = anchor.hash if last - 1 == anchor.sequence else before
+    removal = Removal(rule, last - anchor.sequence, previous or "", row[1].encode())
+    connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, row[0]))
     at = transaction.now.wall
-    body = chain.anchor_body(Head(head.chain, last, hashed), at)
+    body = chain.anchor_body(Head(head.chain, last, row[0]), at, removal)
     transaction.add_events([AuditEntry(body, ANCHOR, at)])
     return last - anchor.sequence
 

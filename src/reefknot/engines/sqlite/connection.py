@@ -28,6 +28,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
+from reefknot.runtime.private_files import make_store_private
 
 Opener = Callable[[str, int], apsw.Connection]
 """Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
@@ -99,9 +100,11 @@ def _enable_wal(connection: apsw.Connection, path: str, patience: float) -> None
 
 
 def _make_file(path: str) -> None:
-    """Create the file for this user alone: others must not read payloads and results."""
+    """Create the file for this user alone, or make it so: others must not read payloads and results."""
     file = Path(path)
-    if not file.exists():
+    if file.exists():
+        make_store_private(path)
+    else:
         made = [folder for folder in file.parents if not folder.exists()]
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -278,6 +281,10 @@ ALTER TABLE status ADD COLUMN capacity TEXT NOT NULL DEFAULT '{{}}';
 DROP INDEX work_ready;
 CREATE INDEX work_ready ON work (resource_class, tenant_id, priority DESC, due_at, seq)
     WHERE state = 'pending' AND ready = 1;
+
+-- The time of an event is that of its body. It used to be the time of writing, a moment later.
+UPDATE audit SET at = CAST(round((julianday(json_extract(body, '$.timestamp')) - 2440587.5) * 86400000.0) AS INTEGER)
+WHERE json_valid(body) AND julianday(json_extract(body, '$.timestamp')) IS NOT NULL;
 """.format(**_STAGES, count_in=_COUNT_IN.format(**_STAGES), count_out=_COUNT_OUT.format(**_STAGES))  # noqa: S608 - our own words
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
