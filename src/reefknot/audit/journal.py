@@ -68,7 +68,7 @@ def envelope(
 
 def about_assignment(assignment: ExecAssignment, wall: float) -> dict[str, Any]:
     """The envelope of an event about an assignment."""
-    return _about(assignment, wall, work_id=assignment.assignment_id, correlation_id=assignment.request_id)
+    return _about(assignment, wall, work_id=assignment.record_id, correlation_id=assignment.request_id)
 
 
 def about_item(item: WorkItem, wall: float) -> dict[str, Any]:

@@ -43,6 +43,25 @@ def can_name_a_part(name: str) -> bool:
     return bool(name) and name.isprintable() and not set(name) & set(" .*>@#/")
 
 
+def record_id(assignment_id: str, tenant_id: str | None) -> str:
+    """
+    The id of an assignment's record: unique among all tenants, as the assignment's id is within one.
+
+    Without a tenant it is the assignment's id; with one it is `tenant|id`. No two pairs have the same record.
+    """
+    if tenant_id:
+        return f"{tenant_id.replace('%', '%25').replace('|', '%7C')}|{assignment_id}"
+    return f"|{assignment_id}" if "|" in assignment_id else assignment_id
+
+
+def assignment_and_tenant(record: str) -> tuple[str, str | None]:
+    """The assignment's id and its tenant: the inverse of `record_id`."""
+    tenant, bar, name = record.partition("|")
+    if not bar:
+        return record, None
+    return name, tenant.replace("%7C", "|").replace("%25", "%") or None
+
+
 def assign_subject(worker_id: str) -> str:
     """The subject of assignments to one worker."""
     return f"{ASSIGN}.w.{worker_id}"
@@ -118,6 +137,10 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, Any] | None = None
 
     @property
+    def record_id(self) -> str:
+        return record_id(self.assignment_id, self.tenant_id)
+
+    @property
     def trace_id(self) -> str | None:
         return None if self.correlation is None else self.correlation.trace_id
 
@@ -184,6 +207,10 @@ class ExecResult(Struct, frozen=True, omit_defaults=True):
     error_message: str | None = None
     output: dict[str, Any] | None = None
 
+    @property
+    def record_id(self) -> str:
+        return record_id(self.assignment_id, self.tenant_id)
+
 
 class ClassHealth(Struct, frozen=True):
     """The state of one resource class of a worker."""
@@ -210,8 +237,15 @@ class Heartbeat(Struct, frozen=True):
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):
+    """The wish that an assignment ends. Without a `tenant_id` it means an assignment that has none."""
+
     assignment_id: str
     reason: str | None = None
+    tenant_id: str | None = None
+
+    @property
+    def record_id(self) -> str:
+        return record_id(self.assignment_id, self.tenant_id)
 
 
 class Fleet(Struct, frozen=True):

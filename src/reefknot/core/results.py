@@ -8,7 +8,15 @@ often) is told by the reason that was kept, in the same words whoever asks and a
 import msgspec
 
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import Correlation, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
+from reefknot.core.messages import (
+    Correlation,
+    ExecAssignment,
+    ExecResult,
+    Job,
+    ResultJob,
+    ResultStatus,
+    assignment_and_tenant,
+)
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.work import WorkItem, WorkState, is_over
 
@@ -34,8 +42,9 @@ def assignment_of(item: WorkItem) -> ExecAssignment:
         return _assignments.decode(item.payload)
     except msgspec.DecodeError:
         correlation = None if item.trace_id is None else Correlation(item.trace_id)
+        name, _ = assignment_and_tenant(item.id)
         request = item.correlation_id or ""
-        return ExecAssignment(item.id, request, Job(item.kind), tenant_id=item.tenant_id, correlation=correlation)
+        return ExecAssignment(name, request, Job(item.kind), tenant_id=item.tenant_id, correlation=correlation)
 
 
 def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:

@@ -78,6 +78,7 @@ class WorkItem(Struct, frozen=True, array_like=True):
     """A piece of work as it is stored. `failure` and `result` are JSON text; times are milliseconds UTC."""
 
     id: str
+    """The record's id: see `reefknot.core.messages.record_id`."""
     kind: str
     resource_class: str = "cpu"
     source: str = ""

@@ -22,7 +22,9 @@ from reefknot.core.messages import (
     ExecAssignment,
     ExecAssignmentAck,
     InvalidMessage,
+    assignment_and_tenant,
     read_assignment,
+    record_id,
     resource_class,
 )
 from reefknot.core.overload.admission import (
@@ -93,8 +95,12 @@ class IntakeResult(Struct, frozen=True):
     ack: ExecAssignmentAck
     evicted: ExecAssignmentAck | None = None
     """The ack of another assignment that had to make room. Its result follows."""
+    victim: str = ""
+    """The record of the evicted assignment."""
+    duplicate_of: str = ""
+    """The record, when the store has it already."""
     duplicate_in: Pool | None = None
-    """The store has it already; the pool that it was sent to."""
+    """The pool that a duplicate was sent to."""
 
 
 class Intake:
@@ -146,7 +152,7 @@ class Intake:
         seen: set[str] = set()
         for delivery in batch:
             read = read_assignment(delivery.body, delivery.headers)
-            if isinstance(read, ExecAssignment) and read.assignment_id in seen:
+            if isinstance(read, ExecAssignment) and read.record_id in seen:
                 repeated.append((read, delivery))
                 continue
             answer = self.admit_now(read, _body(delivery))
@@ -179,10 +185,10 @@ class Intake:
     async def _answer(self, result: IntakeResult, delivery: Delivery) -> None:
         if result.evicted is not None:
             await self._context.send_ack(result.evicted)
-            await self._closing.publish_result(result.evicted.assignment_id)
+            await self._closing.publish_result(result.victim)
         await self._context.send_ack(result.ack)
         if result.duplicate_in is not None:
-            await self._closing.answer_duplicate(result.ack.assignment_id, result.duplicate_in)
+            await self._closing.answer_duplicate(result.duplicate_of, result.duplicate_in)
         if delivery.done is not None:
             await delivery.done()
 
@@ -202,7 +208,7 @@ class Intake:
         if isinstance(read, InvalidMessage) or self._cannot_run(read) is not None:
             return None
         pool = self._pools[resource_class(read)]
-        if pool.has(read.assignment_id):
+        if pool.has(read.record_id):
             return None
         verdict = self._admission(read, pool)
         if isinstance(verdict.answer, Reject | AcceptDropping):
@@ -234,13 +240,13 @@ class Intake:
         if mistake is not None:
             return await self._refuse(read.assignment_id, AckStatus.REJECTED, *mistake, assignment=read)
         pool = self._pools[resource_class(read)]
-        if pool.has(read.assignment_id):
+        if pool.has(read.record_id):
             return await self._duplicate(read, pool)
         verdict = verdict or self._admission(read, pool)
         answer = verdict.answer
         if isinstance(answer, Reject | AcceptDropping):
             with self._context.timeouts.timeout(STORE_S):
-                known = await self._context.work.get(read.assignment_id)
+                known = await self._context.work.get(read.record_id)
             if known is not None and not self._is_for_others(known, answer, pool):
                 return await self._duplicate(read, pool)
         if isinstance(answer, Reject):
@@ -304,7 +310,7 @@ class Intake:
             event = self._event(
                 assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met
             )
-            ack = self._ack(item.id, AckStatus.ACCEPTED, answer.message, pool=pool, met=met)
+            ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool, met=met)
         except BaseException:
             pool.reserved -= 1
             raise
@@ -380,15 +386,16 @@ class Intake:
         (result,) = await self.keep([self._reserve(assignment, body, pool, verdict)])
         if not dropped:
             return result
-        reason = RejectReason.DROPPED_OLDEST
-        ack = self._ack(answer.victim, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
-        return structs.replace(result, evicted=ack)
+        reason, (name, _) = RejectReason.DROPPED_OLDEST, assignment_and_tenant(answer.victim)
+        ack = self._ack(name, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
+        return structs.replace(result, evicted=ack, victim=answer.victim)
 
     async def _duplicate(self, assignment: ExecAssignment, pool: Pool) -> IntakeResult:
         """Duplicate delivery: ack ACCEPTED whatever the queue's level. Another job under the same id is rejected."""
-        known = await self._known_under(assignment.assignment_id, pool)
-        if known is not None and is_unassigned(known) and assignment.assignment_id in pool.queue:
-            pool.queue.remove(assignment.assignment_id)  # a router took it back while this worker was silent
+        work_id = assignment.record_id
+        known = await self._known_under(work_id, pool)
+        if known is not None and is_unassigned(known) and work_id in pool.queue:
+            pool.queue.remove(work_id)  # a router took it back while this worker was silent
             return await self.take(assignment)
         if known is not None and not is_same_job(known, assignment):
             return await self._refuse(
@@ -400,14 +407,14 @@ class Intake:
                 pool=pool,
             )
         ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
-        return IntakeResult(ack, duplicate_in=pool)
+        return IntakeResult(ack, duplicate_of=work_id, duplicate_in=pool)
 
-    async def _known_under(self, assignment_id: str, pool: Pool) -> WorkItem | None:
+    async def _known_under(self, work_id: str, pool: Pool) -> WorkItem | None:
         try:
             with self._context.timeouts.timeout(STORE_S):
-                return await self._context.work.get(assignment_id)
+                return await self._context.work.get(work_id)
         except (StoreError, TimeoutError):
-            if not pool.has(assignment_id):
+            if not pool.has(work_id):
                 raise
             return None  # it is here; that the store is away makes it nobody else's
 
@@ -488,8 +495,9 @@ class Intake:
         wall = self._context.clock.wall()
         if met is None and pool is not None:
             met = pool.depth(), pool.status()
+        unread = record_id(assignment_id, None)  # an invalid message has no tenant
         return AdmissionEvent(
-            **(about_assignment(assignment, wall) if assignment else envelope(wall=wall, work_id=assignment_id)),
+            **(about_assignment(assignment, wall) if assignment else envelope(wall=wall, work_id=unread)),
             status=status.value,
             reason=None if reason is None else reason.value,
             resource_class=None if pool is None else pool.name,
