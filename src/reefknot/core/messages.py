@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 from reefknot.core.checks import is_whole_number
 from reefknot.core.failure import ErrorCode
 from reefknot.core.overload.admission import OverloadStatus
+from reefknot.core.work import record_id
 from reefknot.errors import shown
 
 VERSION = "1"
@@ -41,25 +42,6 @@ PART_NAME = "printable text without blanks and without . * > @ # /"
 def can_name_a_part(name: str) -> bool:
     """Whether a worker or router may have this name: names become parts of subjects and of queues."""
     return bool(name) and name.isprintable() and not set(name) & set(" .*>@#/")
-
-
-def record_id(assignment_id: str, tenant_id: str | None) -> str:
-    """
-    The id of an assignment's record: unique among all tenants, as the assignment's id is within one.
-
-    Without a tenant it is the assignment's id; with one it is `tenant|id`. No two pairs have the same record.
-    """
-    if tenant_id:
-        return f"{tenant_id.replace('%', '%25').replace('|', '%7C')}|{assignment_id}"
-    return f"|{assignment_id}" if "|" in assignment_id else assignment_id
-
-
-def assignment_and_tenant(record: str) -> tuple[str, str | None]:
-    """The assignment's id and its tenant: the inverse of `record_id`."""
-    tenant, bar, name = record.partition("|")
-    if not bar:
-        return record, None
-    return name, tenant.replace("%7C", "|").replace("%25", "%") or None
 
 
 def assign_subject(worker_id: str) -> str:

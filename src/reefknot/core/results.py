@@ -15,7 +15,6 @@ from reefknot.core.messages import (
     Job,
     ResultJob,
     ResultStatus,
-    assignment_and_tenant,
 )
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.work import WorkItem, WorkState, is_over
@@ -42,9 +41,10 @@ def assignment_of(item: WorkItem) -> ExecAssignment:
         return _assignments.decode(item.payload)
     except msgspec.DecodeError:
         correlation = None if item.trace_id is None else Correlation(item.trace_id)
-        name, _ = assignment_and_tenant(item.id)
         request = item.correlation_id or ""
-        return ExecAssignment(name, request, Job(item.kind), tenant_id=item.tenant_id, correlation=correlation)
+        return ExecAssignment(
+            item.assignment_id, request, Job(item.kind), tenant_id=item.tenant_id, correlation=correlation
+        )
 
 
 def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:

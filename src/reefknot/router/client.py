@@ -180,9 +180,8 @@ async def cancel_assignment(
     """
     why, work_id = cancel_reason(cancel.reason), cancel.record_id
     if has_router is not None and not await has_router(store):
-        about = envelope(wall=submissions.wall(), tenant_id=cancel.tenant_id, work_id=work_id)
-        event = cancelled_event(about, cancel.assignment_id, why, who=who)
-        entries = list(events) or Journal(None).entries([event])
+        about = envelope(wall=submissions.wall(), tenant_id=cancel.tenant_id, work_id=cancel.assignment_id)
+        entries = list(events) or Journal(None).entries([cancelled_event(about, why, who=who)])
         return await store.work.cancel(work_id, reason=why, who=who, events=entries)
     await store.control.post("cancel", target="router", body=encode(cancel).decode(), sender=who, events=events)
     return False

@@ -59,8 +59,8 @@ class RouterContext(Struct, frozen=True):
 
     def cancelled(self, assignment: ExecAssignment, reason: str) -> Event:
         about = about_assignment(assignment, self.clock.wall())
-        return cancelled_event(about, assignment.assignment_id, reason, who="caller")
+        return cancelled_event(about, reason, who="caller")
 
 
-def cancelled_event(about: dict[str, Any], assignment_id: str, reason: str, *, who: str) -> Event:
-    return OperatorAction(**about, actor=who, action="cancel", subject=assignment_id, details={"reason": reason})
+def cancelled_event(about: dict[str, Any], reason: str, *, who: str) -> Event:
+    return OperatorAction(**about, actor=who, action="cancel", subject=about["work_id"], details={"reason": reason})

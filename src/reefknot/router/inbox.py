@@ -21,11 +21,11 @@ from reefknot.core.messages import (
     ExecResult,
     Heartbeat,
     ResultStatus,
-    record_id,
 )
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.results import unrun_result
 from reefknot.core.routing import too_late_everywhere
+from reefknot.core.work import record_id
 from reefknot.ports.transport import Delivery
 from reefknot.router.completion import Acknowledge, Completion
 from reefknot.router.context import RouterContext

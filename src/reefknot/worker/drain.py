@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import Requeued
-from reefknot.core.messages import ExecAssignmentAck, assignment_and_tenant
+from reefknot.core.messages import ExecAssignmentAck
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
@@ -75,4 +75,4 @@ class Drain:
 
     async def _reject(self, item: WorkItem) -> None:
         pool = self._pools[item.resource_class.rpartition("@")[0]]
-        await self._context.send_ack(self._ack(assignment_and_tenant(item.id)[0], pool))
+        await self._context.send_ack(self._ack(item.assignment_id, pool))

@@ -22,9 +22,7 @@ from reefknot.core.messages import (
     ExecAssignment,
     ExecAssignmentAck,
     InvalidMessage,
-    assignment_and_tenant,
     read_assignment,
-    record_id,
     resource_class,
 )
 from reefknot.core.overload.admission import (
@@ -42,7 +40,7 @@ from reefknot.core.overload.admission import (
     admit,
 )
 from reefknot.core.results import DROPPED_MESSAGE, is_same_job
-from reefknot.core.work import Interrupted, WorkItem, WorkState, is_unassigned
+from reefknot.core.work import Interrupted, WorkItem, WorkState, assignment_and_tenant, is_unassigned
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.transport import Delivery
@@ -152,12 +150,12 @@ class Intake:
         seen: set[str] = set()
         for delivery in batch:
             read = read_assignment(delivery.body, delivery.headers)
-            if isinstance(read, ExecAssignment) and read.record_id in seen:
+            if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 continue
             answer = self.admit_now(read, _body(delivery))
             if isinstance(answer, Admitted):
-                seen.add(answer.item.id)
+                seen.add(answer.work.assignment.assignment_id)  # of several tenants one at a time: see `events_to_keep`
                 admitted.append((answer, delivery))
             else:
                 await self._tasks.start(_NOT_TAKEN, self._take_alone, read, delivery, answer)
@@ -495,9 +493,8 @@ class Intake:
         wall = self._context.clock.wall()
         if met is None and pool is not None:
             met = pool.depth(), pool.status()
-        unread = record_id(assignment_id, None)  # an invalid message has no tenant
         return AdmissionEvent(
-            **(about_assignment(assignment, wall) if assignment else envelope(wall=wall, work_id=unread)),
+            **(about_assignment(assignment, wall) if assignment else envelope(wall=wall, work_id=assignment_id)),
             status=status.value,
             reason=None if reason is None else reason.value,
             resource_class=None if pool is None else pool.name,
