@@ -91,14 +91,10 @@ class IntakeResult(Struct, frozen=True):
     """The outcome of one delivery."""
 
     ack: ExecAssignmentAck
-    evicted: ExecAssignmentAck | None = None
-    """The ack of another assignment that had to make room. Its result follows."""
-    victim: str = ""
-    """The record of the evicted assignment."""
-    duplicate_of: str = ""
-    """The record, when the store has it already."""
-    duplicate_in: Pool | None = None
-    """The pool that a duplicate was sent to."""
+    evicted: tuple[str, ExecAssignmentAck] | None = None
+    """The record of another assignment that had to make room, and its ack. Its result follows."""
+    duplicate: tuple[str, Pool] | None = None
+    """A record that the store has already, and the pool that it was sent to."""
 
 
 class Intake:
@@ -182,11 +178,12 @@ class Intake:
 
     async def _answer(self, result: IntakeResult, delivery: Delivery) -> None:
         if result.evicted is not None:
-            await self._context.send_ack(result.evicted)
-            await self._closing.publish_result(result.victim)
+            victim, ack = result.evicted
+            await self._context.send_ack(ack)
+            await self._closing.publish_result(victim)
         await self._context.send_ack(result.ack)
-        if result.duplicate_in is not None:
-            await self._closing.answer_duplicate(result.duplicate_of, result.duplicate_in)
+        if result.duplicate is not None:
+            await self._closing.answer_duplicate(*result.duplicate)
         if delivery.done is not None:
             await delivery.done()
 
@@ -384,9 +381,9 @@ class Intake:
         (result,) = await self.keep([self._reserve(assignment, body, pool, verdict)])
         if not dropped:
             return result
-        reason, (name, _) = RejectReason.DROPPED_OLDEST, assignment_and_tenant(answer.victim)
+        (name, _), reason = assignment_and_tenant(answer.victim), RejectReason.DROPPED_OLDEST
         ack = self._ack(name, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
-        return structs.replace(result, evicted=ack, victim=answer.victim)
+        return structs.replace(result, evicted=(answer.victim, ack))
 
     async def _duplicate(self, assignment: ExecAssignment, pool: Pool) -> IntakeResult:
         """Duplicate delivery: ack ACCEPTED whatever the queue's level. Another job under the same id is rejected."""
@@ -405,7 +402,7 @@ class Intake:
                 pool=pool,
             )
         ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
-        return IntakeResult(ack, duplicate_of=work_id, duplicate_in=pool)
+        return IntakeResult(ack, duplicate=(work_id, pool))
 
     async def _known_under(self, work_id: str, pool: Pool) -> WorkItem | None:
         try:
