@@ -393,13 +393,9 @@ class Intake:
             pool.queue.remove(work_id)  # a router took it back while this worker was silent
             return await self.take(assignment)
         if known is not None and not is_same_job(known, assignment):
+            status, reason = AckStatus.REJECTED, RejectReason.INVALID
             return await self._refuse(
-                assignment.assignment_id,
-                AckStatus.REJECTED,
-                RejectReason.INVALID,
-                _OTHER_JOB,
-                assignment=assignment,
-                pool=pool,
+                assignment.assignment_id, status, reason, _OTHER_JOB, assignment=assignment, pool=pool
             )
         ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
         return IntakeResult(ack, duplicate=(work_id, pool))
