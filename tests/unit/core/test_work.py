@@ -3,8 +3,11 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
+from reefknot.core.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.core.time import Moment
 from reefknot.core.work import (
     CRASH_LIMIT,
@@ -26,6 +29,7 @@ from reefknot.core.work import (
     accepted,
     accepted_for_worker,
     assigned,
+    assignment_and_tenant,
     cancel,
     discard,
     holds,
@@ -35,6 +39,7 @@ from reefknot.core.work import (
     lease_ran_out,
     moved,
     recalled,
+    record_id,
     requeue,
     settle,
     started,
@@ -378,3 +383,42 @@ def test_requeued_work_is_found_where_it_was(resource_class: str) -> None:
 def test_the_worker_of_a_class_is_what_stands_behind_its_last_at_sign() -> None:
     for name, worker in (("cpu@w1", "w1"), ("gpu@eu@w1", "w1"), (ROUTER, ""), ("imap", "")):
         assert worker_of(name) == worker, name
+
+
+# ---- ids of records -------------------------------------------------------------------------------------------------
+
+_texts = st.text(alphabet="ab|%257C", min_size=1, max_size=8)
+_tenants = st.none() | _texts
+
+
+@given(name=_texts, tenant=_tenants, other_name=_texts, other_tenant=_tenants)
+def test_no_two_assignments_have_the_same_record(
+    name: str, tenant: str | None, other_name: str, other_tenant: str | None
+) -> None:
+    same = (name, tenant) == (other_name, other_tenant)
+    assert (record_id(name, tenant) == record_id(other_name, other_tenant)) is same
+
+
+@given(name=_texts, tenant=_tenants)
+def test_a_record_tells_the_assignment_and_the_tenant_it_is_of(name: str, tenant: str | None) -> None:
+    record = record_id(name, tenant)
+    assert assignment_and_tenant(record) == (name, tenant)
+    assert WorkItem(record, "t").assignment_id == name
+
+
+@pytest.mark.parametrize(
+    ("name", "tenant", "record"),
+    [
+        ("order-7", None, "order-7"),
+        ("order-7", "", "order-7"),
+        ("order-7", "acme", "acme|order-7"),
+        ("acme|order-7", None, "|acme|order-7"),
+        ("|", "50%|off", "50%25%7Coff||"),
+    ],
+)
+def test_without_a_tenant_a_record_has_the_id_of_its_assignment(name: str, tenant: str | None, record: str) -> None:
+    assert record_id(name, tenant) == record
+    assert ExecAssignment(name, "r", Job("t"), tenant_id=tenant).record_id == record
+    assert Cancel(name, tenant_id=tenant).record_id == record
+    result = ExecResult(name, "r", ResultStatus.SUCCESS, "w", ResultJob("t"), tenant_id=tenant)
+    assert result.record_id == record
