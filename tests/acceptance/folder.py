@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,9 @@ class Folder:
         assert done.code == 0, done.err
         return done.json
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, program: Sequence[str] = ("-m", "reefknot")) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "reefknot", *words],
+            [sys.executable, *program, *words],
             cwd=self.path,
             env=self._environment,
             stdout=subprocess.PIPE,

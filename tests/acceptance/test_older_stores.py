@@ -17,7 +17,7 @@ from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import ExecAssignment, ExecResult, Job, ResultStatus, StepResult, encode, resource_class
 from reefknot.core.results import assignment_of, unrun_result
-from reefknot.core.work import ROUTER, WorkItem, WorkState
+from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id
 from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
@@ -38,6 +38,7 @@ STATES = {
     "submitted": ("router", S.PENDING, 0),
     "cancelled": ("router", S.CANCELLED, 0),
 }
+TENANT = "t-1"
 OPEN = ("retrying", "running", "queued", "submitted")
 
 
@@ -70,8 +71,13 @@ def path(tmp_path: Path) -> Path:
 
 
 async def everything(store: Store) -> dict[str, WorkItem]:
-    found = {item.id: await store.work.get(item.id) for item in await store.work.find()}
-    return {name: item for name, item in found.items() if item is not None}
+    """The records by the ids of their assignments."""
+    found = [await store.work.get(item.id) for item in await store.work.find()]
+    return {item.assignment_id: item for item in found if item is not None}
+
+
+async def outcome(system: System, name: str, seconds: float = 30) -> ExecResult | None:
+    return await system.router.submissions.result(record_id(name, TENANT), seconds)
 
 
 def test_each_assignment_of_an_older_store_has_one_record_under_its_own_id(path: Path) -> None:
@@ -84,7 +90,8 @@ def test_each_assignment_of_an_older_store_has_one_record_under_its_own_id(path:
                 assignment = AcceptedWork.read(item).assignment
                 assert (assignment.assignment_id, assignment.request_id) == (name, f"r-{name}")
                 assert (assignment.job.payload or {})["text"] == TEXT
-                assert (assignment.tenant_id, item.tenant_id) == ("t-1", "t-1")
+                assert (assignment.tenant_id, item.tenant_id) == (TENANT, TENANT)
+                assert item.id == assignment.record_id
             assert await store.audit.verify() == []
         connection = apsw.Connection(str(path))
         assert connection.pragma("user_version") == VERSION
@@ -101,7 +108,7 @@ def old_result(path: Path, name: str) -> str:
 
 
 def assignment(name: str, does: str) -> ExecAssignment:
-    return ExecAssignment(name, f"r-{name}", Job("demo.step", {"does": does, "n": 1.5, "text": TEXT}), tenant_id="t-1")
+    return ExecAssignment(name, f"r-{name}", Job("demo.step", {"does": does, "n": 1.5, "text": TEXT}), tenant_id=TENANT)
 
 
 async def system_over(store: Store, step: Step) -> System:
@@ -120,7 +127,7 @@ def test_what_was_open_is_finished_and_what_had_ended_keeps_its_result(path: Pat
         step = Step()
         async with open_store(f"sqlite:{path}") as store:
             system = await system_over(store, step)
-            results = {name: await system.router.submissions.result(name, 30) for name in STATES}
+            results = {name: await outcome(system, name) for name in STATES}
             for name in OPEN:
                 assert _output(results[name]) == {"by": "this version", "text": TEXT, "n": 1.5}, name
             assert sorted(step.ran) == sorted(OPEN), "each once"
@@ -132,8 +139,8 @@ def test_what_was_open_is_finished_and_what_had_ended_keeps_its_result(path: Pat
             assert (await (await system.submit(assignment("finished", "works")))) == finished, "the same id again"
             items = await everything(store)
             assert (items["retrying"].attempts, items["running"].crashes) == (2, 1)
-            assert await store.quarantine.requeue(ALL, who="ann") == ["quarantined"]
-            again = await system.router.submissions.result("quarantined", 30)
+            assert await store.quarantine.requeue(ALL, who="ann") == [record_id("quarantined", TENANT)]
+            again = await outcome(system, "quarantined")
             assert _output(again)["by"] == "this version"
             assert await store.audit.verify() == []
             await system.stop()
@@ -153,10 +160,10 @@ def test_a_result_that_its_caller_was_told_stays_although_a_worker_still_had_the
         step = Step()
         async with open_store(f"sqlite:{path}") as store:
             system = await system_over(store, step)
-            assert await system.router.submissions.result("queued", 5) == late
-            await system.router.submissions.result("submitted", 30)
+            assert await outcome(system, "queued", 5) == late
+            await outcome(system, "submitted")
             await asyncio.sleep(0.5)
-            assert await system.router.submissions.answer("queued") == late
+            assert await system.router.submissions.answer(late.record_id) == late
             await system.stop()
         assert "queued" not in step.ran
 
@@ -240,7 +247,7 @@ def test_the_open_work_of_an_older_store_is_counted(version: int, request: pytes
     async def main() -> None:
         async with open_store(f"sqlite:{path}") as store:
             await store.work.claim(3, owner="o", classes=(ROUTER,))
-            await store.work.cancel("submitted")
+            await store.work.cancel(record_id("submitted", "t-1"))
         with apsw.Connection(str(path)) as connection:
             kept = connection.execute("SELECT pool, stage, priority, tenant, number FROM open_work ORDER BY 1, 2, 3, 4")
             counted = list(kept)
@@ -254,7 +261,31 @@ def test_every_waiting_submission_of_version_3_can_be_claimed_also_of_a_tenant_w
     async def main() -> None:
         async with open_store(f"sqlite:{version_3}") as store:
             claimed = await store.work.claim(1000, owner="o", classes=(ROUTER,))
-            assert {one.id for one in claimed} == {*SUBMISSIONS, "submitted", "damaged"}
+            assert {one.assignment_id for one in claimed} == {*SUBMISSIONS, "submitted", "damaged"}
+
+    asyncio.run(main())
+
+
+def test_ids_of_an_older_store_become_those_of_their_tenants_whatever_they_look_like(path: Path) -> None:
+    """A new id may be what another record is called before it gets its own."""
+    given = {
+        "finished": ("x", "a"),
+        "quarantined": ("a|x", None),
+        "retrying": ("other", "b"),
+        "running": ("plain", None),
+        "queued": ("b|other", "50%|off"),
+    }
+    connection = apsw.Connection(str(path))
+    connection.execute("DELETE FROM work WHERE resource_class = 'router'")
+    for old, (name, tenant) in given.items():
+        connection.execute("UPDATE work SET id = ?, tenant_id = ? WHERE id = ?", (name, tenant, old))
+    connection.close()
+
+    async def main() -> None:
+        async with open_store(f"sqlite:{path}") as store:
+            found = {item.id for item in await store.work.find()}
+        assert found == {"a|x", "|a|x", "b|other", "plain", "50%25%7Coff|b|other"}
+        assert found == {record_id(name, tenant) for name, tenant in given.values()}
 
     asyncio.run(main())
 

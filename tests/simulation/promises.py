@@ -24,7 +24,7 @@ from reefknot.core.audit.event import (
 from reefknot.core.audit.replay import replay
 from reefknot.core.messages import ExecResult, ResultStatus
 from reefknot.core.overload.admission import Arrival, QueueView, Reject, Rules, admit
-from reefknot.core.work import ENDED, WorkItem, WorkState
+from reefknot.core.work import ENDED, WorkItem, WorkState, record_id
 from reefknot.engines.memory import MemoryStore
 from reefknot.ports.audit_log import AuditQuery
 
@@ -58,7 +58,7 @@ async def check_at_the_end(world: World) -> None:
     """Nothing accepted is lost, one answer each, every end on record, and every decision comes out the same."""
     story = world.story
     for name in story.handed_in.keys() - story.results.keys():
-        item = await world.store.work.get(name)
+        item = await world.store.work.get(record_id(name, story.handed_in[name].tenant_id))
         where = "not at a worker" if item is None else f"{item.state.value} in {item.resource_class} due {item.due_at}"
         story.broken.append(f"{name} has no result; {where}")
     bodies = [entry.entry.body async for entry in _all(world)]
@@ -115,7 +115,7 @@ def _check_attempts(world: World, name: str, events: list[AnyEvent]) -> None:
 async def _check_end(world: World, name: str, result: ExecResult, events: list[AnyEvent]) -> None:
     """The record tells how it ended, and the store agrees."""
     story = world.story
-    item = await world.store.work.get(name)
+    item = await world.store.work.get(record_id(name, story.handed_in[name].tenant_id))
     kinds = {type(event) for event in events}
     if result.status is ResultStatus.SUCCESS:
         if not any(isinstance(event, Admission) and event.status == "accepted" for event in events):
@@ -152,7 +152,7 @@ async def _check_stored_ends(world: World, by_work: dict[str, list[AnyEvent]]) -
     while True:
         page = await world.store.work.find(after=after, limit=500)
         for item in page:
-            events = by_work.get(item.id, [])
+            events = by_work.get(item.assignment_id, [])
             if item.state is WorkState.QUARANTINED and not any(isinstance(one, Quarantined) for one in events):
                 world.story.broken.append(f"{item.id} is quarantined ({item.reason}), and no event says so")
             ended = item.state in (WorkState.FAILED, WorkState.CANCELLED) and "@" in item.resource_class
@@ -168,7 +168,7 @@ def _check_item(world: World, item: WorkItem, result: ExecResult) -> None:
     if item.state not in ENDED and item.state is not WorkState.QUARANTINED:
         story.broken.append(f"{item.id} was answered with {result.status} and is {item.state.value} at its worker")
     succeeded = result.status is ResultStatus.SUCCESS
-    if succeeded != (item.state is WorkState.SUCCEEDED) and item.id not in story.cancelled:
+    if succeeded != (item.state is WorkState.SUCCEEDED) and item.assignment_id not in story.cancelled:
         story.broken.append(f"{item.id} was answered with {result.status} and ended as {item.state.value}")
     if item.attempts > 7:
         story.broken.append(f"{item.id} ran {item.attempts} attempts")

@@ -142,6 +142,15 @@ class Member:
                 await part.stop()
 
 
+def tenant_of(name: str) -> str | None:
+    """The tenant of the assignment with this id: `a7`."""
+    return [None, "x", "y"][int(name[1:]) % 3]
+
+
+def record_of(name: str) -> str:
+    return core.record_id(name, tenant_of(name))
+
+
 class World:
     """Everything there is in one run."""
 
@@ -185,7 +194,7 @@ class World:
     def _accepted_means_kept(self, subject: str, body: bytes) -> None:
         if subject == ACK and isinstance(self.store, MemoryStore):
             ack = msgspec.json.decode(body, type=ExecAssignmentAck)
-            item = self.store.work.items.get(ack.assignment_id)
+            item = self.store.work.items.get(record_of(ack.assignment_id))
             never_kept = item is None or (core.is_unassigned(item) and not item.admission)  # a recalled one has been
             if ack.status is AckStatus.ACCEPTED and never_kept:
                 self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")
@@ -283,14 +292,16 @@ class World:
             Job("sim.step", payload),
             options=options,
             resource_class=resource,
-            tenant_id=[None, "x", "y"][number % 3],
+            tenant_id=tenant_of(f"a{number}"),
         )
 
     def _cancel(self, assignment_id: str) -> None:
         if self.router.part is not None:
             self.story.cancelled.add(assignment_id)
             part, process = self.router.part, self.router.process
-            task = asyncio.get_running_loop().create_task(part.cancel(assignment_id, "changed my mind"))
+            task = asyncio.get_running_loop().create_task(
+                part.cancel(assignment_id, "changed my mind", tenant_id=tenant_of(assignment_id))
+            )
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             assert process is not None
 
@@ -350,7 +361,7 @@ class World:
         left = set(self.story.handed_in)
         while (left or self._untold()) and self.clock.now() < ends:
             for name in sorted(left):
-                found = await self.submissions.answer(name)
+                found = await self.submissions.answer(record_of(name))
                 if found is not None:
                     self.story.results[name] = found
                     left.discard(name)

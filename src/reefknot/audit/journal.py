@@ -75,8 +75,8 @@ def about_assignment(assignment: ExecAssignment, wall: float) -> dict[str, Any]:
 
 
 def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
-    """The envelope of an event about a stored item."""
-    return _about(item, wall, work_id=item.id, correlation_id=item.correlation_id)
+    """The envelope of an event about a stored item: with the assignment's own id, and the tenant beside it."""
+    return _about(item, wall, work_id=item.assignment_id, correlation_id=item.correlation_id)
 
 
 def _about(work: ExecAssignment | WorkItem, wall: float, **ids: str | None) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def count_lines(name: str) -> int:
 
 
 async def assignments(name: str) -> AsyncIterator[AssignmentLine | InvalidLine]:
-    """Every line that is not empty. A repeated assignment id is invalid."""
+    """Every line that is not empty. An assignment id that is repeated for the same tenant is invalid."""
     seen: dict[str, int] = {}
     async for number, text in _read(name):
         if not text.strip():
@@ -101,7 +101,7 @@ async def assignments(name: str) -> AsyncIterator[AssignmentLine | InvalidLine]:
         if isinstance(found, str):
             yield InvalidLine(number, found)
             continue
-        earlier = seen.setdefault(found.assignment_id, number)
+        earlier = seen.setdefault(found.record_id, number)
         if earlier != number:
             message = f"{found.assignment_id!r} is in line {earlier} already; an id identifies one job"
             yield InvalidLine(number, f"assignment_id: {message}")

@@ -65,6 +65,7 @@ _DETAILS = (
     "idempotency_key",
     "correlation_id",
     "work_id",
+    "tenant_id",
 )
 """The fields of an event that its line shows, in this order."""
 

@@ -9,12 +9,12 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, arg, check_whole, one_of
-from reefknot.cli.output import age, put, put_fields, put_json, put_table, say, show, time_text
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, one_of
+from reefknot.cli.output import age, put, put_fields, put_jobs, put_json, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, has_router_soon, polled, with_store
-from reefknot.core.messages import encode
+from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
-from reefknot.core.work import ROUTER, WorkItem, WorkState
+from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def job_fields(item: WorkItem, now_ms: int) -> dict[str, Any]:
     waits = item.state is WorkState.PENDING
     name, _, worker = item.resource_class.partition("@")
     return {
-        "id": item.id,
+        "id": item.assignment_id,
+        "tenant_id": item.tenant_id,
         "type": item.kind,
         "state": item.state.value,
         "class": None if item.resource_class == ROUTER else name,
@@ -54,7 +55,7 @@ def job_fields(item: WorkItem, now_ms: int) -> dict[str, Any]:
 
 def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
     """The fields of a job that a list leaves out. Its result is the stored one, else what the caller is told."""
-    names = ("tenant_id", "correlation_id", "trace_id", "generation", "snoozes", "interruptions", "crashes")
+    names = ("correlation_id", "trace_id", "generation", "snoozes", "interruptions", "crashes")
     answer = answer_of(item) if item.result is None else None
     return {
         **{name: getattr(item, name) for name in names},
@@ -137,7 +138,8 @@ def list_(
 
 def _put_jobs(jobs: list[dict[str, Any]], counts: dict[str, Any], following: str | None) -> None:
     columns = ("job", "type", "state", "attempts", "due", "age", "worker", "reason")
-    put_table(columns, map(_row, jobs), styles=("cyan", "", "bold"), whole=("job", "state"))
+    tenants = [one["tenant_id"] or "" for one in jobs]
+    put_jobs(columns, map(_row, jobs), tenants, styles=("cyan", "", "bold"), whole=("job", "state"))
     totals = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
     waiting = f"; {counts['waiting_for_router']} waiting for a router" if counts["waiting_for_router"] else ""
     oldest = f"; the oldest due one has waited {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
@@ -160,20 +162,17 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-@app.command(name="show", help_epilogue=examples("job show order-7"))
-def show_job(job: Id, /, *, options: StoreFlags = STORE) -> None:
+@app.command(name="show", help_epilogue=examples("job show order-7", "job show order-7 --tenant acme"))
+def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> None:
     """Show everything about one job: state, attempts, history, audited events and result."""
-    from reefknot.ports.audit_log import AuditQuery
-
     address = address_of(options)
 
     async def work(store: Store) -> tuple[WorkItem | None, list[KeptEntry]]:
-        kept = await store.audit.read(AuditQuery(work_id=job, limit=MOST_EVENTS))
-        return await store.work.get(job), kept
+        return await store.work.get(record_id(job, tenant)), await _events(store, job, tenant)
 
     found, kept = with_store(address, work)
     if found is None:
-        raise _absent(job)
+        raise _absent(job, tenant)
     fields = {**job_fields(found, int(time() * 1000)), **job_details(found, address.redactor)}
     if options.json:
         bodies: list[dict[str, Any]] = [msgspec.json.decode(one.entry.body) for one in kept]
@@ -184,6 +183,28 @@ def show_job(job: Id, /, *, options: StoreFlags = STORE) -> None:
     put_fields({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], kept):
         put(address.redactor(line))
+
+
+async def _events(store: Store, job: str, tenant: str | None) -> list[KeptEntry]:
+    """The first events of a job. Those of another tenant's job with the same id are left out."""
+    from reefknot.cli.audit_source import pages_of
+    from reefknot.ports.audit_log import AuditQuery
+
+    found: list[KeptEntry] = []
+    async for page in pages_of(store.audit, AuditQuery(work_id=job)):
+        found += [one for one in page if (_tenant(one.entry.body).tenant_id or None) == (tenant or None)]
+        if len(found) >= MOST_EVENTS:
+            break
+    return found[:MOST_EVENTS]
+
+
+class _EventTenant(msgspec.Struct):
+    """The tenant of an event."""
+
+    tenant_id: str | None = None
+
+
+_tenant = msgspec.json.Decoder(_EventTenant).decode
 
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
@@ -206,50 +227,66 @@ def cancel(
     job: Id,
     /,
     *,
+    tenant: Tenant = None,
     reason: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Cancel a job wherever it is; its result is then `cancelled`. A finished job is refused (exit code 1)."""
     address, dry_run = address_of(options), options.dry_run
     why = reason.strip() or f"cancelled by {address.actor}"
-    before, after = with_store(address, lambda store: _cancel(store, address, job, why, dry_run=dry_run))
+    cancel = Cancel(job, why, tenant)
+    before, after = with_store(address, lambda store: _cancel(store, address, cancel, dry_run=dry_run))
     done = after == "cancelled"
     if options.json:
-        fields = {"id": job, "was": before, "state": after, "cancelled": done}
+        fields = {"id": job, "tenant_id": tenant, "was": before, "state": after, "cancelled": done}
         put_json({**fields, "actor": address.actor, "dry_run": dry_run})
     elif done or dry_run:
         put(f"{job} ({before}) {'would be ' if dry_run else ''}cancelled")
     if done or dry_run:
         return Exit.FINE
     if after == before:
-        say(f"{job} is still {after}; the command is stored and will be obeyed. Check with: reefknot job show {job}")
+        again = f"reefknot job show {job}{f' --tenant {tenant}' if tenant else ''}"
+        say(f"{job} is still {after}; the command is stored and will be obeyed. Check with: {again}")
         return Exit.TEMPORARY
     say(f"{job} finished meanwhile: {after}")
     return Exit.FAILED
 
 
-async def _cancel(store: Store, address: StoreAddress, job: str, reason: str, *, dry_run: bool) -> tuple[str, str]:
+async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_run: bool) -> tuple[str, str]:
     """The states before and after. The router that has the job cancels it; without any, the store does at once."""
     from reefknot.engines.clocks import SystemClock
     from reefknot.router.client import Client
 
-    found = await store.work.get(job)
+    job, work_id, reason = cancel.assignment_id, cancel.record_id, cancel.reason or ""
+    found = await store.work.get(work_id)
     if found is None:
-        raise _absent(job)
+        raise _absent(job, cancel.tenant_id)
     before = found.state
     if before not in _OPEN:
         raise CommandError(f"{printable(job)} is {before.value}: there is nothing to cancel", Exit.FAILED)
     if dry_run:
         return before.value, before.value
     client = Client(store, SystemClock(), has_router=has_router_soon)
-    event = address.event("job.cancel", job, reason=reason)
-    if await client.cancel(job, reason, who=address.actor, events=[event]):
+    event = address.event("job.cancel", job, tenant_id=cancel.tenant_id, reason=reason)
+    if await client.cancel(job, reason, tenant_id=cancel.tenant_id, who=address.actor, events=[event]):
         return before.value, "cancelled"
     found = await polled(
-        lambda: store.work.get(job), CANCEL_WAIT_S, enough=lambda item: item is None or item.state not in _OPEN
+        lambda: store.work.get(work_id), CANCEL_WAIT_S, enough=lambda item: item is None or item.state not in _OPEN
     )
     return before.value, "gone" if found is None else found.state.value
 
 
-def _absent(job: str) -> CommandError:
-    return CommandError(f"there is no job {printable(job[:200])!r}; `reefknot job list` lists all jobs", Exit.FAILED)
+def _absent(job: str, tenant: str | None) -> CommandError:
+    text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs{tenant_hint(tenant)}"
+    return CommandError(text, Exit.FAILED)
+
+
+def named(job: str, tenant: str | None) -> str:
+    """A job's id in a message, with its tenant."""
+    of = f" of tenant {printable(tenant[:200])!r}" if tenant else ""
+    return f"{printable(job[:200])!r}{of}"
+
+
+def tenant_hint(tenant: str | None) -> str:
+    """The hint for a job that was not found without a tenant."""
+    return "" if tenant else "; for a job of a tenant, give --tenant"

@@ -83,6 +83,8 @@ def feed_line(event: events.AnyEvent, kind: str, words: str) -> str:
     seconds = epoch_seconds(event.timestamp)
     clock = event.timestamp if seconds is None else f"{datetime.fromtimestamp(seconds, UTC).astimezone():%H:%M:%S}"
     subject = event.work_id or ""
+    if subject and event.tenant_id:
+        subject = f"{subject} of {event.tenant_id}"
     operation = getattr(event, "operation", None)
     if operation:
         subject = f"{subject} ({operation})".lstrip()

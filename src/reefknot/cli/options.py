@@ -82,6 +82,7 @@ class SystemFlags(CommonFlags):
 COMMON, STORE, OPERATOR, SYSTEM = CommonFlags(), StoreFlags(), OperatorFlags(), SystemFlags()
 """The defaults of each group."""
 
+Tenant = Annotated[str | None, arg("Tenant of the assignment. Default: none.")]
 Limit = Annotated[int, arg("Most entries to list. Default: 50.")]
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

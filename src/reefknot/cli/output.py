@@ -130,6 +130,23 @@ def put_table(
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def put_jobs(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    tenants: Sequence[str],
+    *,
+    styles: Sequence[str],
+    whole: Sequence[str],
+) -> None:
+    """A table of jobs, whose ids come first. A column beside the ids shows the tenants, if any job has one."""
+    if not any(tenants):
+        put_table(columns, rows, styles=styles, whole=whole)
+        return
+    beside = [(row[0], tenant, *row[1:]) for row, tenant in zip(rows, tenants, strict=True)]
+    styles = (*styles[:1], "", *styles[1:])
+    put_table((columns[0], "tenant", *columns[1:]), beside, styles=styles, whole=(*whole, "tenant"))
+
+
 def put_fields(fields: Mapping[str, object]) -> None:
     """A table with a row per field that has a value."""
     rows = [(name, json_text(value)) for name, value in fields.items() if value is not None and value != ""]

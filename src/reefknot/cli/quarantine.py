@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote, unquote
 
 from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.job import job_details
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, arg, check_whole, time_ms
-from reefknot.cli.output import progress, put, put_fields, put_table, say, show, time_text
+from reefknot.cli.job import job_details, named, tenant_hint
+from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, time_ms
+from reefknot.cli.output import progress, put, put_fields, put_jobs, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
-from reefknot.core.work import WorkItem
+from reefknot.core.work import WorkItem, assignment_and_tenant, record_id
 from reefknot.ports.work_queue import QuarantineFilter
-from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.ports.audit_log import AuditEntry
@@ -28,6 +28,7 @@ MOST_SHOWN = 20
 app = noun("quarantine", "quarantine list")
 
 Id = Annotated[str, arg("Assignment id.")]
+TenantOfIds = Annotated[str | None, arg("Tenant of the named jobs. Default: none.")]
 All = Annotated[bool, arg("Select all quarantined jobs.", "--all")]
 
 
@@ -53,33 +54,34 @@ def list_(
     flags: QuarantineFlags = NO_FILTER,
     *,
     limit: Limit = 50,
-    after: Annotated[str, arg("Continue after this id.")] = "",
+    after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
     check_whole("--limit", limit)
     address, wanted = address_of(options), flags.filter()
-    items = with_store(address, lambda store: store.quarantine.find(wanted, after=after, limit=limit))
-    following = items[-1].id if len(items) == limit else None
+    items = with_store(address, lambda store: store.quarantine.find(wanted, after=unquote(after), limit=limit))
+    following = quote(items[-1].id) if len(items) == limit else None
+
+    def row(item: WorkItem) -> tuple[str, ...]:
+        since, reason = time_text(item.updated_at) or "", address.redactor(item.reason)
+        return item.assignment_id, item.kind, str(item.attempts), since, reason
 
     def text() -> None:
-        rows = [
-            (item.id, item.kind, str(item.attempts), time_text(item.updated_at) or "", address.redactor(item.reason))
-            for item in items
-        ]
-        put_table(("job", "type", "attempts", "since", "reason"), rows, styles=("cyan",), whole=("job", "since"))
+        columns, tenants = ("job", "type", "attempts", "since", "reason"), [item.tenant_id or "" for item in items]
+        put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=("job", "since"))
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
 
     show({"items": [_fields(item, address) for item in items], "next": following}, text, json=options.json)
 
 
-@app.command(name="show", help_epilogue=examples("quarantine show order-7"))
-def show_item(job: Id, /, *, options: StoreFlags = STORE) -> None:
+@app.command(name="show", help_epilogue=examples("quarantine show order-7", "quarantine show order-7 --tenant acme"))
+def show_item(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> None:
     """Show one quarantined job: payload, reason, failure, history. Secrets are hidden."""
     address = address_of(options)
-    item = with_store(address, lambda store: store.quarantine.show(job))
+    item = with_store(address, lambda store: store.quarantine.show(record_id(job, tenant)))
     if item is None:
-        text = f"{printable(job[:200])!r} is not in quarantine; `quarantine list` shows what is"
+        text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
         raise CommandError(text, Exit.FAILED)
     fields = {**_fields(item, address), **job_details(item, address.redactor)}
     show(fields, lambda: put_fields(fields), json=options.json)
@@ -117,18 +119,25 @@ def stats(*, options: StoreFlags = STORE) -> None:
 @app.command(
     help_epilogue=examples("quarantine requeue order-7", "quarantine requeue --reason attempts_spent --dry-run")
 )
-def requeue(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
+def requeue(
+    *ids: Id,
+    tenant: TenantOfIds = None,
+    flags: QuarantineFlags = NO_FILTER,
+    all_: All = False,
+    options: OperatorFlags = OPERATOR,
+) -> int:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
     action = BulkAction("requeue", "requeued", options)
     return action.run(
         lambda store, chosen, events: store.quarantine.requeue(chosen, who=action.address.actor, events=events),
-        _selected(ids, flags, all_),
+        _selected(ids, tenant, flags, all_=all_),
     )
 
 
 @app.command(help_epilogue=examples("quarantine discard order-7 --because 'the order was withdrawn'"))
 def discard(
     *ids: Id,
+    tenant: TenantOfIds = None,
     because: Annotated[str, arg("Reason, for the audit log.")] = "",
     flags: QuarantineFlags = NO_FILTER,
     all_: All = False,
@@ -140,26 +149,35 @@ def discard(
         lambda store, chosen, events: store.quarantine.discard(
             chosen, who=action.address.actor, reason=because, events=events
         ),
-        _selected(ids, flags, all_),
+        _selected(ids, tenant, flags, all_=all_),
     )
 
 
 @app.command(help_epilogue=examples("quarantine purge --before 30d --dry-run"))
-def purge(*ids: Id, flags: QuarantineFlags = NO_FILTER, all_: All = False, options: OperatorFlags = OPERATOR) -> int:
+def purge(
+    *ids: Id,
+    tenant: TenantOfIds = None,
+    flags: QuarantineFlags = NO_FILTER,
+    all_: All = False,
+    options: OperatorFlags = OPERATOR,
+) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
     return BulkAction("purge", "purged", options).run(
-        lambda store, chosen, events: store.quarantine.purge(chosen, events=events), _selected(ids, flags, all_)
+        lambda store, chosen, events: store.quarantine.purge(chosen, events=events),
+        _selected(ids, tenant, flags, all_=all_),
     )
 
 
 Act = Callable[["Store", "QuarantineFilter", "list[AuditEntry]"], Awaitable[list[str]]]
 
 
-def _selected(ids: tuple[str, ...], flags: QuarantineFlags, all_: bool) -> QuarantineFilter:
+def _selected(ids: tuple[str, ...], tenant: str | None, flags: QuarantineFlags, *, all_: bool) -> QuarantineFilter:
     """The selected jobs. No selection is an error: it must not mean all of them."""
+    if tenant is not None and not ids:
+        raise CommandError("--tenant: accepted with the ids of jobs, whose tenant it is; give ids")
     if not ids and flags == NO_FILTER and not all_:
         raise CommandError("select jobs by ids, a filter (--type, --source, --reason, --before), or --all")
-    return flags.filter(tuple(dict.fromkeys(ids)))
+    return flags.filter(tuple(dict.fromkeys(record_id(one, tenant) for one in ids)))
 
 
 class BulkAction:
@@ -177,20 +195,29 @@ class BulkAction:
         changed = with_store(self.address, lambda store: self._apply(store, act, wanted))
         missing = sorted(set(wanted.ids) - set(changed))
 
+        jobs = [assignment_and_tenant(one) for one in changed]
+
         def text() -> None:
-            for name in changed[:MOST_SHOWN]:
-                put(f"{name} {'would be ' if dry_run else ''}{done}")
+            for name, tenant in jobs[:MOST_SHOWN]:
+                put(f"{name}{f' of {tenant}' if tenant else ''} {'would be ' if dry_run else ''}{done}")
             if len(changed) > MOST_SHOWN:
                 put(f"… and {len(changed) - MOST_SHOWN} more")
 
-        data = {done: changed, "missing": missing, "count": len(changed), "actor": self.address.actor}
-        show({**data, "dry_run": dry_run}, text, json=self._options.json)
+        data = {
+            done: [name for name, _ in jobs],
+            "tenant_ids": [tenant for _, tenant in jobs],
+            "missing": [assignment_and_tenant(one)[0] for one in missing],
+            "count": len(changed),
+            "actor": self.address.actor,
+            "dry_run": dry_run,
+        }
+        show(data, text, json=self._options.json)
         if self._verb == "requeue" and changed and not dry_run:
             say("a running system picks them up within seconds; to start one: reefknot up")
         return Exit.FAILED if missing else Exit.FINE
 
     async def _apply(self, store: Store, act: Act, wanted: QuarantineFilter) -> list[str]:
-        """The ids that were changed, or with --dry-run would be."""
+        """The records that were changed, or with --dry-run would be."""
         dry_run = self._options.dry_run
         items = await _find_all(store, wanted)
         counts = ", ".join(f"{number} {kind}" for kind, number in Counter(item.kind for item in items).most_common())
@@ -216,11 +243,15 @@ class BulkAction:
         from reefknot.audit.journal import Journal, about_item
         from reefknot.core.audit.event import Requeued
 
-        subject = items[0].id if len(items) == 1 else None
-        details: dict[str, Any] = {"count": len(items), "ids": [item.id for item in items]}
+        subject = items[0].assignment_id if len(items) == 1 else None
+        tenants = [item.tenant_id for item in items]
+        tenant = tenants[0] if len(set(tenants)) == 1 else None
+        details: dict[str, Any] = {"count": len(items), "ids": [item.assignment_id for item in items]}
+        if any(tenants):
+            details["tenant_ids"] = tenants
         if self._because:
             details["reason"] = self._because
-        events = [self.address.event(f"quarantine.{self._verb}", subject, **details)]
+        events = [self.address.event(f"quarantine.{self._verb}", subject, tenant_id=tenant, **details)]
         if self._verb == "requeue":
             reason, wall = f"taken out of quarantine by {self.address.actor}", clock.wall()
             returning = [
@@ -240,16 +271,18 @@ async def _find_all(store: Store, wanted: QuarantineFilter) -> list[WorkItem]:
 async def _report_missing(store: Store, names: list[str]) -> None:
     """Print the state of named jobs that are not in quarantine."""
     for name in names[:MOST_SHOWN]:
-        item = await store.work.get(name)
+        item, (job, tenant) = await store.work.get(name), assignment_and_tenant(name)
         state = "there is no such job" if item is None else f"it is {item.state.value}"
-        say(f"{printable(name[:200])!r} is not in quarantine: {state}; `quarantine list` shows what is")
+        hint = tenant_hint(tenant) if item is None else ""
+        say(f"{named(job, tenant)} is not in quarantine: {state}; `quarantine list` shows what is{hint}")
     if len(names) > MOST_SHOWN:
         say(f"… and {len(names) - MOST_SHOWN} more are not")
 
 
 def _fields(item: WorkItem, address: StoreAddress) -> dict[str, Any]:
     return {
-        "id": item.id,
+        "id": item.assignment_id,
+        "tenant_id": item.tenant_id,
         "type": item.kind,
         "source": item.source or None,
         "class": item.resource_class.partition("@")[0],

@@ -119,7 +119,7 @@ class Tally:
 
     async def _failure_end(self, result: ExecResult, store: Store) -> str:
         """The end of a failed assignment, from its record. One that no worker has accepted was rejected."""
-        item = await store.work.get(result.assignment_id)
+        item = await store.work.get(result.record_id)
         if item is None or not is_workers(item):
             return "rejected"
         if item.state is WorkState.CANCELLED and item.reason == RejectReason.DROPPED_OLDEST.value:

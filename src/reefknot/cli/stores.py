@@ -68,14 +68,16 @@ class StoreAddress(Struct, frozen=True):
         except (KeyError, OSError, ImportError):
             return "unknown"
 
-    def event(self, action: str, subject: str | None = None, **details: Any) -> AuditEntry:
+    def event(
+        self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
+    ) -> AuditEntry:
         """The audit entry of an operator's action, secrets hidden."""
         from reefknot import clock
         from reefknot.audit.journal import Journal, envelope
         from reefknot.core.audit.event import OperatorAction
 
         event = OperatorAction(
-            **envelope(wall=clock.wall()),
+            **envelope(wall=clock.wall(), tenant_id=tenant_id),
             actor=self.actor,
             action=action,
             subject=None if subject is None else self.redactor(subject),

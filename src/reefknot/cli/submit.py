@@ -12,7 +12,7 @@ import msgspec
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
 from reefknot.cli.options import STORE, StoreFlags, arg
-from reefknot.cli.output import put, put_table, say
+from reefknot.cli.output import put, put_jobs, say
 from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
@@ -41,7 +41,8 @@ def submit(
     *,
     type_: Annotated[str | None, arg("Submit one step of this type, instead of a file.", "--type")] = None,
     inputs: Annotated[str | None, arg("Inputs of the step, as a JSON object.")] = None,
-    id_: Annotated[str | None, arg("Assignment id; an id identifies one job.", "--id")] = None,
+    id_: Annotated[str | None, arg("Assignment id; an id identifies one job of a tenant.", "--id")] = None,
+    tenant: Annotated[str | None, arg("Tenant of the step.")] = None,
     deadline: Annotated[float | None, arg("Deadline in seconds from now, queueing included.")] = None,
     wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
     timeout: Annotated[float, arg("Most seconds that --wait waits. Default: 60.")] = 60.0,
@@ -50,11 +51,13 @@ def submit(
     """Submit a file of assignments, or one step, and optionally wait for the results."""
     if (file is None) == (type_ is None):
         raise CommandError("give either a FILE of assignments or one step with --type")
+    if file is not None and tenant is not None:
+        raise CommandError("--tenant: accepted with --type; in a FILE each line names its own, as `tenant_id`")
     _check_positive("--timeout", timeout)
     submission = Submission(address_of(options), timeout if wait else None)
     if file is not None:
         require_file(file)
-    asyncio.run(submission.submit(file or _step(type_ or "", inputs, id_, deadline)))
+    asyncio.run(submission.submit(file or _step(type_ or "", inputs, id_, tenant=tenant, deadline=deadline)))
     return submission.report(json=options.json)
 
 
@@ -63,7 +66,9 @@ def _check_positive(flag: str, seconds: float) -> None:
         raise CommandError(f"{flag}: {seconds:g} is not accepted: seconds, more than 0")
 
 
-def _step(type_: str, inputs: str | None, id_: str | None, deadline: float | None) -> ExecAssignment:
+def _step(
+    type_: str, inputs: str | None, id_: str | None, *, tenant: str | None, deadline: float | None
+) -> ExecAssignment:
     """The assignment that the flags describe."""
     try:
         payload: Any = msgspec.json.decode(inputs or "{}")
@@ -76,12 +81,14 @@ def _step(type_: str, inputs: str | None, id_: str | None, deadline: float | Non
     fields: dict[str, Any] = {"job": {"type": type_, "payload": payload}}
     if id_ is not None:
         fields["assignment_id"] = id_
+    if tenant is not None:
+        fields["tenant_id"] = tenant
     if deadline is not None:
         _check_positive("--deadline", deadline)
         fields["options"] = {"deadline_ms": max(1, round(deadline * 1000))}
     found = read_object(fields)
     if isinstance(found, str):
-        flags = {"job.type": "--type", "assignment_id": "--id"}
+        flags = {"job.type": "--type", "assignment_id": "--id", "tenant_id": "--tenant"}
         field = found.partition(":")[0]
         raise CommandError(found.replace(field, flags.get(field, field), 1))
     return found
@@ -91,13 +98,13 @@ class Submission:
     """Submitted assignments and their results. `wait` is how long to wait for results; None does not wait."""
 
     def __init__(self, address: StoreAddress, wait: float | None) -> None:
-        self.ids: list[str] = []
+        self.handles: list[Handle] = []
         self.mistakes = 0
         self._address = address
         configuration = address.settings.configuration
         self._size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
         self._wait = wait
-        self._results: dict[str, ExecResult | None] = {}
+        self._results: dict[Handle, ExecResult | None] = {}
 
     async def submit(self, work: str | ExecAssignment) -> None:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
@@ -132,14 +139,14 @@ class Submission:
                 handle = await client.hand_in(assignment)
             except QueueFullError as error:
                 if waited >= GIVE_UP_S:
-                    count = f"{len(self.ids)} were submitted before it"
+                    count = f"{len(self.handles)} were submitted before it"
                     text = f"{error}; {count}. Is a system running? reefknot router status"
                     raise CommandError(text, Exit.TEMPORARY) from None
                 pause = min(max(error.retry_after, 0.05), LONGEST_WAIT_S)
                 waited += pause
                 await asyncio.sleep(pause)
             else:
-                self.ids.append(handle.assignment_id)
+                self.handles.append(handle)
                 return handle
 
     async def _await_results(self, handles: list[Handle]) -> None:
@@ -155,19 +162,19 @@ class Submission:
                     found = await handle.result(max(0.0, until - loop.time()))
                 except ResultPendingError:
                     found = None
-            self._results[handle.assignment_id] = found
+            self._results[handle] = found
 
         await asyncio.gather(*map(result, handles))
 
     def report(self, *, json: bool) -> int:
         """Print the ids or the results; the result is the exit code."""
-        pending = [name for name in self.ids if self._wait is not None and self._results.get(name) is None]
+        pending = [one for one in self.handles if self._wait is not None and self._results.get(one) is None]
         if json:
             self._put_json()
         elif self._wait is None:
-            for name in self.ids:
-                put(name)
-            say(f"{len(self.ids)} submitted; list them with: reefknot job list")
+            for handle in self.handles:
+                put(handle.assignment_id)
+            say(f"{len(self.handles)} submitted; list them with: reefknot job list")
         else:
             self._put_table()
         if pending:
@@ -179,14 +186,15 @@ class Submission:
     def _put_json(self) -> None:
         results = None
         if self._wait is not None:
-            found = [one for one in map(self._results.get, self.ids) if one is not None]
+            found = [one for one in map(self._results.get, self.handles) if one is not None]
             results = [self._address.redactor.tree(msgspec.to_builtins(one)) for one in found]
-        print(dumps({"handed_in": self.ids, "mistakes": self.mistakes, "results": results}, ensure_ascii=True))
+        ids = [handle.assignment_id for handle in self.handles]
+        print(dumps({"handed_in": ids, "mistakes": self.mistakes, "results": results}, ensure_ascii=True))
 
     def _put_table(self) -> None:
         rows = []
-        for name in self.ids:
-            result = self._results.get(name)
+        for handle in self.handles:
+            name, result = handle.assignment_id, self._results.get(handle)
             if result is None:
                 rows.append((name, "pending", ""))
                 continue
@@ -194,4 +202,5 @@ class Submission:
             if result.error_code:
                 text = self._address.redactor(f"{result.error_code}: {result.error_message or ''}")
             rows.append((name, result.status.value, text[:400]))
-        put_table(("assignment", "status", "result"), rows, styles=("cyan", "bold"), whole=("assignment", "status"))
+        columns, tenants = ("assignment", "status", "result"), [one.tenant_id or "" for one in self.handles]
+        put_jobs(columns, rows, tenants, styles=("cyan", "bold"), whole=("assignment", "status"))

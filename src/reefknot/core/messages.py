@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 from reefknot.core.checks import is_whole_number
 from reefknot.core.failure import ErrorCode
 from reefknot.core.overload.admission import OverloadStatus
+from reefknot.core.work import record_id
 from reefknot.errors import shown
 
 VERSION = "1"
@@ -118,6 +119,10 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, Any] | None = None
 
     @property
+    def record_id(self) -> str:
+        return record_id(self.assignment_id, self.tenant_id)
+
+    @property
     def trace_id(self) -> str | None:
         return None if self.correlation is None else self.correlation.trace_id
 
@@ -184,6 +189,10 @@ class ExecResult(Struct, frozen=True, omit_defaults=True):
     error_message: str | None = None
     output: dict[str, Any] | None = None
 
+    @property
+    def record_id(self) -> str:
+        return record_id(self.assignment_id, self.tenant_id)
+
 
 class ClassHealth(Struct, frozen=True):
     """The state of one resource class of a worker."""
@@ -210,8 +219,15 @@ class Heartbeat(Struct, frozen=True):
 
 
 class Cancel(Struct, frozen=True, omit_defaults=True):
+    """The wish that an assignment ends. Without a `tenant_id` it means an assignment that has none."""
+
     assignment_id: str
     reason: str | None = None
+    tenant_id: str | None = None
+
+    @property
+    def record_id(self) -> str:
+        return record_id(self.assignment_id, self.tenant_id)
 
 
 class Fleet(Struct, frozen=True):

@@ -9,7 +9,14 @@ import msgspec
 
 from reefknot.core.canonical import record_fingerprint
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import Correlation, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
+from reefknot.core.messages import (
+    Correlation,
+    ExecAssignment,
+    ExecResult,
+    Job,
+    ResultJob,
+    ResultStatus,
+)
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.work import WorkItem, WorkState, is_over
 
@@ -36,7 +43,9 @@ def assignment_of(item: WorkItem) -> ExecAssignment:
     except msgspec.DecodeError:
         correlation = None if item.trace_id is None else Correlation(item.trace_id)
         request = item.correlation_id or ""
-        return ExecAssignment(item.id, request, Job(item.kind), tenant_id=item.tenant_id, correlation=correlation)
+        return ExecAssignment(
+            item.assignment_id, request, Job(item.kind), tenant_id=item.tenant_id, correlation=correlation
+        )
 
 
 def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:

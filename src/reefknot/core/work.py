@@ -29,6 +29,25 @@ ROUTER = "router"
 """The resource class of submissions that no worker has accepted yet."""
 
 
+def record_id(assignment_id: str, tenant_id: str | None) -> str:
+    """
+    The id of an assignment's record: unique among all tenants, as the assignment's id is within one.
+
+    Without a tenant it is the assignment's id; with one it is `tenant|id`. No two pairs have the same record.
+    """
+    if tenant_id:
+        return f"{tenant_id.replace('%', '%25').replace('|', '%7C')}|{assignment_id}"
+    return f"|{assignment_id}" if "|" in assignment_id else assignment_id
+
+
+def assignment_and_tenant(record: str) -> tuple[str, str | None]:
+    """The assignment's id and its tenant: the inverse of `record_id`."""
+    tenant, bar, name = record.partition("|")
+    if not bar:
+        return record, None
+    return name, tenant.replace("%7C", "|").replace("%25", "%") or None
+
+
 class WorkState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
@@ -78,6 +97,7 @@ class WorkItem(Struct, frozen=True, array_like=True):
     """A piece of work as it is stored. `failure` and `result` are JSON text; times are milliseconds UTC."""
 
     id: str
+    """See `record_id`."""
     kind: str
     resource_class: str = "cpu"
     source: str = ""
@@ -109,6 +129,11 @@ class WorkItem(Struct, frozen=True, array_like=True):
     pool: str = ""
     """The resource class whose slots run it, whoever holds it now: `io` for `router` and for `io@worker-1`."""
     payload: bytes = b""
+
+    @property
+    def assignment_id(self) -> str:
+        """The assignment's own id, which another tenant's may have too."""
+        return assignment_and_tenant(self.id)[0]
 
 
 class WorkDone(Struct, frozen=True):

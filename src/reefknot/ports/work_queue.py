@@ -79,11 +79,11 @@ CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
 def events_to_keep(
     items: Sequence[WorkItem], answers: Sequence[Enqueued | Reject], events: Sequence[AuditEntry]
 ) -> Sequence[AuditEntry]:
-    """The events of `enqueue` that are audited, given the outcomes of its items."""
-    accepted = {item.id for item, answer in zip(items, answers, strict=True) if answer is Enqueued.ACCEPTED}
+    """The events of `enqueue` that are audited, given the outcomes of its items. An event names an assignment's id."""
+    accepted = [item for item, answer in zip(items, answers, strict=True) if answer is Enqueued.ACCEPTED]
     if len(accepted) == len(items):
         return events
-    refused = {item.id for item in items} - accepted
+    refused = {item.assignment_id for item in items} - {item.assignment_id for item in accepted}
     return [event for event in events if event.work_id not in refused] if accepted else ()
 
 

@@ -49,6 +49,8 @@ class Handle:
         has_router: HasRouter | None = None,
     ) -> None:
         self.assignment_id = assignment.assignment_id
+        self.tenant_id = assignment.tenant_id
+        self._record_id = assignment.record_id
         self._has_router = has_router
         self._submissions = submissions
         self._store = store
@@ -57,19 +59,20 @@ class Handle:
     async def result(self, timeout: float | None = None) -> ExecResult:
         """The result, waited for at most `timeout` seconds (default: the assignment's deadline, else a minute)."""
         seconds = self._result_wait if timeout is None else number("timeout", timeout, most=inf, unit=" of seconds")
-        result = await self._submissions.result(self.assignment_id, seconds)
+        result = await self._submissions.result(self._record_id, seconds)
         if result is None:
             raise ResultPendingError(assignment_id=self.assignment_id, seconds=seconds)
         return result
 
     async def status(self) -> str:
         """The state: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
-        item = await self._submissions.find(self.assignment_id)
+        item = await self._submissions.find(self._record_id)
         return "unknown" if item is None else item.state.value
 
     async def cancel(self, reason: str = "") -> None:
         """Cancel it, whether a router is running or not. Its result then says `cancelled`."""
-        await cancel_assignment(self._submissions, self._store, self.assignment_id, reason, has_router=self._has_router)
+        cancel = Cancel(self.assignment_id, reason or None, self.tenant_id)
+        await cancel_assignment(self._submissions, self._store, cancel, has_router=self._has_router)
 
 
 class Client:
@@ -110,7 +113,7 @@ class Client:
         Submit one step. Accepted means kept; a full queue raises `QueueFullError` with `retry_after`.
 
         `deadline` counts from now, in seconds, waiting included; `timeout` from the first execution on. The same
-        `assignment_id` twice is one piece of work.
+        `assignment_id` twice is one piece of work, for each tenant its own.
         """
         if inputs is not None and not isinstance(inputs, Mapping):
             raise ParameterTypeError("inputs", inputs, "a mapping of names to JSON values, or None")
@@ -141,11 +144,18 @@ class Client:
         return Handle(self._submissions, self.store, checked, result_wait, self._has_router)
 
     async def cancel(
-        self, assignment_id: str, reason: str = "", *, who: str = "caller", events: Sequence[AuditEntry] = ()
+        self,
+        assignment_id: str,
+        reason: str = "",
+        *,
+        tenant_id: str | None = None,
+        who: str = "caller",
+        events: Sequence[AuditEntry] = (),
     ) -> bool:
         """Cancel it, wherever it is. True when that is done, False when a router was asked to do it."""
+        cancel = Cancel(assignment_id, reason or None, tenant_id)
         return await cancel_assignment(
-            self._submissions, self.store, assignment_id, reason, has_router=self._has_router, who=who, events=events
+            self._submissions, self.store, cancel, has_router=self._has_router, who=who, events=events
         )
 
     async def run(self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> ExecResult:
@@ -157,8 +167,7 @@ class Client:
 async def cancel_assignment(
     submissions: Submissions,
     store: Store,
-    assignment_id: str,
-    reason: str = "",
+    cancel: Cancel,
     *,
     has_router: HasRouter | None = None,
     who: str = "caller",
@@ -169,13 +178,12 @@ async def cancel_assignment(
 
     A router that starts later obeys what it was asked while none was there.
     """
-    why = cancel_reason(reason)
+    why, work_id = cancel_reason(cancel.reason), cancel.record_id
     if has_router is not None and not await has_router(store):
-        about = envelope(wall=submissions.wall(), work_id=assignment_id)
+        about = envelope(wall=submissions.wall(), tenant_id=cancel.tenant_id, work_id=cancel.assignment_id)
         entries = list(events) or Journal(None).entries([cancelled_event(about, why, who=who)])
-        return await store.work.cancel(assignment_id, reason=why, who=who, events=entries)
-    body = encode(Cancel(assignment_id, reason or None)).decode()
-    await store.control.post("cancel", target="router", body=body, sender=who, events=events)
+        return await store.work.cancel(work_id, reason=why, who=who, events=entries)
+    await store.control.post("cancel", target="router", body=encode(cancel).decode(), sender=who, events=events)
     return False
 
 

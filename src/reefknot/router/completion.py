@@ -37,6 +37,7 @@ class _RouterEnd(Struct, frozen=True):
     """An end that this router writes. `done` acknowledges the message that brought it."""
 
     settlement: Settlement
+    """With the id of the record."""
     result: ExecResult
     counted: str
     done: Acknowledge | None = None
@@ -49,7 +50,7 @@ class Completion:
         self,
         context: RouterContext,
         *,
-        resolve: Callable[[ExecResult], None],
+        resolve: Callable[[str, ExecResult], None],
         freed: Callable[[], None],
     ) -> None:
         self._context = context
@@ -66,7 +67,7 @@ class Completion:
             return False
         table.remove(pending)
         self.counts[result.status.value] += 1
-        self._resolve(result)
+        self._resolve(pending.id, result)
         self._freed()
         return True
 
@@ -104,19 +105,19 @@ class Completion:
         for one, ours in zip(ends, kept, strict=True):
             if ours:
                 self.counts[one.counted] += 1
-                self._resolve(one.result)
+                self._resolve(one.settlement.id, one.result)
             else:
                 await self._resolve_from_store(one.settlement.id)
         async with asyncio.timeout(STORE_S):
             await asyncio.gather(*(one.done() for one in ends if one.done is not None))
 
-    async def _resolve_from_store(self, assignment_id: str) -> None:
+    async def _resolve_from_store(self, work_id: str) -> None:
         """Resolve the caller of an assignment whose record somebody else holds, if it has ended."""
         async with asyncio.timeout(STORE_S):
-            item = await self._context.work.get(assignment_id)
+            item = await self._context.work.get(work_id)
         result = None if item is None else answer_of(item)
         if result is not None:
-            self._resolve(result)
+            self._resolve(work_id, result)
 
     async def _settle(self, ends: list[_RouterEnd]) -> list[bool]:
         """Write all in one step; if that fails for another reason than the store's absence, each by itself."""

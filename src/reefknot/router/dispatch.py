@@ -22,6 +22,7 @@ from reefknot.core.messages import (
     CANCEL,
     FLEET,
     Cancel,
+    ExecAssignment,
     Fleet,
     ResultStatus,
     assign_subject,
@@ -126,6 +127,9 @@ class Dispatcher:
             if pending.cancel_reason is not None:
                 self._table.cancelled.append(pending)
                 continue
+            if self._is_held_up(pending):
+                stay.append(pending)
+                continue
             last = self._last.get(name, "")
             if ranking is None or pending.refused_until:
                 workers = self._health.of_class(name, self._table.unacked)
@@ -151,6 +155,22 @@ class Dispatcher:
                 break
         for pending in stay:
             self._table.line_up(pending)
+
+    def _is_held_up(self, pending: Pending) -> bool:
+        """
+        Whether it waits for another tenant's assignment of the same id, whose ack could not be told from its own.
+
+        A worker with another store may not tell the tenant of a result either; there the request's id tells them apart.
+        """
+        assignment = pending.assignment
+        return any(
+            not one.acked
+            or (
+                one.assignment.request_id == assignment.request_id
+                and not self._health.shares_store(one.worker_id or SHARED)
+            )
+            for one in self._table.out(assignment.assignment_id)
+        )
 
     def _may_share(self, pending: Pending, now: float) -> bool:
         return self._settings.shared_subject and pending.refused_until.get(SHARED, -inf) <= now
@@ -287,7 +307,7 @@ class Dispatcher:
         self._table.asked_again(pending, self._clock.now())
         async with asyncio.timeout(PUBLISH_S):
             if pending.cancel_reason is not None:
-                await self._transport.publish(CANCEL, encode(Cancel(pending.id, pending.cancel_reason)))
+                await self._publish_cancel(pending.assignment, pending.cancel_reason)
             await self._publish_assignment(pending)
 
     def _back(self, pending: Pending, why: str) -> None:
@@ -309,10 +329,14 @@ class Dispatcher:
         if result is not None:
             self._completion.finish(pending, result)
 
-    async def send_cancel(self, assignment_id: str, reason: str) -> None:
+    async def send_cancel(self, assignment: ExecAssignment, reason: str) -> None:
         """Tell the worker that has it."""
         async with asyncio.timeout(PUBLISH_S):
-            await self._transport.publish(CANCEL, encode(Cancel(assignment_id, reason)))
+            await self._publish_cancel(assignment, reason)
+
+    async def _publish_cancel(self, assignment: ExecAssignment, reason: str) -> None:
+        cancel = Cancel(assignment.assignment_id, reason, assignment.tenant_id)
+        await self._transport.publish(CANCEL, encode(cancel))
 
     async def _publish_fleet(self, now: float) -> None:
         workers = self._health.live(now)

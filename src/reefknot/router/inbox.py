@@ -25,6 +25,7 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.results import unrun_result
 from reefknot.core.routing import too_late_everywhere
+from reefknot.core.work import record_id
 from reefknot.ports.transport import Delivery
 from reefknot.router.completion import Acknowledge, Completion
 from reefknot.router.context import RouterContext
@@ -102,7 +103,7 @@ class Inbox:
         self._wake()
 
     def _read_ack(self, ack: ExecAssignmentAck) -> None:
-        pending = self._table.get(ack.assignment_id)
+        pending = self._acknowledged(ack)
         if pending is None:
             return
         if ack.worker_id is not None:
@@ -117,6 +118,32 @@ class Inbox:
             self._read_refusal(pending, ack, pending.worker_id)
         if self._table.waiting:
             self._wake()
+
+    def _acknowledged(self, ack: ExecAssignmentAck) -> Pending | None:
+        """The assignment that an ack means: of several tenants' the one at this worker, best the one not acked yet."""
+        out = self._table.out(ack.assignment_id)
+        if not out:
+            return self._table.get(record_id(ack.assignment_id, None))
+        return max(out, key=lambda one: (ack.worker_id in (None, one.worker_id) or not one.worker_id, not one.acked))
+
+    def _answered(self, result: ExecResult) -> Pending | None:
+        """
+        The assignment that a result means.
+
+        Workers over this store tell the tenant. A result of another one that does not tell it means the assignment of
+        the same request, and none while there are two.
+        """
+        own = self._table.get(result.record_id)
+        if result.tenant_id:
+            return own
+        meant = [
+            one
+            for one in self._table.out(result.assignment_id)
+            if one is own or not self._health.shares_store(one.worker_id or SHARED)
+            if one.assignment.request_id == result.request_id
+            if result.worker_id in (None, one.worker_id) or not one.worker_id
+        ]
+        return own if not meant else meant[0] if len(meant) == 1 else None
 
     def _read_refusal(self, pending: Pending, ack: ExecAssignmentAck, worker_id: str) -> None:
         worker_id = ack.worker_id or worker_id
@@ -150,7 +177,7 @@ class Inbox:
         return not held and too_late_everywhere(workers, pending.too_late_for, self._clock.now())
 
     def _read_result(self, result: ExecResult, done: Acknowledge | None) -> bool:
-        pending = self._table.get(result.assignment_id)
+        pending = self._answered(result)
         if pending is None:
             return True
         if result.worker_id is not None:

@@ -46,6 +46,7 @@ class Pending:
         "cancel_reason",
         "deadline_at",
         "held",
+        "id",
         "maybe_held_before_send",
         "place",
         "refusal",
@@ -61,6 +62,7 @@ class Pending:
 
     def __init__(self, taken: ClaimedSubmission, resource_class: str, now: float) -> None:
         self.assignment: ExecAssignment = taken.assignment
+        self.id = taken.assignment.record_id
         self.body = taken.body
         """The assignment's bytes as they were submitted."""
         self.deadline_at = taken.deadline_at
@@ -88,10 +90,6 @@ class Pending:
         self.refusal = ""
         self.cancel_reason: str | None = None
         """The caller's reason, once it was cancelled: it is not sent any more."""
-
-    @property
-    def id(self) -> str:
-        return self.assignment.assignment_id
 
 
 _Stand = tuple[float, int, Pending]
@@ -154,7 +152,11 @@ class WaitingLine:
 
 
 class PendingTable:
-    """Pending assignments by id; those that wait here also in a queue for each class."""
+    """
+    Pending assignments by the id of their record; those that wait here also in a queue for each class.
+
+    Workers name an assignment by its own id, and their acks do not tell the tenant: see `out`.
+    """
 
     def __init__(self) -> None:
         self._all: dict[str, Pending] = {}
@@ -162,6 +164,8 @@ class PendingTable:
         self._lines: dict[str, WaitingLine] = {}
         self._next_place = count(1).__next__
         self._looks: list[tuple[int, int, Pending]] = []
+        self._out: dict[str, tuple[Pending, ...]] = {}
+        """Those that a worker has, by the assignment's own id."""
         self.cancelled: list[Pending] = []
         """Cancelled while a worker had it, and back here."""
         self.of_class: Counter[str] = Counter()
@@ -176,8 +180,12 @@ class PendingTable:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def get(self, assignment_id: str) -> Pending | None:
-        return self._all.get(assignment_id)
+    def get(self, work_id: str) -> Pending | None:
+        return self._all.get(work_id)
+
+    def out(self, assignment_id: str) -> tuple[Pending, ...]:
+        """The assignments of this id, one for each tenant, that a worker has."""
+        return self._out.get(assignment_id, ())
 
     def waits(self, pending: Pending) -> bool:
         return self._waiting.get(pending.id) is pending
@@ -187,7 +195,7 @@ class PendingTable:
 
     def add(self, taken: ClaimedSubmission, resource_class: str, now: float) -> Pending:
         """Add a claimed submission. One that is here already gets its newer claim, and waits again."""
-        known = self._all.get(taken.assignment.assignment_id)
+        known = self._all.get(taken.assignment.record_id)
         if known is not None:
             known.held, known.was_accepted = taken.held, taken.was_accepted
             self.back(known)
@@ -237,8 +245,9 @@ class PendingTable:
         return found
 
     def sent(self, pending: Pending, worker_id: str, now: float) -> None:
-        self._count_answer(pending)
+        self._leave(pending)
         self._waiting.pop(pending.id, None)
+        self._out[pending.assignment.assignment_id] = (*self.out(pending.assignment.assignment_id), pending)
         pending.place = 0
         pending.worker_id, pending.asked_at, pending.acked = worker_id, now, False
         pending.route += 1
@@ -256,7 +265,7 @@ class PendingTable:
         """Let it wait here again, unless it has ended."""
         if self._all.get(pending.id) is not pending:
             return
-        self._count_answer(pending)
+        self._leave(pending)
         pending.worker_id, pending.acked = None, False
         if pending.cancel_reason is not None:
             self.cancelled.append(pending)
@@ -275,7 +284,7 @@ class PendingTable:
         """Remove it. False when it was not there any more."""
         if self._all.get(pending.id) is not pending:
             return False
-        self._count_answer(pending)
+        self._leave(pending)
         del self._all[pending.id]
         self.of_class[pending.resource_class] -= 1
         self._waiting.pop(pending.id, None)
@@ -296,6 +305,17 @@ class PendingTable:
     def known_nowhere(self, pending: Pending, workers: AbstractSet[str]) -> bool:
         """Whether each of these workers has answered that it does not know the step."""
         return bool(workers) and all(pending.refused_until.get(one) == inf for one in workers)
+
+    def _leave(self, pending: Pending) -> None:
+        """No worker has it any more."""
+        self._count_answer(pending)
+        if pending.worker_id is not None:
+            name = pending.assignment.assignment_id
+            others = tuple(one for one in self.out(name) if one is not pending)
+            if others:
+                self._out[name] = others
+            else:
+                self._out.pop(name, None)
 
     def _count_answer(self, pending: Pending) -> None:
         if pending.worker_id is not None and not pending.acked:

@@ -190,27 +190,30 @@ class Router:
         """Keep an assignment, or raise `QueueFullError` with the time to come back. Returns its future result."""
         return await self._callers.submit(*validated(assignment))
 
-    async def cancel(self, assignment_id: str, reason: str | None = None) -> bool:
-        """Cancel an assignment, wherever it is. False when it is not known here."""
+    async def cancel(self, assignment_id: str, reason: str | None = None, *, tenant_id: str | None = None) -> bool:
+        """Cancel an assignment of this tenant, wherever it is. False when it is not known here."""
+        return await self._cancel(Cancel(assignment_id, reason, tenant_id).record_id, reason)
+
+    async def _cancel(self, work_id: str, reason: str | None) -> bool:
         why = cancel_reason(reason)
-        pending = self.table.get(assignment_id)
+        pending = self.table.get(work_id)
         if pending is None:
-            return await self._cancel_unheld(assignment_id, why)
+            return await self._cancel_unheld(work_id, why)
         pending.cancel_reason = why
         if pending.worker_id is None:
             await self.dispatcher.end_cancelled(pending)
         else:
-            await self.dispatcher.send_cancel(assignment_id, why)
+            await self.dispatcher.send_cancel(pending.assignment, why)
         return True
 
-    async def _cancel_unheld(self, assignment_id: str, why: str) -> bool:
+    async def _cancel_unheld(self, work_id: str, why: str) -> bool:
         """Cancel an assignment that is not in this router's table. A worker may have it."""
-        item = await self.submissions.find(assignment_id)
+        item = await self.submissions.find(work_id)
         if item is None or is_over(item):
             return False
         worker_id = worker_of(item.resource_class)
         if worker_id and self.health.is_live(worker_id, self._clock.now()):
-            await self.dispatcher.send_cancel(assignment_id, why)
+            await self.dispatcher.send_cancel(assignment_of(item), why)
             return True
         if item.state is WorkState.RUNNING and not worker_id:
             return False  # another router holds it
@@ -243,7 +246,7 @@ class Router:
     async def _resolve_caller(self, name: str) -> None:
         result = await self.submissions.result(name, CALLER_WAIT_S)
         if result is not None:
-            self._callers.resolve(result)
+            self._callers.resolve(name, result)
 
     # ---- commands ---------------------------------------------------------------------------------------------------
 
@@ -264,7 +267,7 @@ class Router:
 
     async def _cancel_command(self, command: Command) -> None:
         cancel = _cancels.decode(command.body)
-        name = cancel.assignment_id
+        name = cancel.record_id
         if self.table.get(name) is None or command.at < self._started_at:
             item = await self.submissions.find(name)
             if item is None or any(one.what == "requeued" and one.at > command.at for one in item.history):
@@ -272,11 +275,11 @@ class Router:
             if self.table.get(name) is None and item.state is not WorkState.PENDING:
                 await self._cancel_elsewhere(item, cancel)
                 return
-        await self.cancel(name, cancel.reason)
+        await self._cancel(name, cancel.reason)
 
     async def _cancel_elsewhere(self, item: WorkItem, cancel: Cancel) -> None:
         """Cancel what this router does not look after, or remember it while another router holds it."""
-        if await self.cancel(item.id, cancel.reason) or is_workers(item):
+        if await self._cancel(item.id, cancel.reason) or is_workers(item):
             return
         if item.state is WorkState.RUNNING and len(self._early_cancels) < MOST_EARLY:
             self._early_cancels[item.id] = self._clock.now(), cancel.reason
@@ -286,7 +289,7 @@ class Router:
         for name in names:
             came_at, reason = self._early_cancels.pop(name, (-inf, None))
             if self._clock.now() - came_at < EARLY_S:
-                await self.cancel(name, reason)
+                await self._cancel(name, reason)
 
     # ---- claims -----------------------------------------------------------------------------------------------------
 
@@ -347,7 +350,7 @@ class Router:
         for one in claimed:
             self.table.add(one, resource_class(one.assignment), now)
         if self._early_cancels:
-            await self._cancel_early_ones([one.assignment.assignment_id for one in claimed])
+            await self._cancel_early_ones([one.assignment.record_id for one in claimed])
         if claimed:
             self._wake.set()
 

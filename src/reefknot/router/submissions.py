@@ -188,7 +188,7 @@ class Submissions:
         deadline = assignment.options.deadline_ms
         now_ms = int(self._clock.wall() * 1000)
         return WorkItem(
-            id=assignment.assignment_id,
+            id=assignment.record_id,
             kind=assignment.job.type,
             resource_class=ROUTER,
             tenant_id=assignment.tenant_id,
@@ -203,7 +203,7 @@ class Submissions:
 
     async def check_same_job(self, assignment: ExecAssignment) -> None:
         """`KeyConflictError` when the id was used with another job."""
-        item = await self.find(assignment.assignment_id)
+        item = await self.find(assignment.record_id)
         if item is not None and item.payload:
             check_same_job(assignment, assignment_of(item).job)
 
@@ -244,18 +244,19 @@ class Submissions:
     def wall(self) -> float:
         return self._clock.wall()
 
-    async def find(self, assignment_id: str) -> WorkItem | None:
+    async def find(self, work_id: str) -> WorkItem | None:
+        """The record of this id."""
         async with asyncio.timeout(STORE_S):
-            return await self._work.get(assignment_id)
+            return await self._work.get(work_id)
 
-    async def answer(self, assignment_id: str) -> ExecResult | None:
+    async def answer(self, work_id: str) -> ExecResult | None:
         """The result, if the assignment has ended."""
-        item = await self.find(assignment_id)
+        item = await self.find(work_id)
         return None if item is None else answer_of(item)
 
-    async def result(self, assignment_id: str, timeout: float) -> ExecResult | None:
+    async def result(self, work_id: str, timeout: float) -> ExecResult | None:
         """The result as soon as there is one, or None after `timeout` seconds."""
-        item = await self._work.ended(assignment_id, timeout)
+        item = await self._work.ended(work_id, timeout)
         return None if item is None else answer_of(item)
 
     async def _set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
@@ -318,12 +319,13 @@ class LocalCallers:
         self._on_claimed = on_claimed
         self._on_left = on_left
         self._callers: dict[str, asyncio.Future[ExecResult]] = {}
+        """By the id of the record."""
         self._jobs: dict[str, Job] = {}
         self.batch: Batcher[_LocalSubmission] = Batcher("submissions could not be kept", self._keep, most=BATCH)
 
     async def submit(self, assignment: ExecAssignment, body: bytes) -> asyncio.Future[ExecResult]:
         """Keep an assignment, or raise `QueueFullError` with the time to come back. Returns the future result."""
-        name = assignment.assignment_id
+        name = assignment.record_id
         future = self._callers.get(name)
         if future is not None and not future.done():
             check_same_job(assignment, self._jobs[name])
@@ -373,18 +375,18 @@ class LocalCallers:
         (self._on_claimed if owner else self._on_left)()
 
     def elsewhere(self) -> list[str]:
-        """The ids whose callers wait here, and that this router does not look after."""
+        """The records whose callers wait here, and that this router does not look after."""
         return [name for name in self._callers if self._context.table.get(name) is None]
 
-    async def answer_from_store(self, assignment_id: str) -> None:
+    async def answer_from_store(self, work_id: str) -> None:
         """Resolve the caller of an assignment that has ended in the store."""
-        stored = await self._submissions.answer(assignment_id)
+        stored = await self._submissions.answer(work_id)
         if stored is not None:
-            self.resolve(stored)
+            self.resolve(work_id, stored)
 
-    def resolve(self, result: ExecResult) -> None:
+    def resolve(self, work_id: str, result: ExecResult) -> None:
         """Give a result to its caller, if it waits here."""
-        future = self._forget(result.assignment_id)
+        future = self._forget(work_id)
         if future is not None and not future.done():
             future.set_result(result)
 

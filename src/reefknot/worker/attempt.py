@@ -248,7 +248,7 @@ class StepRunner:
         context = BlockContext(
             assignment.assignment_id,
             attempt.number,
-            f"{assignment.assignment_id}/{item.generation}",
+            f"{assignment.record_id}/{item.generation}",
             seconds,
             assignment.tenant_id,
             assignment.trace_id,

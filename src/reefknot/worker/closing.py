@@ -271,7 +271,7 @@ class Closing:
 
     async def cancel(self, cancel: Cancel) -> bool:
         """Cancel an assignment of this worker, queued or running. Its result is published once."""
-        work_id = cancel.assignment_id
+        work_id = cancel.record_id
         pool = next((one for one in self._pools.values() if one.has(work_id)), None)
         if pool is None:
             return False
@@ -283,7 +283,7 @@ class Closing:
             **about_item(item, self._clock.wall()),
             actor="cancel message",
             action="cancel",
-            subject=work_id,
+            subject=cancel.assignment_id,
             details={"reason": reason},
         )
         await self._cancel(work_id, pool, reason, event)  # if somebody else was faster, its end is told all the same

@@ -36,9 +36,9 @@ class WorkerContext(Struct, frozen=True):
     async def send_ack(self, ack: ExecAssignmentAck) -> None:
         await self._publish(ACK, encode(ack))
 
-    async def send_result(self, assignment_id: str, body: bytes, generation: int) -> None:
+    async def send_result(self, work_id: str, body: bytes, generation: int) -> None:
         """Publish the result of this generation, as it is stored: a requeue by a person starts another one."""
-        await self._publish(RESULT, body, f"{assignment_id}/{generation}")
+        await self._publish(RESULT, body, f"{work_id}/{generation}")
 
     async def repeat_result(self, result: ExecResult) -> None:
         await self._publish(RESULT, encode(result))

@@ -75,4 +75,4 @@ class Drain:
 
     async def _reject(self, item: WorkItem) -> None:
         pool = self._pools[item.resource_class.rpartition("@")[0]]
-        await self._context.send_ack(self._ack(item.id, pool))
+        await self._context.send_ack(self._ack(item.assignment_id, pool))

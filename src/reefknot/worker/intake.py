@@ -40,7 +40,7 @@ from reefknot.core.overload.admission import (
     admit,
 )
 from reefknot.core.results import DROPPED_MESSAGE, is_same_job
-from reefknot.core.work import Interrupted, WorkItem, WorkState, is_unassigned
+from reefknot.core.work import Interrupted, WorkItem, WorkState, assignment_and_tenant, is_unassigned
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.transport import Delivery
@@ -91,10 +91,10 @@ class IntakeResult(Struct, frozen=True):
     """The outcome of one delivery."""
 
     ack: ExecAssignmentAck
-    evicted: ExecAssignmentAck | None = None
-    """The ack of another assignment that had to make room. Its result follows."""
-    duplicate_in: Pool | None = None
-    """The store has it already; the pool that it was sent to."""
+    evicted: tuple[str, ExecAssignmentAck] | None = None
+    """The record of another assignment that had to make room, and its ack. Its result follows."""
+    duplicate: tuple[str, Pool] | None = None
+    """A record that the store has already, and the pool that it was sent to."""
 
 
 class Intake:
@@ -151,7 +151,7 @@ class Intake:
                 continue
             answer = self.admit_now(read, _body(delivery))
             if isinstance(answer, Admitted):
-                seen.add(answer.item.id)
+                seen.add(answer.work.assignment.assignment_id)  # of several tenants one at a time: see `events_to_keep`
                 admitted.append((answer, delivery))
             else:
                 await self._tasks.start(_NOT_TAKEN, self._take_alone, read, delivery, answer)
@@ -178,11 +178,12 @@ class Intake:
 
     async def _answer(self, result: IntakeResult, delivery: Delivery) -> None:
         if result.evicted is not None:
-            await self._context.send_ack(result.evicted)
-            await self._closing.publish_result(result.evicted.assignment_id)
+            victim, ack = result.evicted
+            await self._context.send_ack(ack)
+            await self._closing.publish_result(victim)
         await self._context.send_ack(result.ack)
-        if result.duplicate_in is not None:
-            await self._closing.answer_duplicate(result.ack.assignment_id, result.duplicate_in)
+        if result.duplicate is not None:
+            await self._closing.answer_duplicate(*result.duplicate)
         if delivery.done is not None:
             await delivery.done()
 
@@ -202,7 +203,7 @@ class Intake:
         if isinstance(read, InvalidMessage) or self._cannot_run(read) is not None:
             return None
         pool = self._pools[resource_class(read)]
-        if pool.has(read.assignment_id):
+        if pool.has(read.record_id):
             return None
         verdict = self._admission(read, pool)
         if isinstance(verdict.answer, Reject | AcceptDropping):
@@ -234,13 +235,13 @@ class Intake:
         if mistake is not None:
             return await self._refuse(read.assignment_id, AckStatus.REJECTED, *mistake, assignment=read)
         pool = self._pools[resource_class(read)]
-        if pool.has(read.assignment_id):
+        if pool.has(read.record_id):
             return await self._duplicate(read, pool)
         verdict = verdict or self._admission(read, pool)
         answer = verdict.answer
         if isinstance(answer, Reject | AcceptDropping):
             with self._context.timeouts.timeout(STORE_S):
-                known = await self._context.work.get(read.assignment_id)
+                known = await self._context.work.get(read.record_id)
             if known is not None and not self._is_for_others(known, answer, pool):
                 return await self._duplicate(read, pool)
         if isinstance(answer, Reject):
@@ -304,7 +305,7 @@ class Intake:
             event = self._event(
                 assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met
             )
-            ack = self._ack(item.id, AckStatus.ACCEPTED, answer.message, pool=pool, met=met)
+            ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, answer.message, pool=pool, met=met)
         except BaseException:
             pool.reserved -= 1
             raise
@@ -380,34 +381,31 @@ class Intake:
         (result,) = await self.keep([self._reserve(assignment, body, pool, verdict)])
         if not dropped:
             return result
-        reason = RejectReason.DROPPED_OLDEST
-        ack = self._ack(answer.victim, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
-        return structs.replace(result, evicted=ack)
+        (name, _), reason = assignment_and_tenant(answer.victim), RejectReason.DROPPED_OLDEST
+        ack = self._ack(name, AckStatus.REJECTED, DROPPED_MESSAGE, pool=pool, reason=reason)
+        return structs.replace(result, evicted=(answer.victim, ack))
 
     async def _duplicate(self, assignment: ExecAssignment, pool: Pool) -> IntakeResult:
         """Duplicate delivery: ack ACCEPTED whatever the queue's level. Another job under the same id is rejected."""
-        known = await self._known_under(assignment.assignment_id, pool)
-        if known is not None and is_unassigned(known) and assignment.assignment_id in pool.queue:
-            pool.queue.remove(assignment.assignment_id)  # a router took it back while this worker was silent
+        work_id = assignment.record_id
+        known = await self._known_under(work_id, pool)
+        if known is not None and is_unassigned(known) and work_id in pool.queue:
+            pool.queue.remove(work_id)  # a router took it back while this worker was silent
             return await self.take(assignment)
         if known is not None and not is_same_job(known, assignment):
+            status, reason = AckStatus.REJECTED, RejectReason.INVALID
             return await self._refuse(
-                assignment.assignment_id,
-                AckStatus.REJECTED,
-                RejectReason.INVALID,
-                _OTHER_JOB,
-                assignment=assignment,
-                pool=pool,
+                assignment.assignment_id, status, reason, _OTHER_JOB, assignment=assignment, pool=pool
             )
         ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
-        return IntakeResult(ack, duplicate_in=pool)
+        return IntakeResult(ack, duplicate=(work_id, pool))
 
-    async def _known_under(self, assignment_id: str, pool: Pool) -> WorkItem | None:
+    async def _known_under(self, work_id: str, pool: Pool) -> WorkItem | None:
         try:
             with self._context.timeouts.timeout(STORE_S):
-                return await self._context.work.get(assignment_id)
+                return await self._context.work.get(work_id)
         except (StoreError, TimeoutError):
-            if not pool.has(assignment_id):
+            if not pool.has(work_id):
                 raise
             return None  # it is here; that the store is away makes it nobody else's
 

@@ -98,7 +98,7 @@ class AcceptedWork(Struct, frozen=True):
         delay_ms = answer.milliseconds if isinstance(answer, Defer) else 0
         deadline = assignment.options.deadline_ms
         return WorkItem(
-            id=assignment.assignment_id,
+            id=assignment.record_id,
             kind=assignment.job.type,
             resource_class=queue_name,
             tenant_id=assignment.tenant_id,

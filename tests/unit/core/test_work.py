@@ -3,8 +3,11 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
+from reefknot.core.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.core.overload.submission import Stage
 from reefknot.core.time import Moment
 from reefknot.core.work import (
@@ -27,6 +30,7 @@ from reefknot.core.work import (
     accepted,
     accepted_for_worker,
     assigned,
+    assignment_and_tenant,
     cancel,
     discard,
     holds,
@@ -37,6 +41,7 @@ from reefknot.core.work import (
     moved,
     pool_of,
     recalled,
+    record_id,
     requeue,
     settle,
     stage_of,
@@ -424,3 +429,42 @@ def test_open_work_is_counted_at_its_stage_and_ended_work_at_none(
     resource_class: str, state: WorkState, stage: Stage | None
 ) -> None:
     assert stage_of(WorkItem("a", "t", resource_class, state=state)) is stage
+
+
+# ---- ids of records -------------------------------------------------------------------------------------------------
+
+_texts = st.text(alphabet="ab|%257C", min_size=1, max_size=8)
+_tenants = st.none() | _texts
+
+
+@given(name=_texts, tenant=_tenants, other_name=_texts, other_tenant=_tenants)
+def test_no_two_assignments_have_the_same_record(
+    name: str, tenant: str | None, other_name: str, other_tenant: str | None
+) -> None:
+    same = (name, tenant) == (other_name, other_tenant)
+    assert (record_id(name, tenant) == record_id(other_name, other_tenant)) is same
+
+
+@given(name=_texts, tenant=_tenants)
+def test_a_record_tells_the_assignment_and_the_tenant_it_is_of(name: str, tenant: str | None) -> None:
+    record = record_id(name, tenant)
+    assert assignment_and_tenant(record) == (name, tenant)
+    assert WorkItem(record, "t").assignment_id == name
+
+
+@pytest.mark.parametrize(
+    ("name", "tenant", "record"),
+    [
+        ("order-7", None, "order-7"),
+        ("order-7", "", "order-7"),
+        ("order-7", "acme", "acme|order-7"),
+        ("acme|order-7", None, "|acme|order-7"),
+        ("|", "50%|off", "50%25%7Coff||"),
+    ],
+)
+def test_without_a_tenant_a_record_has_the_id_of_its_assignment(name: str, tenant: str | None, record: str) -> None:
+    assert record_id(name, tenant) == record
+    assert ExecAssignment(name, "r", Job("t"), tenant_id=tenant).record_id == record
+    assert Cancel(name, tenant_id=tenant).record_id == record
+    result = ExecResult(name, "r", ResultStatus.SUCCESS, "w", ResultJob("t"), tenant_id=tenant)
+    assert result.record_id == record

@@ -17,7 +17,7 @@ def line(table: PendingTable, name: str = "cpu") -> list[str]:
     found: list[str] = []
     for one, stand in table.lines():
         while one == name and (pending := stand.next()) is not None:
-            found.append(pending.id)
+            found.append(pending.assignment.assignment_id)
     return found
 
 
@@ -49,7 +49,7 @@ def test_a_tenant_without_anything_left_stands_behind_the_others_when_it_comes_a
     table = PendingTable()
     tenants(table, "a1", "b1", "b2", "b3")
     stand = dict(table.lines())["cpu"]
-    assert [one.id for _ in range(2) if (one := stand.next())] == ["a1", "b1"]
+    assert [one.assignment.assignment_id for _ in range(2) if (one := stand.next())] == ["a1", "b1"]
     tenants(table, "a2", "a3")
     assert line(table) == ["b2", "a2", "b3", "a3"]
 

@@ -285,6 +285,12 @@ CREATE INDEX work_ready ON work (resource_class, tenant_id, priority DESC, due_a
 -- The time of an event is that of its body. It used to be the time of writing, a moment later.
 UPDATE audit SET at = CAST(round((julianday(json_extract(body, '$.timestamp')) - 2440587.5) * 86400000.0) AS INTEGER)
 WHERE json_valid(body) AND julianday(json_extract(body, '$.timestamp')) IS NOT NULL;
+
+-- The ids of `core.work.record_id`. In two steps: a new id may be what another record is called until it gets its own.
+UPDATE work SET id = char(31) || iif(ifnull(tenant_id, '') = '', '',
+    replace(replace(tenant_id, '%', '%25'), '|', '%7C')) || '|' || id
+WHERE ifnull(tenant_id, '') <> '' OR instr(id, '|') > 0;
+UPDATE work SET id = substr(id, 2) WHERE substr(id, 1, 1) = char(31);
 """.format(**_STAGES, count_in=_COUNT_IN.format(**_STAGES), count_out=_COUNT_OUT.format(**_STAGES))  # noqa: S608 - our own words
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
