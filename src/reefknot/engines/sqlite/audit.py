@@ -38,7 +38,7 @@ _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_
 _RESULTS = (
     "SELECT work.seq, work.id, work.result, audit.sequence, audit.body FROM work LEFT JOIN audit ON audit.sequence = ("
     "SELECT max(sequence) FROM audit WHERE work_id = substr(work.id, instr(work.id, '|') + 1) "
-    "AND event_type = 'completed' AND ifnull(json_extract(audit.body, '$.tenant_id'), '') = ifnull(work.tenant_id, '')) "
+    "AND event_type = 'completed' AND ifnull(json_extract(body, '$.tenant_id'), '') = ifnull(work.tenant_id, '')) "
     "WHERE work.seq > ? ORDER BY work.seq LIMIT ?"
 )
 
