@@ -22,6 +22,7 @@ from reefknot.core.retry.backoff import register_strategy
 from reefknot.core.retry.book import Book, CategoryEntry, Condition, FieldValue, Layer, Patch, StatusRules, TargetEntry
 from reefknot.core.retry.defaults import (
     BASE,
+    BLOCK_LIMITS,
     CATEGORIES,
     CONNECTORS,
     OTHER_CONNECTORS,
@@ -88,12 +89,14 @@ class DialectReader:
         """The book of this configuration; `problems` says whether it may be used."""
         default = self.configuration.worker.retries.v2.default_policy
         written = _fields(default, BACKOFF_WORDS, self._place(Layer.GLOBAL, *V2, "default_policy"))
+        worker = _fields(self.configuration.worker, WORKER_WORDS, self._place(Layer.GLOBAL, "worker"))
         return Book(
-            base={**BASE, "block": (*BASE["block"], written)},
+            base={**BASE, "block": (*BASE["block"], worker, written)},
             categories=self._categories(),
             statuses=(STATUSES, self._statuses()),
             targets={**TARGETS, **self._blocks(), **self._connectors(), **self._operations()},
             others=OTHERS,
+            own=BLOCK_LIMITS,
             sources=self._sources(),
             hash=hash,
             content=content,
@@ -199,7 +202,7 @@ def _fields(
         value = getattr(words, word)
         field, translate = meanings[word]
         problem = problem_with(value) if word == "strategy" and value is not None else ""
-        if value is None and word != "timeout":
+        if value is None and word not in NO_LIMIT:
             problem = _NULL.format(null)
         if problem:
             place.wrong(problem, word)
@@ -363,6 +366,8 @@ def _executions(retries: int) -> int:
     return retries + 1
 
 
+NO_LIMIT = ("timeout", "attempt_timeout_ms")
+"""Words whose null is a value: no time limit."""
 Meaning = tuple[str, Callable[[Any], Any]]
 """The field that a word sets, and the translation of its value."""
 BACKOFF_WORDS: dict[str, Meaning] = {
@@ -374,7 +379,10 @@ BACKOFF_WORDS: dict[str, Meaning] = {
     "exponential_base": ("multiplier", float),
     "strategy": ("strategy", strategy_named),
     "max_retry_after_ms": ("max_retry_after", _seconds),
+    "timeout_ms": ("time_budget", _seconds),
+    "attempt_timeout_ms": ("attempt_timeout", _seconds),
 }
+WORKER_WORDS: dict[str, Meaning] = {"default_timeout_ms": ("time_budget", _seconds)}
 CONNECTOR_WORDS: dict[str, Meaning] = {
     "strategy": ("strategy", strategy_named),
     "max_attempts": ("max_attempts", _executions),

@@ -9,13 +9,14 @@ the block: a retry is a due time, not a sleep.
 
 import asyncio
 from collections.abc import Mapping
+from math import inf
 
 import msgspec
 from msgspec import Struct
 
 from reefknot.core.audit.event import DecisionRecord, Event
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
-from reefknot.core.messages import ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
+from reefknot.core.messages import DEFAULT_TIMEOUT_MS, ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import Permit, Refused
 from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE
@@ -100,6 +101,8 @@ class StepRunner:
         self._context = context
         self._settings = context.settings
         self._blocks = blocks
+        limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks.values()}
+        self._book = context.settings.book.with_blocks({target: own for target, own in limits.items() if own})
         self._clock = context.clock
         self._redactor = context.redactor
         self._log = StepLog(context.worker_id, context.redactor)
@@ -109,12 +112,12 @@ class StepRunner:
     async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
         """Execute once, and decide what follows."""
         wall, assignment, admitted = self._clock.wall(), work.assignment, work.admitted
-        request = StepRequest.of(assignment)
+        block = self._blocks.get(assignment.job.type)
+        target = f"block:{assignment.job.type if block is None else block.type}"
+        request = StepRequest.of(assignment, self._default_ms(target))
         if admitted.skip_retries or admitted.timeout_factor != 1.0:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
-        block = self._blocks.get(request.type)
-        target = f"block:{request.type if block is None else block.type}"
         attempt = AttemptInputs(item, assignment, request, target, wall, admitted.queue_depth, admitted.overload_status)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
@@ -227,8 +230,15 @@ class StepRunner:
             return baseline(BASELINE_RETRIES if retries is None else retries, timeout=timeout, retryable=not cancelled)
         retry = attempt.assignment.options.retry
         backoff = None if retry is None or retry.backoff_ms is None else retry.backoff_ms / 1000
-        request = Request(retries=retries, base_delay=backoff, time_budget=timeout)
-        return self._settings.book.resolve(attempt.target, failure, request=request)
+        limit_ms = attempt.assignment.options.attempt_timeout_ms
+        limit = None if limit_ms is None else limit_ms / 1000
+        request = Request(retries=retries, base_delay=backoff, time_budget=timeout, attempt_timeout=limit)
+        return self._book.resolve(attempt.target, failure, request=request)
+
+    def _default_ms(self, target: str) -> int:
+        """The time for all executions of a step whose request sets none."""
+        budget = self._book.resolve(target).time_budget
+        return DEFAULT_TIMEOUT_MS if budget == inf else max(1, int(budget * 1000))
 
     def _seconds(self, attempt: AttemptInputs) -> tuple[float, bool]:
         """Seconds this attempt may take, and whether that is all that is left of the assignment's time."""
