@@ -45,6 +45,8 @@ WORKER_WORDS: list[tuple[str, object, str, object]] = [
     ("exponential_base", 3, "multiplier", 3.0),
     ("strategy", "fixed_delay", "strategy", "fixed_delay"),
     ("max_retry_after_ms", 5000, "max_retry_after", 5.0),
+    ("timeout_ms", 45000, "time_budget", 45.0),
+    ("attempt_timeout_ms", 1500, "attempt_timeout", 1.5),
 ]
 
 
