@@ -48,6 +48,7 @@ V2 = ("worker", "retries", "v2")
 _NULL = "null is not a value here; leave the key out to {}"
 _LONGEST_NAME = 64
 _OWN_OPERATION = re.compile(rf"(?=.{{3,{_LONGEST_NAME}}}\Z)[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
+_OWN_CONNECTOR = re.compile(rf"[a-z][a-z0-9_]{{2,{_LONGEST_NAME - 1}}}")
 _SLIP_LIKENESS = 0.85
 """Likeness from which a name counts as another one, mistyped: `kv.gett` does, `kv.purge` does not."""
 
@@ -271,8 +272,13 @@ def _refuse_cancellation(category: ErrorCategory, flag: object, place: DialectPl
 
 
 def _is_connector(name: str, place: DialectPlace) -> bool:
-    """Whether the connector is built in, or offered by another package; notes a mistake if not."""
+    """Whether the connector is built in, or a name of one's own; one that looks like a mistyped one is a mistake."""
     if name in CONNECTORS or name in {point.name for point in _offered("reefknot.connectors")}:
+        return True
+    is_slip = get_close_matches(name, CONNECTORS, cutoff=_SLIP_LIKENESS) or any(
+        known.startswith(name) for known in CONNECTORS
+    )
+    if _OWN_CONNECTOR.fullmatch(name) and not is_slip:
         return True
     place.unknown("connector", name, ", ".join(CONNECTORS), CONNECTORS)
     return False
@@ -390,6 +396,7 @@ CONNECTOR_WORDS: dict[str, Meaning] = {
     "max_delay_seconds": ("max_delay", float),
     "jitter_factor": ("jitter_factor", float),
     "backoff_multiplier": ("multiplier", float),
+    "max_retry_after_seconds": ("max_retry_after", float),
 }
 OPERATION_WORDS: dict[str, Meaning] = {
     "max_attempts": ("max_attempts", int),
@@ -400,5 +407,6 @@ OPERATION_WORDS: dict[str, Meaning] = {
     "jitter_factor": ("jitter_factor", float),
     "retryable_exceptions": ("retryable_exceptions", tuple),
     "non_retryable_exceptions": ("non_retryable_exceptions", tuple),
+    "max_retry_after": ("max_retry_after", float),
     "timeout": ("attempt_timeout", float),
 }

@@ -222,6 +222,7 @@ class ConnectorEntry(Section):
     backoff_multiplier: Annotated[float, Field(ge=1, le=10)] | None = None
     transient_max_attempts: Annotated[int, Field(ge=1, le=20)] | None = None
     rate_limit_delay_seconds: Annotated[int, Field(ge=1, le=7200)] | None = None
+    max_retry_after_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     permanent_failures_no_retry: bool | None = None
 
 
@@ -236,6 +237,7 @@ class OperationEntry(Section):
     jitter_factor: Annotated[float, Field(ge=0, le=1)] | None = None
     retryable_exceptions: list[ExceptionName] | None = None
     non_retryable_exceptions: list[ExceptionName] | None = None
+    max_retry_after: Annotated[float, Field(ge=0, le=86_400)] | None = None
     timeout: Seconds | None = None
 
 

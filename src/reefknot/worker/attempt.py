@@ -35,6 +35,7 @@ from reefknot.worker.destinations import Destination, Destinations
 from reefknot.worker.failures import (
     StepOutcome,
     TimedOut,
+    ended_step,
     failure_json,
     failure_of_step,
     last_error,
@@ -344,7 +345,7 @@ class StepRunner:
         if attempt.item.deadline_at is not None:  # both clocks hold: the budget ends where the deadline is
             left = attempt.item.deadline_at / 1000 - wall + attempt.elapsed(wall)
             policy = policy.replace(time_budget=max(SHORTEST_S, min(policy.time_budget, left)))
-        history = History(attempt.number, attempt.elapsed(wall), _last_wait(attempt.item))
+        history = History(attempt.number, attempt.elapsed(wall), attempt.item.budget.last_delay)
         seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(assignment.assignment_id), attempt.item.attempts)
         throttle = destination.throttle if self._settings.retries_v2 else None
@@ -360,10 +361,12 @@ class StepRunner:
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms = int(decision.delay * 1000)
             kind = failure.failure_type.value
-            return AttemptReport(TryAgain(due, failure_json(failure), kind, delay_ms, began_at=began), tuple(events))
+            again = TryAgain(due, failure_json(failure), kind, delay_ms, began_at=began, delay=decision.delay)
+            return AttemptReport(again, tuple(events))
         events.append(end_event(assignment, wall, attempt.number, decision.reason, record))
         self.counters.throttled += decision.reason is Reason.THROTTLED
-        return self._gave_up(attempt, ran.step, failure, decision.reason, tuple(events), unknown=ran.unknown)
+        step = ended_step(ran.step, decision.reason, policy, failure)
+        return self._gave_up(attempt, step, failure, decision.reason, tuple(events), unknown=ran.unknown)
 
     def _fits(self, item: WorkItem, delay: float) -> bool:
         """Whether the wait ends before the assignment's own deadline."""
@@ -382,7 +385,8 @@ class StepRunner:
     ) -> AttemptReport:
         if reason is Reason.BUDGET_SPENT:
             self.counters.budget_exhaustions += 1
-            step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT)
+            code = ErrorCode.cancelled_by_timeout
+            step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT, error_code=code)
         text = failure_json(failure)
         settled: WorkFailed | Quarantine = WorkFailed(text, None, reason.value)
         if unknown or self._settings.quarantine_failed:
@@ -432,9 +436,3 @@ def _is_cancelled() -> bool:
 def _unknown_key(ran: StepOutcome, keys: list[str]) -> str:
     """The guarded key that a failed attempt left behind without an answer."""
     return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
-
-
-def _last_wait(item: WorkItem) -> float:
-    """The wait before this attempt."""
-    last = item.budget.last_attempt_at
-    return 0.0 if last is None else max(0.0, (item.due_at - last) / 1000)
