@@ -26,6 +26,8 @@ from reefknot.core.failure import ErrorCode
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 MOST_ANSWERS = 64
 MOST_ADDRESSES_TRIED = 4
+CONNECT_S = 3.0
+"""How long a connection may take to be made: a host that does not answer by then is down."""
 MOST_CONNECTIONS = 64
 
 
@@ -139,7 +141,7 @@ class HttpClient:
         target = httpcore2.URL(
             scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
         )
-        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
+        timeouts = {**dict.fromkeys(("read", "write", "pool"), seconds), "connect": min(seconds, CONNECT_S)}
         headers = [("Host", url.authority), *headers]
         request = httpcore2.Request(
             method, target, headers=headers, content=body or None, extensions={"timeout": timeouts}

@@ -27,6 +27,7 @@ from reefknot.blocks.inputs import failed
 from reefknot.blocks.sql import SqlQuery
 from reefknot.blocks.sql_rows import SqlSettings
 from reefknot.core.canonical import json_value
+from reefknot.core.checks import seconds
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.errors import ConfigurationError, NotJsonError, ParameterError, ParameterTypeError
@@ -51,8 +52,16 @@ def _threads() -> ThreadPoolExecutor:
 class PythonBlock:
     """A Python function as a block."""
 
-    def __init__(self, type_name: str, function: BlockFunction, *, destination: str = "") -> None:
+    def __init__(
+        self,
+        type_name: str,
+        function: BlockFunction,
+        *,
+        destination: str = "",
+        limits: Mapping[str, float] | None = None,
+    ) -> None:
         self.type = type_name
+        self.limits = limits or {}
         self.function = function
         self._destination = destination or type_name
         self._awaits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -115,14 +124,23 @@ registry = BlockRegistry()
 
 
 def block(
-    type_name: str, *, destination: str = "", into: BlockRegistry | None = None
+    type_name: str,
+    *,
+    destination: str = "",
+    timeout: float | None = None,
+    attempt_timeout: float | None = None,
+    into: BlockRegistry | None = None,
 ) -> Callable[[Function], Function]:
     """
     Register a function as a step of this type; it stays an ordinary function.
 
     It is called with the inputs and a context, and returns a dict of outputs, a `StepResult`, or None. `destination`
-    names what it talks to, for the throttle and the breaker; by default its type.
+    names what it talks to, for the throttle and the breaker; by default its type. `timeout` is the time for all
+    executions and waits, `attempt_timeout` that for one of them, in seconds; the configuration and an assignment's
+    options come before both.
     """
+    given = {"time_budget": ("timeout", timeout), "attempt_timeout": ("attempt_timeout", attempt_timeout)}
+    limits = {field: seconds(name, value) for field, (name, value) in given.items() if value is not None}
     if not isinstance(type_name, str) or not _TYPE.fullmatch(type_name):
         kind = ParameterError if isinstance(type_name, str) else ParameterTypeError
         raise kind("type_name", type_name, _ACCEPTED_TYPE)
@@ -132,7 +150,7 @@ def block(
             raise ParameterTypeError("function", function, "a function of (inputs, context)")
         _check_signature(function)
         target = registry if into is None else into
-        target.add(PythonBlock(type_name, function, destination=destination))
+        target.add(PythonBlock(type_name, function, destination=destination, limits=limits))
         return function
 
     return register

@@ -399,8 +399,9 @@ def _why_not(answer: PolicyAnswer) -> str:
         case Reason.ATTEMPTS_SPENT.value:
             return f"the policy is {attempts(policy.max_attempts)}, {_set_by(provenance['max_attempts'])}"
         case Reason.HINT_TOO_LONG.value:
-            asked, most = seconds(answer.failure.retry_after), seconds(policy.max_retry_after)
-            text = f"the server asks to wait {asked}, longer than max_retry_after, {most}"
+            asked = seconds(answer.failure.retry_after)
+            most, cap = seconds(policy.max_retry_after), seconds(policy.max_delay)
+            text = f"the server asks to wait {asked}, longer than max_retry_after, {most}, and the longest wait, {cap}"
             cools = "; the source cools down until then, without spending an attempt"
             return text + (cools if answer.target.startswith("connector:") else "")
         case Reason.BUDGET_SPENT.value if answer.failure.code.name == "cancelled_by_timeout":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +44,8 @@ def submit(
     id_: Annotated[str | None, arg("Assignment id; an id identifies one job of a tenant.", "--id")] = None,
     tenant: Annotated[str | None, arg("Tenant of the step.")] = None,
     deadline: Annotated[float | None, arg("Deadline in seconds from now, queueing included.")] = None,
+    timeout_ms: Annotated[int | None, arg("Milliseconds for all executions of the step and the waits between.")] = None,
+    attempt_timeout_ms: Annotated[int | None, arg("Milliseconds for one execution of the step.")] = None,
     wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
     timeout: Annotated[float, arg("Most seconds that --wait waits. Default: 60.")] = 60.0,
     options: StoreFlags = STORE,
@@ -57,7 +59,11 @@ def submit(
     submission = Submission(address_of(options), timeout if wait else None)
     if file is not None:
         require_file(file)
-    asyncio.run(submission.submit(file or _step(type_ or "", inputs, id_, tenant=tenant, deadline=deadline)))
+    limits = {"timeout_ms": timeout_ms, "attempt_timeout_ms": attempt_timeout_ms}
+    if deadline is not None:
+        _check_positive("--deadline", deadline)
+        limits["deadline_ms"] = max(1, round(deadline * 1000))
+    asyncio.run(submission.submit(file or _step(type_ or "", inputs, id_, tenant, limits)))
     return submission.report(json=options.json)
 
 
@@ -67,7 +73,7 @@ def _check_positive(flag: str, seconds: float) -> None:
 
 
 def _step(
-    type_: str, inputs: str | None, id_: str | None, *, tenant: str | None, deadline: float | None
+    type_: str, inputs: str | None, id_: str | None, tenant: str | None, limits: Mapping[str, int | None]
 ) -> ExecAssignment:
     """The assignment that the flags describe."""
     try:
@@ -83,12 +89,11 @@ def _step(
         fields["assignment_id"] = id_
     if tenant is not None:
         fields["tenant_id"] = tenant
-    if deadline is not None:
-        _check_positive("--deadline", deadline)
-        fields["options"] = {"deadline_ms": max(1, round(deadline * 1000))}
+    fields["options"] = {name: given for name, given in limits.items() if given is not None}
     found = read_object(fields)
     if isinstance(found, str):
         flags = {"job.type": "--type", "assignment_id": "--id", "tenant_id": "--tenant"}
+        flags |= {f"options.{name}": f"--{name.replace('_', '-')}" for name in limits}
         field = found.partition(":")[0]
         raise CommandError(found.replace(field, flags.get(field, field), 1))
     return found

@@ -176,7 +176,7 @@ def request_of(
 
 def failure_from_facts(
     *,
-    code: ErrorCode | str | None = None,
+    code: ErrorCode | str | int | None = None,
     http_status: int | None = None,
     failure_type: FailureType | str | None = None,
     exception: str | None = None,
@@ -205,9 +205,10 @@ def _target(target: str) -> str:
     return operation_target(name) if kind == "operation" and name else target
 
 
-def _code(code: ErrorCode | str | None) -> ErrorCode | None:
+def _code(code: ErrorCode | str | int | None) -> ErrorCode | None:
     if code is None or isinstance(code, ErrorCode):
         return code
+    code = str(code)
     if code.isascii() and code.isdigit() and int(code) in {one.value for one in ErrorCode}:
         return ErrorCode(int(code))
     try:

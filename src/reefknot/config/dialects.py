@@ -22,6 +22,7 @@ from reefknot.core.retry.backoff import register_strategy
 from reefknot.core.retry.book import Book, CategoryEntry, Condition, FieldValue, Layer, Patch, StatusRules, TargetEntry
 from reefknot.core.retry.defaults import (
     BASE,
+    BLOCK_LIMITS,
     CATEGORIES,
     CONNECTORS,
     OTHER_CONNECTORS,
@@ -47,6 +48,7 @@ V2 = ("worker", "retries", "v2")
 _NULL = "null is not a value here; leave the key out to {}"
 _LONGEST_NAME = 64
 _OWN_OPERATION = re.compile(rf"(?=.{{3,{_LONGEST_NAME}}}\Z)[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
+_OWN_CONNECTOR = re.compile(rf"[a-z][a-z0-9_]{{2,{_LONGEST_NAME - 1}}}")
 _SLIP_LIKENESS = 0.85
 """Likeness from which a name counts as another one, mistyped: `kv.gett` does, `kv.purge` does not."""
 
@@ -88,12 +90,14 @@ class DialectReader:
         """The book of this configuration; `problems` says whether it may be used."""
         default = self.configuration.worker.retries.v2.default_policy
         written = _fields(default, BACKOFF_WORDS, self._place(Layer.GLOBAL, *V2, "default_policy"))
+        worker = _fields(self.configuration.worker, WORKER_WORDS, self._place(Layer.GLOBAL, "worker"))
         return Book(
-            base={**BASE, "block": (*BASE["block"], written)},
+            base={**BASE, "block": (*BASE["block"], worker, written)},
             categories=self._categories(),
             statuses=(STATUSES, self._statuses()),
             targets={**TARGETS, **self._blocks(), **self._connectors(), **self._operations()},
             others=OTHERS,
+            own=BLOCK_LIMITS,
             sources=self._sources(),
             hash=hash,
             content=content,
@@ -199,7 +203,7 @@ def _fields(
         value = getattr(words, word)
         field, translate = meanings[word]
         problem = problem_with(value) if word == "strategy" and value is not None else ""
-        if value is None and word != "timeout":
+        if value is None and word not in NO_LIMIT:
             problem = _NULL.format(null)
         if problem:
             place.wrong(problem, word)
@@ -268,8 +272,13 @@ def _refuse_cancellation(category: ErrorCategory, flag: object, place: DialectPl
 
 
 def _is_connector(name: str, place: DialectPlace) -> bool:
-    """Whether the connector is built in, or offered by another package; notes a mistake if not."""
+    """Whether the connector is built in, or a name of one's own; one that looks like a mistyped one is a mistake."""
     if name in CONNECTORS or name in {point.name for point in _offered("reefknot.connectors")}:
+        return True
+    is_slip = get_close_matches(name, CONNECTORS, cutoff=_SLIP_LIKENESS) or any(
+        known.startswith(name) for known in CONNECTORS
+    )
+    if _OWN_CONNECTOR.fullmatch(name) and not is_slip:
         return True
     place.unknown("connector", name, ", ".join(CONNECTORS), CONNECTORS)
     return False
@@ -363,6 +372,8 @@ def _executions(retries: int) -> int:
     return retries + 1
 
 
+NO_LIMIT = ("timeout", "attempt_timeout_ms")
+"""Words whose null is a value: no time limit."""
 Meaning = tuple[str, Callable[[Any], Any]]
 """The field that a word sets, and the translation of its value."""
 BACKOFF_WORDS: dict[str, Meaning] = {
@@ -374,7 +385,10 @@ BACKOFF_WORDS: dict[str, Meaning] = {
     "exponential_base": ("multiplier", float),
     "strategy": ("strategy", strategy_named),
     "max_retry_after_ms": ("max_retry_after", _seconds),
+    "timeout_ms": ("time_budget", _seconds),
+    "attempt_timeout_ms": ("attempt_timeout", _seconds),
 }
+WORKER_WORDS: dict[str, Meaning] = {"default_timeout_ms": ("time_budget", _seconds)}
 CONNECTOR_WORDS: dict[str, Meaning] = {
     "strategy": ("strategy", strategy_named),
     "max_attempts": ("max_attempts", _executions),
@@ -382,6 +396,7 @@ CONNECTOR_WORDS: dict[str, Meaning] = {
     "max_delay_seconds": ("max_delay", float),
     "jitter_factor": ("jitter_factor", float),
     "backoff_multiplier": ("multiplier", float),
+    "max_retry_after_seconds": ("max_retry_after", float),
 }
 OPERATION_WORDS: dict[str, Meaning] = {
     "max_attempts": ("max_attempts", int),
@@ -392,5 +407,6 @@ OPERATION_WORDS: dict[str, Meaning] = {
     "jitter_factor": ("jitter_factor", float),
     "retryable_exceptions": ("retryable_exceptions", tuple),
     "non_retryable_exceptions": ("non_retryable_exceptions", tuple),
+    "max_retry_after": ("max_retry_after", float),
     "timeout": ("attempt_timeout", float),
 }

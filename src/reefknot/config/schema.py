@@ -23,6 +23,8 @@ StrategyWord = Annotated[
     ),
 ]
 """Packages may offer more names than these, so `dialects` checks them."""
+Timeout = Annotated[int, Field(ge=1, le=315_360_000_000)]
+"""Milliseconds of a time limit: the largest is that of an assignment's options."""
 Milliseconds = Annotated[float, Field(ge=0, le=86_400_000)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 RetryCount = Annotated[int, Field(ge=0, le=100)]
@@ -49,6 +51,8 @@ class Backoff(Section):
     exponential_base: Annotated[float, Field(ge=1, le=1000)] | None = None
     strategy: StrategyWord | None = None
     max_retry_after_ms: Milliseconds | None = None
+    timeout_ms: Timeout | None = None
+    attempt_timeout_ms: Timeout | None = None
 
 
 class ErrorOverride(Backoff):
@@ -202,6 +206,7 @@ class WorkerSection(Section):
 
     retries: Retries = Retries()
     queue: Queue = Queue()
+    default_timeout_ms: Timeout | None = None
     quarantine_failed: bool = False
     retention_seconds: Annotated[float, Field(ge=60, le=315_360_000)] | None = 7 * 86_400.0
 
@@ -217,6 +222,7 @@ class ConnectorEntry(Section):
     backoff_multiplier: Annotated[float, Field(ge=1, le=10)] | None = None
     transient_max_attempts: Annotated[int, Field(ge=1, le=20)] | None = None
     rate_limit_delay_seconds: Annotated[int, Field(ge=1, le=7200)] | None = None
+    max_retry_after_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     permanent_failures_no_retry: bool | None = None
 
 
@@ -231,6 +237,7 @@ class OperationEntry(Section):
     jitter_factor: Annotated[float, Field(ge=0, le=1)] | None = None
     retryable_exceptions: list[ExceptionName] | None = None
     non_retryable_exceptions: list[ExceptionName] | None = None
+    max_retry_after: Annotated[float, Field(ge=0, le=86_400)] | None = None
     timeout: Seconds | None = None
 
 

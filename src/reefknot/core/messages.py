@@ -97,6 +97,7 @@ class AssignmentOptions(Struct, frozen=True, omit_defaults=True):
     retry_count: int | None = None
     skip_circuit_breaker: bool = False
     retry: RetryOptions | None = None
+    attempt_timeout_ms: int | None = None
 
 
 class Correlation(Struct, frozen=True, omit_defaults=True):
@@ -141,12 +142,18 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
 
     @property
     def timeout_ms(self) -> int:
-        """Time for all executions, from the first one on."""
+        """Time for all executions, from the first one on, where no policy says otherwise."""
+        given = self.given_timeout_ms
+        return DEFAULT_TIMEOUT_MS if given is None else given
+
+    @property
+    def given_timeout_ms(self) -> int | None:
+        """Time for all executions that the assignment asks for; None leaves it to the block's policy."""
         given = self.options.timeout_ms
         if given is None:
             inside = self.job.payload.get("timeout_ms")
             given = inside if is_whole_number(inside) else None
-        return DEFAULT_TIMEOUT_MS if given is None else given
+        return given
 
 
 class ExecAssignmentAck(Struct, frozen=True, omit_defaults=True):
@@ -248,10 +255,11 @@ class StepRequest(Struct, frozen=True):
     """The retries that the request asks for; None leaves it to the policy."""
 
     @classmethod
-    def of(cls, assignment: ExecAssignment) -> "StepRequest":
-        """The step that an assignment asks for."""
-        job = assignment.job
-        return cls(job.type, job.payload, job.resources or {}, assignment.timeout_ms, assignment.retries)
+    def of(cls, assignment: ExecAssignment, default_ms: int = DEFAULT_TIMEOUT_MS) -> "StepRequest":
+        """The step that an assignment asks for. `default_ms` is the time for all executions if it sets none."""
+        job, given = assignment.job, assignment.given_timeout_ms
+        timeout = default_ms if given is None else given
+        return cls(job.type, job.payload, job.resources or {}, timeout, assignment.retries)
 
     def degraded(self, *, skip_retries: bool, timeout_factor: float) -> "StepRequest":
         """A degraded copy of the step: less time, and no retries if they are skipped."""
@@ -407,7 +415,8 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
     priority = options.priority if isinstance(options.priority, int) else None
     for field, number, least, most in (
         ("options.deadline_ms", options.deadline_ms, 1, LONGEST_MS),
-        (timeout, assignment.timeout_ms, 1, LONGEST_MS),
+        (timeout, assignment.given_timeout_ms, 1, LONGEST_MS),
+        ("options.attempt_timeout_ms", options.attempt_timeout_ms, 1, LONGEST_MS),
         ("options.retry_count", options.retry_count, 0, 100),
         ("options.retry.max_attempts", retry.max_attempts, 0, 100),
         ("options.retry.backoff_ms", retry.backoff_ms, 0, 86_400_000),

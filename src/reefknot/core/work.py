@@ -82,6 +82,8 @@ class Budget(Struct, frozen=True, array_like=True):
     last_attempt_at: int | None = None
     total_delay_ms: int = 0
     trigger: str | None = None
+    last_delay: float = 0.0
+    """The wait before the next attempt as it was decided, in seconds."""
 
 
 class HistoryEntry(Struct, frozen=True, array_like=True):
@@ -167,6 +169,8 @@ class TryAgain(Struct, frozen=True):
     reason: str = ""
     began_at: int | None = None
     """When the attempt began; the time budget counts from the first one's beginning."""
+    delay: float = 0.0
+    """The wait as it was decided, in seconds."""
 
 
 class Snooze(Struct, frozen=True):
@@ -414,6 +418,7 @@ def _again(item: WorkItem, again: TryAgain, now: Moment) -> WorkItem:
             failure_type=again.failure_type,
             total_delay_ms=spent.budget.total_delay_ms + again.delay_ms,
             trigger=again.reason or None,
+            last_delay=again.delay,
         ),
     )
     return _waiting(failed, now, due_at=again.due_at, reason=again.reason)

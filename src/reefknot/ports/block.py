@@ -26,7 +26,11 @@ class BlockContext(Struct, frozen=True):
 
 
 class Block(Protocol):
-    """The implementation of one type of step."""
+    """
+    The implementation of one type of step.
+
+    A block may have time limits of its own: `limits`, a mapping of `time_budget` and `attempt_timeout` to seconds.
+    """
 
     @property
     def type(self) -> str:

@@ -7,6 +7,7 @@ itself is not kept. Third-party classes are recognised by name and attributes, n
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -36,6 +37,12 @@ _MAX_CLASSES = 1024
 _ATTRIBUTES = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
 """Attributes of an exception class that say more than its name and message."""
 
+_UNREACHABLE: dict[int | None, str] = {
+    number: f"errno.{name}"
+    for number, name in errno.errorcode.items()
+    if name in ("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EHOSTDOWN")
+}
+"""Errors of the network that Python raises as a plain `OSError`: told by their number."""
 _ClassTraits = tuple[tuple[str, ...], Kind | None, bool]
 """Class names along the MRO, the kind they determine, and whether the class has none of `_ATTRIBUTES`."""
 _traits_of: dict[type, _ClassTraits] = {}
@@ -109,6 +116,9 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
     except Exception:
         message = f"<{cls.__name__} cannot be shown>"
     names, kind, has_no_attributes = _traits_of.get(cls) or _class_traits(cls)
+    if kind is None and isinstance(error, OSError) and error.errno in _UNREACHABLE:
+        names = (_UNREACHABLE[error.errno], *names)
+        kind = kind_of_class(names)
     if has_no_attributes and not error.__dict__:
         exhausted = error.__cause__ is not None and _exhausted(error, since)
         if kind is None:
@@ -147,7 +157,9 @@ def _reason_names(error: BaseException, names: tuple[str, ...]) -> tuple[str, ..
     if not isinstance(reason, BaseException) or "urllib.error.URLError" not in names:
         return ()
     cls = type(reason)
-    return (_traits_of.get(cls) or _class_traits(cls))[0]
+    inner = (_traits_of.get(cls) or _class_traits(cls))[0]
+    number = reason.errno if isinstance(reason, OSError) else None
+    return (_UNREACHABLE[number], *inner) if number in _UNREACHABLE else inner
 
 
 def _class_traits(cls: type) -> _ClassTraits:

@@ -102,6 +102,7 @@ class Client:
         *,
         deadline: float | None = None,
         timeout: float | None = None,
+        attempt_timeout: float | None = None,
         retries: int | None = None,
         priority: int | str = 0,
         resource_class: str | None = None,
@@ -112,8 +113,9 @@ class Client:
         """
         Submit one step. Accepted means kept; a full queue raises `QueueFullError` with `retry_after`.
 
-        `deadline` counts from now, in seconds, waiting included; `timeout` from the first execution on. The same
-        `assignment_id` twice is one piece of work, for each tenant its own.
+        `deadline` counts from now, in seconds, waiting included; `timeout` is the time of all executions, from the
+        first one on, `attempt_timeout` that of one. The same `assignment_id` twice is one piece of
+        work, for each tenant its own.
         """
         if inputs is not None and not isinstance(inputs, Mapping):
             raise ParameterTypeError("inputs", inputs, "a mapping of names to JSON values, or None")
@@ -128,6 +130,7 @@ class Client:
                 priority=priority,
                 deadline_ms=_milliseconds("deadline", deadline),
                 timeout_ms=_milliseconds("timeout", timeout),
+                attempt_timeout_ms=_milliseconds("attempt_timeout", attempt_timeout),
                 retry_count=retries,
             ),
         )

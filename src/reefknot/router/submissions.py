@@ -48,6 +48,7 @@ SUBMIT_ARGUMENTS = {
     "job.payload": "inputs",
     "options.deadline_ms": "deadline",
     "options.timeout_ms": "timeout",
+    "options.attempt_timeout_ms": "attempt_timeout",
     "job.payload.timeout_ms": "inputs.timeout_ms",
     "options.retry_count": "retries",
     "options.priority": "priority",

@@ -9,13 +9,14 @@ the block: a retry is a due time, not a sleep.
 
 import asyncio
 from collections.abc import Mapping
+from math import inf
 
 import msgspec
 from msgspec import Struct
 
 from reefknot.core.audit.event import DecisionRecord, Event
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
-from reefknot.core.messages import ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
+from reefknot.core.messages import DEFAULT_TIMEOUT_MS, ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import Permit, Refused
 from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE
@@ -34,6 +35,7 @@ from reefknot.worker.destinations import Destination, Destinations
 from reefknot.worker.failures import (
     StepOutcome,
     TimedOut,
+    ended_step,
     failure_json,
     failure_of_step,
     last_error,
@@ -100,6 +102,8 @@ class StepRunner:
         self._context = context
         self._settings = context.settings
         self._blocks = blocks
+        limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks.values()}
+        self._book = context.settings.book.with_blocks({target: own for target, own in limits.items() if own})
         self._clock = context.clock
         self._redactor = context.redactor
         self._log = StepLog(context.worker_id, context.redactor)
@@ -109,12 +113,12 @@ class StepRunner:
     async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
         """Execute once, and decide what follows."""
         wall, assignment, admitted = self._clock.wall(), work.assignment, work.admitted
-        request = StepRequest.of(assignment)
+        block = self._blocks.get(assignment.job.type)
+        target = f"block:{assignment.job.type if block is None else block.type}"
+        request = StepRequest.of(assignment, self._default_ms(target))
         if admitted.skip_retries or admitted.timeout_factor != 1.0:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
-        block = self._blocks.get(request.type)
-        target = f"block:{request.type if block is None else block.type}"
         attempt = AttemptInputs(item, assignment, request, target, wall, admitted.queue_depth, admitted.overload_status)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
@@ -227,8 +231,15 @@ class StepRunner:
             return baseline(BASELINE_RETRIES if retries is None else retries, timeout=timeout, retryable=not cancelled)
         retry = attempt.assignment.options.retry
         backoff = None if retry is None or retry.backoff_ms is None else retry.backoff_ms / 1000
-        request = Request(retries=retries, base_delay=backoff, time_budget=timeout)
-        return self._settings.book.resolve(attempt.target, failure, request=request)
+        limit_ms = attempt.assignment.options.attempt_timeout_ms
+        limit = None if limit_ms is None else limit_ms / 1000
+        request = Request(retries=retries, base_delay=backoff, time_budget=timeout, attempt_timeout=limit)
+        return self._book.resolve(attempt.target, failure, request=request)
+
+    def _default_ms(self, target: str) -> int:
+        """The time for all executions of a step whose request sets none."""
+        budget = self._book.resolve(target).time_budget
+        return DEFAULT_TIMEOUT_MS if budget == inf else max(1, int(budget * 1000))
 
     def _seconds(self, attempt: AttemptInputs) -> tuple[float, bool]:
         """Seconds this attempt may take, and whether that is all that is left of the assignment's time."""
@@ -334,7 +345,7 @@ class StepRunner:
         if attempt.item.deadline_at is not None:  # both clocks hold: the budget ends where the deadline is
             left = attempt.item.deadline_at / 1000 - wall + attempt.elapsed(wall)
             policy = policy.replace(time_budget=max(SHORTEST_S, min(policy.time_budget, left)))
-        history = History(attempt.number, attempt.elapsed(wall), _last_wait(attempt.item))
+        history = History(attempt.number, attempt.elapsed(wall), attempt.item.budget.last_delay)
         seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(assignment.assignment_id), attempt.item.attempts)
         throttle = destination.throttle if self._settings.retries_v2 else None
@@ -350,10 +361,12 @@ class StepRunner:
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms = int(decision.delay * 1000)
             kind = failure.failure_type.value
-            return AttemptReport(TryAgain(due, failure_json(failure), kind, delay_ms, began_at=began), tuple(events))
+            again = TryAgain(due, failure_json(failure), kind, delay_ms, began_at=began, delay=decision.delay)
+            return AttemptReport(again, tuple(events))
         events.append(end_event(assignment, wall, attempt.number, decision.reason, record))
         self.counters.throttled += decision.reason is Reason.THROTTLED
-        return self._gave_up(attempt, ran.step, failure, decision.reason, tuple(events), unknown=ran.unknown)
+        step = ended_step(ran.step, decision.reason, policy, failure)
+        return self._gave_up(attempt, step, failure, decision.reason, tuple(events), unknown=ran.unknown)
 
     def _fits(self, item: WorkItem, delay: float) -> bool:
         """Whether the wait ends before the assignment's own deadline."""
@@ -372,7 +385,8 @@ class StepRunner:
     ) -> AttemptReport:
         if reason is Reason.BUDGET_SPENT:
             self.counters.budget_exhaustions += 1
-            step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT)
+            code = ErrorCode.cancelled_by_timeout
+            step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT, error_code=code)
         text = failure_json(failure)
         settled: WorkFailed | Quarantine = WorkFailed(text, None, reason.value)
         if unknown or self._settings.quarantine_failed:
@@ -422,9 +436,3 @@ def _is_cancelled() -> bool:
 def _unknown_key(ran: StepOutcome, keys: list[str]) -> str:
     """The guarded key that a failed attempt left behind without an answer."""
     return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
-
-
-def _last_wait(item: WorkItem) -> float:
-    """The wait before this attempt."""
-    last = item.budget.last_attempt_at
-    return 0.0 if last is None else max(0.0, (item.due_at - last) / 1000)

@@ -17,6 +17,8 @@ from reefknot.core.canonical import canonical
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.retry.classify import classify, status_in
+from reefknot.core.retry.decide import Reason
+from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
 from reefknot.retrying.failures import failure_from
@@ -30,6 +32,20 @@ def timeout_result(item: WorkItem, target: str, seconds: float, *, whole: bool) 
     last = "" if item.failure is None else f"; before that: {last_error(item)}"
     message = f"the time for all attempts was over after {seconds:.3g} s of attempt {item.attempts + 1}{last}"
     return StepResult(StepStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, error_message=message)
+
+
+def ended_step(step: StepResult, reason: Reason, policy: RetryPolicy, failure: Failure) -> StepResult:
+    """The last step's result with the reason why no other one follows, where its own error does not say it."""
+    if reason is Reason.BUDGET_SPENT and step.error_code is not ErrorCode.cancelled_by_timeout:
+        wait = "" if failure.retry_after is None else f" (the server asked to wait {failure.retry_after:.6g} s)"
+        why = f"another attempt would not fit into the time for all of them, {policy.time_budget:.3g} s{wait}"
+    elif reason is Reason.HINT_TOO_LONG:
+        most = max(policy.max_retry_after, policy.max_delay)
+        why = f"the server asked to wait {failure.retry_after or 0:.6g} s, and at most {most:.6g} s are waited"
+    else:
+        return step
+    last = f"{step.error_code.wire}: {step.error_message}" if step.error_message else step.error_code.wire
+    return msgspec.structs.replace(step, error_message=f"{why}; the last error: {last}")
 
 
 def _timeout_code(target: str) -> ErrorCode:

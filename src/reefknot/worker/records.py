@@ -160,9 +160,17 @@ def sendable(step: Any) -> StepResult:
         return _broken(f"the block's outputs cannot be written as JSON: {error}")
     if size > LARGEST_MESSAGE - _ROOM:
         return _broken(f"the block's outputs have {size} bytes; accepted: at most {LARGEST_MESSAGE - _ROOM}")
-    if not step.ok and step.error_code is ErrorCode.none:
-        return msgspec.structs.replace(step, error_code=ErrorCode.execution_failed)
+    if step.ok:
+        return step if step.error_code is ErrorCode.none else msgspec.structs.replace(step, error_code=ErrorCode.none)
+    if step.error_code is ErrorCode.none:
+        return msgspec.structs.replace(step, error_code=_CODE_OF_STATUS.get(step.status, ErrorCode.execution_failed))
     return step
+
+
+_CODE_OF_STATUS = {
+    StepStatus.CANCELLED: ErrorCode.cancelled_by_user,
+    StepStatus.TIMEOUT: ErrorCode.cancelled_by_timeout,
+}
 
 
 def _broken(message: str) -> StepResult:

@@ -216,11 +216,11 @@ def test_a_secret_in_a_message_is_not_shown_again(rk: Commands) -> None:
         ),
         (
             ("block:http", "--status", "500", "--retry-after", "400"),
-            "Not retried: the server asks to wait 400 s, longer than max_retry_after, 300 s.",
+            "Not retried: the server asks to wait 400 s, longer than max_retry_after, 300 s, and the longest wait, 30",
         ),
         (
-            ("connector:imap_mailbox", "--message", "busy", "--retry-after", "400"),
-            "300 s; the source cools down until then, without spending an attempt.",
+            ("connector:imap_mailbox", "--message", "busy", "--retry-after", "90000"),
+            "; the source cools down until then, without spending an attempt.",
         ),
         (
             ("block:http", "--status", "500", "--retry-after", "40"),

@@ -128,7 +128,7 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
 @for_each_row(
     ("path", "keys"),
     [
-        ("worker", " of quarantine_failed, queue, retention_seconds, retries"),
+        ("worker", " of default_timeout_ms, quarantine_failed, queue, retention_seconds, retries"),
         ("worker.retries", " of v2"),
         (f"{V2}.throttle", " of enabled, per_second, per_success, tokens"),
         (f"{QUEUE}.resource_pools.cpu", " of max_concurrency, max_queue_size"),

@@ -119,8 +119,58 @@ def test_a_wait_that_would_reach_the_budget_is_not_started_and_the_last_error_is
         await shop.send(work("a", job="http.request", timeout_ms=5000))
         await asyncio.sleep(30)
         result = shop.result("a")
-        assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "HTTP_ERROR")
+        assert (result.status, result.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
+        assert result.error_message == (
+            "another attempt would not fit into the time for all of them, 5 s (the server asked to wait 10 s); "
+            "the last error: HTTP_ERROR: failed"
+        )
         assert len(step.began) == 1
+
+    with_shop(story)
+
+
+def test_a_hint_that_is_too_long_is_told_with_the_last_error() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(http(503, retry_after=301), name="http.request"))
+        await shop.send(work("a", job="http.request"))
+        await asyncio.sleep(5)
+        result = shop.result("a")
+        assert (result.status, result.error_code) == (ResultStatus.ERROR, "HTTP_ERROR")
+        assert result.error_message == (
+            "the server asked to wait 301 s, and at most 300 s are waited; the last error: HTTP_ERROR: failed"
+        )
+
+    with_shop(story)
+
+
+def test_a_success_has_no_code_and_an_end_without_one_gets_that_of_its_status() -> None:
+    async def story(shop: Shop) -> None:
+        ends = {
+            "a": StepResult(StepStatus.OK, ErrorCode.network_error),
+            "b": StepResult(StepStatus.CANCELLED),
+            "c": StepResult(StepStatus.TIMEOUT),
+            "d": StepResult(StepStatus.ERROR),
+        }
+        await shop.worker("w1", *(Step(end, name=f"test.{name}") for name, end in ends.items()))
+        await shop.send(*(work(name, job=f"test.{name}", retry_count=0) for name in ends))
+        await asyncio.sleep(5)
+        assert {name: shop.result(name).error_code for name in ends} == {
+            "a": None,
+            "b": "CANCELLED_BY_USER",
+            "c": "CANCELLED_BY_TIMEOUT",
+            "d": "EXECUTION_FAILED",
+        }
+
+    with_shop(story)
+
+
+def test_the_wait_that_was_decided_is_the_previous_one_of_the_next_decision() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.worker("w1", Step(REFUSED))
+        await shop.send(work("a"))
+        await asyncio.sleep(60)
+        first, second, *_ = await shop.events(RetryAttempt)
+        assert second.decision.history.previous_delay == first.delay_seconds  # type: ignore[union-attr]
 
     with_shop(story)
 

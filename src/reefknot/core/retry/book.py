@@ -17,7 +17,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from msgspec import Struct, json
+from msgspec import Struct, json, structs
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry.policy import ALIASES, FIELDS, RetryPolicy, RetryStrategy
@@ -136,10 +136,15 @@ class Request(Struct, frozen=True):
     retries: int | None = None
     base_delay: float | None = None
     time_budget: float | None = None
+    attempt_timeout: float | None = None
 
     def patch(self) -> Patch:
-        attempts = None if self.retries is None else self.retries + 1
-        fields = {"max_attempts": attempts, "base_delay": self.base_delay, "time_budget": self.time_budget}
+        fields = {
+            "max_attempts": None if self.retries is None else self.retries + 1,
+            "base_delay": self.base_delay,
+            "time_budget": self.time_budget,
+            "attempt_timeout": self.attempt_timeout,
+        }
         return patch(Layer.REQUEST, "request", {name: given for name, given in fields.items() if given is not None})
 
 
@@ -192,6 +197,8 @@ class Book(Struct, frozen=True, eq=False, kw_only=True):
     sources: Mapping[str, tuple[str, TargetEntry]]
     """By source: the connector it belongs to, and its entry."""
     hash: str
+    own: Mapping[str, Patch] = {}
+    """By target: the time limits that a block brings itself."""
     content: Mapping[str, Any] | None = None
     """The written policies, which `hash` is the hash of, for the audit log. None when nothing was written."""
     _cache: dict[object, ResolvedPolicy] = {}
@@ -214,6 +221,11 @@ class Book(Struct, frozen=True, eq=False, kw_only=True):
             self._cache[key] = found
         return found
 
+    def with_blocks(self, limits: Mapping[str, Mapping[str, float]]) -> "Book":
+        """The book with time limits that blocks bring themselves, by target: beneath what the file says of them."""
+        own = {target: patch(Layer.BUILTIN, "@rk.block", fields) for target, fields in limits.items()}
+        return structs.replace(self, own={**self.own, **own}, _cache={}) if own else self
+
     def resolver(self, target: str, *, source: str | None = None) -> Callable[[Failure], RetryPolicy]:
         """A function from failure to policy for one target, as a retrier takes it."""
         return lambda failure: self.resolve(target, failure, source=source)
@@ -233,6 +245,7 @@ class Book(Struct, frozen=True, eq=False, kw_only=True):
         yield from self.base[kind]
         if kind == "block" and failure is not None:
             yield from self._category(failure)
+        yield self.own.get(target, EMPTY_PATCH)
         entries = [entry for name in families(target) for entry in self.targets.get(name, ())]
         if not entries and kind in self.others:
             entries = [self.others[kind]]

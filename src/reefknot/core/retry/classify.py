@@ -15,12 +15,13 @@ from reefknot.core.redaction import LONGEST_TEXT
 _TERMS: dict[FailureType, tuple[str, ...]] = {
     FailureType.PERMANENT: (
         *("permission denied", "access denied", "authentication failed"),
-        *("invalid credentials", "not found"),
+        *("invalid credentials", "not found", "unauthorized", "forbidden", "401", "403"),
     ),
-    FailureType.RATE_LIMITED: ("rate limit", "too many requests", "quota exceeded", "429"),
+    FailureType.RATE_LIMITED: ("rate limit", "too many", "throttle", "quota exceeded", "429"),
     FailureType.TRANSIENT: (
         *("timeout", "connection refused", "temporary", "unavailable", "network", "503", "502"),
-        *("timed out", "connection reset"),
+        *("timed out", "connection reset", "deadline exceeded", "connection failed", "connection error"),
+        *("connection closed", "no route to host"),
     ),
 }
 """The words of a message that stand for a failure type. The first type that has one of its words there decides."""
@@ -46,6 +47,7 @@ _MISSING = Kind(ErrorCode.execution_failed, FailureType.PERMANENT)
 _BUSY = Kind(ErrorCode.resource_unavailable, FailureType.TRANSIENT)
 
 KNOWN_CLASSES: dict[str, Kind] = {
+    **{f"errno.{name}": _NETWORK for name in ("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EHOSTDOWN")},
     "builtins.TimeoutError": _TIMEOUT,
     "builtins.ConnectionError": _NETWORK,
     "builtins.PermissionError": _DENIED,
@@ -167,6 +169,8 @@ def kind_of_text(message: str) -> Kind:
 def type_in(message: str) -> FailureType:
     """The failure type of a message's words: permanent before rate limited before transient."""
     text = _words(message)
+    if _any_of(("403", "forbidden"), text) and _any_of(_TERMS[FailureType.RATE_LIMITED], text):
+        return FailureType.RATE_LIMITED  # as a status 403 with these words is
     return next((failure_type for failure_type, terms in _TERMS.items() if _any_of(terms, text)), FailureType.UNKNOWN)
 
 

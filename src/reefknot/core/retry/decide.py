@@ -107,7 +107,7 @@ def decide(
     delay = delay_before(history.attempts - 1, policy, draw=draw, previous=history.previous_delay)
     hint = failure.retry_after
     if hint is not None:
-        if not hint <= policy.max_retry_after:  # nan is refused too
+        if not hint <= max(policy.max_retry_after, policy.max_delay):  # nan is refused too
             return Stop(Reason.HINT_TOO_LONG)
         if hint > 0.0:
             delay = max(delay, hint) + draw * min(1.0, 0.1 * hint)

@@ -189,6 +189,8 @@ TARGETS: dict[str, tuple[TargetEntry, ...]] = {
     **{f"connector:{name}": (connector_entry(name),) for name in CONNECTORS},
     **{category.target: (operation_entry(category.target),) for category in OPERATIONS},
 }
+BLOCK_LIMITS = {"block:http.request": _patch("block http.request", {"attempt_timeout": 10.0})}
+"""The time limits of standard blocks, beneath what a file says of them."""
 OTHERS = {"connector": connector_entry("default"), "operation": operation_entry("operation:default")}
 """The built-in entries of connectors and operations that are neither listed nor configured."""
 
@@ -226,6 +228,7 @@ def builtin_book(hash: str = "builtin") -> Book:  # noqa: A002 - as in Book
         statuses=(STATUSES,),
         targets=TARGETS,
         others=OTHERS,
+        own=BLOCK_LIMITS,
         sources={},
         hash=hash,
     )

@@ -34,7 +34,7 @@ TRANSIENT, LIMITED, PERMANENT, UNKNOWN = (
 )
 DOCUMENTED: dict[FailureType, list[str]] = {
     PERMANENT: ["permission denied", "access denied", "authentication failed", "invalid credentials", "not found"],
-    LIMITED: ["rate limit", "too many requests", "quota exceeded", "429"],
+    LIMITED: ["rate limit", "too many requests", "quota exceeded", "429", "throttled", "too many calls"],
     TRANSIENT: [
         *("timeout", "connection refused", "temporary", "unavailable", "network", "503", "502"),
         *("timed out", "connection reset"),
@@ -124,7 +124,6 @@ def test_a_word_counts_where_a_word_begins(message: str, kind: FailureType) -> N
         "42 9",
         "rate of change",
         "limit rate",
-        "too many",
         "unrate limit",
         "denied",
         "ordinary words",

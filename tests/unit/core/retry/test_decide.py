@@ -154,6 +154,7 @@ def test_the_reasons_come_in_the_order_of_the_checks() -> None:
     policy = policy.replace(max_attempts=2)
     assert decide(policy, late, hint, 0.0, **everything) == Stop(Reason.BREAKER_OPEN)
     everything["breaker_open"] = False
+    policy = policy.replace(max_delay=2.0)
     assert decide(policy, late, hint, 0.0, **everything) == Stop(Reason.HINT_TOO_LONG)
     policy = policy.replace(max_retry_after=3)
     assert decide(policy, late, hint, 0.0, **everything) == Stop(Reason.BUDGET_SPENT)
@@ -194,6 +195,12 @@ def test_the_reasons_and_the_version_are_what_events_carry() -> None:
 )
 def test_a_hint_is_heard_and_spread(hint: float, draw: float, delay: float) -> None:
     assert delay_of(decide(PLAIN, FIRST, hinted(hint), draw)) == pytest.approx(delay)
+
+
+def test_a_hint_within_our_own_longest_wait_is_heard_whatever_the_limit_for_hints() -> None:
+    patient = PLAIN.replace(max_delay=900.0)
+    assert delay_of(decide(patient, FIRST, hinted(301.0), 0.0)) == 301.0
+    assert decide(patient, FIRST, hinted(900.5), 0.0) == Stop(Reason.HINT_TOO_LONG)
 
 
 @for_each_row("hint", [300.001, 1e9, inf, nan])
@@ -247,11 +254,11 @@ def test_a_heard_hint_is_never_undercut_and_overshot_by_a_second_at_most(
     match decide(policy, FIRST, hinted(hint), draw):
         case Again(delay):
             own = delay_before(0, policy, draw=draw)
-            assert hint <= policy.max_retry_after
+            assert hint <= max(policy.max_retry_after, policy.max_delay)
             assert max(own, hint) <= delay <= max(own, hint) + min(1.0, hint / 10) + 1e-9
             assert delay < policy.time_budget
         case Stop(reason):
-            assert reason is not Reason.HINT_TOO_LONG or hint > policy.max_retry_after
+            assert reason is not Reason.HINT_TOO_LONG or hint > max(policy.max_retry_after, policy.max_delay)
 
 
 @given(policies, hints, st.integers(0, 2**32), st.floats(0, 10))
