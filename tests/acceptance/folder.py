@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ async def wait(inputs, context):
     return {}
 """
 PATIENCE_S = 30.0
+ROOT = Path(__file__).parents[2]
 
 
 class Folder:
@@ -69,11 +70,13 @@ class Folder:
         assert done.code == 0, done.err
         return done.json
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, program: Sequence[str] = ("reefknot",)) -> subprocess.Popen[str]:
+        """A command as a process of its own; `program` is the module that runs it, and words before the command."""
+        path = os.pathsep.join([str(ROOT), self._environment.get("PYTHONPATH", "")])
         process = subprocess.Popen(
-            [sys.executable, "-m", "reefknot", *words],
+            [sys.executable, "-m", *program, *words],
             cwd=self.path,
-            env=self._environment,
+            env=self._environment | ({} if program == ("reefknot",) else {"PYTHONPATH": path}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

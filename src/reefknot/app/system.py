@@ -12,10 +12,10 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -51,6 +51,8 @@ STATUS_KEPT_S = 5.0
 CONTROL_S = 5.0
 STORE_S = 10.0
 STORE_PAUSE_S = 0.25
+FAILED_STOP_S = 3.0
+"""Longest orderly stop of a system whose store has failed."""
 STARTING_TRIES = 4
 FREE_NAMES_TRIED = 10
 
@@ -155,6 +157,12 @@ class System:
             await block.close()
         await self._withdraw_status()
         return back
+
+    async def store_failed(self) -> NoReturn:
+        """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""
+        while (failure := self.store.failure) is None:
+            await asyncio.sleep(STATUS_EVERY_S)
+        raise failure
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
         """Take it on; the future is its result."""
@@ -324,7 +332,17 @@ async def running_system(
         try:
             yield system
         finally:
-            await system.stop(drain)
+            await _stop(system, drain)
+
+
+async def _stop(system: System, drain: float) -> None:
+    """Stop in order. Nothing can be given back to a store that failed: the next process finds it as after a crash."""
+    if system.store.failure is None:
+        await system.stop(drain)
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FAILED_STOP_S):
+            await system.stop()
 
 
 def _free(kind: str, count: int, taken: set[str]) -> list[str]:

@@ -178,7 +178,7 @@ class BatchRun:
         feeder_count = min(self._in_flight, system.routing.rules.size + slots)
         with progress("assignments", await asyncio.to_thread(count_lines, self._file)) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(feeder_count)))
-            await until_first_ends(feeders, shutdown.requested.wait())
+            await until_first_ends(feeders, shutdown.requested.wait(), system.store_failed())
 
     async def _feed(self, system: System, advance: Advance) -> None:
         """Run one line after the other, as long as there are lines."""

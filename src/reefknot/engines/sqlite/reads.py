@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from reefknot.engines.sqlite.connection import FORK_GUARD, translated
+from reefknot.engines.sqlite.connection import FORK_GUARD, close_connection, translated
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.runtime.file_changes import FileChanges
 
@@ -75,7 +75,7 @@ class Reader:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            close_connection(self._connection)
 
 
 POLL_S = 0.025
@@ -170,7 +170,7 @@ class ChangeWatcher:
         self._file.stop()
         self._release_all()
         if self._connection is not None:
-            self._connection.close()
+            close_connection(self._connection)
             self._connection = None
 
     def _written(self) -> None:
