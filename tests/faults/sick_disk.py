@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from reefknot.app.system import System
 from reefknot.cli import main
@@ -29,9 +30,14 @@ class FlaggedFailure(Hook):
         return run()
 
 
+async def _deaf(system: System) -> NoReturn:
+    while True:
+        await asyncio.sleep(3600)
+
+
 if __name__ == "__main__":
     flag = Path(sys.argv.pop(1))
     disk = FaultyDisk(FlaggedFailure(flag), name="sick", default=True)
     if flag.name == "deaf":
-        System.store_failed = lambda _: asyncio.sleep(3600)  # type: ignore[method-assign]
+        System.store_failed = _deaf  # type: ignore[method-assign]
     sys.exit(main())

@@ -160,7 +160,7 @@ class System:
 
     async def store_failed(self) -> NoReturn:
         """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""
-        while (failure := self.store.failure) is None:
+        while (failure := self.store.failure) is None:  # noqa: ASYNC110 - the writer's thread has no loop to tell
             await asyncio.sleep(STATUS_EVERY_S)
         raise failure
 

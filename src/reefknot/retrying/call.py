@@ -22,7 +22,7 @@ from reefknot.core.retry.backoff import draw
 from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
-from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from, retryable_by_default
+from reefknot.retrying.failures import failure_from, mark_exhausted, retryable_by_default
 from reefknot.retrying.plan import Plan, exhaustions
 from reefknot.retrying.rules import ALWAYS_RETRIED
 from reefknot.retrying.types import RetryEvent
@@ -179,7 +179,7 @@ class CallState:
         event = self._event(self.attempts, failure, error, policy)
         if self.reason in _EXHAUSTED:
             exhaustions.count += 1
-            _mark(error, exhaustions.count)
+            mark_exhausted(error, exhaustions.count)
         if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
         _annotate(error, event, policy)
@@ -221,13 +221,6 @@ def _resolve_verdict(
 
 def _is_open(breaker: CircuitBreaker, error: Exception) -> bool:
     return isinstance(error, BreakerOpenError) or breaker.state.value == "open"
-
-
-def _mark(error: Exception, number: int) -> None:
-    try:
-        setattr(error, EXHAUSTED_MARK, number)
-    except Exception:  # an exception that refuses attributes is simply not marked
-        return
 
 
 def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:

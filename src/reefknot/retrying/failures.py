@@ -7,6 +7,7 @@ itself is not kept. Third-party classes are recognised by name and attributes, n
 
 from __future__ import annotations
 
+from opcode import opmap
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -24,12 +25,15 @@ from reefknot.core.retry.classify import (
     status_in,
 )
 from reefknot.core.retry.policy import class_name
+from reefknot.retrying.plan import current_scope
 from reefknot.retrying.rules import every_leaf
 
 if TYPE_CHECKING:
     from reefknot.retrying.rules import Verdict
 
 EXHAUSTED_MARK = "__reefknot_exhausted__"
+_NO_MARK = (0, 0, 0)
+_RAISE = opmap["RAISE_VARARGS"]
 _MAX_CAUSES = 8
 _MAX_CLASSES = 1024
 _ATTRIBUTES = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
@@ -151,17 +155,51 @@ def _instance(kind: type[Any], value: object) -> Any:
     return value if isinstance(value, kind) else None
 
 
+def mark_exhausted(error: Exception, number: int) -> None:
+    """Mark an error that ended a retry: with the number of that end, its scope, and the code that caught the error."""
+    trace = error.__traceback__
+    mark = (number, current_scope(), 0 if trace is None else id(trace.tb_frame.f_code))
+    try:
+        setattr(error, EXHAUSTED_MARK, mark)
+    except Exception:  # an exception that refuses attributes is simply not marked
+        return
+
+
 def _exhausted(error: BaseException, since: int) -> bool:
     """Whether this error, or one it was raised from, already ended a retry inside this call."""
     link: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         if link is None:
             return False
-        if link.__dict__.get(EXHAUSTED_MARK, 0) > since:
+        if _is_marked_inside(link, since, is_caught=link is error):
             return True
         if isinstance(link, BaseExceptionGroup) and any(_exhausted(leaf, since) for leaf in link.exceptions):
             return True
         link = link.__cause__
+    return False
+
+
+def _is_marked_inside(error: BaseException, since: int, *, is_caught: bool) -> bool:
+    """
+    Whether the retry that marked the error ran inside this call, which began at `since` and runs in this scope.
+
+    In the same scope it did. In another one (a task or a thread) it did if the error came through it on its way here:
+    an object that several callers share also carries the marks of the others. `is_caught`: the way ends in this call's
+    own frame.
+    """
+    number, scope, code = error.__dict__.get(EXHAUSTED_MARK, _NO_MARK)
+    if number <= since:
+        return False
+    if scope == current_scope():
+        return True
+    trace, is_own = error.__traceback__, is_caught
+    while trace is not None:
+        here = trace.tb_frame.f_code
+        if id(here) == code and not is_own:
+            return True
+        if here.co_code[trace.tb_lasti] == _RAISE:  # what follows is left from an earlier raise of the same object
+            return False
+        trace, is_own = trace.tb_next, False
     return False
 
 

@@ -19,7 +19,7 @@ from types import coroutine
 from reefknot import clock
 from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, ParameterError
 from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, code_flags, is_async
-from reefknot.retrying.plan import Plan, exhaustions
+from reefknot.retrying.plan import Plan, current_scope, exhaustions, scope_of_caller
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def _run_in_thread(fn: Function, args: Any, kwargs: Any, *, seconds: float, expi
 
     result = _ThreadResult()
     context = copy_context()
+    context.run(scope_of_caller.set, current_scope())
 
     def work() -> None:
         try:

@@ -78,8 +78,8 @@ def empty_log(connection: apsw.Connection) -> None:
     """
     Move what is in the log into the file, so that the log begins anew.
 
-    After an fsync that failed, the system may show pages of the log that the disk never got. Whoever opens the file next
-    would count them as written and append to them, and a power cut would take all that was appended.
+    After an fsync that failed, the system may show pages of the log that the disk never got. Whoever opens the file
+    next would count them as written and append to them, and a power cut would take all that was appended.
     """
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
