@@ -31,13 +31,13 @@ class FlaggedFailure(Hook):
 
 
 async def _deaf(system: System) -> NoReturn:
-    while True:
-        await asyncio.sleep(3600)
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 if __name__ == "__main__":
     flag = Path(sys.argv.pop(1))
     disk = FaultyDisk(FlaggedFailure(flag), name="sick", default=True)
     if flag.name == "deaf":
-        System.store_failed = _deaf  # type: ignore[method-assign]
+        System.store_failed = _deaf  # type: ignore[method-assign, assignment]
     sys.exit(main())

@@ -321,7 +321,8 @@ class RetryManager:
                 value = await attempt_within(run, _called, (coro,), {})
             except Exception as error:
                 stops = run.record_failure(error) is None
-                await self._audit_failure(operation, run, error, decisions[-1])
+                if len(decisions) == run.attempts:  # else there was none: the error could not be read
+                    await self._audit_failure(operation, run, error, decisions[-1])
                 if not stops:
                     continue
                 if run.reason is Reason.NOT_RETRYABLE:

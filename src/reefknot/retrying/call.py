@@ -22,7 +22,7 @@ from reefknot.core.retry.backoff import draw
 from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
-from reefknot.retrying.failures import failure_from, mark_exhausted, retryable_by_default
+from reefknot.retrying.failures import UNREADABLE, failure_from, mark_exhausted, retryable_by_default
 from reefknot.retrying.plan import Plan, exhaustions
 from reefknot.retrying.rules import ALWAYS_RETRIED
 from reefknot.retrying.types import RetryEvent
@@ -120,8 +120,17 @@ class CallState:
 
     def record_failure(self, error: Exception) -> float | None:
         """Take in a failed attempt: returns the seconds to wait before the next, or None: the error is the caller's."""
-        plan = self.plan
-        self.attempts = attempts = self.attempts + 1
+        self.attempts += 1
+        try:
+            return self._decide(error)
+        except Exception as broken:  # an error that cannot be read, or a rule that fails, never replaces the error
+            self.reason = Reason.NOT_RETRYABLE
+            what = (self.plan.name or "unnamed", type(error).__name__, type(broken).__name__)
+            logger().error("%s: no decision on a %s: %s while it was read", *what)
+            return None
+
+    def _decide(self, error: Exception) -> float | None:
+        plan, attempts = self.plan, self.attempts
 
         # Read the failure.
         failure = failure_from(error, self.since)
@@ -207,20 +216,21 @@ def _resolve_verdict(
 
     Our own deadline ends the call, seconds become a hint, and errors that are always retried override "no".
     """
-    if isinstance(error, DeadlineExceededError) and not failure.exhausted:
+    cls = type(error)
+    if issubclass(cls, DeadlineExceededError) and not failure.exhausted:
         return replace(failure, code=ErrorCode.cancelled_by_timeout), None
     if isinstance(verdict, float):
         return replace(failure, retry_after=max(verdict, failure.retry_after or 0.0)), True
-    if isinstance(error, ALWAYS_RETRIED):
+    if issubclass(cls, ALWAYS_RETRIED):
         return failure, True
-    if plan.breaker is not None and isinstance(error, BreakerOpenError):
+    if plan.breaker is not None and issubclass(cls, BreakerOpenError):
         return failure, True  # the breaker is the reason to stop, not the kind of error it raises
     assert verdict is None or isinstance(verdict, bool)
     return failure, verdict
 
 
 def _is_open(breaker: CircuitBreaker, error: Exception) -> bool:
-    return isinstance(error, BreakerOpenError) or breaker.state.value == "open"
+    return issubclass(type(error), BreakerOpenError) or breaker.state.value == "open"
 
 
 def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
@@ -236,7 +246,7 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
         if notes:
             notes[:] = [line for line in notes if not line.startswith(head + ":")]
         error.add_note(note)
-    except Exception:  # an exception that refuses notes still goes to the caller unharmed
+    except UNREADABLE:  # an exception that refuses notes still goes to the caller unharmed
         return
 
 

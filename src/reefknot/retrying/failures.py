@@ -26,7 +26,7 @@ from reefknot.core.retry.classify import (
 )
 from reefknot.core.retry.policy import class_name
 from reefknot.retrying.plan import current_scope
-from reefknot.retrying.rules import every_leaf
+from reefknot.retrying.rules import MOST_PARTS, every_leaf, is_group, leaves_of
 
 if TYPE_CHECKING:
     from reefknot.retrying.rules import Verdict
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 EXHAUSTED_MARK = "__reefknot_exhausted__"
 _NO_MARK = (0, 0, 0)
 _RAISE = opmap["RAISE_VARARGS"]
-_MAX_CAUSES = 8
+UNREADABLE = (Exception, GeneratorExit, SystemExit)
+"""Raised by an attribute of an odd exception when it is read: it then says nothing. Ctrl-C is another matter."""
+_MOST_SECONDS = 1e300
 _MAX_CLASSES = 1024
 _ATTRIBUTES = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
 """Attributes of an exception class that say more than its name and message."""
@@ -56,7 +58,7 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
     A group is retried only if every leaf is.
     """
-    if isinstance(error, BaseExceptionGroup):
+    if is_group(error):
         return every_leaf(error, lambda leaf: retryable_by_default(leaf, failure_from(leaf)))
     declared = _declared_retryable(error, failure)
     return is_transient(failure) if declared is None else declared
@@ -66,7 +68,7 @@ def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
     """Declaration of the exception by `error_code` or `failure_type`: retryable or not; None when there is none."""
     try:
         code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
-    except Exception:  # an attribute that raises when it is read declares nothing
+    except UNREADABLE:  # an attribute that raises when it is read declares nothing
         return None
     if isinstance(code, ErrorCode):
         return retryable_code(code, failure.http_status)
@@ -96,35 +98,43 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
     """
     cls = type(error)
     try:
-        text = str(error)
+        text = str.__str__(str(error))  # a plain text, whatever class of text it was
         last = _last_failure.get(cls)
         if last is not None and last.message == text and error.__cause__ is None and not error.__dict__:
             return last
         message = redact(text)
-    except Exception:
+    except UNREADABLE:
         message = f"<{cls.__name__} cannot be shown>"
     names, kind, has_no_attributes = _traits_of.get(cls) or _class_traits(cls)
-    if has_no_attributes and not error.__dict__:
-        exhausted = error.__cause__ is not None and _exhausted(error, since)
-        if kind is None:
-            kind = kind_of_text(message)
-        failure = Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
-        if not exhausted:
-            _last_failure[cls] = failure
-        return failure
     try:
+        if has_no_attributes and not error.__dict__:
+            exhausted = error.__cause__ is not None and _exhausted(error, since)
+            if kind is None:
+                kind = kind_of_text(message)
+            failure = Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
+            if not exhausted:
+                _last_failure[cls] = failure
+            return failure
         failure = _failure_from_attributes(error, message, names)
-    except Exception:  # an attribute that raises when it is read; class and message still count
-        failure = classify(message, exceptions=names)
-    return replace(failure, exhausted=True) if _exhausted(error, since) else failure
+        return replace(failure, exhausted=True) if _exhausted(error, since) else failure
+    except UNREADABLE:  # an attribute that raises when it is read; class and message still count
+        return classify(message, exceptions=names)
+
+
+def _read(source: object, name: str) -> Any:
+    """An attribute, or None: one that raises when it is read says nothing, and hides none of the others."""
+    try:
+        return getattr(source, name, None)
+    except UNREADABLE:
+        return None
 
 
 def _failure_from_attributes(error: BaseException, message: str, names: tuple[str, ...]) -> Failure:
     status, hint, limit_reached = read_hints(error)
     return classify(
         message,
-        code=_instance(ErrorCode, getattr(error, "error_code", None)),
-        failure_type=_instance(FailureType, getattr(error, "failure_type", None)),
+        code=_instance(ErrorCode, _read(error, "error_code")),
+        failure_type=_instance(FailureType, _read(error, "failure_type")),
         exceptions=names + _reason_names(error, names),
         http_status=status,
         retry_after=hint,
@@ -134,7 +144,7 @@ def _failure_from_attributes(error: BaseException, message: str, names: tuple[st
 
 def _reason_names(error: BaseException, names: tuple[str, ...]) -> tuple[str, ...]:
     """Class names of the reason of a `URLError`, which is only urllib's wrapper around it."""
-    reason = getattr(error, "reason", None)
+    reason = _read(error, "reason")
     if not isinstance(reason, BaseException) or "urllib.error.URLError" not in names:
         return ()
     cls = type(reason)
@@ -157,25 +167,28 @@ def _instance(kind: type[Any], value: object) -> Any:
 
 def mark_exhausted(error: Exception, number: int) -> None:
     """Mark an error that ended a retry: with the number of that end, its scope, and the code that caught the error."""
-    trace = error.__traceback__
-    mark = (number, current_scope(), 0 if trace is None else id(trace.tb_frame.f_code))
     try:
-        setattr(error, EXHAUSTED_MARK, mark)
-    except Exception:  # an exception that refuses attributes is simply not marked
+        trace = error.__traceback__
+        code = 0 if trace is None else id(trace.tb_frame.f_code)
+        setattr(error, EXHAUSTED_MARK, (number, current_scope(), code))
+    except UNREADABLE:  # an exception that refuses attributes is simply not marked
         return
 
 
 def _exhausted(error: BaseException, since: int) -> bool:
     """Whether this error, or one it was raised from, already ended a retry inside this call."""
-    link: BaseException | None = error
-    for _ in range(_MAX_CAUSES):
-        if link is None:
-            return False
+    todo, seen = [error], {0}
+    while todo and len(seen) <= MOST_PARTS:
+        link = todo.pop()
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
         if _is_marked_inside(link, since, is_caught=link is error):
             return True
-        if isinstance(link, BaseExceptionGroup) and any(_exhausted(leaf, since) for leaf in link.exceptions):
-            return True
-        link = link.__cause__
+        if is_group(link):
+            todo.extend(link.exceptions)
+        if link.__cause__ is not None:
+            todo.append(link.__cause__)
     return False
 
 
@@ -205,15 +218,15 @@ def _is_marked_inside(error: BaseException, since: int, *, is_caught: bool) -> b
 
 def read_hints(error: object) -> tuple[int | None, float | None, bool]:
     """HTTP status, seconds to wait, and whether a rate limit is spent by its headers; of a group, the longest wait."""
-    if isinstance(error, BaseExceptionGroup):
-        hints = [hint for _, hint, _ in map(read_hints, error.exceptions) if hint is not None]
+    if issubclass(type(error), BaseExceptionGroup):
+        hints = [hint for _, hint, _ in map(read_hints, leaves_of(error)) if hint is not None]  # type: ignore[arg-type]
         return None, max(hints, default=None), False
-    response = getattr(error, "response", None)
+    response = _read(error, "response")
     status = _status(error) or _status(response)
     headers = _headers(error) or _headers(response)
-    hint = _delay(getattr(error, "retry_after", None))
+    hint = _delay(_read(error, "retry_after"))
     if hint is None:
-        hint = _delay(getattr(response, "retry_after", None))
+        hint = _delay(_read(response, "retry_after"))
     if hint is None and headers:
         hint = _delay(headers.get("retry-after"))
     limit_reached = bool(headers) and headers.get("x-ratelimit-remaining", "").strip() == "0"
@@ -226,19 +239,19 @@ def _status(source: object) -> int | None:
     if source is None:
         return None
     for name in ("status_code", "status", "code"):
-        value = getattr(source, name, None)
-        if type(value) is int and 100 <= value <= 599 and (name != "code" or hasattr(source, "headers")):
+        value = _read(source, name)
+        if type(value) is int and 100 <= value <= 599 and (name != "code" or _read(source, "headers") is not None):
             return value
     return None
 
 
 def _headers(source: object) -> dict[str, str]:
-    headers = getattr(source, "headers", None)
-    if headers is None or not hasattr(headers, "items"):
+    headers = _read(source, "headers")
+    if headers is None or _read(headers, "items") is None:
         return {}
     try:
         return {str(name).lower(): str(value) for name, value in list(headers.items())[:200]}
-    except Exception:
+    except UNREADABLE:
         return {}
 
 
@@ -247,9 +260,12 @@ def _delay(value: object) -> float | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value) if 0 <= value < float("inf") else None
-    if hasattr(value, "total_seconds"):
-        return max(0.0, float(value.total_seconds()))
+        return float(value) if 0 <= value <= _MOST_SECONDS else None
+    if _read(value, "total_seconds") is not None:
+        try:
+            return max(0.0, float(value.total_seconds()))  # type: ignore[attr-defined]
+        except UNREADABLE:
+            return None
     if isinstance(value, str):
         text = value.strip()[:64]
         if text.isascii() and text.replace(".", "", 1).isdigit():
@@ -263,7 +279,7 @@ def _until_date(text: str) -> float | None:
 
     try:
         when = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if when.tzinfo is None:
         from datetime import UTC
@@ -273,7 +289,7 @@ def _until_date(text: str) -> float | None:
 
 
 def _until_reset(text: str | None) -> float | None:
-    if text is None or not text.strip().isdigit():
+    if text is None or not (text.isascii() and text.strip().isdigit()):
         return None
     return max(0.0, int(text.strip()[:12]) - clock.wall())
 
@@ -292,8 +308,8 @@ def classify_failure(message: str, exception: BaseException | None = None) -> Fa
     status, hint, limit_reached = read_hints(exception)
     return classify(
         words,
-        code=_instance(ErrorCode, getattr(exception, "error_code", None)),
-        failure_type=_instance(FailureType, getattr(exception, "failure_type", None)),
+        code=_instance(ErrorCode, _read(exception, "error_code")),
+        failure_type=_instance(FailureType, _read(exception, "failure_type")),
         exceptions=seen.exceptions,
         http_status=status or status_in(words),
         retry_after=hint,
