@@ -54,8 +54,9 @@ from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
 from reefknot.idempotency.scope import current_store
 from reefknot.retrying.call import CallState
+from reefknot.retrying.exhaustion import exhaustions
 from reefknot.retrying.functions import what_to_pass
-from reefknot.retrying.plan import Plan, exhaustions
+from reefknot.retrying.plan import Plan
 from reefknot.retrying.wrappers import attempt_within
 from reefknot.runtime.log import logger
 

@@ -22,9 +22,10 @@ from reefknot.core.retry.backoff import draw
 from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
-from reefknot.retrying.failures import UNREADABLE, failure_from, mark_exhausted, retryable_by_default
-from reefknot.retrying.plan import Plan, exhaustions
-from reefknot.retrying.rules import ALWAYS_RETRIED
+from reefknot.retrying.exhaustion import mark_exhausted
+from reefknot.retrying.failures import failure_from, retryable_by_default
+from reefknot.retrying.plan import Plan
+from reefknot.retrying.rules import ALWAYS_RETRIED, UNREADABLE
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
 from reefknot.runtime.log import log_callback_failure, logger, printable, seconds
@@ -187,8 +188,7 @@ class CallState:
         self.reason = decision.reason
         event = self._event(self.attempts, failure, error, policy)
         if self.reason in _EXHAUSTED:
-            exhaustions.count += 1
-            mark_exhausted(error, exhaustions.count)
+            mark_exhausted(error)
         if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
         _annotate(error, event, policy)

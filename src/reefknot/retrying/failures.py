@@ -7,7 +7,6 @@ itself is not kept. Third-party classes are recognised by name and attributes, n
 
 from __future__ import annotations
 
-from opcode import opmap
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -25,17 +24,12 @@ from reefknot.core.retry.classify import (
     status_in,
 )
 from reefknot.core.retry.policy import class_name
-from reefknot.retrying.plan import current_scope
-from reefknot.retrying.rules import MOST_PARTS, every_leaf, is_group, leaves_of
+from reefknot.retrying.exhaustion import is_exhausted
+from reefknot.retrying.rules import UNREADABLE, every_leaf, is_group, leaves_of
 
 if TYPE_CHECKING:
     from reefknot.retrying.rules import Verdict
 
-EXHAUSTED_MARK = "__reefknot_exhausted__"
-_NO_MARK = (0, 0, 0)
-_RAISE = opmap["RAISE_VARARGS"]
-UNREADABLE = (Exception, GeneratorExit, SystemExit)
-"""Raised by an attribute of an odd exception when it is read: it then says nothing. Ctrl-C is another matter."""
 _MOST_SECONDS = 1e300
 _MAX_CLASSES = 1024
 _ATTRIBUTES = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
@@ -108,7 +102,7 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
     names, kind, has_no_attributes = _traits_of.get(cls) or _class_traits(cls)
     try:
         if has_no_attributes and not error.__dict__:
-            exhausted = error.__cause__ is not None and _exhausted(error, since)
+            exhausted = error.__cause__ is not None and is_exhausted(error, since)
             if kind is None:
                 kind = kind_of_text(message)
             failure = Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
@@ -116,7 +110,7 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
                 _last_failure[cls] = failure
             return failure
         failure = _failure_from_attributes(error, message, names)
-        return replace(failure, exhausted=True) if _exhausted(error, since) else failure
+        return replace(failure, exhausted=True) if is_exhausted(error, since) else failure
     except UNREADABLE:  # an attribute that raises when it is read; class and message still count
         return classify(message, exceptions=names)
 
@@ -163,57 +157,6 @@ def _class_traits(cls: type) -> _ClassTraits:
 
 def _instance(kind: type[Any], value: object) -> Any:
     return value if isinstance(value, kind) else None
-
-
-def mark_exhausted(error: Exception, number: int) -> None:
-    """Mark an error that ended a retry: with the number of that end, its scope, and the code that caught the error."""
-    try:
-        trace = error.__traceback__
-        code = 0 if trace is None else id(trace.tb_frame.f_code)
-        setattr(error, EXHAUSTED_MARK, (number, current_scope(), code))
-    except UNREADABLE:  # an exception that refuses attributes is simply not marked
-        return
-
-
-def _exhausted(error: BaseException, since: int) -> bool:
-    """Whether this error, or one it was raised from, already ended a retry inside this call."""
-    todo, seen = [error], {0}
-    while todo and len(seen) <= MOST_PARTS:
-        link = todo.pop()
-        if id(link) in seen:
-            continue
-        seen.add(id(link))
-        if _is_marked_inside(link, since, is_caught=link is error):
-            return True
-        if is_group(link):
-            todo.extend(link.exceptions)
-        if link.__cause__ is not None:
-            todo.append(link.__cause__)
-    return False
-
-
-def _is_marked_inside(error: BaseException, since: int, *, is_caught: bool) -> bool:
-    """
-    Whether the retry that marked the error ran inside this call, which began at `since` and runs in this scope.
-
-    In the same scope it did. In another one (a task or a thread) it did if the error came through it on its way here:
-    an object that several callers share also carries the marks of the others. `is_caught`: the way ends in this call's
-    own frame.
-    """
-    number, scope, code = error.__dict__.get(EXHAUSTED_MARK, _NO_MARK)
-    if number <= since:
-        return False
-    if scope == current_scope():
-        return True
-    trace, is_own = error.__traceback__, is_caught
-    while trace is not None:
-        here = trace.tb_frame.f_code
-        if id(here) == code and not is_own:
-            return True
-        if here.co_code[trace.tb_lasti] == _RAISE:  # what follows is left from an earlier raise of the same object
-            return False
-        trace, is_own = trace.tb_next, False
-    return False
 
 
 def read_hints(error: object) -> tuple[int | None, float | None, bool]:

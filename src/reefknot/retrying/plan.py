@@ -6,9 +6,6 @@ A plan holds everything that calls share and nothing of any one call: a thousand
 
 from __future__ import annotations
 
-import sys
-from _thread import get_ident
-from contextvars import ContextVar
 from itertools import count
 from math import inf
 
@@ -48,36 +45,6 @@ _POLICY_NAMES = {"attempts": "max_attempts", "deadline": "time_budget"}
 
 _shared_throttles: dict[str, RetryThrottle] = {}
 _MAX_SHARED = 10_000
-
-
-class Exhaustions:
-    """
-    Number of retries that gave up in this process.
-
-    A retry that gives up marks its exception with this number. An exception object may be raised again and again, and
-    by several callers at once: only a mark that was made inside a call, and after its start, belongs to that call.
-    """
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-exhaustions = Exhaustions()
-scope_of_caller: ContextVar[int] = ContextVar("reefknot_scope", default=0)
-"""In a thread that runs an attempt: the scope of the call that waits for it."""
-
-
-def current_scope() -> int:
-    """Identity of the running task, else of the thread: two calls in one scope are nested, or one after the other."""
-    inherited = scope_of_caller.get()
-    if inherited:
-        return inherited
-    asyncio = sys.modules.get("asyncio")  # loaded by those who use it
-    if asyncio is not None and asyncio._get_running_loop() is not None:
-        return id(asyncio.current_task())
-    return get_ident()
 
 
 class Plan:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ALWAYS_RETRIED = (RetryAfter, AttemptTimeoutError)
 """Errors that `on=` cannot refuse: the work's own request for a retry, and the time limit put on an attempt."""
 
+UNREADABLE = (Exception, GeneratorExit, SystemExit)
+"""Raised by an attribute of an odd exception when it is read: it then says nothing. Ctrl-C is another matter."""
 MOST_PARTS = 10_000
 """Bounds what is read of an exception group."""
 

@@ -18,8 +18,9 @@ from types import coroutine
 
 from reefknot import clock
 from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, ParameterError
+from reefknot.retrying.exhaustion import current_scope, exhaustions, scope_of_caller
 from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, code_flags, is_async
-from reefknot.retrying.plan import Plan, current_scope, exhaustions, scope_of_caller
+from reefknot.retrying.plan import Plan
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:

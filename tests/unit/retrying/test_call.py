@@ -13,7 +13,8 @@ import pytest
 
 import reefknot as rk
 from reefknot.engines.clocks import VirtualClock
-from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from
+from reefknot.retrying.exhaustion import MARK
+from reefknot.retrying.failures import failure_from
 from reefknot.retrying.types import RetryEvent
 from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
 
@@ -127,7 +128,7 @@ def test_an_exception_object_used_again_and_again_is_not_exhausted_in_a_later_ca
             rk.retry(attempts=4, name="x")(fn)()
         assert fn.calls == 4
     assert failure_from(singleton, 0).exhausted  # the old mark is there, and did not count
-    assert getattr(singleton, EXHAUSTED_MARK)[0] > 0
+    assert getattr(singleton, MARK)[0] > 0
 
 
 # ---- one exception object, several callers ---------------------------------------------------------------------------
@@ -220,7 +221,7 @@ def test_callers_in_threads_that_share_an_exception_have_all_of_their_attempts(
 
 def test_a_mark_that_counts_for_every_caller_costs_some_of_them_their_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: one scope for everybody."""
-    monkeypatch.setattr("reefknot.retrying.failures.current_scope", lambda: 1)
+    monkeypatch.setattr("reefknot.retrying.exhaustion.current_scope", lambda: 1)
     assert spent_in_tasks()[5] < 5
     assert spent_in_threads(raised_again(ConnectionError("shared")))[5] < 5
 
