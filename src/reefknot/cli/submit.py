@@ -17,6 +17,7 @@ from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.runtime.log import printable
+from reefknot.runtime.seeds import new_id
 
 if TYPE_CHECKING:
     from reefknot.router.client import Client, Handle
@@ -77,7 +78,7 @@ def _step(type_: str, inputs: str | None, id_: str | None, deadline: float | Non
     if deadline is not None:
         _check_positive("--deadline", deadline)
         fields["options"] = {"deadline_ms": max(1, round(deadline * 1000))}
-    found = read_object(fields)
+    found = read_object(fields, new_id())
     if isinstance(found, str):
         flags = {"job.type": "--type", "assignment_id": "--id"}
         field = found.partition(":")[0]
