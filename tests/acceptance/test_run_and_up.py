@@ -91,6 +91,15 @@ def test_with_new_ids_the_same_lines_are_submitted_again(folder: Folder) -> None
     assert killed_and_run_again(folder, "--new") == 80
 
 
+def test_what_a_killed_step_left_half_written_is_gone_when_a_system_starts(folder: Folder) -> None:
+    left, other = folder.path / "files" / ".b.txt.0123456789abcdef.part", folder.path / "files" / "mine.part"
+    left.touch()
+    other.touch()
+    folder.up()
+    until(lambda: not left.exists())
+    assert other.exists()
+
+
 def test_work_that_was_handed_back_is_ended_by_the_next_system(folder: Folder) -> None:
     process = folder.up("--drain", "0")
     folder.nap("later", 1.5)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import isfinite
 from pathlib import Path
+from threading import Thread
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,6 +25,7 @@ from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings
 from reefknot.app.presence import look_for_orphans
 from reefknot.app.stores import clock_of_this_loop, open_store, options_of
+from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
@@ -303,6 +305,8 @@ async def running_system(
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
     """
     blocks = blocks_for(settings, modules)
+    sweep = Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True)
+    sweep.start()  # beside everything else: a folder may have many files, and a disk may be slow
     options = options_of(settings.configuration)
     clock, working = SteadyClock(clock_of_this_loop()), worker_settings(settings)
     async with open_store(url, clock=clock, **options) as store, kept_events(store, settings, secrets=secrets):

@@ -32,6 +32,9 @@ from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, S
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 from reefknot.ports.clock import Clock
 
+MOST_EVENTS = 100_000
+"""Events that a memory store keeps; beyond, the oldest tenth goes, as by retention."""
+
 
 class MemoryContext:
     """Time, fences and change notifications, shared by the parts of one memory store."""
@@ -109,6 +112,15 @@ class MemoryAuditLog:
         for entry in entries:
             self._head, hashed = link(self._head, entry.body)
             self._kept.append(KeptEntry(self._head.sequence, hashed, entry))
+        if len(self._kept) > MOST_EVENTS:
+            self._drop(len(self._kept) - MOST_EVENTS * 9 // 10, self._shared.now().wall)
+
+    def _drop(self, gone: int, wall: int) -> None:
+        """Remove this many events from the start of the chain, with an event that says so."""
+        last = self._kept[gone - 1]
+        self._anchor = Head(self._head.chain, last.sequence, last.hash)
+        del self._kept[:gone]
+        self.add([AuditEntry(anchor_body(self._anchor, wall), ANCHOR, wall)])
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         self._shared.now()
@@ -152,10 +164,7 @@ class MemoryAuditLog:
         while gone < len(self._kept) and self._kept[gone].entry.at < before:
             gone += 1
         if gone:
-            last = self._kept[gone - 1]
-            self._anchor = Head(self._head.chain, last.sequence, last.hash)
-            del self._kept[:gone]
-            self.add([AuditEntry(anchor_body(self._anchor, now.wall), ANCHOR, now.wall)])
+            self._drop(gone, now.wall)
             self._shared.changed()
         return gone
 
