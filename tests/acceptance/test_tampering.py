@@ -20,9 +20,8 @@ import pytest
 
 from reefknot.app import open_store
 from reefknot.cli.audit_source import StoreSource, exported
-from reefknot.core.audit.chain import Head, Mismatch, link
+from reefknot.core.audit.chain import Head, LogLine, Mismatch, event_line, link, read_line, verify_lines
 from reefknot.core.audit.event import OperatorAction, encode
-from reefknot.core.audit.lines import LogLine, event_line, read_line, verify_lines
 from reefknot.ports.audit_log import AuditEntry
 
 EVENTS = 60

@@ -2,20 +2,27 @@
 The `blocks` section of a configuration as the settings of the standard blocks.
 
 The schema has checked names, kinds and bounds. Left for here is what only the blocks can read, the addresses of
-`blocks.http.allow`, and what only the file's place tells: relative paths are beneath the configuration's folder.
+`blocks.http.allow`, what only the file's place tells: relative paths are beneath the configuration's folder, and what
+only a server tells: a login of PostgreSQL that may do more than a connection for reading is for.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from reefknot.blocks.addresses import AllowEntry, HttpSettings, read_allowed
 from reefknot.blocks.fs import FsSettings
+from reefknot.blocks.inputs import Refusal
 from reefknot.blocks.python import BlockSettings
-from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings
-from reefknot.config.reading.session import Problem, dotted
+from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
+from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.config.settings import Settings
 from reefknot.errors import ConfigurationError, shown
+from reefknot.runtime.log import logger, printable
+
+LOGIN_S = 5.0
+"""The time that a server has to tell about a login when a system starts."""
 
 
 def block_settings(settings: Settings) -> BlockSettings:
@@ -40,6 +47,48 @@ def block_settings(settings: Settings) -> BlockSettings:
     )
 
 
+async def check_logins(settings: Settings) -> None:
+    """
+    Refuse connections for reading whose login may do more than read; `ConfigurationError` names each privilege.
+
+    A server that does not answer now is left for the steps, each of which checks its own connection.
+    """
+    connections = list(_server_readers(settings))
+    if not connections:
+        return
+    try:
+        from reefknot.blocks.sql_postgres import check_login
+    except ImportError:  # the steps say what to install
+        return
+
+    async def problem(path: KeyPath, connection: SqlConnection) -> Problem | None:
+        try:
+            async with asyncio.timeout(LOGIN_S):
+                await check_login(connection, LOGIN_S)
+        except StrongLogin as refusal:
+            return Problem(settings.tree.mark(path), dotted(path), str(refusal).removeprefix("connection: "))
+        except (Refusal, TimeoutError) as error:
+            reason = printable(str(error), most=300) or f"no answer within {LOGIN_S:g} s"
+            logger().warning("%s: its login will be checked by the first step (%s)", dotted(path), reason)
+        return None
+
+    found = await asyncio.gather(*(problem(path, connection) for path, connection in connections))
+    problems = [one for one in found if one is not None]
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _server_readers(settings: Settings) -> Iterator[tuple[KeyPath, SqlConnection]]:
+    """The connections for reading on servers, with their places in the configuration."""
+    sql = block_settings(settings).sql
+    for name, connection in sql.connections.items():
+        if connection.access is Access.READ and connection.sqlite_path is None:
+            yield ("blocks", "sql", "connections", name), connection
+    for index, connection in enumerate(sql.allow.values()):
+        if connection.sqlite_path is None:
+            yield ("blocks", "sql", "allow", index), connection
+
+
 def _allowed(texts: Iterable[str], settings: Settings) -> tuple[AllowEntry, ...]:
     allowed: list[AllowEntry] = []
     problems: list[Problem] = []
@@ -61,4 +110,4 @@ def _connection(entry: str | SqlConnectionEntry, folder: Path) -> SqlConnection:
     url = entry.url
     if url.startswith("sqlite:"):
         url = f"sqlite:{folder / url.removeprefix('sqlite:').removeprefix('//')}"
-    return SqlConnection(url, Access(entry.access), entry.role)
+    return SqlConnection(url, Access(entry.access), entry.role, tuple(entry.functions))

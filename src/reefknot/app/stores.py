@@ -27,7 +27,7 @@ from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.redaction import redact
 from reefknot.core.time import Timeline
 from reefknot.errors import ParameterError
-from reefknot.idempotency.scope import in_scope
+from reefknot.idempotency.decorator import in_scope
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store

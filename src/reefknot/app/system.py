@@ -22,7 +22,7 @@ import msgspec
 
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import block_settings
+from reefknot.app.block_settings import block_settings, check_logins
 from reefknot.app.presence import look_for_orphans
 from reefknot.app.stores import clock_of_this_loop, open_store, options_of
 from reefknot.blocks.fs import remove_spare_files
@@ -305,6 +305,8 @@ async def running_system(
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
     """
     blocks = blocks_for(settings, modules)
+    if workers:
+        await check_logins(settings)
     sweep = Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True)
     sweep.start()  # beside everything else: a folder may have many files, and a disk may be slow
     options = options_of(settings.configuration)

@@ -27,7 +27,7 @@ from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
@@ -68,24 +68,16 @@ def envelope(
 
 def about_assignment(assignment: ExecAssignment, wall: float) -> dict[str, Any]:
     """The envelope of an event about an assignment."""
-    return envelope(
-        wall=wall,
-        work_id=assignment.assignment_id,
-        tenant_id=assignment.tenant_id,
-        trace_id=assignment.trace_id,
-        correlation_id=assignment.request_id,
-    )
+    return _about(assignment, wall, work_id=assignment.assignment_id, correlation_id=assignment.request_id)
 
 
 def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
     """The envelope of an event about a stored item."""
-    return envelope(
-        wall=wall,
-        work_id=item.id,
-        tenant_id=item.tenant_id,
-        trace_id=item.trace_id,
-        correlation_id=item.correlation_id,
-    )
+    return _about(item, wall, work_id=item.id, correlation_id=item.correlation_id)
+
+
+def _about(work: ExecAssignment | WorkItem, wall: float, **ids: str | None) -> dict[str, Any]:
+    return envelope(wall=wall, tenant_id=work.tenant_id, trace_id=work.trace_id, **ids)
 
 
 class AuditSink(Protocol):
@@ -99,11 +91,6 @@ class OnFailure(StrEnum):
 
     FAIL_OPEN = "fail_open"
     FAIL_CLOSED = "fail_closed"
-
-
-def on_failure_named(given: OnFailure | str) -> OnFailure:
-    """The setting of this name; `ParameterError` lists the accepted ones."""
-    return choice("on_audit_failure", given, OnFailure)
 
 
 class _Backlog:
@@ -137,7 +124,7 @@ _states: WeakKeyDictionary[AuditSink, _LogState] = WeakKeyDictionary()
 def configure(sink: AuditSink, *, on_failure: OnFailure | str, most_buffered: int) -> None:
     """Set the defaults of journals that are made for this log from now on."""
     state = _states.setdefault(sink, _LogState())
-    state.on_failure, state.most_buffered = on_failure_named(on_failure), most_buffered
+    state.on_failure, state.most_buffered = choice("on_audit_failure", on_failure, OnFailure), most_buffered
 
 
 class Journal:
@@ -154,7 +141,7 @@ class Journal:
         self._sink = sink
         self._redactor = redactor or Redactor()
         self._state = _LogState() if sink is None else _states.setdefault(sink, _LogState())
-        chosen = self._state.on_failure if on_failure is None else on_failure_named(on_failure)
+        chosen = self._state.on_failure if on_failure is None else choice("on_audit_failure", on_failure, OnFailure)
         self._fail_closed = chosen is OnFailure.FAIL_CLOSED
         self._most_buffered = self._state.most_buffered if most_buffered is None else most_buffered
         self._soon: list[AuditEntry] = []
@@ -280,12 +267,8 @@ class Journal:
             return
         state.quiet_until = now + RETRY_PAUSE_S
         reason = "it failed a moment ago" if trouble is None else f"{type(trouble).__name__}: {trouble}"
-        logger().error(
-            "the audit log cannot be written (%s); %d events are buffered, %d are lost in all",
-            printable(self._redactor(reason), most=300),
-            len(state.waiting),
-            state.lost,
-        )
+        text = "the audit log cannot be written (%s); %d events are buffered, %d are lost in all"
+        logger().error(text, printable(self._redactor(reason), most=300), len(state.waiting), state.lost)
 
 
 class FanOut:
@@ -294,58 +277,42 @@ class FanOut:
     def __init__(self, *sinks: AuditSink, most_buffered: int = MOST_BUFFERED, seconds: float = SINK_TIMEOUT_S) -> None:
         if not sinks:
             raise ParameterError("sinks", sinks, "one sink or more")
-        self._branches = [_Branch(sink, most_buffered, seconds) for sink in sinks]
+        self._branches = [(sink, _Backlog()) for sink in sinks]
+        self._most_buffered = most_buffered
+        self._seconds = seconds
         self._one_at_a_time = asyncio.Lock()
 
     @property
     def lost(self) -> int:
         """Events that some sink will never get, counted once for each such sink."""
-        return sum(branch.lost for branch in self._branches)
+        return sum(missed.lost for _, missed in self._branches)
 
     @property
     def buffered(self) -> int:
         """Events that wait for a sink to come back, counted once for each such sink."""
-        return sum(len(branch.waiting) for branch in self._branches)
+        return sum(len(missed.waiting) for _, missed in self._branches)
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         """Append to every sink. A sink that fails gets the entries later; when all fail, the first one's error."""
         async with self._one_at_a_time:  # the same order in every sink
-            answers = await asyncio.gather(*(branch.append(entries) for branch in self._branches))
+            answers = await asyncio.gather(*(self._append(*branch, entries) for branch in self._branches))
         heads = [answer for answer in answers if not isinstance(answer, Exception)]
         if not heads:
             assert isinstance(answers[0], Exception)
             raise answers[0]  # not buffered here: the caller still has them
-        for branch, answer in zip(self._branches, answers, strict=True):
+        for (sink, missed), answer in zip(self._branches, answers, strict=True):
             if isinstance(answer, Exception):
-                branch.buffer(entries, answer)
+                missed.hold([*missed.waiting, *entries], self._most_buffered)
+                text = "the audit sink %s cannot be written (%s); %d events are buffered for it, %d are lost in all"
+                name = type(sink).__name__
+                logger().error(text, name, error_text(answer), len(missed.waiting), missed.lost)
         return heads[0]
 
-
-class _Branch(_Backlog):
-    """A sink of a `FanOut`, and the entries it missed."""
-
-    def __init__(self, sink: AuditSink, most: int, seconds: float) -> None:
-        super().__init__()
-        self._sink = sink
-        self._most = most
-        self._seconds = seconds
-
-    async def append(self, entries: Sequence[AuditEntry]) -> Head | Exception:
+    async def _append(self, sink: AuditSink, missed: _Backlog, entries: Sequence[AuditEntry]) -> Head | Exception:
         try:
             async with asyncio.timeout(self._seconds):
-                head = await self._sink.append([*self.waiting, *entries])
+                head = await sink.append([*missed.waiting, *entries])
         except Exception as error:
             return error
-        self.waiting.clear()
+        missed.waiting.clear()
         return head
-
-    def buffer(self, entries: Sequence[AuditEntry], trouble: Exception) -> None:
-        self.hold([*self.waiting, *entries], self._most)
-        logger().error(
-            "the audit sink %s cannot be written (%s: %s); %d events are buffered for it, %d are lost in all",
-            type(self._sink).__name__,
-            type(trouble).__name__,
-            printable(str(trouble), most=300),
-            len(self.waiting),
-            self.lost,
-        )

@@ -12,7 +12,6 @@ as soon as the result is too large, or grows out of proportion to what came over
 memory, only its beginning.
 """
 
-import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -25,7 +24,7 @@ from msgspec import Struct
 
 from reefknot.blocks.addresses import AddressRules, BadUrl, Forbidden, HttpSettings, Url, read_url
 from reefknot.blocks.http_client import HttpClient, HttpResponse, Resolve, Unreachable
-from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid, text_or_base64
+from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, failed, invalid, text_or_base64, time_limit
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.redaction import is_secret_name
@@ -81,30 +80,24 @@ class HttpRequest:
         except (BadUrl, Forbidden):
             return "http"
 
+    @answers_refusals
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
         try:
             request, seconds = self._read_request(inputs, context)
-        except Refusal as refusal:
-            return refusal.result
-        try:
-            async with asyncio.timeout(asyncio_timeout(seconds)):
+            async with time_limit(seconds, f"{request.url.endpoint} did not finish", ErrorCode.connection_timeout):
                 return await self._follow(request, seconds)
-        except TimeoutError:
-            return failed(ErrorCode.connection_timeout, f"{request.url.endpoint} did not finish within {seconds:.3g} s")
+        except (BadUrl, Forbidden) as error:
+            return failed(error.code, f"url: {error}")
         except Unreachable as error:
-            code = ErrorCode.connection_timeout if error.timed_out else ErrorCode.network_error
-            return failed(code, str(error))
-        except Forbidden as error:
-            return failed(ErrorCode.permission_denied, f"url: {error}")
-        except Refusal as refusal:
-            return refusal.result
+            return failed(error.code, str(error))
 
     async def close(self) -> None:
         await self._client.close()
 
     def _read_request(self, given: Mapping[str, Any], context: BlockContext) -> tuple[_Request, float]:
         inputs = Inputs(given, "url", "method", "headers", "body", "body_base64")
-        url = self._url(inputs.text("url", accepted=_URL))
+        url = read_url(inputs.text("url", accepted=_URL))
+        self._rules.check_host(url.host, url.port)
         method = inputs.text("method", accepted=", ".join(METHODS), default="GET")
         if method.upper() not in METHODS:
             raise invalid("method", method, ", ".join(METHODS))
@@ -117,16 +110,6 @@ class HttpRequest:
         headers.setdefault("accept", "*/*")
         headers.setdefault("user-agent", "reefknot")
         return _Request(url, method.upper(), headers, body), inputs.seconds(context.seconds)
-
-    def _url(self, text: str) -> Url:
-        try:
-            url = read_url(text)
-            self._rules.check_host(url.host, url.port)
-        except BadUrl as error:
-            raise Refusal(ErrorCode.invalid_input, f"url: {error}") from None
-        except Forbidden as error:
-            raise Refusal(ErrorCode.permission_denied, f"url: {error}") from None
-        return url
 
     async def _follow(self, request: _Request, seconds: float) -> StepResult:
         for _ in range(MOST_REDIRECTS + 1):
@@ -155,7 +138,8 @@ class HttpRequest:
             raise Forbidden(f"{request.url.endpoint} redirects from https to http, which is not followed")
         headers, method, body = dict(request.headers), request.method, request.body
         if url.origin != request.url.origin:
-            headers = {name: value for name, value in headers.items() if not _belongs_to_origin(name)}
+            bound = {name for name in headers if name in _ORIGIN_HEADERS or is_secret_name(name)}
+            headers = {name: value for name, value in headers.items() if name not in bound}
         if status == 303 or (status in (301, 302) and method == "POST"):
             method = method if method == "HEAD" else "GET"
             body = b""
@@ -173,7 +157,8 @@ class HttpRequest:
                 text = f"{request.url.endpoint}: {refused}"
                 raise Refusal(ErrorCode.execution_failed, text, http_status_code=response.status) from None
             body, problem = refused.kept, str(refused)
-        outputs = {"status_code": response.status, "headers": _headers_out(response)}
+        headers = {name: response.header(name) for name, _ in response.headers}
+        outputs = {"status_code": response.status, "headers": headers}
         outputs |= text_or_base64(body, text="body", base64="body_base64")
         if ok:
             return StepResult(outputs=outputs, metadata={"http_status_code": response.status})
@@ -182,10 +167,6 @@ class HttpRequest:
             metadata["body_cut"] = problem
         text = _message(request.url, response.status, body)
         return StepResult(StepStatus.ERROR, ErrorCode.http_error, outputs, text, metadata)
-
-
-def _belongs_to_origin(name: str) -> bool:
-    return name in _ORIGIN_HEADERS or is_secret_name(name)
 
 
 def _read_headers(given: object) -> dict[str, str]:
@@ -238,10 +219,6 @@ def _check_headers(response: HttpResponse) -> None:
         accepted = f"at most {2 * MOST_HEADERS} of {LARGEST_HEADERS} bytes together"
         text = f"the response has {len(response.headers)} headers of {size} bytes; accepted: {accepted}"
         raise Refusal(ErrorCode.execution_failed, text, http_status_code=response.status)
-
-
-def _headers_out(response: HttpResponse) -> dict[str, str]:
-    return {name: response.header(name) for name in dict.fromkeys(name for name, _ in response.headers)}
 
 
 def _failure_metadata(response: HttpResponse) -> dict[str, Any]:
@@ -297,9 +274,8 @@ def _append(kept: bytearray, piece: bytes, most: int) -> None:
     kept += piece[: most - len(kept) + 1]
     if len(kept) > most:
         del kept[most:]
-        raise BodyRefused(
-            f"the body is larger than {most} bytes, the limit of blocks.http.max_response_bytes", bytes(kept)
-        )
+        text = f"the body is larger than {most} bytes, the limit of blocks.http.max_response_bytes"
+        raise BodyRefused(text, bytes(kept))
 
 
 class _Inflater:

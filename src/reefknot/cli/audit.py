@@ -22,9 +22,8 @@ from reefknot.cli.options import STORE, StoreFlags, arg, check_number, time_ms, 
 from reefknot.cli.output import plural, progress, put, put_table, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, epoch_seconds
-from reefknot.core.audit.chain import Head
+from reefknot.core.audit.chain import UNREADABLE, Head, event_line
 from reefknot.core.audit.event import EVENT_TYPES, decode
-from reefknot.core.audit.lines import UNREADABLE, event_line
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 from reefknot.runtime.spare_files import whole_file

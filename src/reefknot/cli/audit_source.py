@@ -17,12 +17,14 @@ from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import StoreFlags
 from reefknot.cli.output import Advance, progress
 from reefknot.cli.stores import address_of, opened
-from reefknot.core.audit.chain import Head, Mismatch, anchor_in
-from reefknot.core.audit.lines import (
+from reefknot.core.audit.chain import (
     UNREADABLE,
     EventIndex,
+    Head,
     LogHeader,
     LogLine,
+    Mismatch,
+    anchor_in,
     event_line,
     header_line,
     read_line,

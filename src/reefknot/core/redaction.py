@@ -43,20 +43,7 @@ _PATTERN = re.compile(
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 
-_HINTS = (
-    "://",
-    "pass",
-    "pwd",
-    "secret",
-    "token",
-    "key",
-    "cred",
-    "sig",
-    "session",
-    "auth",
-    "cookie",
-    "jwt",
-)
+_HINTS = ("://", "pass", "pwd", "secret", "token", "key", "cred", "sig", "session", "auth", "cookie", "jwt")
 """Text without any of these has no secret by context; looking for them costs a fiftieth of matching the pattern."""
 
 

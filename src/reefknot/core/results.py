@@ -8,14 +8,7 @@ often) is told by the reason that was kept, in the same words whoever asks and a
 import msgspec
 
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import (
-    Correlation,
-    ExecAssignment,
-    ExecResult,
-    Job,
-    ResultJob,
-    ResultStatus,
-)
+from reefknot.core.messages import Correlation, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.work import WorkItem, WorkState, is_over
 

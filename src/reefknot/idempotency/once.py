@@ -4,8 +4,8 @@
     claim the key → run the work under a renewed lease → record the result, outside of the work
 
 A later caller gets the recorded result, waits for the first caller, or gets `KeyInProgressError`. A result that cannot
-be recorded never repeats the effect in this process: it is remembered, answered from, and recorded later. The guarantee
-depends on the mode:
+be recorded never repeats the effect in this process: it is remembered, answered from, and recorded later. When another
+owner took the key over, the work is cancelled: a late owner has nothing to write. The guarantee depends on the mode:
 
     retry   at least once: a crash between effect and record repeats the effect
     dedup   once, if the receiver deduplicates on the key that the work is given
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from enum import StrEnum
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
@@ -51,13 +53,12 @@ from reefknot.errors import (
     ResultTooLargeError,
     StoreUnavailableError,
 )
-from reefknot.idempotency.renewal import Renewal
-from reefknot.idempotency.scope import report_unknown
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
 from reefknot.retrying.failures import failure_from
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
+from reefknot.runtime.timeouts import STORE_S, Timeout
 
 if TYPE_CHECKING:
     from reefknot.idempotency.events import KeyEvents
@@ -66,8 +67,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STORE_TIMEOUT_S = 30.0
 RECORD_TRIES = 5
+
+unknown_keys: ContextVar[list[str] | None] = ContextVar("reefknot_unknown_keys", default=None)
+"""Keys with an unknown outcome. A worker sets the list for each attempt: a step that leaves one is not retried."""
 
 
 class Mode(StrEnum):
@@ -141,14 +144,16 @@ class Once:
                     raise KeyConflictError(key, recorded=record.fingerprint, given=given)
                 case Uncertain(record=record):
                     events.observed("unknown")
-                    report_unknown(key)
+                    _report_unknown(key)
                     raise OutcomeUnknownError(key, owner=record.owner)
                 case Busy(record=record, remaining_ms=remaining):
                     left = waits_until - clock.now()
                     if left <= 0:
                         events.observed("in_progress")
                         raise KeyInProgressError(key, owner=record.owner, retry_after=remaining / 1000)
-                    await self._wait(key, min(left, max(0.001, remaining / 1000)))
+                    seconds = min(left, max(0.001, remaining / 1000))
+                    async with asyncio.timeout(seconds + STORE_S):
+                        await self._store.wait(key, seconds)
 
     async def _claim(self, key: str, options: KeyOptions) -> ClaimResult:
         owner = new_id()
@@ -170,21 +175,17 @@ class Once:
             self._store.claim(key, owner=owner, fingerprint=options.fingerprint, lease=options.lease, guard=guard)
         )
 
-    async def _wait(self, key: str, seconds: float) -> None:
-        async with asyncio.timeout(seconds + STORE_TIMEOUT_S):
-            await self._store.wait(key, seconds)
-
     async def _work(
         self, claim: Claim, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents
     ) -> Any:
         renewal = Renewal(self._store, claim, options.lease)
         try:
-            async with renewal:
+            with renewal:
                 value = await work()
         except GeneratorExit:  # nothing drives this coroutine any more, so nothing can be awaited; the lease expires
             raise
         except BaseException as error:
-            if not renewal.lost:
+            if not renewal.expired:
                 await self._release(claim, error, options, events)
             raise
         return await self._record(claim, value, options, events)
@@ -192,7 +193,7 @@ class Once:
     async def _release(self, claim: Claim, error: BaseException, options: KeyOptions, events: KeyEvents) -> None:
         """End the claim of work that failed or was cancelled: released, or unknown in mode `guard`."""
         if options.mode is Mode.GUARD:
-            report_unknown(claim.key)
+            _report_unknown(claim.key)
             message = events.safe(failure_from(error).message)
             ending: Ending = Unknown(canonical({"message": message, "exception": type(error).__name__}).decode())
             action = "unknown"
@@ -218,13 +219,10 @@ class Once:
             ending, refused = _result_not_kept(error), error
         try:
             trouble = await self._save(claim, ending, options, events)
-            if isinstance(trouble, ResultTooLargeError):
-                ending, refused = _result_not_kept(trouble), trouble
-                trouble = await self._save(claim, ending, options, events)
         except asyncio.CancelledError:  # the effect has happened: its record does not depend on who waits for it
             run_in_background(self._save_and_flush(claim, ending, options, events), "recording a result")
             raise
-        if isinstance(trouble, LeaseLostError):
+        if isinstance(trouble, LeaseLostError | ResultTooLargeError):
             raise trouble
         if refused is not None:
             raise refused
@@ -234,15 +232,17 @@ class Once:
     async def _save_and_flush(
         self, claim: Claim, ending: Done | Failed, options: KeyOptions, events: KeyEvents
     ) -> None:
-        trouble = await self._save(claim, ending, options, events)
-        if isinstance(trouble, ResultTooLargeError):
-            await self._save(claim, _result_not_kept(trouble), options, events)
+        await self._save(claim, ending, options, events)
         await events.flush()
 
     async def _save(
         self, claim: Claim, ending: Done | Failed, options: KeyOptions, events: KeyEvents
     ) -> Exception | None:
-        """Write the record, with retries. A result that cannot be written stays in `UnrecordedResults`."""
+        """
+        Write the record, with retries. A result that cannot be written stays in `UnrecordedResults`.
+
+        Of a result that is too large the record says so, because its effect must not be repeated either.
+        """
         result = UnrecordedResult(claim, ending, options.fingerprint, tuple(events.atomic_with("record")))
         self._unrecorded.remember(result)
         trouble = await self._finish_with_retries(result)
@@ -253,6 +253,9 @@ class Once:
                 run_in_background(self._save_stuck(), "recording earlier results")
         elif isinstance(trouble, LeaseLostError | ResultTooLargeError):
             self._unrecorded.forget(result)
+            if isinstance(trouble, ResultTooLargeError) and isinstance(ending, Done):
+                lost = await self._save(claim, _result_not_kept(trouble), options, events)
+                return lost if isinstance(lost, LeaseLostError) else trouble
         elif self._unrecorded.mark_stuck(result):
             events.observed("unrecorded")
             _log("is done but could not be recorded; this process remembers it", claim, trouble)
@@ -296,12 +299,18 @@ class Once:
         await _bounded(self._store.finish(claim, ending, events=entries))
 
 
+def _report_unknown(key: str) -> None:
+    keys = unknown_keys.get()
+    if keys is not None:
+        keys.append(key)
+
+
 async def _bounded(request: Awaitable[T]) -> T:
     try:
-        async with asyncio.timeout(STORE_TIMEOUT_S):
+        async with asyncio.timeout(STORE_S):
             return await request
     except TimeoutError as error:
-        problem = f"no answer within {STORE_TIMEOUT_S:g} s"
+        problem = f"no answer within {STORE_S:g} s"
         raise StoreUnavailableError("of idempotency keys", problem, "see whether it is overloaded or gone") from error
 
 
@@ -329,5 +338,58 @@ def _recorded_result(record: KeyRecord, options: KeyOptions) -> Any:
 
 
 def _log(what: str, claim: Claim, trouble: Exception) -> None:
-    key, reason = printable(claim.key, most=80), printable(str(trouble), most=300)
-    logger().error("key %s %s: %s: %s", key, what, type(trouble).__name__, reason)
+    logger().error("key %s %s: %s", printable(claim.key, most=80), what, error_text(trouble))
+
+
+class Renewal(Timeout):
+    """
+    `with Renewal(store, claim, lease): …` renews the claim three times per lease, and expires when it is lost.
+
+    A failed renewal is tried again; the fence protects the record meanwhile.
+    """
+
+    def __init__(self, store: IdempotencyStore, claim: Claim, lease: float) -> None:
+        super().__init__(lease / 3, self._lease_lost)
+        self._store = store
+        self._claim = claim
+        self._lease = lease
+        self._renewing: asyncio.Task[None] | None = None
+        self._lost: LeaseLostError | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self.expired and not isinstance(error, asyncio.CancelledError):
+            raise self._lease_lost() from error
+
+    def _arm(self) -> None:
+        # Most work ends before its lease has to be renewed: a timer is cheap, and a task is made only for the rest.
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._begin)
+
+    def _begin(self) -> None:
+        self._renewing = asyncio.get_running_loop().create_task(self._renew())
+
+    def _disarm(self) -> None:
+        super()._disarm()
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    def _lease_lost(self) -> LeaseLostError:
+        assert self._lost is not None
+        return self._lost
+
+    async def _renew(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await self._store.renew(self._claim, lease=self._lease)
+            except LeaseLostError as lost:
+                self._lost = lost
+                self.expire()
+                return
+            except Exception as error:
+                key = printable(self._claim.key, most=80)
+                text = "the lease of key %s could not be renewed and is tried again: %s"
+                logger().warning(text, key, error_text(error))
+            await asyncio.sleep(self._seconds)

@@ -24,8 +24,8 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
 from reefknot.retrying.exhaustion import mark_exhausted
 from reefknot.retrying.failures import failure_from, retryable_by_default
+from reefknot.retrying.functions import ALWAYS_RETRIED, UNREADABLE
 from reefknot.retrying.plan import Plan
-from reefknot.retrying.rules import ALWAYS_RETRIED, UNREADABLE
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
 from reefknot.runtime.log import log_callback_failure, logger, printable, seconds
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.rules import Verdict
+    from reefknot.retrying.functions import Verdict
     from reefknot.retrying.types import Hook
 
 WHY = {
@@ -55,18 +55,8 @@ class CallState:
     """State of one call: attempts, time and waits spent so far, and its failures as data."""
 
     __slots__ = (
-        "_records",
-        "attempts",
-        "delay",
-        "key",
-        "observe",
-        "plan",
-        "reason",
-        "redact",
-        "resolve",
-        "rule",
-        "since",
-        "started",
+        *("_records", "attempts", "delay", "key", "observe", "plan"),
+        *("reason", "redact", "resolve", "rule", "since", "started"),
     )
 
     def __init__(self, plan: Plan, started: float | None, since: int) -> None:

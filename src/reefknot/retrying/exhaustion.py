@@ -11,7 +11,7 @@ import sys
 from _thread import get_ident
 from contextvars import ContextVar
 
-from reefknot.retrying.rules import MOST_PARTS, UNREADABLE, is_group
+from reefknot.retrying.functions import MOST_PARTS, UNREADABLE, is_group
 
 MARK = "__reefknot_exhausted__"
 _NO_MARK = (0, 0, 0)
@@ -20,7 +20,7 @@ _NO_MARK = (0, 0, 0)
 class Exhaustions:
     """Number of retries that gave up in this process. A mark has its number: an older one is of an earlier call."""
 
-    __slots__ = ("count",)
+    __slots__ = ("count",)  # every call reads it
 
     def __init__(self) -> None:
         self.count = 0

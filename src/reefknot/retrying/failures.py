@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from reefknot import clock
+from reefknot.core.checks import is_number
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
 from reefknot.core.retry.classify import (
@@ -25,10 +26,10 @@ from reefknot.core.retry.classify import (
 )
 from reefknot.core.retry.policy import class_name
 from reefknot.retrying.exhaustion import is_exhausted
-from reefknot.retrying.rules import UNREADABLE, every_leaf, is_group, leaves_of
+from reefknot.retrying.functions import UNREADABLE, every_leaf, is_group, leaves_of
 
 if TYPE_CHECKING:
-    from reefknot.retrying.rules import Verdict
+    from reefknot.retrying.functions import Verdict
 
 _MOST_SECONDS = 1e300
 _MAX_CLASSES = 1024
@@ -60,15 +61,15 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
 def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
     """Declaration of the exception by `error_code` or `failure_type`: retryable or not; None when there is none."""
-    try:
-        code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
-    except UNREADABLE:  # an attribute that raises when it is read declares nothing
-        return None
-    if isinstance(code, ErrorCode):
+    code, kind = _declared(error)
+    if code is not None:
         return retryable_code(code, failure.http_status)
-    if isinstance(kind, FailureType):
-        return kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
-    return None
+    return None if kind is None else kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
+
+
+def _declared(error: BaseException) -> tuple[ErrorCode | None, FailureType | None]:
+    code, kind = _read(error, "error_code"), _read(error, "failure_type")
+    return code if type(code) is ErrorCode else None, kind if type(kind) is FailureType else None
 
 
 def http_errors(error: Exception) -> Verdict:
@@ -123,16 +124,20 @@ def _read(source: object, name: str) -> Any:
         return None
 
 
-def _failure_from_attributes(error: BaseException, message: str, names: tuple[str, ...]) -> Failure:
+def _failure_from_attributes(
+    error: BaseException, message: str, names: tuple[str, ...], *, text_status: int | None = None, limited: bool = False
+) -> Failure:
+    """The failure of an exception whose attributes count; `text_status` and `limited` are known without them."""
+    code, kind = _declared(error)
     status, hint, limit_reached = read_hints(error)
     return classify(
         message,
-        code=_instance(ErrorCode, _read(error, "error_code")),
-        failure_type=_instance(FailureType, _read(error, "failure_type")),
+        code=code,
+        failure_type=kind,
         exceptions=names + _reason_names(error, names),
-        http_status=status,
+        http_status=status or text_status,
         retry_after=hint,
-        limit_reached=limit_reached,
+        limit_reached=limit_reached or limited,
     )
 
 
@@ -153,10 +158,6 @@ def _class_traits(cls: type) -> _ClassTraits:
         _last_failure.clear()
     traits = _traits_of[cls] = (names, kind_of_class(names), has_no_attributes)
     return traits
-
-
-def _instance(kind: type[Any], value: object) -> Any:
-    return value if isinstance(value, kind) else None
 
 
 def read_hints(error: object) -> tuple[int | None, float | None, bool]:
@@ -200,35 +201,28 @@ def _headers(source: object) -> dict[str, str]:
 
 def _delay(value: object) -> float | None:
     """Seconds from a number, a timedelta, a text of digits, or an HTTP date; None for anything else."""
-    if value is None or isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
+    if is_number(value):
         return float(value) if 0 <= value <= _MOST_SECONDS else None
     if _read(value, "total_seconds") is not None:
         try:
             return max(0.0, float(value.total_seconds()))  # type: ignore[attr-defined]
         except UNREADABLE:
             return None
-    if isinstance(value, str):
-        text = value.strip()[:64]
-        if text.isascii() and text.replace(".", "", 1).isdigit():
-            return float(text)
-        return _until_date(text)
-    return None
+    if not isinstance(value, str):
+        return None
+    text = value.strip()[:64]
+    return float(text) if text.isascii() and text.replace(".", "", 1).isdigit() else _until_date(text)
 
 
 def _until_date(text: str) -> float | None:
+    from datetime import UTC
     from email.utils import parsedate_to_datetime
 
     try:
         when = parsedate_to_datetime(text)
     except (TypeError, ValueError, OverflowError):
         return None
-    if when.tzinfo is None:
-        from datetime import UTC
-
-        when = when.replace(tzinfo=UTC)
-    return max(0.0, when.timestamp() - clock.wall())
+    return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - clock.wall())
 
 
 def _until_reset(text: str | None) -> float | None:
@@ -248,13 +242,6 @@ def classify_failure(message: str, exception: BaseException | None = None) -> Fa
         return classify(words, http_status=status_in(words)).failure_type
     seen = failure_from(exception)
     words = words or seen.message
-    status, hint, limit_reached = read_hints(exception)
-    return classify(
-        words,
-        code=_instance(ErrorCode, _read(exception, "error_code")),
-        failure_type=_instance(FailureType, _read(exception, "failure_type")),
-        exceptions=seen.exceptions,
-        http_status=status or status_in(words),
-        retry_after=hint,
-        limit_reached=limit_reached or seen.failure_type is FailureType.RATE_LIMITED,
-    ).failure_type
+    limited, status = seen.failure_type is FailureType.RATE_LIMITED, status_in(words)
+    known = _failure_from_attributes(exception, words, seen.exceptions, text_status=status, limited=limited)
+    return known.failure_type

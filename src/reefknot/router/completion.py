@@ -20,8 +20,8 @@ from reefknot.errors import StoreUnavailableError
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.context import RouterContext
 from reefknot.router.pending import Pending
-from reefknot.runtime.batches import Batcher
 from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
 BATCH = 256

@@ -40,7 +40,7 @@ from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, W
 from reefknot.router.context import RouterContext
 from reefknot.router.pending import ClaimedSubmission
 from reefknot.router.settings import LEASE_S
-from reefknot.runtime.batches import Batcher
+from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
 SUBMIT_ARGUMENTS = {

@@ -27,7 +27,7 @@ from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
-from reefknot.idempotency.scope import unknown_keys
+from reefknot.idempotency.once import unknown_keys
 from reefknot.ports.block import Block, BlockContext
 from reefknot.runtime import seeds
 from reefknot.worker.context import WorkerContext

@@ -22,7 +22,7 @@ from reefknot.core.retry.classify import classify, status_in
 from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
 from reefknot.retrying.failures import failure_from
-from reefknot.retrying.rules import leaves_of
+from reefknot.retrying.functions import leaves_of
 
 
 def timeout_result(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:

@@ -7,7 +7,8 @@ import pytest
 from reefknot.core.audit.chain import ANCHOR
 from reefknot.core.work import WorkDone, WorkFailed, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore, audit_and_keys, work
+from reefknot.engines.memory import MemoryStore, work
+from reefknot.engines.memory import store as parts
 from reefknot.ports.work_queue import Enqueued, Settlement
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
@@ -54,7 +55,7 @@ def test_without_the_bound_every_item_stays() -> None:
 
 
 def test_the_oldest_events_go_and_the_chain_that_is_left_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_and_keys, "MOST_EVENTS", MOST)
+    monkeypatch.setattr(parts, "MOST_EVENTS", MOST)
 
     async def story() -> None:
         store = await after_many(5 * MOST)

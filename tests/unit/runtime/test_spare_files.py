@@ -54,8 +54,9 @@ def exporting(path: Path) -> Callable[[Callable[[], None]], None]:
 def putting(folder: Path, name: str) -> Callable[[Callable[[], None]], None]:
     def work(pause: Callable[[], None]) -> None:
         opened = os.open(folder, os.O_RDONLY)
-        with _spare(opened, name) as (_, descriptor):
-            os.write(descriptor, b"half")
+        with _spare(opened, name) as (_, stream):
+            stream.write(b"half")
+            stream.flush()
             pause()
 
     return work

@@ -4,15 +4,26 @@ The hash chain over audit events: `link` extends it, `verify` finds every place 
 Each link's hash covers its chain's name, its number, the hash before it and its body, so an edit, a swap, an insertion
 or a removal inside shows. A chain whose beginning was removed by retention begins at an anchor, and one of its own
 events has to confirm that. A chain alone does not show that its end was cut off: compare it with a head that was
-exported earlier. Pure: nothing is stored or read.
+exported earlier.
+
+A chain is also written as files of JSON lines. A file begins with a header line: the chain's name and its head before
+the first event. Every other line is one event with its number and its hash:
+
+    {"chain":"5f…","format":1,"hash":"00…","sequence":0}
+    {"event":{…},"hash":"9a…","sequence":1}
+
+The event is stored byte for byte as it was hashed. A line is only accepted in exactly the form it is written in. Pure:
+nothing is stored or read, and no file is opened.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
-from msgspec import DecodeError, Struct
+import msgspec
+from msgspec import Raw, Struct
 
 from reefknot.core.audit.event import Anchor, decode, encode, timestamp
+from reefknot.errors import NotJsonError
 
 GENESIS = "0" * 64
 """The hash before the first link."""
@@ -71,7 +82,7 @@ def anchor_in(body: bytes) -> Head | None:
         return None
     try:
         event = decode(body)
-    except DecodeError:
+    except msgspec.DecodeError:
         return None
     return Head(event.chain, event.sequence, event.hash) if isinstance(event, Anchor) else None
 
@@ -163,3 +174,140 @@ class ChainVerifier:
             self._more += 1
         elif found not in self._found[-1:]:  # two heads may find the same
             self._found.append(found)
+
+
+FORMAT = 1
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""Errors of the decoder; it raises one of its own for bytes that are not UTF-8."""
+
+
+class EventIndex(Struct, frozen=True):
+    """The fields by which an event is found."""
+
+    event_type: str = ""
+    correlation_id: str | None = None
+    trace_id: str | None = None
+    work_id: str | None = None
+
+
+class LogHeader(Struct, frozen=True):
+    """The first line of a file: the chain, and its head before the first event of the file."""
+
+    chain: str
+    format: int
+    hash: str
+    sequence: int
+
+    @property
+    def head(self) -> Head:
+        return Head(self.chain, self.sequence, self.hash)
+
+
+class LogLine(Struct, frozen=True, omit_defaults=True):
+    """The line of an event. `more` lines of its batch follow; `filed` is only set when the event says otherwise."""
+
+    event: Raw
+    hash: str
+    sequence: int
+    at: int | None = None
+    filed: EventIndex | None = None
+    more: int = 0
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self.event)
+
+
+_encode = msgspec.json.Encoder().encode
+_header = msgspec.json.Decoder(LogHeader).decode
+_line = msgspec.json.Decoder(LogLine).decode
+_filed = msgspec.json.Decoder(EventIndex).decode
+_any = msgspec.json.Decoder(Raw).decode
+
+
+def header_line(head: Head) -> bytes:
+    """The first line of a file that continues the chain after `head`."""
+    return _encode(LogHeader(head.chain, FORMAT, head.hash, head.sequence)) + b"\n"
+
+
+def event_line(
+    head: Head, body: bytes, *, at: int | None = None, filed: EventIndex | None = None, more: int = 0
+) -> bytes:
+    """The line of the event that brought the chain to `head`."""
+    if b"\n" in body:
+        raise NotJsonError("", "an event is one line")
+    try:
+        _any(body)
+    except UNREADABLE as error:
+        raise NotJsonError("", str(error)) from error
+    apart = None if filed == index_of(body) else filed
+    return _encode(LogLine(Raw(body), head.hash, head.sequence, at, apart, more)) + b"\n"
+
+
+def index_of(body: bytes) -> EventIndex:
+    """The index fields in the event's own body."""
+    try:
+        return _filed(body)
+    except UNREADABLE:
+        return EventIndex()
+
+
+def wrong_index_field(body: bytes, filed: EventIndex) -> str | None:
+    """The first index field that differs from the event's own, so that a search would miss it; None when none does."""
+    own = index_of(body)
+    for name in EventIndex.__struct_fields__:
+        value = getattr(own, name)
+        if value and value != getattr(filed, name):
+            return name
+    return None
+
+
+def read_line(text: bytes) -> LogHeader | LogLine | None:
+    """A line, given with its line break; None when it is not in this format to the byte."""
+    decode = _header if text.startswith(b'{"chain":') else _line
+    try:
+        found = decode(text)
+    except UNREADABLE:
+        return None
+    if isinstance(found, LogHeader) and found.format != FORMAT:
+        return None
+    return found if _encode(found) + b"\n" == text else None
+
+
+def verify_lines(lines: Iterable[bytes], head: Head | None = None) -> list[Mismatch]:
+    """Every mismatch between these lines, of one file or consecutive files, and one chain that leads to `head`."""
+    rest = iter(lines)
+    first = read_line(next(rest, b""))
+    if not isinstance(first, LogHeader):
+        return [Mismatch(0, "the first line does not open a log of format 1")]
+    start = first.head
+    if head is not None and head.chain != start.chain:
+        return [Mismatch(0, f"this is chain {start.chain}, the head is of chain {head.chain}")]
+    problems: list[Mismatch] = []
+    return verify(_links(rest, start, problems), head or start, start=start) + problems
+
+
+def _links(lines: Iterator[bytes], at: Head, problems: list[Mismatch]) -> Iterator[Link]:
+    """The links that these lines hold; what is wrong with them as lines is added to `problems`."""
+    more = 0
+    for text in lines:
+        found = read_line(text)
+        if isinstance(found, LogLine):
+            problems += _line_problems(found, more)
+            more = found.more
+            at = Head(at.chain, found.sequence, found.hash)
+            yield Link(found.sequence, found.hash, found.body)
+        elif found is None:
+            problems.append(Mismatch(at.sequence + 1, "a line that is not in this format, or was changed"))
+        elif found.head != at:
+            problems.append(Mismatch(at.sequence + 1, "the next file does not go on from here"))
+    if more:
+        problems.append(Mismatch(at.sequence + 1, "cut off in the middle of a batch"))
+
+
+def _line_problems(line: LogLine, more: int) -> Iterator[Mismatch]:
+    if more and line.more != more - 1:
+        yield Mismatch(line.sequence, "the line does not belong to the batch before it")
+    wrong = None if line.filed is None else wrong_index_field(line.body, line.filed)
+    if wrong is not None:
+        yield Mismatch(line.sequence, f"the event is filed under another {wrong} than its own")

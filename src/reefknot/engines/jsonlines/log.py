@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from reefknot.core.audit.chain import Head, Mismatch
-from reefknot.core.audit.lines import LogLine, index_of, read_line, verify_lines
+from reefknot.core.audit.chain import Head, LogLine, Mismatch, index_of, read_line, verify_lines
 from reefknot.core.checks import choice
 from reefknot.engines.jsonlines.writer import (
     Fsync,
@@ -27,6 +27,7 @@ from reefknot.engines.jsonlines.writer import (
 from reefknot.errors import ParameterError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 from reefknot.ports.clock import Clock
+from reefknot.runtime.changes import Waiters
 
 LARGEST_FILE = 64 << 20
 SMALLEST_LIMIT = 4096
@@ -36,11 +37,10 @@ R = TypeVar("R")
 class JsonLinesLog:
     """An audit log in files, opened with `await JsonLinesLog.open(…)`."""
 
-    def __init__(self, writer: LineWriter, clock: Clock, pool: ThreadPoolExecutor | None) -> None:
+    def __init__(self, writer: LineWriter, pool: ThreadPoolExecutor | None) -> None:
         self._writer = writer
-        self._clock = clock
         self._pool = pool
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiters = Waiters()
         self._closed = False
 
     @classmethod
@@ -71,7 +71,7 @@ class JsonLinesLog:
             keep=keep,
             fsync=choice("fsync", fsync, Fsync),
         )
-        log = cls(writer, clock, None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-lines"))
+        log = cls(writer, None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-lines"))
         try:
             await log._run(writer.open)
         except BaseException:
@@ -81,7 +81,7 @@ class JsonLinesLog:
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         head = await self._run(lambda: self._writer.append(entries))
-        self._wake()
+        self._waiters.wake_all()
         return head
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
@@ -100,16 +100,14 @@ class JsonLinesLog:
 
     async def trim(self, before: int) -> int:
         gone = await self._run(lambda: self._writer.trim(before))
-        self._wake()
+        self._waiters.wake_all()
         return gone
 
     async def wait(self, after: int, timeout: float) -> bool:
-        until = self._clock.now() + timeout
-        while (await self.head()).sequence <= after:
-            left = until - self._clock.now()
-            if left <= 0 or not await self._change(left):
-                return (await self.head()).sequence > after
-        return True
+        head = await self._waiters.watch(
+            self.head, "", pause=lambda head: inf if head.sequence <= after else 0.0, timeout=timeout
+        )
+        return head.sequence > after
 
     async def close(self) -> None:
         """Close the file and release its lock. A second call does nothing."""
@@ -119,7 +117,7 @@ class JsonLinesLog:
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=False)
-        self._wake()
+        self._waiters.wake_all()
 
     async def _run(self, work: Callable[[], R]) -> R:
         if self._closed:
@@ -130,24 +128,6 @@ class JsonLinesLog:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except OSError as error:
             raise translated(error, self._writer.path) from error
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-    async def _change(self, timeout: float) -> bool:
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            async with asyncio.timeout(timeout):
-                await future
-        except TimeoutError:
-            return False
-        finally:
-            self._waiting.discard(future)
-        return True
 
 
 def _verified(snapshot: LogSnapshot, head: Head | None, progress: Callable[[int], None] | None) -> list[Mismatch]:

@@ -13,17 +13,26 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO, Self
 
 from msgspec import Struct
 
-from reefknot.core.audit.chain import ANCHOR, Head, anchor_body, link
+from reefknot.core.audit.chain import (
+    ANCHOR,
+    EventIndex,
+    Head,
+    LogHeader,
+    LogLine,
+    anchor_body,
+    event_line,
+    header_line,
+    link,
+    read_line,
+)
 from reefknot.core.audit.event import LogRepaired, encode, timestamp
-from reefknot.core.audit.lines import EventIndex, LogHeader, LogLine, event_line, header_line, read_line
 from reefknot.errors import StoreCorruptError, StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 
@@ -55,23 +64,16 @@ class LineWriter:
 
     def open(self) -> None:
         """Take the lock, find the end, and cut off half a batch that a crash left, with an event that says so."""
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = acquire_lock(self.path)
-            self.path.with_name(f"{self.path.name}.new").unlink(missing_ok=True)
-            files = files_of(self.path)
-            if not files:
-                write_file(self.path, Head(token_hex(8)))
-            elif files[-1] != self.path:  # a crash came between two files
-                write_file(self.path, end_of(files[-1]).head)
-            torn = self._open_file()
-            self.start = opening_head(files_of(self.path)[0])
-        except OSError as error:
-            self.close()
-            raise translated(error, self.path) from error
-        except BaseException:
-            self.close()
-            raise
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = acquire_lock(self.path)
+        self.path.with_name(f"{self.path.name}.new").unlink(missing_ok=True)
+        files = files_of(self.path)
+        if not files:
+            write_file(self.path, Head(token_hex(8)))
+        elif files[-1] != self.path:  # a crash came between two files
+            write_file(self.path, end_of(files[-1]).head)
+        torn = self._open_file()
+        self.start = opening_head(files_of(self.path)[0])
         if torn:
             now = self._wall_ms()
             event = LogRepaired(timestamp=timestamp(now / 1000), removed_bytes=torn)
@@ -238,32 +240,24 @@ def lines_of(files: list[Path]) -> Iterator[bytes]:
                 yield line
 
 
-class LogSnapshot:
+class LogSnapshot(ExitStack):
     """The files of a log, held open, and its head, both as of one moment: rotation and removal change nothing."""
 
     def __init__(self, files: list[Path], head: Head) -> None:
+        super().__init__()
         self.head = head
-        self._streams: list[tuple[BinaryIO, int]] = []
-        for file in files:
-            stream = file.open("rb")
-            self._streams.append((stream, os.fstat(stream.fileno()).st_size))
+        self._streams = [self.enter_context(file.open("rb")) for file in files]
+        self._sizes = [os.fstat(stream.fileno()).st_size for stream in self._streams]
 
     def lines(self, progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
         """Every line of the snapshot, from the start."""
-        for stream, size in self._streams:
+        for stream, size in zip(self._streams, self._sizes, strict=True):
             stream.seek(0)
             while size > 0 and (line := stream.readline(min(LONGEST_LINE, size))):
                 size -= len(line)
                 if progress is not None:
                     progress(1)
                 yield line
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exit_info: object) -> None:
-        for stream, _ in self._streams:
-            stream.close()
 
 
 def opening_head(file: Path) -> Head:

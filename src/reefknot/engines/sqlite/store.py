@@ -16,12 +16,11 @@ from msgspec import structs
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.connection import Opener, empty_log, migrate, open_connection, plain_opener
-from reefknot.engines.sqlite.context import StoreContext
+from reefknot.engines.sqlite.connection import Opener, empty_log, immediate, migrate, open_connection, plain_opener
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
-from reefknot.engines.sqlite.reads import ChangeWatcher, Reader
+from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext
 from reefknot.engines.sqlite.transport import SqliteTransport
 from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact
 from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
@@ -86,7 +85,7 @@ class SqliteStore:
         self._reader = Reader(connect, path=self.path, patience=patience, inline=inline)
         self._retention_lock = RetentionLock(self.path)
         self._is_open = False
-        context = StoreContext(self._writer, self._reader, self._watcher, now)
+        context = StoreContext(self._writer.submit, self._reader, self._watcher, now)
         self._context = context
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
@@ -158,14 +157,8 @@ class SqliteStore:
 
 def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable[[], int]) -> None:
     """End leases that end later than now plus their length: those are of a steady clock that began anew since."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with immediate(connection):
         now = steady()  # read under the lock: while this waited for it, another process may have claimed
         for table, state in (("idempotency", "in_progress"), ("work", "running")):
             statement = f"UPDATE {table} SET lease_until = 0 WHERE state = ? AND lease_until > ? + lease_ms"  # noqa: S608
             connection.execute(statement, (state, now))
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")

@@ -4,14 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from reefknot.core.audit.chain import Head, anchor_body, link
-from reefknot.core.audit.lines import (
+from reefknot.core.audit.chain import (
     EventIndex,
+    Head,
     LogHeader,
     LogLine,
+    anchor_body,
     event_line,
     header_line,
     index_of,
+    link,
     read_line,
     verify_lines,
     wrong_index_field,
