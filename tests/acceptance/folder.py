@@ -42,6 +42,7 @@ async def wait(inputs, context):
     return {}
 """
 PATIENCE_S = 30.0
+ROOT = Path(__file__).parents[2]
 
 
 class Folder:
@@ -70,10 +71,12 @@ class Folder:
         return done.json
 
     def start(self, *words: str, program: Sequence[str] = ("-m", "reefknot")) -> subprocess.Popen[str]:
+        """A command as a process of its own; `program` is what Python runs, and words before the command."""
+        path = os.pathsep.join([str(ROOT), self._environment.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             [sys.executable, *program, *words],
             cwd=self.path,
-            env=self._environment,
+            env=self._environment | ({} if program == ("-m", "reefknot") else {"PYTHONPATH": path}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

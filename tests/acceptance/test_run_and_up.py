@@ -56,6 +56,50 @@ def test_sigterm_ends_with_143_and_a_second_signal_at_once(folder: Folder) -> No
     assert folder.json("job", "show", "long")["state"] in ("pending", "running"), "it is kept"
 
 
+def killed_and_run_again(folder: Folder, *words: str) -> int:
+    """The number of jobs in the store, after `run` of 40 lines without ids was killed twice and then finished."""
+    waiting = {"job": {"type": "own.wait", "payload": {"name": "one"}}}
+    (folder.path / "work.jsonl").write_text(f"{json.dumps(waiting)}\n" * 40)
+    command = ("run", "work.jsonl", "--module", "naps")
+    for expected, more in ((40, ()), (80 if words else 40, words)):
+        begun = len(folder.begun())
+        process = folder.start(*command, *more)
+        until(lambda: len(folder.begun()) > begun and sum(_states(folder).values()) >= expected)  # noqa: B023 - at once
+        process.kill()
+        process.wait()
+    folder.go()
+    code, out, err = folder.ends(folder.start(*command, "--json"))
+    assert code == 0, err
+    assert json.loads(out)["succeeded"] == 40
+    return sum(_states(folder).values())
+
+
+def _states(folder: Folder) -> dict[str, int]:
+    """Jobs in the store by state, once there is a store."""
+    if not (folder.path / ".reefknot" / "state.db").exists():
+        return {}
+    states: dict[str, int] = folder.json("job", "list")["states"]
+    return states
+
+
+def test_a_run_of_lines_without_ids_that_was_killed_goes_on_and_submits_none_twice(folder: Folder) -> None:
+    assert killed_and_run_again(folder) == 40
+
+
+def test_with_new_ids_the_same_lines_are_submitted_again(folder: Folder) -> None:
+    """The control."""
+    assert killed_and_run_again(folder, "--new") == 80
+
+
+def test_what_a_killed_step_left_half_written_is_gone_when_a_system_starts(folder: Folder) -> None:
+    left, other = folder.path / "files" / ".b.txt.0123456789abcdef.part", folder.path / "files" / "mine.part"
+    left.touch()
+    other.touch()
+    folder.up()
+    until(lambda: not left.exists())
+    assert other.exists()
+
+
 def test_work_that_was_handed_back_is_ended_by_the_next_system(folder: Folder) -> None:
     process = folder.up("--drain", "0")
     folder.nap("later", 1.5)

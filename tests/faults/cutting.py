@@ -52,6 +52,8 @@ class Disk:
                             one.folder_synced()
                     file.kept = _applied(file.kept, file.pending)
                     file.pending = []
+                case "lost":  # an fsync that failed: the system takes its pages for written
+                    file.pending = []
                 case "delete" if call.offset:  # together with its folder's sync
                     file.kept, file.pending = None, []
                 case "write" | "truncate" | "delete":

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+import reefknot.engines.sqlite.store as sqlite_store
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import SystemClock
@@ -20,7 +22,7 @@ from reefknot.ports.work_queue import Enqueued, Settlement
 from tests.faults.cutting import Disk, Image
 from tests.faults.points import either, spread
 from tests.faults.story import stored_keys, told
-from tests.faults.vfs import Call, FaultyDisk, Hook, Recorder
+from tests.faults.vfs import Call, DroppingRecorder, FaultyDisk, Hook, Recorder
 
 ROUNDS = 12
 
@@ -191,3 +193,56 @@ def test_a_folder_that_is_made_for_a_store_is_synced_into_its_own_folder(
     synced.clear()
     connection.open_connection(str(tmp_path / "state.db"), patience=1).close()
     assert synced == []
+
+
+def failed_once(folder: Path, successor: Path) -> Recording:
+    """A process whose fsync fails and that dies of it, and its successor over what the system shows of the files."""
+    recorder, promises = DroppingRecorder(), list[Promise]()
+
+    async def accept(store: SqliteStore, name: str) -> None:
+        await store.work.enqueue([WorkItem(name, "t", payload=b"x" * 9_000)], events=[told("admission", name)])
+        promises.append(Promise(len(recorder.log), "accepted", name))
+
+    async def main(power: FaultyDisk) -> None:
+        first = await SqliteStore(folder / "state.db", SystemClock(), opener=power.opener(), inline=True).start()
+        for number in range(5):
+            await accept(first, f"before-{number}")
+        recorder.fails_next = True
+        with pytest.raises(StoreError, match="the disk reported an error"):
+            await accept(first, "unknown")
+        shutil.copytree(folder, successor, ignore=shutil.ignore_patterns("*-shm"))  # as after a kill
+        length = len(recorder.log)
+        await first.close()
+        del recorder.log[length:]
+        second = await SqliteStore(successor / "state.db", SystemClock(), opener=power.opener(), inline=True).start()
+        for number in range(5):
+            await accept(second, f"after-{number}")
+        length = len(recorder.log)
+        await second.close()
+        del recorder.log[length:]
+
+    folder.mkdir()
+    with disk(recorder, lazy=True) as power:
+        asyncio.run(main(power))
+    return Recording(recorder.log, promises)
+
+
+def lost_after_a_failed_fsync(folder: Path) -> list[str]:
+    recording = failed_once(folder / "made", folder / "successor")
+    assert len(recording.promises) == 10
+    disk_now = Disk()
+    disk_now.follow(recording.log)
+    (folder / "cut").mkdir()
+    return missing(folder / "cut", disk_now.image(), recording.promises)
+
+
+def test_pages_that_a_failed_fsync_dropped_take_no_later_row_with_them(tmp_path: Path) -> None:
+    assert lost_after_a_failed_fsync(tmp_path) == []
+
+
+def test_a_successor_that_appends_to_the_log_it_finds_loses_all_it_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(sqlite_store, "empty_log", lambda _: None)
+    assert [f"accepted: after-{number}" for number in range(5)] == lost_after_a_failed_fsync(tmp_path)

@@ -86,6 +86,21 @@ class Recorder(Hook):
         return result
 
 
+class DroppingRecorder(Recorder):
+    """A recorder whose next fsync of the log fails when it is told to: the disk then never gets what was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails_next = False
+
+    def around(self, call: Call, run: Callable[[], T]) -> T:
+        if self.fails_next and (call.kind, call.file) == ("sync", "-wal"):
+            self.fails_next = False
+            self.log.append(call._replace(kind="lost"))
+            raise disk_error()
+        return super().around(call, run)
+
+
 class Failing(Hook):
     """Fails the calls of these kinds from the one with this number on, until it is mended."""
 
@@ -118,11 +133,13 @@ def disk_error() -> Exception:
 class FaultyDisk(apsw.VFS):
     """A VFS over SQLite's own. `lazy` counts syncs but leaves them out: a process's death does not need them."""
 
-    def __init__(self, hook: Hook, *, name: str = "faulty", lazy: bool = False) -> None:
+    def __init__(self, hook: Hook, *, name: str = "faulty", lazy: bool = False, default: bool = False) -> None:
+        """`default`: every connection of this process is on this disk."""
         self.hook = hook
         self.lazy = lazy
         self.name = name
-        super().__init__(name, "")
+        self.real = apsw.vfs_names()[0]
+        super().__init__(name, self.real, makedefault=default)
 
     def opener(self, *, autocheckpoint: int | None = None) -> Callable[[str, int], apsw.Connection]:
         """How a store opens its connections on this disk."""
@@ -157,7 +174,7 @@ class FaultyFile(apsw.VFSFile):
     def __init__(self, disk: FaultyDisk, name: Name, flags: list[int]) -> None:
         self._disk = disk
         self._file = _suffix(name)
-        super().__init__("", name, flags)
+        super().__init__(disk.real, name, flags)
 
     def excepthook(self, *given: object) -> bool:
         return True

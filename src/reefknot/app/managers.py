@@ -54,8 +54,9 @@ from reefknot.idempotency.decorator import current_store
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
 from reefknot.retrying.call import CallState
+from reefknot.retrying.exhaustion import exhaustions
 from reefknot.retrying.functions import what_to_pass
-from reefknot.retrying.plan import Plan, exhaustions
+from reefknot.retrying.plan import Plan
 from reefknot.retrying.wrappers import attempt_within
 from reefknot.runtime.log import logger
 
@@ -321,7 +322,8 @@ class RetryManager:
                 value = await attempt_within(run, _called, (coro,), {})
             except Exception as error:
                 stops = run.record_failure(error) is None
-                await self._audit_failure(operation, run, error, decisions[-1])
+                if len(decisions) == run.attempts:  # else there was none: the error could not be read
+                    await self._audit_failure(operation, run, error, decisions[-1])
                 if not stops:
                     continue
                 if run.reason is Reason.NOT_RETRYABLE:

@@ -12,7 +12,6 @@ In a virtual loop everything runs in that loop's time and thread, and nothing is
 """
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -33,7 +32,7 @@ from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.runtime.log import logger, printable
-from reefknot.runtime.private_files import private_opener
+from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
     from reefknot.config.schema import Configuration
@@ -96,11 +95,8 @@ class RetentionNote:
         self._noted = msgspec.structs.replace(self.read(), **changes)
         if self._path is None:
             return
-        fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        with suppress(OSError):
-            with open(fresh, "wb", opener=private_opener) as file:
-                file.write(msgspec.json.encode(self._noted))
-            os.replace(fresh, self._path)
+        with suppress(OSError), whole_file(self._path, durable=False) as file:
+            file.write(msgspec.json.encode(self._noted))
 
 
 class RetentionJob:

@@ -12,10 +12,11 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -24,6 +25,7 @@ from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
 from reefknot.app.presence import look_for_orphans
 from reefknot.app.stores import clock_of_this_loop, open_store, options_of
+from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
@@ -51,6 +53,8 @@ STATUS_KEPT_S = 5.0
 CONTROL_S = 5.0
 STORE_S = 10.0
 STORE_PAUSE_S = 0.25
+FAILED_STOP_S = 3.0
+"""Longest orderly stop of a system whose store has failed."""
 STARTING_TRIES = 4
 FREE_NAMES_TRIED = 10
 
@@ -155,6 +159,12 @@ class System:
             await block.close()
         await self._withdraw_status()
         return back
+
+    async def store_failed(self) -> NoReturn:
+        """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""
+        while (failure := self.store.failure) is None:  # noqa: ASYNC110 - the writer's thread has no loop to tell
+            await asyncio.sleep(STATUS_EVERY_S)
+        raise failure
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
         """Take it on; the future is its result."""
@@ -301,6 +311,8 @@ async def running_system(
     blocks = blocks_for(settings, modules, store=url)
     if workers:
         await check_logins(settings)
+    sweep = Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True)
+    sweep.start()  # beside everything else: a folder may have many files, and a disk may be slow
     options = options_of(settings.configuration)
     clock, working = SteadyClock(clock_of_this_loop()), worker_settings(settings)
     async with open_store(url, clock=clock, **options) as store, kept_events(store, settings, secrets=secrets):
@@ -330,7 +342,17 @@ async def running_system(
         try:
             yield system
         finally:
-            await system.stop(drain)
+            await _stop(system, drain)
+
+
+async def _stop(system: System, drain: float) -> None:
+    """Stop in order. Nothing can be given back to a store that failed: the next process finds it as after a crash."""
+    if system.store.failure is None:
+        await system.stop(drain)
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FAILED_STOP_S):
+            await system.stop()
 
 
 def _free(kind: str, count: int, taken: set[str]) -> list[str]:

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import stat
 import sys
 from abc import ABC, abstractmethod
@@ -23,7 +24,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import IO, Any
 
 from msgspec import Struct
 
@@ -31,6 +32,7 @@ from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, invalid, t
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext
+from reefknot.runtime.spare_files import is_ours, remove_left
 
 BENEATH = 0x08 | 0x04 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_MAGICLINKS
 _OPENAT2 = 437  # the same on every architecture but Alpha
@@ -41,6 +43,8 @@ LINKS = (errno.ELOOP, errno.EXDEV)
 """Errors of the kernel for a path that leads out of the folder, or over a link."""
 
 LONGEST_PATH = 4096
+MOST_SWEPT = 100_000
+_SPARE = re.compile(r"\..{1,100}\.[0-9a-f]{16}\.part", re.DOTALL)
 _PATH = "a path beneath one of blocks.fs.roots"
 _TRANSIENT = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ESTALE),
@@ -190,25 +194,46 @@ def _put(file: FsPath, content: bytes, *, overwrite: bool) -> dict[str, Any]:
         created = not _is_regular(folder, name, file.shown)
         if not created and not overwrite:
             raise FileExistsError(errno.EEXIST, "there is a file already, and overwrite is false", file.shown)
-        spare = f".{name[:100]}.{token_hex(8)}.part"
-        try:
-            _write(folder, spare, content)
+        with _spare(folder, name) as (spare, stream):
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
             if overwrite:
                 os.rename(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
             else:
                 os.link(spare, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(spare, dir_fd=folder)
         os.fsync(folder)
     return {"path": file.shown, "size": len(content), "created": created}
 
 
-def _write(folder: int, name: str, content: bytes) -> None:
-    with open(open_beneath(folder, (name,), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+@contextmanager
+def _spare(folder: int, name: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """The name and the stream of a new spare file, which is removed if it still has that name afterwards."""
+    while True:
+        spare = f".{name[:100]}.{token_hex(8)}.part"
+        descriptor = open_beneath(folder, (spare,), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        if is_ours(descriptor):
+            break
+        os.close(descriptor)
+    with open(descriptor, "wb") as stream:
+        try:
+            yield spare, stream
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(spare, dir_fd=folder)
+
+
+def remove_spare_files(settings: FsSettings) -> int:
+    """Remove what killed processes left beneath the roots. Follows no link; looks at `MOST_SWEPT` names at most."""
+    removed = seen = 0
+    for root in settings.roots:
+        with suppress(OSError):
+            for _, _, names, folder in os.fwalk(root, follow_symlinks=False):
+                removed += remove_left(folder, filter(_SPARE.fullmatch, names))
+                seen += len(names) + 1
+                if seen > MOST_SWEPT:
+                    return removed
+    return removed
 
 
 def _get(file: FsPath, folders: Folders) -> dict[str, Any]:

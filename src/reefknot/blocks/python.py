@@ -77,8 +77,10 @@ class PythonBlock:
         if self._awaits:
             answer = self.function(inputs, context)
         else:
-            work = partial(copy_context().run, self.function, inputs, context)
+            work = partial(copy_context().run, _called, self.function, inputs, context)
             answer = await asyncio.get_running_loop().run_in_executor(_threads(), work)
+            if isinstance(answer, _Raised):
+                raise answer.error
         if inspect.isawaitable(answer):
             answer = await answer
         return self._result(answer)
@@ -98,6 +100,20 @@ class PythonBlock:
             return StepResult(outputs=json_value(dict(answer)))
         except NotJsonError as error:
             return failed(ErrorCode.execution_failed, f"the block {self.type} returned what JSON cannot say: {error}")
+
+
+class _Raised(Struct, frozen=True):
+    """An exception that no future can carry to the task that waits for it."""
+
+    error: BaseException
+
+
+def _called(function: BlockFunction, inputs: Mapping[str, Any], context: BlockContext) -> Any:
+    """The function's answer, or what it raised where a future would lose it, or close the task with it."""
+    try:
+        return function(inputs, context)
+    except (StopIteration, GeneratorExit) as error:
+        return _Raised(error)
 
 
 class BlockRegistry:

@@ -1,8 +1,9 @@
 """
 A file of assignments, one per line, read as it is needed.
 
-An unusable line becomes an `InvalidLine` with its number and never ends the reading. Missing ids are generated. No more
-of a line is kept in memory than an assignment may have.
+An unusable line becomes an `InvalidLine` with its number and never ends the reading. Missing ids are generated, or made
+from the file's content and the line's number, so that the same file run again means the same work. No more of a line is
+kept in memory than an assignment may have, and no more ids than `MOST_IDS`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from hashlib import file_digest
 from pathlib import Path
 from queue import Empty, Full, Queue
 from threading import Thread
@@ -28,6 +30,7 @@ from reefknot.runtime.seeds import new_id
 STDIN = "-"
 LONGEST_LINE = 64 * LARGEST_MESSAGE
 """Bytes of a line after which a pipe is not read further: an endless line, such as /dev/zero, has no next one."""
+MOST_IDS = 100_000
 _POLL_S = 0.02
 _PUT_S = 0.5
 
@@ -83,25 +86,33 @@ def display_name(name: str) -> str:
     return "<stdin>" if name == STDIN else name
 
 
-def count_lines(name: str) -> int:
-    """The number of lines, for a progress bar; 0 when it cannot be known beforehand."""
+def survey(name: str) -> tuple[int, str]:
+    """The number of lines, for a progress bar, and a digest of the content; 0 and empty when they cannot be known."""
     if not _is_plain(name):
-        return 0
+        return 0, ""
     with open(name, "rb") as file:
-        return sum(1 for line in _lines(file) if line[1].strip())
+        digest = file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        return sum(1 for line in _lines(file) if line[1].strip()), digest[:32]
 
 
-async def assignments(name: str) -> AsyncIterator[AssignmentLine | InvalidLine]:
-    """Every line that is not empty. An assignment id that is repeated for the same tenant is invalid."""
+async def assignments(name: str, content: str = "") -> AsyncIterator[AssignmentLine | InvalidLine]:
+    """
+    Every line that is not empty. An id that was in one of the last `MOST_IDS` lines, for the same tenant, is invalid.
+
+    With the digest of its `content`, ids that the file leaves out are the same whenever it is read.
+    """
     seen: dict[str, int] = {}
     async for number, text in _read(name):
         if not text.strip():
             continue
-        found = read_line(text)
+        found = read_line(text, f"{content}-{number}" if content else new_id())
         if isinstance(found, str):
             yield InvalidLine(number, found)
             continue
         earlier = seen.setdefault(found.record_id, number)
+        if len(seen) > MOST_IDS:  # an older one is recognised by the store, without its line
+            del seen[next(iter(seen))]
         if earlier != number:
             message = f"{found.assignment_id!r} is in line {earlier} already; an id identifies one job"
             yield InvalidLine(number, f"assignment_id: {message}")
@@ -109,8 +120,8 @@ async def assignments(name: str) -> AsyncIterator[AssignmentLine | InvalidLine]:
         yield AssignmentLine(number, found)
 
 
-def read_line(text: bytes) -> ExecAssignment | str:
-    """The assignment of a line, or what is wrong with it."""
+def read_line(text: bytes, assignment_id: str) -> ExecAssignment | str:
+    """The assignment of a line, with this id if it has none; or what is wrong with it."""
     if len(text) > LARGEST_MESSAGE:
         return f"the line is longer than {LARGEST_MESSAGE} bytes"
     try:
@@ -119,12 +130,12 @@ def read_line(text: bytes) -> ExecAssignment | str:
         return f"not JSON: {error}"
     if not isinstance(value, dict):
         return 'not an object; accepted: {"job": {"type": …, "payload": {…}}, …}'
-    return read_object(value)
+    return read_object(value, assignment_id)
 
 
-def read_object(value: dict[str, Any]) -> ExecAssignment | str:
-    """The assignment that an object describes, with generated ids where it has none; or what is wrong with it."""
-    with_ids = {"assignment_id": new_id(), "request_id": new_id()} | value
+def read_object(value: dict[str, Any], assignment_id: str) -> ExecAssignment | str:
+    """The assignment that an object describes, with this id if it has none; or what is wrong with it."""
+    with_ids = {"assignment_id": assignment_id, "request_id": new_id()} | value
     found = read_assignment(msgspec.json.encode(with_ids))
     return found.message if isinstance(found, InvalidMessage) else found
 

@@ -7,14 +7,11 @@ Every read is paged and every wait is bounded. An export is complete or absent: 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Struct
@@ -29,7 +26,7 @@ from reefknot.core.audit.chain import UNREADABLE, Head, event_line
 from reefknot.core.audit.event import EVENT_TYPES, decode
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
-from reefknot.runtime.private_files import private_opener
+from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
     from reefknot.core.audit.replay import Replayer
@@ -323,29 +320,15 @@ async def export_to(file: Path, head_file: Path, log: AuditLog) -> tuple[int, He
     """Write both files, the head last: its presence means that the export is complete."""
     head = await log.head()
     count = -1  # the header is no event
-    with _whole(file) as stream, progress("exporting", head.sequence) as advance:
+    with whole_file(file) as stream, progress("exporting", head.sequence) as advance:
         async for lines in exported(log, head):
             stream.write(lines)
             written = lines.count(b"\n")
             count += written
             advance(written)
-    with _whole(head_file) as stream:
+    with whole_file(head_file) as stream:
         stream.write(msgspec.json.encode(head) + b"\n")
     return count, head
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears when it is complete, readable by its owner only."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(fresh, "xb", opener=private_opener) as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 # ---- analyse ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from reefknot.cli.options import (
     unknown,
 )
 from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
-from reefknot.cli.serve import DrainSeconds, For, Startup, shutdown_on_signals, startup, until_text, wait_for
+from reefknot.cli.serve import DrainSeconds, For, Startup, shutdown_on_signals, startup, until_first_ends, until_text
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
 from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
@@ -118,7 +118,7 @@ async def _serve(
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
             say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
             await _say_missing_part("worker" if kind == "router" else "router", system, start.url)
-            await wait_for(shutdown.requested, seconds)
+            await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
             counts = _counts(kind, system)
     elapsed = round(monotonic() - began, 3)
     if json:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import UNSET
 
 from reefknot.cli.app import CommandError, Exit, noun
-from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, count_lines, display_name, require_file
+from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole
 from reefknot.cli.output import Advance, plural, progress, put, say
 from reefknot.cli.serve import Shutdown, Startup, parts_of, shutdown_on_signals, startup, until_first_ends, wait_for
@@ -53,6 +53,7 @@ def run(
     /,
     *,
     results: Annotated[str | None, arg("Write one ExecResult per line to this file.")] = None,
+    new: Annotated[bool, arg("Run lines without an id again, also those that an earlier run has finished.")] = False,
     in_flight: Annotated[int, arg(f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
     options: SystemFlags = SYSTEM,
 ) -> int:
@@ -61,7 +62,7 @@ def run(
     require_file(file)
     start = startup(options.engine, options.config, options.workers)
     with _results_file(results) as write:
-        batch = BatchRun(file, write, in_flight, secrets=start.secrets)
+        batch = BatchRun(file, write, in_flight, new=new, secrets=start.secrets)
         return asyncio.run(_run(batch, start, options))
 
 
@@ -156,8 +157,12 @@ Write = Callable[[bytes], object]
 class BatchRun:
     """Run of one file of assignments."""
 
-    def __init__(self, file: str, write: Write, in_flight: int, *, secrets: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, file: str, write: Write, in_flight: int, *, new: bool = False, secrets: tuple[str, ...] = ()
+    ) -> None:
+        """`new`: lines without an id get new ones, not those that they had in an earlier run."""
         self.tally: Tally = Tally()
+        self._new = new
         self._file = file
         self._redact = Redactor(secrets)
         self._lines: AsyncIterator[AssignmentLine | InvalidLine]
@@ -174,12 +179,13 @@ class BatchRun:
     async def run(self, system: System, shutdown: Shutdown) -> None:
         """Run the whole file, several lines at a time, until it is done or a shutdown is requested."""
         self._began_ms = system.snapshot()["at"]
-        self._lines = assignments(self._file)
+        lines, content = await asyncio.to_thread(survey, self._file)
+        self._lines = assignments(self._file, "" if self._new else content)
         slots = sum(pool.slots for worker in system.workers for pool in worker.pools.values())
         feeder_count = min(self._in_flight, system.routing.rules.size + slots)
-        with progress("assignments", await asyncio.to_thread(count_lines, self._file)) as advance:
+        with progress("assignments", lines) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(feeder_count)))
-            await until_first_ends(feeders, shutdown.requested.wait())
+            await until_first_ends(feeders, shutdown.requested.wait(), system.store_failed())
 
     async def _feed(self, system: System, advance: Advance) -> None:
         """Run one line after the other, as long as there are lines."""
@@ -249,7 +255,8 @@ class BatchRun:
             say(f"… and {self._failures - MOST_SHOWN} more that did not succeed; --results FILE writes them all")
         if self._from_earlier_run:
             text = "had finished in an earlier run: an id identifies one job, and its stored result was used"
-            say(f"{self._from_earlier_run} {text}")
+            way = "" if self._new else "; --new runs lines without an id again"
+            say(f"{self._from_earlier_run} {text}{way}")
         if self._unfinished:
             text = "were submitted and have not finished; the next `run` or `up` on this store finishes them"
             say(f"{self._unfinished} {text}")

@@ -202,7 +202,7 @@ class UpSession(Struct, frozen=True):
                 feed = LiveFeed(system.store.audit, self._print, after=head.sequence, as_json=self.as_json)
                 if self.welcome:
                     self._welcome(system, seconds)
-                running = [feed.follow(), self._print_levels(system), shutdown.requested.wait()]
+                running = [feed.follow(), self._print_levels(system), shutdown.requested.wait(), system.store_failed()]
                 await until_first_ends(*running, *([beside(system)] if beside else []), timeout=seconds)
                 await feed.catch_up()
                 feed.end()

@@ -17,6 +17,7 @@ from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.runtime.log import printable
+from reefknot.runtime.seeds import new_id
 
 if TYPE_CHECKING:
     from reefknot.router.client import Client, Handle
@@ -90,7 +91,7 @@ def _step(
     if tenant is not None:
         fields["tenant_id"] = tenant
     fields["options"] = {name: given for name, given in limits.items() if given is not None}
-    found = read_object(fields)
+    found = read_object(fields, new_id())
     if isinstance(found, str):
         flags = {"job.type": "--type", "assignment_id": "--id", "tenant_id": "--tenant"}
         flags |= {f"options.{name}": f"--{name.replace('_', '-')}" for name in limits}

@@ -287,12 +287,12 @@ class StepResult(Struct, frozen=True):
 
     @property
     def http_status(self) -> int | None:
-        """The HTTP status in the metadata, else in the outputs."""
+        """The HTTP status in the metadata, else in the outputs: a number of three digits, or a text of them."""
         for value in (self.metadata.get("http_status_code"), self.outputs.get("status_code")):
-            if is_whole_number(value):
+            if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
+                value = int(value)
+            if is_whole_number(value) and 100 <= value <= 999:
                 return value
-            if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 3:
-                return int(value)
         return None
 
 

@@ -6,6 +6,7 @@ All parts share one database and one chain of events, so a change and its event 
 
 from typing import Protocol
 
+from reefknot.errors import ReefknotError
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
@@ -23,6 +24,10 @@ class Store(Protocol):
     @property
     def identity(self) -> str:
         """The place where the data is kept: the same for two stores over one file."""
+
+    @property
+    def failure(self) -> ReefknotError | None:
+        """The error after which every write is refused until the store is opened again; None while it works."""
 
     @property
     def idempotency(self) -> IdempotencyStore: ...

@@ -21,7 +21,8 @@ from reefknot.core.retry.decide import AttemptRecord
 from reefknot.errors import BreakerOpenError, LoopMisuseError, ParameterError
 from reefknot.retrying.breaker import Guard
 from reefknot.retrying.call import CallState
-from reefknot.retrying.plan import Plan, exhaustions
+from reefknot.retrying.exhaustion import exhaustions
+from reefknot.retrying.plan import Plan
 from reefknot.retrying.wrappers import attempt_limit
 
 if TYPE_CHECKING:

@@ -75,7 +75,7 @@ class CircuitBreaker:
 
     def _counts(self, error: Exception, rule: Rule | None) -> bool:
         """Whether a failure counts: by the breaker's `on=`, else by the retrier's; our own timeouts always do."""
-        if isinstance(error, AttemptTimeoutError | DeadlineExceededError):
+        if issubclass(type(error), (AttemptTimeoutError, DeadlineExceededError)):
             return True
         return (self._rule or rule or retryable_by_default)(error, failure_from(error)) is not False
 

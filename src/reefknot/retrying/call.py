@@ -22,9 +22,10 @@ from reefknot.core.retry.backoff import draw
 from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
-from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from, retryable_by_default
-from reefknot.retrying.functions import ALWAYS_RETRIED
-from reefknot.retrying.plan import Plan, exhaustions
+from reefknot.retrying.exhaustion import mark_exhausted
+from reefknot.retrying.failures import failure_from, retryable_by_default
+from reefknot.retrying.functions import ALWAYS_RETRIED, UNREADABLE
+from reefknot.retrying.plan import Plan
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
 from reefknot.runtime.log import log_callback_failure, logger, printable, seconds
@@ -110,8 +111,17 @@ class CallState:
 
     def record_failure(self, error: Exception) -> float | None:
         """Take in a failed attempt: returns the seconds to wait before the next, or None: the error is the caller's."""
-        plan = self.plan
-        self.attempts = attempts = self.attempts + 1
+        self.attempts += 1
+        try:
+            return self._decide(error)
+        except Exception as broken:  # an error that cannot be read, or a rule that fails, never replaces the error
+            self.reason = Reason.NOT_RETRYABLE
+            what = (self.plan.name or "unnamed", type(error).__name__, type(broken).__name__)
+            logger().error("%s: no decision on a %s: %s while it was read", *what)
+            return None
+
+    def _decide(self, error: Exception) -> float | None:
+        plan, attempts = self.plan, self.attempts
 
         # Read the failure.
         failure = failure_from(error, self.since)
@@ -168,8 +178,7 @@ class CallState:
         self.reason = decision.reason
         event = self._event(self.attempts, failure, error, policy)
         if self.reason in _EXHAUSTED:
-            exhaustions.count += 1
-            _mark(error, exhaustions.count)
+            mark_exhausted(error)
         if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
         _annotate(error, event, policy)
@@ -197,27 +206,21 @@ def _resolve_verdict(
 
     Our own deadline ends the call, seconds become a hint, and errors that are always retried override "no".
     """
-    if isinstance(error, DeadlineExceededError) and not failure.exhausted:
+    cls = type(error)
+    if issubclass(cls, DeadlineExceededError) and not failure.exhausted:
         return replace(failure, code=ErrorCode.cancelled_by_timeout), None
     if isinstance(verdict, float):
         return replace(failure, retry_after=max(verdict, failure.retry_after or 0.0)), True
-    if isinstance(error, ALWAYS_RETRIED):
+    if issubclass(cls, ALWAYS_RETRIED):
         return failure, True
-    if plan.breaker is not None and isinstance(error, BreakerOpenError):
+    if plan.breaker is not None and issubclass(cls, BreakerOpenError):
         return failure, True  # the breaker is the reason to stop, not the kind of error it raises
     assert verdict is None or isinstance(verdict, bool)
     return failure, verdict
 
 
 def _is_open(breaker: CircuitBreaker, error: Exception) -> bool:
-    return isinstance(error, BreakerOpenError) or breaker.state.value == "open"
-
-
-def _mark(error: Exception, number: int) -> None:
-    try:
-        setattr(error, EXHAUSTED_MARK, number)
-    except Exception:  # an exception that refuses attributes is simply not marked
-        return
+    return issubclass(type(error), BreakerOpenError) or breaker.state.value == "open"
 
 
 def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
@@ -233,7 +236,7 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
         if notes:
             notes[:] = [line for line in notes if not line.startswith(head + ":")]
         error.add_note(note)
-    except Exception:  # an exception that refuses notes still goes to the caller unharmed
+    except UNREADABLE:  # an exception that refuses notes still goes to the caller unharmed
         return
 
 

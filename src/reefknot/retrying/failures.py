@@ -8,7 +8,7 @@ itself is not kept. Third-party classes are recognised by name and attributes, n
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -25,14 +25,14 @@ from reefknot.core.retry.classify import (
     status_in,
 )
 from reefknot.core.retry.policy import class_name
-from reefknot.retrying.functions import every_leaf
+from reefknot.retrying.exhaustion import is_exhausted
+from reefknot.retrying.functions import UNREADABLE, every_leaf, is_group, leaves_of
 from reefknot.runtime.redaction import process_redactor, redact
 
 if TYPE_CHECKING:
     from reefknot.retrying.functions import Verdict
 
-EXHAUSTED_MARK = "__reefknot_exhausted__"
-_MAX_CAUSES = 8
+_MOST_SECONDS = 1e300
 _MAX_CLASSES = 1024
 _ATTRIBUTES = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
 """Attributes of an exception class that say more than its name and message."""
@@ -61,7 +61,7 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
     A group is retried only if every leaf is.
     """
-    if isinstance(error, BaseExceptionGroup):
+    if is_group(error):
         return every_leaf(error, lambda leaf: retryable_by_default(leaf, failure_from(leaf)))
     declared = _declared_retryable(error, failure)
     return is_transient(failure) if declared is None else declared
@@ -69,18 +69,15 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
 def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
     """Declaration of the exception by `error_code` or `failure_type`: retryable or not; None when there is none."""
-    try:
-        code, kind = _declared(error)
-    except Exception:  # an attribute that raises when it is read declares nothing
-        return None
+    code, kind = _declared(error)
     if code is not None:
         return retryable_code(code, failure.http_status)
     return None if kind is None else kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
 
 
 def _declared(error: BaseException) -> tuple[ErrorCode | None, FailureType | None]:
-    code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
-    return code if isinstance(code, ErrorCode) else None, kind if isinstance(kind, FailureType) else None
+    code, kind = _read(error, "error_code"), _read(error, "failure_type")
+    return code if type(code) is ErrorCode else None, kind if type(kind) is FailureType else None
 
 
 def http_errors(error: Exception) -> Verdict:
@@ -108,30 +105,38 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
         _last_redactor = process_redactor()
         _last_failure.clear()
     try:
-        text = str(error)
+        text = str.__str__(str(error))  # a plain text, whatever class of text it was
         last = _last_failure.get(cls)
         if last is not None and last.message == text and error.__cause__ is None and not error.__dict__:
             return last
         message = redact(text)
-    except Exception:
+    except UNREADABLE:
         message = f"<{cls.__name__} cannot be shown>"
     names, kind, has_no_attributes = _traits_of.get(cls) or _class_traits(cls)
-    if kind is None and isinstance(error, OSError) and error.errno in _UNREACHABLE:
-        names = (_UNREACHABLE[error.errno], *names)
-        kind = kind_of_class(names)
-    if has_no_attributes and not error.__dict__:
-        exhausted = error.__cause__ is not None and _exhausted(error, since)
-        if kind is None:
-            kind = kind_of_text(message)
-        failure = Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
-        if not exhausted:
-            _last_failure[cls] = failure
-        return failure
     try:
+        if kind is None and isinstance(error, OSError) and error.errno in _UNREACHABLE:
+            names = (_UNREACHABLE[error.errno], *names)
+            kind = kind_of_class(names)
+        if has_no_attributes and not error.__dict__:
+            exhausted = error.__cause__ is not None and is_exhausted(error, since)
+            if kind is None:
+                kind = kind_of_text(message)
+            failure = Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
+            if not exhausted:
+                _last_failure[cls] = failure
+            return failure
         failure = _failure_from_attributes(error, message, names)
-    except Exception:  # an attribute that raises when it is read; class and message still count
-        failure = classify(message, exceptions=names)
-    return replace(failure, exhausted=True) if _exhausted(error, since) else failure
+        return replace(failure, exhausted=True) if is_exhausted(error, since) else failure
+    except UNREADABLE:  # an attribute that raises when it is read; class and message still count
+        return classify(message, exceptions=names)
+
+
+def _read(source: object, name: str) -> Any:
+    """An attribute, or None: one that raises when it is read says nothing, and hides none of the others."""
+    try:
+        return getattr(source, name, None)
+    except UNREADABLE:
+        return None
 
 
 def _failure_from_attributes(
@@ -153,7 +158,7 @@ def _failure_from_attributes(
 
 def _reason_names(error: BaseException, names: tuple[str, ...]) -> tuple[str, ...]:
     """Class names of the reason of a `URLError`, which is only urllib's wrapper around it."""
-    reason = getattr(error, "reason", None)
+    reason = _read(error, "reason")
     if not isinstance(reason, BaseException) or "urllib.error.URLError" not in names:
         return ()
     cls = type(reason)
@@ -172,31 +177,17 @@ def _class_traits(cls: type) -> _ClassTraits:
     return traits
 
 
-def _exhausted(error: BaseException, since: int) -> bool:
-    """Whether this error, or one it was raised from, already ended a retry inside this call."""
-    link: BaseException | None = error
-    for _ in range(_MAX_CAUSES):
-        if link is None:
-            return False
-        if link.__dict__.get(EXHAUSTED_MARK, 0) > since:
-            return True
-        if isinstance(link, BaseExceptionGroup) and any(_exhausted(leaf, since) for leaf in link.exceptions):
-            return True
-        link = link.__cause__
-    return False
-
-
 def read_hints(error: object) -> tuple[int | None, float | None, bool]:
     """HTTP status, seconds to wait, and whether a rate limit is spent by its headers; of a group, the longest wait."""
-    if isinstance(error, BaseExceptionGroup):
-        hints = [hint for _, hint, _ in map(read_hints, error.exceptions) if hint is not None]
+    if issubclass(type(error), BaseExceptionGroup):
+        hints = [hint for _, hint, _ in map(read_hints, leaves_of(error)) if hint is not None]  # type: ignore[arg-type]
         return None, max(hints, default=None), False
-    response = getattr(error, "response", None)
+    response = _read(error, "response")
     status = _status(error) or _status(response)
     headers = _headers(error) or _headers(response)
-    hint = _delay(getattr(error, "retry_after", None))
+    hint = _delay(_read(error, "retry_after"))
     if hint is None:
-        hint = _delay(getattr(response, "retry_after", None))
+        hint = _delay(_read(response, "retry_after"))
     if hint is None and headers:
         hint = _delay(headers.get("retry-after"))
     limit_reached = bool(headers) and headers.get("x-ratelimit-remaining", "").strip() == "0"
@@ -209,28 +200,31 @@ def _status(source: object) -> int | None:
     if source is None:
         return None
     for name in ("status_code", "status", "code"):
-        value = getattr(source, name, None)
-        if type(value) is int and 100 <= value <= 599 and (name != "code" or hasattr(source, "headers")):
+        value = _read(source, name)
+        if type(value) is int and 100 <= value <= 599 and (name != "code" or _read(source, "headers") is not None):
             return value
     return None
 
 
 def _headers(source: object) -> dict[str, str]:
-    headers = getattr(source, "headers", None)
-    if headers is None or not hasattr(headers, "items"):
+    headers = _read(source, "headers")
+    if headers is None or _read(headers, "items") is None:
         return {}
     try:
         return {str(name).lower(): str(value) for name, value in list(headers.items())[:200]}
-    except Exception:
+    except UNREADABLE:
         return {}
 
 
 def _delay(value: object) -> float | None:
     """Seconds from a number, a timedelta, a text of digits, or an HTTP date; None for anything else."""
     if is_number(value):
-        return float(value) if 0 <= value < float("inf") else None
-    if hasattr(value, "total_seconds"):
-        return max(0.0, float(value.total_seconds()))
+        return float(value) if 0 <= value <= _MOST_SECONDS else None
+    if _read(value, "total_seconds") is not None:
+        try:
+            return max(0.0, float(value.total_seconds()))  # type: ignore[attr-defined]
+        except UNREADABLE:
+            return None
     if not isinstance(value, str):
         return None
     text = value.strip()[:64]

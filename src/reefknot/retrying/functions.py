@@ -13,8 +13,8 @@ from reefknot.runtime.log import log_callback_failure
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import TypeAlias
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import TypeAlias, TypeGuard
 
     from reefknot.core.failure import Failure
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 ALWAYS_RETRIED = (RetryAfter, AttemptTimeoutError)
 """Errors that `on=` cannot refuse: the work's own request for a retry, and the time limit put on an attempt."""
+
+UNREADABLE = (Exception, GeneratorExit, SystemExit)
+"""Raised by an attribute of an odd exception when it is read: it then says nothing. Ctrl-C is another matter."""
+MOST_PARTS = 10_000
+"""Bounds what is read of an exception group."""
 
 _ACCEPTED = (
     "an exception class, a tuple of them, or a function that takes the exception and answers True, False or seconds"
@@ -85,14 +90,32 @@ def rule_for(on: On | None) -> Rule | None:
     return _class_rule(classes)
 
 
+def is_group(error: BaseException) -> TypeGuard[BaseExceptionGroup[BaseException]]:
+    """Whether this is an exception group. `isinstance` also reads `__class__`, which an odd exception may refuse."""
+    return issubclass(type(error), BaseExceptionGroup)
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """The error itself, or the leaves of a group in order, however deep it is; `MOST_PARTS` are read at most."""
+    todo = [error]
+    for _ in range(MOST_PARTS):
+        if not todo:
+            return
+        part = todo.pop()
+        if is_group(part):
+            todo.extend(reversed(part.exceptions))
+        else:
+            yield part
+
+
 def every_leaf(group: BaseExceptionGroup[BaseException], rule: Callable[[Exception], Verdict]) -> Verdict:
     """Verdict on a group: retried only if every leaf is, after the longest wait that a leaf asks for."""
     longest: float | None = None
-    for item in group.exceptions:
-        if not isinstance(item, Exception):
+    for item in leaves_of(group):
+        if not issubclass(type(item), Exception):
             return False
-        verdict = every_leaf(item, rule) if isinstance(item, BaseExceptionGroup) else rule(item)
-        if verdict is False and isinstance(item, ALWAYS_RETRIED):
+        verdict = rule(item)  # type: ignore[arg-type]  # it is an Exception: see above
+        if verdict is False and issubclass(type(item), ALWAYS_RETRIED):
             verdict = True
         if verdict is False:
             return False
@@ -113,10 +136,10 @@ def _exception_class(item: object) -> type[Exception]:
 
 def _class_rule(classes: tuple[type[Exception], ...]) -> Rule:
     def rule(error: Exception, failure: Failure) -> Verdict:
-        if isinstance(error, classes):
+        if issubclass(type(error), classes):
             return True
-        if isinstance(error, BaseExceptionGroup):
-            return every_leaf(error, lambda leaf: isinstance(leaf, classes))
+        if is_group(error):
+            return every_leaf(error, lambda leaf: issubclass(type(leaf), classes))
         return False
 
     return rule
@@ -137,6 +160,6 @@ def _predicate_rule(predicate: Callable[[Exception], Verdict]) -> Rule:
         return False
 
     def rule(error: Exception, failure: Failure) -> Verdict:
-        return every_leaf(error, ask) if isinstance(error, BaseExceptionGroup) else ask(error)
+        return every_leaf(error, ask) if is_group(error) else ask(error)
 
     return rule

@@ -46,23 +46,6 @@ _shared_throttles: dict[str, RetryThrottle] = {}
 _MAX_SHARED = 10_000
 
 
-class Exhaustions:
-    """
-    Number of retries that gave up in this process.
-
-    A retry that gives up marks its exception with this number. An exception object may be raised again and again: only
-    a mark that is newer than the start of a call belongs to that call.
-    """
-
-    __slots__ = ("count",)  # every call reads it
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-exhaustions = Exhaustions()
-
-
 class Plan:
     """A frozen description of one retrier."""
 

@@ -16,8 +16,9 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterTypeError
 from reefknot.retrying.attempts import Attempts
 from reefknot.retrying.call import CallState
+from reefknot.retrying.exhaustion import exhaustions
 from reefknot.retrying.functions import is_async, name_of, what_to_pass
-from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan, exhaustions
+from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan
 from reefknot.retrying.types import RetryKeywords
 from reefknot.retrying.wrappers import aresume, behind_breaker, in_thread, refuse_uninterruptible, resume, wrapped
 

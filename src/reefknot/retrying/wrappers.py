@@ -18,8 +18,9 @@ from types import coroutine
 
 from reefknot import clock
 from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, ParameterError
+from reefknot.retrying.exhaustion import current_scope, exhaustions, scope_of_caller
 from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, code_flags, is_async
-from reefknot.retrying.plan import Plan, exhaustions
+from reefknot.retrying.plan import Plan
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def in_thread(call: CallState, fn: Function) -> Function:
 
         seconds, expired = attempt_limit(call, abandoned=True)
         done, context = Event(), copy_context()
+        context.run(scope_of_caller.set, current_scope())
         values: list[Any] = []
         errors: list[BaseException] = []
 

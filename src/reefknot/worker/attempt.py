@@ -10,6 +10,7 @@ the block: a retry is a due time, not a sleep.
 import asyncio
 from collections.abc import Mapping
 from math import inf
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -46,6 +47,7 @@ from reefknot.worker.records import (
     AcceptedWork,
     Counters,
     StepLog,
+    as_text,
     breaker_event,
     end_event,
     expired_event,
@@ -265,17 +267,18 @@ class StepRunner:
             assignment.trace_id,
         )
         began, limit = self._clock.now(), self._context.timeouts.timeout(seconds)
-        keys: list[str] = []
+        keys, slot = list[str](), asyncio.current_task()
         unknown_keys.set(keys)
         try:
             with limit:
                 ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
-        except (KeyboardInterrupt, GeneratorExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            kind = type(error)
+            if issubclass(kind, asyncio.CancelledError | GeneratorExit) and _is_stopped(kind, slot):
                 raise
-            if isinstance(error, TimeoutError) and limit.expired:
+            if issubclass(kind, TimeoutError) and limit.expired:
                 ran = StepOutcome(
                     timeout_result(attempt.item, attempt.target, seconds, whole=whole), TimedOut(seconds, whole)
                 )
@@ -287,7 +290,7 @@ class StepRunner:
     def _redacted(self, ran: StepOutcome, unknown: str, latency: float) -> StepOutcome:
         """The outcome with its latency, without secrets, and with the guarded key that a person has to resolve."""
         step = ran.step
-        message = self._redactor(step.error_message) if step.error_message else ""
+        message = self._redactor(as_text(step.error_message)) if step.error_message else ""
         if not unknown:
             step = msgspec.structs.replace(step, latency_ms=latency, error_message=message)
             return StepOutcome(step, ran.timed_out, ran.verdict)
@@ -427,10 +430,15 @@ class StepRunner:
         )
 
 
-def _is_cancelled() -> bool:
-    """Whether this slot is being cancelled. A block may raise the same by itself: then only its step has failed."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+def _is_stopped(kind: type[BaseException], slot: asyncio.Task[Any] | None) -> bool:
+    """Whether the slot is being cancelled, or closed from outside. A block may raise the same: then its step failed."""
+    try:
+        running = asyncio.current_task()
+    except RuntimeError:  # no loop is left
+        return True
+    if running is None or running is not slot:
+        return True
+    return running.cancelling() > 0 and issubclass(kind, asyncio.CancelledError)
 
 
 def _unknown_key(ran: StepOutcome, keys: list[str]) -> str:

@@ -6,7 +6,8 @@ honoured. Whatever is no `Exception` fails the step as well and is never retried
 block and nothing else.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec import Struct
 
 from reefknot.core.audit.event import FailureRecord
 from reefknot.core.canonical import canonical
+from reefknot.core.checks import LARGEST_FLOAT, is_number
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.retry.classify import classify, status_in
@@ -22,6 +24,7 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
 from reefknot.retrying.failures import failure_from
+from reefknot.retrying.functions import leaves_of
 
 
 def timeout_result(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:
@@ -57,12 +60,12 @@ def _timeout_code(target: str) -> ErrorCode:
 def failure_of_step(step: StepResult) -> Failure:
     """The classified failure of a step."""
     hint = step.metadata.get("retry_after")
-    known = isinstance(hint, int | float) and not isinstance(hint, bool)
+    known = is_number(hint) and 0 <= hint <= LARGEST_FLOAT
     return classify(
         step.error_message,
         code=step.error_code,
         http_status=step.http_status if step.http_status is not None else status_in(step.error_message),
-        retry_after=float(hint) if known else None,  # type: ignore[arg-type]
+        retry_after=float(hint) if known else None,  # type: ignore[arg-type]  # a number: see above
         limit_reached=bool(step.metadata.get("limit_reached")),
     )
 
@@ -104,31 +107,28 @@ class StepOutcome(Struct, frozen=True):
 
 def outcome_of(error: BaseException, rank: RetryRank) -> StepOutcome:
     """The outcome of an execution that raised."""
-    leaves = list(_leaves(error))[:MOST_LEAVES]
+    leaves = list(islice(leaves_of(error), MOST_LEAVES)) or [error]
     steps = [_result_of_error(leaf) for leaf in leaves]
     step = steps[0] if error is leaves[0] else _result_of_group(error, min(steps, key=rank), steps)
-    unknown = next((leaf.key for leaf in leaves if isinstance(leaf, OutcomeUnknownError)), "")
-    control_flow = any(not isinstance(leaf, Exception) for leaf in leaves)
+    unknown = next((leaf.key for leaf in leaves if _is_a(leaf, OutcomeUnknownError)), "")  # type: ignore[attr-defined]
+    control_flow = not all(_is_a(leaf, Exception) for leaf in leaves)
     return StepOutcome(step, verdict=False if control_flow or unknown else None, unknown=unknown)
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if not isinstance(error, BaseExceptionGroup):
-        yield error
-        return
-    for inner in error.exceptions:
-        yield from _leaves(inner)
+def _is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """`isinstance` by the class alone: it also reads `__class__`, which an odd exception may refuse."""
+    return issubclass(type(error), kinds)
 
 
 def _result_of_error(error: BaseException) -> StepResult:
     failure = failure_from(error)
     metadata: dict[str, Any] = {} if failure.http_status is None else {"http_status_code": failure.http_status}
-    code = failure.code if isinstance(error, Exception) else ErrorCode.execution_failed
+    code = failure.code if _is_a(error, Exception) else ErrorCode.execution_failed
     if failure.retry_after is not None:
         metadata["retry_after"] = failure.retry_after
-        asks = isinstance(error, RetryAfter | RejectedError) or failure.failure_type is FailureType.UNKNOWN
+        asks = _is_a(error, RetryAfter, RejectedError) or failure.failure_type is FailureType.UNKNOWN
         if asks and code is ErrorCode.execution_failed:  # who names a time to come back means it
-            busy = isinstance(error, RejectedError)
+            busy = _is_a(error, RejectedError)
             code = ErrorCode.system_overload if busy else ErrorCode.resource_unavailable
     return StepResult(StepStatus.ERROR, code, {}, str(failure), metadata)
 

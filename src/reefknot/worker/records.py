@@ -5,8 +5,8 @@ Log lines are bounded (ten at once, then one a second) and redacted. Counters ar
 are the record, and no decision looks at either.
 """
 
+import re
 from collections import Counter
-from math import isfinite
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from reefknot.core.audit.event import (
     TimeoutOccurred,
 )
 from reefknot.core.canonical import canonical
+from reefknot.core.checks import LARGEST_FLOAT, is_number
 from reefknot.core.failure import ErrorCode, Failure
 from reefknot.core.messages import (
     LARGEST_MESSAGE,
@@ -44,12 +45,17 @@ from reefknot.core.results import assignment_of
 from reefknot.core.retry.decide import REFUSED, Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem
+from reefknot.errors import shown
 from reefknot.retrying.call import WHY
 from reefknot.runtime.log import LogBudget, logger, printable, seconds
 from reefknot.worker.failures import TimedOut
 
 _ROOM = 64 * 1024
 """Beside its outputs a result has little in it."""
+
+_KINDS: dict[str, type] = {"status": StepStatus, "error_code": ErrorCode, "outputs": dict, "metadata": dict}
+"""The fields of a step result that a block sets; its message is made a text in any case."""
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 _RESULT_OF = {
     StepStatus.OK: ResultStatus.SUCCESS,
@@ -142,21 +148,26 @@ def result_of(
 
 
 def _cost(given: object) -> int | float:
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        return 0
-    return given if isfinite(given) else 0
+    return given if is_number(given) and -LARGEST_FLOAT <= given <= LARGEST_FLOAT else 0
 
 
-def sendable(step: Any) -> StepResult:
+def sendable(given: Any) -> StepResult:
     """The step result if it can be sent; else the failure of one that is no result, no JSON, or too large."""
-    if not isinstance(step, StepResult):
-        return _broken(f"the block gave a {type(step).__name__}, not a StepResult")
+    if not issubclass(type(given), StepResult):
+        return _broken(f"the block gave a {type(given).__name__}, not a StepResult")
+    step: StepResult = given
+    for name, kind in _KINDS.items():
+        if not issubclass(type(getattr(step, name)), kind):
+            found = type(getattr(step, name)).__name__
+            return _broken(f"the block's StepResult has a {found} as its {name}; accepted: {kind.__name__}")
     try:
         written = msgspec.json.encode((step.outputs, step.metadata))
         if b"null" in written:  # which is also how "not a number" is written
             canonical(step.outputs, "outputs")
+        if _LONG_NUMBER.search(written):  # not all that can be written can be read
+            msgspec.json.decode(written)
         size = len(written)
-    except (TypeError, ValueError, RecursionError, OverflowError, UnicodeError) as error:
+    except (TypeError, ValueError, RecursionError, OverflowError, UnicodeError, msgspec.DecodeError) as error:
         return _broken(f"the block's outputs cannot be written as JSON: {error}")
     if size > LARGEST_MESSAGE - _ROOM:
         return _broken(f"the block's outputs have {size} bytes; accepted: at most {LARGEST_MESSAGE - _ROOM}")
@@ -171,6 +182,13 @@ _CODE_OF_STATUS = {
     StepStatus.CANCELLED: ErrorCode.cancelled_by_user,
     StepStatus.TIMEOUT: ErrorCode.cancelled_by_timeout,
 }
+
+
+def as_text(message: object) -> str:
+    """A message as text that UTF-8 can carry, whatever a block gave as one."""
+    if not isinstance(message, str):
+        message = shown(message, 300)
+    return message if message.isascii() else message.encode("utf-8", "replace").decode()
 
 
 def _broken(message: str) -> StepResult:

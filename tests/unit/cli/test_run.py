@@ -6,12 +6,15 @@ import asyncio
 import io
 import json
 import sys
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 
 from reefknot.app import open_store
+from reefknot.cli.assignments import assignments
 from reefknot.cli.run import Tally
 from reefknot.core.messages import LARGEST_MESSAGE, ExecResult, ResultJob, ResultStatus
 from reefknot.core.work import Quarantine, WorkFailed, WorkItem
@@ -143,6 +146,65 @@ def test_the_same_ids_again_are_answered_from_the_record(rk: Commands) -> None:
     assert (ended.code, ended.json["succeeded"]) == (0, 1)
     assert results(rk.folder / "out.jsonl")["once"]["output"] == {"attempt": 2}, "it did not run a third time"
     assert "had finished in an earlier run" in ended.err
+
+
+def test_a_file_without_ids_is_the_same_work_when_it_is_run_again(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk, get("a.txt"), get("a.txt"))
+    summary(rk, file, "--results", "1.jsonl", code=0)
+    ended = rk("run", file, "--results", "2.jsonl")
+    first, again = results(rk.folder / "1.jsonl"), results(rk.folder / "2.jsonl")
+
+    assert first == again
+    assert len(first) == 2, "equal lines are two assignments"
+    assert "2 had finished in an earlier run" in ended.err
+    assert "--new runs lines without an id again" in ended.err
+
+
+def test_new_ids_or_another_content_are_other_work(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk, get("a.txt"))
+    ids: set[str] = set()
+    for number, words in enumerate(([], ["--new"], ["--new"])):
+        summary(rk, file, "--results", f"{number}.jsonl", *words, code=0)
+        ids |= results(rk.folder / f"{number}.jsonl").keys()
+    assert len(ids) == 3
+    summary(rk, lines(rk, get("a.txt"), get("a.txt")), "--results", "more.jsonl", code=0)
+    assert ids.isdisjoint(results(rk.folder / "more.jsonl"))
+
+
+def test_no_more_ids_are_kept_than_are_compared(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repetition that is too far away is answered from the record; another job under the id is refused by it."""
+    monkeypatch.setattr("reefknot.cli.assignments.MOST_IDS", 3)
+    prepared(rk)
+    named = [{"assignment_id": name, "request_id": "r"} | get("a.txt") for name in "abcdec"]
+    found = rk("run", lines(rk, *named, named[0]), "--json", "--in-flight", "1")
+    assert (found.json["succeeded"], found.json["rejected"]) == (6, 1)
+    assert ":6: assignment_id: 'c' is in line 3 already" in found.err
+
+
+async def largest_memory() -> int:
+    """Bytes that reading many ids takes."""
+    tracemalloc.start()
+    async for _ in assignments("ids.jsonl"):
+        pass
+    largest = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return largest
+
+
+def test_reading_takes_no_more_memory_however_many_ids_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ids.jsonl").write_text(
+        "".join(json.dumps({"assignment_id": f"{n}", "job": {"type": "a"}}) + "\n" for n in range(8_000))
+    )
+    monkeypatch.setattr("reefknot.cli.assignments.MOST_IDS", 100)
+    bounded = asyncio.run(largest_memory())
+    monkeypatch.setattr("reefknot.cli.assignments.MOST_IDS", 1 << 30)
+    unbounded = asyncio.run(largest_memory())  # the control
+    assert bounded < 400_000 < unbounded
 
 
 def test_nothing_to_do_is_fine(rk: Commands) -> None:

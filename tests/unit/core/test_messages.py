@@ -545,6 +545,8 @@ def test_a_degraded_request_asks_for_less(skip_retries: bool, factor: float, exp
         ({}, {"status_code": 404}, 404),
         ({"http_status_code": True}, {"status_code": 404}, 404),
         ({"http_status_code": "x"}, {}, None),
+        ({"http_status_code": "²²²"}, {"status_code": "9" * 5000}, None),
+        ({"http_status_code": 10**400}, {"status_code": -5}, None),
         ({}, {}, None),
     ],
 )

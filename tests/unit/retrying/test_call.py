@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 
 import pytest
 
 import reefknot as rk
 from reefknot.engines.clocks import VirtualClock
-from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from
+from reefknot.retrying.exhaustion import MARK
+from reefknot.retrying.failures import failure_from
 from reefknot.retrying.types import RetryEvent
 from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
 
@@ -124,7 +128,140 @@ def test_an_exception_object_used_again_and_again_is_not_exhausted_in_a_later_ca
             rk.retry(attempts=4, name="x")(fn)()
         assert fn.calls == 4
     assert failure_from(singleton, 0).exhausted  # the old mark is there, and did not count
-    assert getattr(singleton, EXHAUSTED_MARK) > 0
+    assert getattr(singleton, MARK)[0] > 0
+
+
+# ---- one exception object, several callers ---------------------------------------------------------------------------
+
+ATTEMPTS = (2, 5, 3)
+Fail = Callable[[], None]
+
+
+def raised_again(error: Exception) -> Fail:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def shared_result(error: Exception) -> Fail:
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future.result
+
+
+def spent_in_tasks() -> dict[int, int]:
+    """Attempts of callers in tasks of their own that await one failed future, by the attempts they may make."""
+    spent: dict[int, int] = {}
+
+    async def caller(attempts: int, future: asyncio.Future[None]) -> None:
+        fn = AsyncFlaky()
+
+        @rk.retry(attempts=attempts, base_delay=1.0 / attempts, jitter="none")
+        async def work() -> None:
+            await fn()
+            await future
+
+        with suppress(ConnectionError):
+            await work()
+        spent[attempts] = fn.calls
+
+    async def main() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.set_exception(ConnectionError("shared"))
+        await asyncio.gather(*(caller(attempts, future) for attempts in ATTEMPTS))
+
+    rk.testing.run_virtual(main())
+    return spent
+
+
+def spent_in_threads(fail: Fail) -> dict[int, int]:
+    """The same in threads. All have begun before one gives up, and those with fewer attempts give up first."""
+    spent: dict[int, int] = {}
+    begun = threading.Barrier(len(ATTEMPTS))
+    given_up = {attempts: threading.Event() for attempts in ATTEMPTS}
+
+    def caller(attempts: int) -> None:
+        fn = Flaky()
+
+        @rk.retry(attempts=attempts, base_delay=0)
+        def work() -> None:
+            fn()
+            if fn.calls == 1:
+                begun.wait(10)
+            if fn.calls == 2:
+                for fewer in ATTEMPTS:
+                    if fewer < attempts:
+                        given_up[fewer].wait(10)
+            fail()
+
+        with suppress(ConnectionError):
+            work()
+        spent[attempts] = fn.calls
+        given_up[attempts].set()
+
+    threads = [threading.Thread(target=caller, args=(attempts,)) for attempts in ATTEMPTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return spent
+
+
+def test_callers_in_tasks_that_share_an_exception_have_all_of_their_attempts() -> None:
+    assert spent_in_tasks() == {attempts: attempts for attempts in ATTEMPTS}
+
+
+@pytest.mark.parametrize("share", [raised_again, shared_result])
+def test_callers_in_threads_that_share_an_exception_have_all_of_their_attempts(
+    share: Callable[[Exception], Fail],
+) -> None:
+    assert spent_in_threads(share(ConnectionError("shared"))) == {attempts: attempts for attempts in ATTEMPTS}
+
+
+def test_a_mark_that_counts_for_every_caller_costs_some_of_them_their_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: one scope for everybody."""
+    monkeypatch.setattr("reefknot.retrying.exhaustion.current_scope", lambda: 1)
+    assert spent_in_tasks()[5] < 5
+    assert spent_in_threads(raised_again(ConnectionError("shared")))[5] < 5
+
+
+@pytest.mark.parametrize("way", ["await", "task", "wait_for", "to_thread", "executor", "thread", "cause"])
+def test_an_inner_retry_in_a_task_or_a_thread_of_its_own_is_not_multiplied(way: str) -> None:
+    fn = Always()
+    plain = rk.retry(attempts=3, base_delay=0)(fn)
+
+    @rk.retry(attempts=3, base_delay=0)
+    async def inner() -> None:
+        fn()
+
+    async def caused() -> None:
+        try:
+            await inner()
+        except ConnectionError as error:
+            raise ConnectionError("another") from error
+
+    @rk.retry(attempts=3, base_delay=0)
+    async def outer() -> None:
+        match way:
+            case "await":
+                await inner()
+            case "task":
+                await asyncio.create_task(inner())
+            case "wait_for":
+                await asyncio.wait_for(inner(), 60)
+            case "to_thread":
+                await asyncio.to_thread(plain)
+            case "executor":
+                await asyncio.get_running_loop().run_in_executor(None, plain)
+            case "cause":
+                await asyncio.create_task(caused())
+            case _:
+                rk.retry(attempts=3, base_delay=0, in_thread=True)(plain)()
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(outer())
+    assert fn.calls == 3
 
 
 def test_notes_do_not_pile_up_on_an_exception_used_again(no_wait: VirtualClock) -> None:

@@ -14,7 +14,8 @@ from reefknot import clock
 from reefknot.core.failure import ErrorCode, FailureType
 from reefknot.engines.clocks import VirtualClock
 from reefknot.retrying import failures
-from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from, http_errors, read_hints, retryable_by_default
+from reefknot.retrying.exhaustion import MARK, current_scope
+from reefknot.retrying.failures import failure_from, http_errors, read_hints, retryable_by_default
 from tests.unit.retrying.flaky import Flaky
 
 
@@ -182,7 +183,7 @@ def test_an_error_that_carries_a_hint_is_read_whatever_its_words() -> None:
 def test_an_error_raised_from_an_exhausted_one_is_told_apart() -> None:
     failure_from(Refused("busy"))
     inner = ConnectionError("inner")
-    setattr(inner, EXHAUSTED_MARK, 5)
+    setattr(inner, MARK, (5, current_scope(), 0))
     outer = Refused("busy")
     outer.__cause__ = inner
 

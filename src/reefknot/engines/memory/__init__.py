@@ -25,6 +25,7 @@ class MemoryStore:
     """All parts of a store over one shared state."""
 
     durable = False
+    failure = None
 
     def __init__(
         self,

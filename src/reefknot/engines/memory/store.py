@@ -38,6 +38,9 @@ from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.changes import Waiters
 
+MOST_EVENTS = 100_000
+"""Events that a memory store keeps; beyond, the oldest tenth goes, as by retention."""
+
 
 class MemoryContext(Waiters):
     """Time, fences and those who wait for a change, shared by the parts of one memory store."""
@@ -88,6 +91,17 @@ class MemoryAuditLog:
         for entry in entries:
             self._head, hashed = link(self._head, entry.body)
             self._kept.append(KeptEntry(self._head.sequence, hashed, entry))
+        if len(self._kept) > MOST_EVENTS:
+            self._drop(len(self._kept) - MOST_EVENTS * 9 // 10, self._shared.now().wall, "the bound of a memory store")
+
+    def _drop(self, gone: int, wall: int, rule: str) -> None:
+        """Remove this many events from the start of the chain, with an event that says so, and by which rule."""
+        last = self._kept[gone - 1]
+        previous = self._kept[gone - 2].hash if gone > 1 else self._anchor.hash
+        removal = Removal(rule, gone, previous, last.entry.body)
+        self._anchor = Head(self._head.chain, last.sequence, last.hash)
+        del self._kept[:gone]
+        self.add([AuditEntry(anchor_body(self._anchor, wall, removal), ANCHOR, wall)])
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         self._shared.now()
@@ -137,12 +151,7 @@ class MemoryAuditLog:
                 break
             gone = gone if kept.entry.event_type == ANCHOR else number
         if gone:
-            last = self._kept[gone - 1]
-            previous = self._kept[gone - 2].hash if gone > 1 else self._anchor.hash
-            removal = Removal(rule, gone, previous, last.entry.body)
-            self._anchor = Head(self._head.chain, last.sequence, last.hash)
-            del self._kept[:gone]
-            self.add([AuditEntry(anchor_body(self._anchor, now.wall, removal), ANCHOR, now.wall)])
+            self._drop(gone, now.wall, rule)
             self._shared.changed()
         return gone
 

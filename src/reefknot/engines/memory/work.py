@@ -39,6 +39,8 @@ from reefknot.ports.work_queue import (
 )
 
 CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC = "work in ", "work ended", "leases ended"
+MOST_ENDED = 10_000
+"""Ended items that are kept; the first to end goes first. Work in quarantine waits for an operator, and stays."""
 
 
 _Place = tuple[int, int, int, str]
@@ -51,6 +53,8 @@ class MemoryWorkQueue:
         self.shared = shared
         self._audit = audit
         self.items: dict[str, WorkItem] = {}
+        self._ended: dict[str, None] = {}
+        """Ended items, in the order of their ends."""
         self._running: set[str] = set()
         self._next_lease_end = inf
         """No lease runs out before; after a renewal it may be later."""
@@ -309,6 +313,11 @@ class MemoryWorkQueue:
                 self._open[is_now] += 1
         self.items[item.id] = item
         self._running.discard(item.id)
+        self._ended.pop(item.id, None)
+        if item.state in ENDED:
+            self._ended[item.id] = None
+            if len(self._ended) > MOST_ENDED:
+                self.remove(next(iter(self._ended)))
         if item.state is WorkState.RUNNING:
             self._running.add(item.id)
             self._next_lease_end = min(self._next_lease_end, item.lease_until)
@@ -323,6 +332,7 @@ class MemoryWorkQueue:
         """Forget an item that is neither pending nor running."""
         del self.items[work_id]
         del self._order[work_id]
+        self._ended.pop(work_id, None)
 
     def _promote(self, now: Moment) -> None:
         while self._later and self._later[0][0] <= now.wall:

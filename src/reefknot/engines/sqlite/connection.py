@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from reefknot.runtime.private_files import make_store_private
 Opener = Callable[[str, int], apsw.Connection]
 """Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
 
+LARGEST_IDLE_LOG = 16 << 20
+"""Bytes that the log keeps when it begins anew. While a reader holds an old snapshot it may grow beyond."""
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
 
@@ -67,10 +69,27 @@ def open_connection(
         connection.set_busy_handler(_busy_handler(patience))
         _enable_wal(connection, path, patience)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute(f"PRAGMA journal_size_limit = {LARGEST_IDLE_LOG}")
         connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -6000")
     except (apsw.Error, OSError) as error:
         raise translated(error, path) from error
     return connection
+
+
+def empty_log(connection: apsw.Connection) -> None:
+    """
+    Move what is in the log into the file, so that the log begins anew.
+
+    After an fsync that failed, the system may show pages of the log that the disk never got. Whoever opens the file
+    next would count them as written and append to them, and a power cut would take all that was appended.
+    """
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def close_connection(connection: apsw.Connection) -> None:
+    """Close. What the disk refuses now is done by the next one to open the file: all acknowledged rows are in it."""
+    with suppress(apsw.Error):
+        connection.close()
 
 
 def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:

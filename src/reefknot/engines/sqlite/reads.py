@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import FORK_GUARD, translated
+from reefknot.engines.sqlite.connection import FORK_GUARD, close_connection, translated
 from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.runtime.changes import FileChanges, Waiters
@@ -77,7 +77,7 @@ class Reader:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            close_connection(self._connection)
 
 
 POLL_S = 0.025
@@ -154,7 +154,7 @@ class ChangeWatcher(Waiters):
         self._file.stop()
         self.wake_all()
         if self._connection is not None:
-            self._connection.close()
+            close_connection(self._connection)
             self._connection = None
 
     def _written(self) -> None:

@@ -16,7 +16,7 @@ from msgspec import structs
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.connection import Opener, immediate, migrate, open_connection, plain_opener
+from reefknot.engines.sqlite.connection import Opener, empty_log, immediate, migrate, open_connection, plain_opener
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
@@ -25,7 +25,7 @@ from reefknot.engines.sqlite.transport import SqliteTransport
 from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact
 from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
 from reefknot.engines.sqlite.writer import Writer
-from reefknot.errors import StoreUnavailableError
+from reefknot.errors import ReefknotError, StoreUnavailableError
 from reefknot.ports.clock import Clock
 from reefknot.runtime import open_files
 
@@ -64,6 +64,7 @@ class SqliteStore:
         def connect_first() -> apsw.Connection:
             connection = connect()
             try:
+                empty_log(connection)
                 migrate(connection, self.path)
                 _end_leases_of_an_earlier_boot(connection, lambda: now().steady)
             except BaseException:
@@ -121,6 +122,11 @@ class SqliteStore:
         if self._is_open:
             self._is_open = False
             open_files.store_closed(self.path)
+
+    @property
+    def failure(self) -> ReefknotError | None:
+        """The error of the disk after which nothing more is written; None while the store works."""
+        return self._writer.failure
 
     @property
     def batches(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import FORK_GUARD, is_fatal, translated
+from reefknot.engines.sqlite.connection import FORK_GUARD, close_connection, is_fatal, translated
 from reefknot.engines.sqlite.transaction import RecordCaches, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 
@@ -79,7 +79,8 @@ class Writer:
         self._is_watched = False
         self._cache = RecordCaches()
         self._closing = False
-        self._failure: ReefknotError | None = None
+        self.failure: ReefknotError | None = None
+        """The error after which nothing more is written."""
         self._connection: apsw.Connection | None = None
         self._thread: threading.Thread | None = None
         self.transactions = 0
@@ -115,7 +116,7 @@ class Writer:
         A request that is not urgent goes with the next transaction of this process, and starts one of its own only
         when none came `within` so many seconds.
         """
-        if self._closing or self._failure is not None or self._generation != FORK_GUARD.generation:
+        if self._closing or self.failure is not None or self._generation != FORK_GUARD.generation:
             raise self._refusal()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
@@ -142,7 +143,7 @@ class Writer:
         self._closing = True
         if self._inline:
             if self._connection is not None:
-                self._connection.close()
+                close_connection(self._connection)
             return
         self._hurry()
         thread, self._thread = self._thread, None
@@ -151,8 +152,8 @@ class Writer:
             await asyncio.get_running_loop().run_in_executor(None, thread.join, self._patience)
 
     def _refusal(self) -> ReefknotError:
-        if self._failure is not None:
-            return self._failure
+        if self.failure is not None:
+            return self.failure
         if self._closing:
             return StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
         problem = "it was opened before a fork"
@@ -183,12 +184,12 @@ class Writer:
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail the requests of this loop when the disk does not answer: no caller waits for ever."""
         stuck = self._batch and time.monotonic() - self._batch_began > self._patience * 2
-        if stuck and self._failure is None:
+        if stuck and self.failure is None:
             problem = f"a write has not finished for {self._patience * 2:g} s; whether it was kept is not known"
-            self._failure = StoreUnavailableError(f"sqlite:{self._path}", problem, "check the disk, then open it again")
+            self.failure = StoreUnavailableError(f"sqlite:{self._path}", problem, "check the disk, then open it again")
             for _, _, future in [*self._batch, *self._submitted]:
                 if future.get_loop() is loop and not future.done():
-                    future.set_exception(self._failure)
+                    future.set_exception(self.failure)
         self._is_watched = bool(self._batch or self._submitted)
         if self._is_watched:
             loop.call_later(self._patience, self._watch, loop)
@@ -207,7 +208,7 @@ class Writer:
             while self._write_batch():
                 continue
             if self._closing:
-                self._connection.close()
+                close_connection(self._connection)
                 return
 
     def _write_batch(self) -> bool:
@@ -218,7 +219,7 @@ class Writer:
         if not batch:
             gil.idle = True
             # A request may have come between the last look and the flag.
-            return bool(submitted) and not self._failure
+            return bool(submitted) and not self.failure
         self._take_unhurried(batch)
         gil.idle = False
         self._batch_began = time.monotonic()
@@ -235,8 +236,8 @@ class Writer:
 
     def _execute(self, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         """The answers of a batch and the topics it has changed. A batch that fails is split into single requests."""
-        if self._failure is not None:
-            return [self._failure] * len(batch), set()
+        if self.failure is not None:
+            return [self.failure] * len(batch), set()
         assert self._connection is not None
         try:
             return self._transact(self._connection, batch)
@@ -244,7 +245,7 @@ class Writer:
             ours = translated(error, self._path)
             ours.__cause__ = error if ours is not error else error.__cause__
             if is_fatal(error):
-                self._failure = ours
+                self.failure = ours
             if len(batch) == 1 or (isinstance(ours, StoreError) and type(ours) is not StoreError):
                 return [ours] * len(batch), set()
         answers: list[Any] = []

@@ -15,9 +15,9 @@ from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore, admission, idempotency, work
+from reefknot.engines.sqlite import SqliteStore, admission, connection, idempotency, work
 from reefknot.engines.sqlite import work_rows as items
-from reefknot.engines.sqlite.connection import FORK_GUARD, VERSION, translated
+from reefknot.engines.sqlite.connection import FORK_GUARD, LARGEST_IDLE_LOG, VERSION, translated
 from reefknot.engines.sqlite.transaction import RecordCaches
 from reefknot.errors import (
     LeaseLostError,
@@ -231,8 +231,10 @@ def test_after_a_failed_fsync_nothing_more_is_written(tmp_path: Path) -> None:
         store = await SqliteStore(tmp_path / "state.db", VirtualClock(), opener=opener).start()
         await store.idempotency.claim("before", owner="me")
         vfs.broken = True
-        with pytest.raises(StoreUnavailableError, match="not known"):
+        assert store.failure is None
+        with pytest.raises(StoreUnavailableError, match="not known") as refused:
             await store.idempotency.claim("during", owner="me")
+        assert store.failure is refused.value
         vfs.broken = False
         with pytest.raises(StoreUnavailableError):
             await store.idempotency.claim("after", owner="me")
@@ -242,6 +244,44 @@ def test_after_a_failed_fsync_nothing_more_is_written(tmp_path: Path) -> None:
         run(story)
     finally:
         vfs.unregister()
+
+
+LARGE = 8 * LARGEST_IDLE_LOG // 5
+
+
+async def log_sizes(path: Path) -> tuple[int, int]:
+    """Bytes of the log while a reader holds an old snapshot, and after it has ended and others have written."""
+    log = path.with_name(f"{path.name}-wal")
+    async with opened(path) as store:
+        reader = apsw.Connection(str(path))
+        reader.execute("BEGIN; SELECT count(*) FROM work")
+        for number in range(8):
+            await store.work.enqueue([WorkItem(f"{number}", "t", payload=bytes(LARGE // 8))])
+        largest = log.stat().st_size
+        reader.close()
+        for number in range(3):
+            await store.work.enqueue([WorkItem(f"after-{number}", "t")])
+        return largest, log.stat().st_size
+
+
+def test_the_log_shrinks_after_a_long_reader_has_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        largest, left = await log_sizes(tmp_path / "state.db")
+        assert largest > LARGEST_IDLE_LOG * 3 / 2
+        assert left <= LARGEST_IDLE_LOG
+
+    run(story)
+
+
+def test_a_log_without_a_bound_stays_at_its_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(connection, "LARGEST_IDLE_LOG", -1)
+
+    async def story() -> None:
+        largest, left = await log_sizes(tmp_path / "state.db")
+        assert left >= largest
+
+    run(story)
 
 
 def test_a_closed_store_and_one_from_before_a_fork_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,67 @@
+"""
+Spare files: a file is written under a spare name, then renamed, so that nobody sees half of one.
+
+A spare file is locked while it is written, and the system drops the lock when its process dies. Whoever can lock one
+may therefore remove it: it is what a killed process left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from reefknot.runtime.private_files import private_opener
+
+
+@contextmanager
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A file that appears when it is complete, readable by its owner only. Removes what killed processes left of it."""
+    _remove_left_of(path)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(fresh, "xb", opener=private_opener) as stream:
+            is_ours(stream.fileno())
+            yield stream
+            stream.flush()
+            if durable:
+                os.fsync(stream.fileno())
+            os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def is_ours(descriptor: int) -> bool:
+    """Lock a spare file that was just made. False when another process has removed it before it was locked."""
+    with suppress(OSError):  # not every file system has locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return os.fstat(descriptor).st_nlink > 0
+
+
+def remove_left(folder: int, names: Iterable[str]) -> int:
+    """Remove those of these spare files in an open folder that no process is writing. Returns how many there were."""
+    removed = 0
+    for name in names:
+        with suppress(OSError):  # written by a process that lives, gone meanwhile, or not ours
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+                removed += 1
+            finally:
+                os.close(descriptor)
+    return removed
+
+
+def _remove_left_of(path: Path) -> None:
+    spare = re.compile(rf"\.{re.escape(path.name)}\.[0-9]{{1,10}}")  # a full file of a log has a longer number
+    with suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_left(folder, [name for name in os.listdir(folder) if spare.fullmatch(name)])
+        finally:
+            os.close(folder)

@@ -1,0 +1,100 @@
+"""A disk whose fsync fails for a while: the process ends with 69 in time, and its successor loses nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.folder import Folder, until
+
+ENDS_WITHIN_S = 10.0
+UNREACHABLE = 69
+NAPS = ("--module", "naps")
+
+
+def on_a_sick_disk(folder: Folder, *words: str, flag: str = "sick") -> subprocess.Popen[str]:
+    """The command over a disk whose fsync fails while the file `flag` exists, as soon as it says that it runs."""
+    process = folder.start(*words, program=("-m", "tests.faults.sick_disk", flag))
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith(("up ", "worker ", "router ")), line
+    return process
+
+
+def ended_by_the_disk(folder: Folder, process: subprocess.Popen[str], sick: Path) -> tuple[float, int, str]:
+    """Seconds from the first failing fsync to the end, the exit code and what was said. The disk mends after 2 s."""
+    sick.touch()
+    began = time.monotonic()
+    try:
+        process.wait(2.0)
+    except subprocess.TimeoutExpired:
+        sick.unlink()
+        process.wait(3 * ENDS_WITHIN_S)
+    sick.unlink(missing_ok=True)
+    took = time.monotonic() - began
+    code, _, err = folder.ends(process)
+    return took, code, err
+
+
+@pytest.mark.parametrize("words", [("up", *NAPS), ("worker", "start", *NAPS), ("router", "start")])
+def test_a_process_whose_disk_fails_ends_with_69_within_ten_seconds(folder: Folder, words: tuple[str, ...]) -> None:
+    process = on_a_sick_disk(folder, *words)
+    took, code, err = ended_by_the_disk(folder, process, folder.path / "sick")
+    assert code == UNREACHABLE, err
+    assert took < ENDS_WITHIN_S
+    assert "the disk reported an error" in err
+    assert "check the disk" in err
+
+
+def test_a_system_that_does_not_watch_its_store_lives_on_and_does_nothing(folder: Folder) -> None:
+    """The control: it outlives the time in which the others have ended several times over."""
+    process = on_a_sick_disk(folder, "up", *NAPS, flag="deaf")
+    (folder.path / "deaf").touch()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2.0)
+    (folder.path / "deaf").unlink()
+    folder.nap("never", 0.0)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(3.0)
+    assert folder.begun() == []
+
+
+def test_nothing_accepted_is_lost_when_the_disk_fails_under_a_running_system(folder: Folder) -> None:
+    """Steps run, others wait; what finishes while the disk fails is done again, and everything has its one result."""
+    process = on_a_sick_disk(folder, "up", *NAPS)
+    names = [f"n{number}" for number in range(30)]
+    for name in names:
+        folder.wait(name)
+    until(lambda: len(folder.begun()) >= 2)
+    folder.go()
+    took, code, err = ended_by_the_disk(folder, process, folder.path / "sick")
+    assert (code, took < ENDS_WITHIN_S) == (UNREACHABLE, True), err
+
+    folder.up()
+    until(
+        lambda: (
+            folder.json("job", "list", "--state", "succeeded", "--limit", "100")["states"]["succeeded"] >= len(names)
+        )
+    )
+    assert set(folder.begun()) == set(names)
+    assert folder("store", "check").code == 0
+    assert folder("audit", "verify").code == 0
+
+
+def test_a_run_whose_disk_fails_ends_with_69_and_the_next_run_finishes_it(folder: Folder) -> None:
+    lines = [{"assignment_id": f"r{n}", "job": {"type": "own.wait", "payload": {"name": f"r{n}"}}} for n in range(20)]
+    (folder.path / "work.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    process = folder.start("run", "work.jsonl", *NAPS, program=("-m", "tests.faults.sick_disk", "sick"))
+    until(lambda: len(folder.begun()) >= 2)
+    took, code, err = ended_by_the_disk(folder, process, folder.path / "sick")
+    assert (code, took < ENDS_WITHIN_S) == (UNREACHABLE, True), err
+
+    folder.go()
+    again = folder.start("run", "work.jsonl", "--json", *NAPS)
+    code, out, err = folder.ends(again)
+    assert code == 0, err
+    assert json.loads(out)["succeeded"] == len(lines)
