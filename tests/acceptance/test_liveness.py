@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import time
 
 import pytest
+
+import reefknot as rk
 
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 
@@ -64,3 +67,35 @@ def test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on(folder
     shown = folder.json("job", "show", "endless")
     assert (shown["state"], shown["reason"], shown["interruptions"]) == ("pending", "shutdown", 1)
     assert shown["attempts"] == 0, "handed back, and nothing was spent"
+
+
+# ---- deadlines -------------------------------------------------------------------------------------------------------
+
+DEADLINE_S = 3.0
+SOON_S = 1.0 + 1.5
+"""The promised second, and what starting a thread or a loop takes on a busy machine."""
+
+
+async def _answered(folder: Folder, kill: list[subprocess.Popen[str]], how: signal.Signals) -> tuple[str, float]:
+    """The status that a client hears of a step whose processes are killed or frozen, and after how long."""
+    async with rk.connect(f"sqlite:{folder.path}/.reefknot/state.db") as client:
+        began = time.monotonic()
+        inputs = {"name": "late", "seconds": 60}
+        handle = await client.submit("own.nap", inputs, deadline=DEADLINE_S, assignment_id="late")
+        while "late" not in folder.begun():
+            await asyncio.sleep(0.02)
+        for process in kill:
+            process.send_signal(how)
+        result = await handle.result(30)
+        return result.status.value, time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("who", ["worker", "router", "both"])
+def test_a_deadline_is_answered_within_a_second_whoever_died(folder: Folder, who: str, how: signal.Signals) -> None:
+    router = folder.part("router")
+    worker = folder.part("worker", "--worker-id", "w1", "--module", "naps")
+    dies = {"worker": [worker], "router": [router], "both": [worker, router]}[who]
+    status, took = asyncio.run(_answered(folder, dies, how))
+    assert status == "timeout"
+    assert DEADLINE_S - 0.1 <= took <= DEADLINE_S + SOON_S
