@@ -11,8 +11,7 @@ import time
 import pytest
 
 import reefknot as rk
-
-from tests.acceptance.folder import PATIENCE_S, Folder, until
+from tests.acceptance.folder import Folder, until
 
 STEPS = """\
 import asyncio
@@ -23,6 +22,24 @@ import reefknot as rk
 def begun(name):
     with open("begun.txt", "a") as file:
         file.write(name + "\\n")
+
+async def charged(order, **more):
+    begun(order)
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.05)
+    return {"charged": order}
+
+charge = {mode: rk.idempotent(key=lambda order: order, mode=mode, name=mode)(charged) for mode in ("retry", "guard")}
+
+@rk.idempotent(key=lambda order: order, mode="dedup", name="dedup")
+async def dedup(order, idempotency_key):
+    return await charged(order)
+
+charge["dedup"] = dedup
+
+@rk.block("own.charge")
+async def charge_once(inputs, context):
+    return await charge[inputs["mode"]](inputs["name"])
 
 @rk.block("own.plain")
 def plain(inputs, context):
@@ -99,3 +116,40 @@ def test_a_deadline_is_answered_within_a_second_whoever_died(folder: Folder, who
     status, took = asyncio.run(_answered(folder, dies, how))
     assert status == "timeout"
     assert DEADLINE_S - 0.1 <= took <= DEADLINE_S + SOON_S
+
+
+# ---- idempotency keys ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["retry", "dedup", "guard"])
+def test_a_key_of_a_killed_process_is_free_as_soon_as_its_work_is(folder: Folder, mode: str) -> None:
+    """Key lease 60 s, time of the step 30 s, both by default: nothing waits for either."""
+    first = up(folder)
+    submit(folder, "own.charge", "order-7", mode=mode)
+    first.kill()
+    first.communicate()
+    folder.go()
+    began = time.monotonic()
+    up(folder)
+    until(lambda: folder.json("job", "show", "order-7")["state"] not in ("pending", "running"))
+    assert time.monotonic() - began < 15
+
+    shown = folder.json("job", "show", "order-7")
+    if mode == "guard":
+        assert shown["state"] == "quarantined"
+        assert "guard:order-7" in shown["reason"]
+        assert folder.begun() == ["order-7"], "at most once"
+        assert folder.json("idempotency", "show", "guard:order-7")["state"] == "unknown"
+    else:
+        assert shown["state"] == "succeeded"
+        assert folder.begun() == ["order-7", "order-7"]
+        assert folder.json("idempotency", "show", f"{mode}:order-7")["result"] == {"charged": "order-7"}
+
+
+def test_a_key_of_a_killed_process_can_be_forgotten_at_once(folder: Folder) -> None:
+    process = up(folder)
+    submit(folder, "own.charge", "order-8", mode="retry")
+    assert folder("idempotency", "forget", "retry:order-8").code == 75, "it is held"
+    process.kill()
+    process.communicate()
+    assert folder("idempotency", "forget", "retry:order-8").code == 0

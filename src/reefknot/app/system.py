@@ -40,6 +40,7 @@ from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
@@ -86,7 +87,7 @@ class System:
         self._clock = clock
         self._blocks = blocks
         self._started_at = int(clock.wall() * 1000)
-        self._process = presence.process_mark()
+        self._process = process_mark()
         self._transport = store.transport()
         shared: dict[str, Any] = {"store": store, "transport": self._transport, "clock": clock}
         shared |= {"seed": seed, "process": self._process, "secrets": secrets}

@@ -3,9 +3,9 @@
 
     claim the key → run the work under a renewed lease → record the result, outside of the work
 
-A later caller gets the recorded result, waits for the first caller, or gets `KeyInProgressError`. A result that cannot
-be recorded never repeats the effect in this process: it is remembered, answered from, and recorded later. The guarantee
-depends on the mode:
+A later caller gets the recorded result, waits for the first caller, or gets `KeyInProgressError`. A key whose process
+is gone is free at once, since nobody can renew its lease. A result that cannot be recorded never repeats the effect in
+this process: it is remembered, answered from, and recorded later. The guarantee depends on the mode:
 
     retry   at least once: a crash between effect and record repeats the effect
     dedup   once, if the receiver deduplicates on the key that the work is given
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,10 +53,11 @@ from reefknot.errors import (
     StoreUnavailableError,
 )
 from reefknot.idempotency.renewal import Renewal
-from reefknot.idempotency.scope import report_unknown
+from reefknot.idempotency.scope import HeldKey, attempt_keys, report_unknown
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
 from reefknot.retrying.failures import failure_from
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.processes import marked_owner, owner_is_gone
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
@@ -68,6 +70,8 @@ T = TypeVar("T")
 
 STORE_TIMEOUT_S = 30.0
 RECORD_TRIES = 5
+LOOK_S = 1.0
+"""How often a caller that waits for a key looks whether the process that holds it still exists."""
 
 
 class Mode(StrEnum):
@@ -122,7 +126,9 @@ class Once:
     async def _answer(
         self, key: str, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents
     ) -> Any:
-        waits_until = clock.now() + options.wait
+        attempt = attempt_keys.get()
+        wait = options.wait if attempt is None else min(options.wait, attempt.wait(asyncio.get_running_loop().time()))
+        waits_until = clock.now() + wait
         while True:
             unrecorded = self._unrecorded.get(key)
             if unrecorded is not None and await self._still_ours(unrecorded, events):
@@ -144,14 +150,18 @@ class Once:
                     report_unknown(key)
                     raise OutcomeUnknownError(key, owner=record.owner)
                 case Busy(record=record, remaining_ms=remaining):
+                    if await end_dead_lease(self._store, record):
+                        continue
                     left = waits_until - clock.now()
                     if left <= 0:
                         events.observed("in_progress")
+                        if attempt is not None and wait < options.wait:
+                            attempt.held.append(HeldKey(key, record.owner, options.wait))
                         raise KeyInProgressError(key, owner=record.owner, retry_after=remaining / 1000)
-                    await self._wait(key, min(left, max(0.001, remaining / 1000)))
+                    await self._wait(record, min(left, max(0.001, remaining / 1000)))
 
     async def _claim(self, key: str, options: KeyOptions) -> ClaimResult:
-        owner = new_id()
+        owner = marked_owner(new_id())
         try:
             return await self._claim_as(owner, key, options)
         except (asyncio.CancelledError, StoreUnavailableError):  # it may have been granted all the same
@@ -170,9 +180,16 @@ class Once:
             self._store.claim(key, owner=owner, fingerprint=options.fingerprint, lease=options.lease, guard=guard)
         )
 
-    async def _wait(self, key: str, seconds: float) -> None:
+    async def _wait(self, held: KeyRecord, seconds: float) -> None:
+        """Wait until the key changes or the process that holds it is gone, at most so long."""
         async with asyncio.timeout(seconds + STORE_TIMEOUT_S):
-            await self._store.wait(key, seconds)
+            while seconds > 0:
+                record = await self._store.wait(held.key, min(seconds, LOOK_S))
+                seconds -= LOOK_S
+                if record is None or record.state is not KeyState.IN_PROGRESS or record.fence != held.fence:
+                    return
+                if owner_is_gone(record.owner):
+                    return
 
     async def _work(
         self, claim: Claim, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents
@@ -294,6 +311,15 @@ class Once:
 
     async def _finish(self, claim: Claim, ending: Ending, entries: Sequence[AuditEntry]) -> None:
         await _bounded(self._store.finish(claim, ending, events=entries))
+
+
+async def end_dead_lease(store: IdempotencyStore, record: KeyRecord) -> bool:
+    """End the lease of a key whose process is gone. True when it is: the next claim then need not wait for it."""
+    if record.state is not KeyState.IN_PROGRESS or not owner_is_gone(record.owner):
+        return False
+    with suppress(LeaseLostError):  # another caller was faster
+        await _bounded(store.renew(Claim(record.key, record.owner, record.fence), lease=0.0))
+    return True
 
 
 async def _bounded(request: Awaitable[T]) -> T:

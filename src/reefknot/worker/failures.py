@@ -19,6 +19,7 @@ from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.retry.classify import classify, status_in
 from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
+from reefknot.idempotency.scope import HeldKey
 from reefknot.retrying.failures import failure_from
 
 
@@ -84,6 +85,8 @@ class StepOutcome(Struct, frozen=True):
     """False: whatever the policy says, not again."""
     unknown: str = ""
     """A guarded key whose effect may have happened or not."""
+    held: HeldKey | None = None
+    """A key that somebody else holds, and that the attempt waited for until its time was nearly over."""
 
 
 def outcome_of(error: BaseException, rank: RetryRank) -> StepOutcome:
