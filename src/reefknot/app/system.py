@@ -23,7 +23,7 @@ from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings
 from reefknot.app.presence import look_for_orphans
-from reefknot.app.stores import clock_of_this_loop, open_store, options_of
+from reefknot.app.stores import open_store, options_of
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
@@ -297,8 +297,9 @@ async def running_system(
     """
     blocks = blocks_for(settings, modules)
     options = options_of(settings.configuration)
-    clock, working = SteadyClock(clock_of_this_loop()), worker_settings(settings)
-    async with open_store(url, clock=clock, **options) as store, kept_events(store, settings, secrets=secrets):
+    working = worker_settings(settings)
+    async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets):
+        clock = SteadyClock(store.clock)
         for left in reversed(range(FREE_NAMES_TRIED)):
             living = await presence.living_systems(store)
             names = workers
@@ -343,7 +344,7 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
     """
     checks.whole_number("size", size)
     async with open_store(url) as store:
-        yield _client(store, clock_of_this_loop(), size)
+        yield _client(store, store.clock, size)
 
 
 def _client(store: Store, clock: Clock, size: int) -> Client:

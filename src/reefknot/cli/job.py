@@ -230,7 +230,6 @@ def cancel(
 
 async def _cancel(store: Store, address: StoreAddress, job: str, reason: str, *, dry_run: bool) -> tuple[str, str]:
     """The states before and after. The router that has the job cancels it; without any, the store does at once."""
-    from reefknot.engines.clocks import SystemClock
     from reefknot.router.client import Client
 
     found = await store.work.get(job)
@@ -241,7 +240,7 @@ async def _cancel(store: Store, address: StoreAddress, job: str, reason: str, *,
         raise CommandError(f"{printable(job)} is {before.value}: there is nothing to cancel", Exit.FAILED)
     if dry_run:
         return before.value, before.value
-    client = Client(store, SystemClock(), has_router=has_router_soon)
+    client = Client(store, store.clock, has_router=has_router_soon)
     event = address.event("job.cancel", job, reason=reason)
     if await client.cancel(job, reason, who=address.actor, events=[event]):
         return before.value, "cancelled"

@@ -7,6 +7,7 @@ All parts share one database and one chain of events, so a change and its event 
 from typing import Protocol
 
 from reefknot.ports.audit_log import AuditLog
+from reefknot.ports.clock import Clock
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
 from reefknot.ports.quarantine import QuarantineStore
@@ -26,6 +27,10 @@ class Store(Protocol):
         """The place where the data is kept: the same for two stores over one file."""
 
     @property
+    def clock(self) -> Clock:
+        """The clock of the store's records: deadlines and due times are compared with its wall time."""
+
+    @property
     def idempotency(self) -> IdempotencyStore: ...
 
     @property
@@ -42,6 +47,9 @@ class Store(Protocol):
 
     @property
     def leases(self) -> Leases: ...
+
+    async def newest_record_at(self) -> int | None:
+        """The time of the newest event, key or work item (ms UTC); None when there is none."""
 
     def transport(self) -> Transport:
         """A new transport. All transports over one database exchange messages; the caller closes it."""

@@ -55,15 +55,29 @@ def owner_is_gone(owner: str) -> bool:
 
 
 @cache
+def boot_name() -> str:
+    """A name of this boot of this machine, and of the namespace of its steady clock; empty when it is not known."""
+    boot_id = _boot_id()
+    try:
+        return boot_id and f"{boot_id} {os.readlink('/proc/self/ns/time')}"
+    except OSError:  # a kernel without such namespaces
+        return boot_id
+
+
+@cache
 def _machine() -> str:
     """A hash of this boot of this machine and of the namespace of process numbers: a container has its own."""
-    known = [socket.gethostname()]
-    try:
-        known.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    known = [socket.gethostname(), _boot_id()]
+    if known[-1]:
         known.append(os.readlink("/proc/self/ns/pid"))
-    except OSError:  # another system than Linux
-        known.append("")
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # another system than Linux
+        return ""
 
 
 def _began(pid: int) -> str | None:

@@ -268,6 +268,9 @@ ALTER TABLE status ADD COLUMN capacity TEXT NOT NULL DEFAULT '{{}}';
 DROP INDEX work_ready;
 CREATE INDEX work_ready ON work (resource_class, tenant_id, priority DESC, due_at, seq)
     WHERE state = 'pending' AND ready = 1;
+
+-- The wall time at which a boot of the host began, as all of its processes take it: see `core.time.agreed_boot_time`.
+CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """.format(**_STAGES, count_in=_COUNT_IN.format(**_STAGES), count_out=_COUNT_OUT.format(**_STAGES))  # noqa: S608 - our own words
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
