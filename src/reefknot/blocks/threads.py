@@ -34,7 +34,7 @@ class FunctionsOverdueError(Exception):
 
 
 class _Call:
-    """One call of a function, from its request to its return."""
+    """Call of a function, from its request to its return."""
 
     __slots__ = ("function", "future", "has_begun", "has_ended", "is_overdue", "loop", "name")
 

@@ -20,6 +20,7 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     ASSIGN,
     CANCEL,
+    DEADLINE_AT,
     FLEET,
     Cancel,
     Fleet,
@@ -215,13 +216,20 @@ class Dispatcher:
                 self._table.back(pending)
 
     async def _publish_assignment(self, pending: Pending) -> None:
-        """Send it with what is left of its deadline: the worker's count begins when it accepts it."""
-        body = pending.body
+        """
+        Send it with what is left of its deadline, and with the end of that by the worker's own clock.
+
+        The worker's count begins when it accepts the assignment; by its clock it can tell what passed on the way.
+        """
+        body, headers = pending.body, None
         if pending.deadline_at is not None or not body:
             body = encode(self._with_deadline(pending))
+        ahead_ms = self._health.ahead_ms(pending.worker_id or SHARED)
+        if pending.deadline_at is not None and ahead_ms is not None:
+            headers = {DEADLINE_AT: str(pending.deadline_at + ahead_ms)}
         subject = assign_subject(pending.worker_id) if pending.worker_id else ASSIGN
         name = f"{pending.id}/{pending.held.fence}/{pending.route}"
-        await self._transport.publish(subject, body, message_id=name)
+        await self._transport.publish(subject, body, headers=headers, message_id=name)
 
     def _with_deadline(self, pending: Pending) -> msgspec.Struct:
         if pending.deadline_at is None:
