@@ -15,13 +15,13 @@ from reefknot.app import open_store
 from reefknot.app.stores import clock_of_this_loop
 from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import ExecAssignment, ExecResult, Job, ResultStatus, StepResult, encode
-from reefknot.core.results import unrun_result
-from reefknot.core.work import WorkItem, WorkState
-from reefknot.engines.sqlite.connection import VERSION
+from reefknot.core.messages import ExecAssignment, ExecResult, Job, ResultStatus, StepResult, encode, resource_class
+from reefknot.core.results import assignment_of, unrun_result
+from reefknot.core.work import ROUTER, WorkItem, WorkState
+from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION
 from reefknot.ports.block import BlockContext
-from reefknot.ports.quarantine import ALL
 from reefknot.ports.store import Store
+from reefknot.ports.work_queue import ALL
 from reefknot.router.settings import RouterSettings
 from reefknot.worker.records import AcceptedWork
 from reefknot.worker.settings import default_settings
@@ -159,6 +159,102 @@ def test_a_result_that_its_caller_was_told_stays_although_a_worker_still_had_the
             assert await system.router.submissions.answer("queued") == late
             await system.stop()
         assert "queued" not in step.ran
+
+    asyncio.run(main())
+
+
+# ---- from version 3: pools and counters -----------------------------------------------------------------------------
+
+SUBMISSIONS = {
+    "by class": ExecAssignment("", "", Job("http.request"), resource_class="gpu"),
+    "by class with an at sign": ExecAssignment("", "", Job("demo.step"), resource_class="a@b"),
+    "by an empty class": ExecAssignment("", "", Job("fs.blob_put"), resource_class=""),
+    "by resources": ExecAssignment("", "", Job("demo.step", resources={"class": "io"})),
+    "by resources without a class": ExecAssignment("", "", Job("demo.step", resources={"cpus": 4})),
+    "by resources of an odd kind": ExecAssignment("", "", Job("ai.embed", resources={"class": 5})),
+    "by empty resources": ExecAssignment("", "", Job("media.cut", resources={"class": ""})),
+    **{
+        f"by its type {name}": ExecAssignment("", "", Job(name))
+        for name in (
+            *("http", "http.request", "HTTP.request", "httpx.get", "fs_blob_put", "fs_blob_get", "fs.blob_get"),
+            *("ai", "ai.embed", "media.cut", "sql", "demo.step"),
+        )
+    },
+}
+FRESH = """
+SELECT pool, CASE WHEN resource_class = 'router' THEN 'submitted' WHEN state = 'pending' THEN 'queued'
+    ELSE 'running' END, priority, ifnull(tenant_id, ''), count(*)
+FROM work WHERE state IN ('pending', 'running') GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+"""
+
+
+@pytest.fixture
+def version_3(path: Path) -> Path:
+    """The same store as version 3 left it, with more submissions that wait, and work at two more workers."""
+    with apsw.Connection(str(path)) as connection:
+        connection.execute(MIGRATIONS[2])
+        connection.execute("PRAGMA user_version = 3")
+        columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(work)") if name != "seq"]
+
+        def copy(name: str, **changes: Any) -> None:
+            """The row `submitted` once more, with other values."""
+            given = {"id": name, **changes}
+            chosen = ", ".join(f":{one}" if one in given else one for one in columns)
+            statement = f"INSERT INTO work ({', '.join(columns)}) SELECT {chosen} FROM work WHERE id = 'submitted'"
+            connection.execute(statement, given)
+
+        for number, (name, one) in enumerate(SUBMISSIONS.items()):
+            body = encode(ExecAssignment(name, "r", one.job, resource_class=one.resource_class))
+            copy(
+                name, kind=one.job.type, payload=body, priority=number % 3 - 1, tenant_id=["t-1", None, ""][number % 3]
+            )
+        copy("damaged", payload=b"{broken")
+        copy("at a worker", resource_class="io@worker-2")
+        copy("at a worker of an odd class", resource_class="a@b@worker-2")
+        copy("in a class", resource_class="gpu")
+        copy("running in a class", resource_class="gpu", state="running", lease_until=1)
+    return path
+
+
+def test_the_submissions_of_version_3_get_the_pool_that_they_would_have_been_submitted_to(version_3: Path) -> None:
+    async def main() -> None:
+        async with open_store(f"sqlite:{version_3}") as store:
+            items = await everything(store)
+            waiting = {name: one for name, one in items.items() if one.resource_class == ROUTER and name != "damaged"}
+            assert waiting.keys() >= SUBMISSIONS.keys() | {"submitted"}
+            expected = {name: resource_class(assignment_of(one)) for name, one in waiting.items()}
+            assert {name: one.pool for name, one in waiting.items()} == expected
+            others = {name: one.pool for name, one in items.items() if name not in waiting}
+            assert others["at a worker"] == "io"
+            assert others["at a worker of an odd class"] == "a@b"
+            assert others["in a class"] == "gpu"
+            assert others["damaged"] == ROUTER
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_open_work_of_an_older_store_is_counted(version: int, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue("path" if version == 2 else "version_3")
+
+    async def main() -> None:
+        async with open_store(f"sqlite:{path}") as store:
+            await store.work.claim(3, owner="o", classes=(ROUTER,))
+            await store.work.cancel("submitted")
+        with apsw.Connection(str(path)) as connection:
+            kept = connection.execute("SELECT pool, stage, priority, tenant, number FROM open_work ORDER BY 1, 2, 3, 4")
+            counted = list(kept)
+            assert counted == list(connection.execute(FRESH))
+            assert sum(number for *_, number in counted) == (len(OPEN) - 1 if version == 2 else len(SUBMISSIONS) + 8)
+
+    asyncio.run(main())
+
+
+def test_every_waiting_submission_of_version_3_can_be_claimed_also_of_a_tenant_without_a_name(version_3: Path) -> None:
+    async def main() -> None:
+        async with open_store(f"sqlite:{version_3}") as store:
+            claimed = await store.work.claim(1000, owner="o", classes=(ROUTER,))
+            assert {one.id for one in claimed} == {*SUBMISSIONS, "submitted", "damaged"}
 
     asyncio.run(main())
 

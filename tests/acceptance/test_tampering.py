@@ -20,9 +20,8 @@ import pytest
 
 from reefknot.app import open_store
 from reefknot.cli.audit_source import StoreSource, exported
-from reefknot.core.audit.chain import Head, Mismatch, link
-from reefknot.core.audit.event import OperatorAction, encode
-from reefknot.core.audit.lines import LogLine, event_line, read_line, verify_lines
+from reefknot.core.audit.chain import Head, LogLine, Mismatch, event_line, link, read_line, verify_lines
+from reefknot.core.audit.event import OperatorAction, encode, timestamp_ms
 from reefknot.ports.audit_log import AuditEntry
 
 EVENTS = 60
@@ -41,7 +40,8 @@ def entries() -> list[AuditEntry]:
         )
         for number in range(EVENTS)
     ]
-    return [AuditEntry(encode(one), one.event_type, 0, one.correlation_id, None, one.work_id) for one in events]
+    at = timestamp_ms(events[0].timestamp) or 0
+    return [AuditEntry(encode(one), one.event_type, at, one.correlation_id, None, one.work_id) for one in events]
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,13 @@ from reefknot.core.idempotency import Busy, Claim, Claimed, Done, Ending, Hit, K
 from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
-from reefknot.engines.memory.audit_and_keys import MemoryIdempotencyStore
+from reefknot.engines.memory.store import MemoryIdempotencyStore
 from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import LeaseLostError
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.quarantine import ALL
 from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Enqueued, Held, Settlement
+from reefknot.ports.work_queue import ALL, Enqueued, Held, Settlement
 from reefknot.testing.conformance.harness import event
 
 KEYS = st.sampled_from(["a", "b", "c"])

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 import reefknot as rk
 from reefknot.errors import QueueFullError
+from tests.faults import broken
 
 ROOT = Path(__file__).parents[2]
 SLICE_S = 0.01
@@ -63,10 +64,12 @@ class Plan(Struct, frozen=True):
     stream: Stream
     starts_at: float
     """Wall time at which all streams begin."""
+    variant: str = ""
+    """The broken variant to measure, see `tests.faults.broken`."""
 
 
 @contextmanager
-def system(folder: Path, *, slots: int = 8, size: int = 1000, env: dict[str, str] | None = None) -> Iterator[str]:
+def system(folder: Path, *, slots: int = 8, size: int = 1000, variant: str = "") -> Iterator[str]:
     """A `reefknot up` in a process of its own. Gives the URL of its store."""
     settings: dict[str, Any] = {
         "worker": {
@@ -80,15 +83,11 @@ def system(folder: Path, *, slots: int = 8, size: int = 1000, env: dict[str, str
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "reefknot.json").write_text(json.dumps(settings))
     engine = f"sqlite:{folder / 'state.db'}"
-    command = [sys.executable, "-m", "reefknot", "up", "--config", "reefknot.json", "--engine", engine]
+    program = ["tests.faults.broken", variant] if variant else ["reefknot"]
+    command = [sys.executable, "-m", *program, "up", "--config", "reefknot.json", "--engine", engine]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     with (folder / "up.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})},
-        )
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
         try:
             _until_up(process, engine, folder)
             yield engine
@@ -113,7 +112,7 @@ def _until_up(process: subprocess.Popen[bytes], engine: str, folder: Path) -> No
     raise AssertionError((folder / "up.log").read_text())
 
 
-def sent(engine: str, *streams: Stream) -> dict[str, list[Request]]:
+def sent(engine: str, *streams: Stream, variant: str = "") -> dict[str, list[Request]]:
     """Send all streams at the same time, each from its own process."""
     starts_at = time.time() + 2.0
     command = [sys.executable, "-m", "tests.faults.outside_load"]
@@ -121,7 +120,7 @@ def sent(engine: str, *streams: Stream) -> dict[str, list[Request]]:
     for stream in streams:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(Plan(engine, stream, starts_at)))
+        process.stdin.write(msgspec.json.encode(Plan(engine, stream, starts_at, variant)))
         process.stdin.close()
         process.stdin = None
         running.append((stream, process))
@@ -192,5 +191,7 @@ class _Sender:
 
 if __name__ == "__main__":
     sender = _Sender(msgspec.json.decode(sys.stdin.buffer.read(), type=Plan))
+    if sender.plan.variant:
+        broken.break_product(sender.plan.variant)
     asyncio.run(sender.run())
     sys.stdout.buffer.write(msgspec.json.encode(sender.requests))

@@ -35,6 +35,7 @@ from reefknot.core.messages import (
     StepStatus,
     encode,
 )
+from reefknot.core.overload.admission import Reject
 from reefknot.core.work import ROUTER, TryAgain, WorkDone, WorkItem, WorkState, is_workers
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
@@ -99,7 +100,7 @@ class DoomedWork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
-    async def enqueue(self, items: Sequence[WorkItem], **named: Any) -> list[Enqueued]:
+    async def enqueue(self, items: Sequence[WorkItem], **named: Any) -> list[Enqueued | Reject]:
         if self._doom.flaw == "promises too early":
             self._late.add(asyncio.get_running_loop().create_task(self._keep_later(items, named)))
             return [Enqueued.ACCEPTED] * len(items)

@@ -9,9 +9,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from reefknot.blocks import sql_sqlite
 from reefknot.blocks.sql import SqlQuery
 from reefknot.blocks.sql_rows import SqlConnection, SqlSettings
+from reefknot.blocks.sql_sqlite import SqliteRequest, SqliteStatement
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from tests.integration.stepping import step
@@ -72,11 +72,12 @@ def test_read_only_alone_would_let_files_be_made(database: Path) -> None:
 
 def test_each_of_the_two_locks_holds_alone(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an authorizer that allows everything the file is still read-only."""
-    monkeypatch.setattr(sql_sqlite._Statement, "_allowed", lambda *asked: True)
+    monkeypatch.setattr(SqliteStatement, "_allowed", lambda *asked: True)
     before = fingerprint(database.parent)
-    answers = asked(database, ["DELETE FROM people", "CREATE TABLE other (a)", "PRAGMA user_version = 7"])
+    queries = ("DELETE FROM people", "CREATE TABLE other (a)", "PRAGMA user_version = 7")
+    replies = [SqliteStatement(SqliteRequest(str(database), query)).reply() for query in queries]
 
-    assert {answer.error_code for answer in answers.values()} == {ErrorCode.permission_denied}
+    assert {reply.refused for reply in replies} == {ErrorCode.permission_denied}
     assert fingerprint(database.parent) == before
 
 

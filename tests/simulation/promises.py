@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from reefknot.core.audit.replay import replay
 from reefknot.core.messages import ExecResult, ResultStatus
 from reefknot.core.overload.admission import Arrival, QueueView, Reject, Rules, admit
 from reefknot.core.work import ENDED, WorkItem, WorkState
+from reefknot.engines.memory import MemoryStore
 from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ def check_bounds(world: World) -> None:
                 story.broken.append(f"{member.name} {pool.name}: {pool.active} of {pool.slots} slots")
             if pool.reserved < 0:
                 story.broken.append(f"{member.name} {pool.name}: {pool.reserved} are entering")
+    if isinstance(world.store, MemoryStore):
+        queue = world.store.work
+        counted = Counter(one for item in queue.items.values() if (one := queue._counted_as(item)) is not None)
+        if counted != queue._open:
+            story.broken.append(f"open work is {dict(counted)}, and is counted as {dict(queue._open)}")
     router = world.router.part
     if router is not None and len(router.table) > 30:
         story.broken.append(f"router: {len(router.table)} pending of at most 30")

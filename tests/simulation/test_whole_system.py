@@ -38,6 +38,15 @@ def test_the_runs_see_every_kind_of_end_and_every_kind_of_trouble() -> None:
     assert sum(result.retries_used > 0 for story in stories for result in story.results.values()) > 20  # type: ignore[operator]
 
 
+def test_runs_with_few_places_refuse_and_displace() -> None:
+    stories = [run(seed) for seed in range(3, 100, 4)]
+    codes = [result.error_code for story in stories for result in story.results.values()]
+
+    assert [str(story) for story in stories if story.broken] == []
+    assert sum(story.refused for story in stories) > 20
+    assert codes.count("SYSTEM_OVERLOAD") > 5
+
+
 def test_the_same_seed_gives_the_same_story() -> None:
     first, again = run(11), run(11)
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -33,6 +33,7 @@ from reefknot.core.messages import (
     StepStatus,
 )
 from reefknot.core.overload.admission import RejectionPolicy, Rules
+from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import QueueFullError
@@ -53,6 +54,8 @@ STORM_S = 40.0
 CALM_S = 260.0
 LEASE_S = 6.0
 SIZE = 8
+TIGHT = 2
+"""Places for submissions in every fourth run: there they are refused, and displaced."""
 SLOTS = {"cpu": 2, "io": 2}
 TROUBLES = ("crash", "crash", "freeze", "freeze", "stop", "drain", "rest", "jump", "nothing")
 
@@ -156,7 +159,8 @@ class World:
         names = [f"w{n}" for n in range(self.rng.choice([1, 2, 3, 3]))]
         self.workers = [Member(self, name) for name in names]
         self.router = Member(self, "router")
-        self.submissions = Submissions(store.work, clock, size=30)
+        self.rules = SubmissionRules(TIGHT if seed % 4 == 3 else 30)
+        self.submissions = Submissions(store.work, clock, rules=self.rules)
         self.callers: dict[str, tuple[Router, asyncio.Future[ExecResult]]] = {}
         """Callers in a router's own process."""
         self.sea.on_send = self._accepted_means_kept
@@ -213,17 +217,28 @@ class World:
         for worker in self.workers:
             await worker.start()
         stormy = [asyncio.create_task(self._callers()), asyncio.create_task(self._troubles())]
-        checking = asyncio.create_task(self._check())
+        beside = [asyncio.create_task(self._check()), asyncio.create_task(self._report_capacity())]
         await asyncio.gather(*stormy)
         await self._calm()
         await self._until_answered()
-        checking.cancel()
-        await asyncio.gather(checking, return_exceptions=True)
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         self.story.ended_at = self.clock.now()
         for member in (self.router, *self.workers):
             await member.stop()
         await check_at_the_end(self)
         return self.story
+
+    async def _report_capacity(self) -> None:
+        """Publish the slots of those who are there, as a system does: so the store refuses by time as well."""
+        while True:
+            pools = [pool for one in self.workers if one.part is not None for pool in one.part.pools.values()]
+            slots: Counter[str] = Counter()
+            for pool in pools:
+                slots[pool.name] += pool.slots
+            await self.store.control.report("system", "{}", keep=5.0, capacity=Capacity(dict(slots), self.rules))
+            await asyncio.sleep(1.0)
 
     async def _callers(self) -> None:
         for number in range(self.rng.randint(8, 40)):
@@ -263,7 +278,12 @@ class World:
         payload = {"plan": plan, "place": rng.choice(["a", "b"])}
         resource = rng.choice(["cpu", "io"])
         return ExecAssignment(
-            f"a{number}", f"r{number}", Job("sim.step", payload), options=options, resource_class=resource
+            f"a{number}",
+            f"r{number}",
+            Job("sim.step", payload),
+            options=options,
+            resource_class=resource,
+            tenant_id=[None, "x", "y"][number % 3],
         )
 
     def _cancel(self, assignment_id: str) -> None:

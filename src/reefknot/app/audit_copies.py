@@ -29,6 +29,7 @@ from reefknot.errors import AuditUnavailableError, StoreError
 from reefknot.ports.audit_log import AuditLog, AuditQuery
 from reefknot.ports.store import Store
 from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.private_files import private_opener
 
 PAGE = 500
 LONGEST_WAIT_S = 5.0
@@ -106,7 +107,8 @@ class Copier:
         if self._cursor is not None:
             chain = (await self._log.head()).chain
             fresh = self._cursor.with_name(f"{self._cursor.name}.new")
-            fresh.write_bytes(msgspec.json.encode(CopyCursor(chain, self._after)))
+            with open(fresh, "wb", opener=private_opener) as file:  # noqa: ASYNC230 - a few bytes
+                file.write(msgspec.json.encode(CopyCursor(chain, self._after)))
             os.replace(fresh, self._cursor)
 
 

@@ -2,25 +2,43 @@
 The `blocks` section of a configuration as the settings of the standard blocks.
 
 The schema has checked names, kinds and bounds. Left for here is what only the blocks can read, the addresses of
-`blocks.http.allow`, and what only the file's place tells: relative paths are beneath the configuration's folder.
+`blocks.http.allow`, what only the file's place tells: relative paths are beneath the configuration's folder, and what
+only a server tells: a login of PostgreSQL that may do more than a connection for reading is for. No folder of
+`blocks.fs.roots` may hold what this process itself is made of. An assignment may write and read beneath a root; a
+step's module, the store, the configuration or a secret there would be the assignment's to replace or to read.
 """
 
-from collections.abc import Iterable
+import asyncio
+import os
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from reefknot.app.stores import store_url
 from reefknot.blocks.addresses import AllowEntry, HttpSettings, read_allowed
 from reefknot.blocks.fs import FsSettings
+from reefknot.blocks.inputs import Refusal
 from reefknot.blocks.python import BlockSettings
-from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings
-from reefknot.config.reading.session import Problem, dotted
+from reefknot.blocks.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
+from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.config.settings import Settings
 from reefknot.errors import ConfigurationError, shown
+from reefknot.runtime.log import logger, printable
+
+LOGIN_S = 5.0
+"""The time that a server has to tell about a login when a system starts."""
 
 
-def block_settings(settings: Settings) -> BlockSettings:
-    """The settings of the standard blocks; `ConfigurationError` names every address that cannot be read."""
+def block_settings(settings: Settings, *, store: str | None = None) -> BlockSettings:
+    """
+    The settings of the standard blocks. `store` is the address of the store in use, by default the configured one.
+
+    `ConfigurationError` names every address that cannot be read, and every root over something that must stay out of
+    reach of assignments.
+    """
     written, folder = settings.configuration.blocks, settings.folder
+    check_roots(settings, _own_files(settings, store_url(settings) if store is None else store))
     http = written.http or HttpBlockSection()
     fs = written.fs or FsBlockSection()
     sql = written.sql or SqlBlockSection()
@@ -30,7 +48,7 @@ def block_settings(settings: Settings) -> BlockSettings:
             http.max_response_bytes,
             "" if http.ca_file is None else str(folder / http.ca_file),
         ),
-        FsSettings(tuple(folder / Path(root).expanduser() for root in fs.roots), fs.max_bytes),
+        FsSettings(_roots(settings), fs.max_bytes),
         SqlSettings(
             {name: _connection(entry, folder) for name, entry in sql.connections.items()},
             {url: _connection(url, folder) for url in sql.allow},
@@ -38,6 +56,95 @@ def block_settings(settings: Settings) -> BlockSettings:
             sql.max_bytes,
         ),
     )
+
+
+async def check_logins(settings: Settings) -> None:
+    """
+    Refuse connections for reading whose login may do more than read; `ConfigurationError` names each privilege.
+
+    A server that does not answer now is left for the steps, each of which checks its own connection.
+    """
+    connections = list(_server_readers(settings))
+    if not connections:
+        return
+    try:
+        from reefknot.blocks.sql_postgres import check_login
+    except ImportError:  # the steps say what to install
+        return
+
+    async def problem(path: KeyPath, connection: SqlConnection) -> Problem | None:
+        try:
+            async with asyncio.timeout(LOGIN_S):
+                await check_login(connection, LOGIN_S)
+        except StrongLogin as refusal:
+            return Problem(settings.tree.mark(path), dotted(path), str(refusal).removeprefix("connection: "))
+        except (Refusal, TimeoutError) as error:
+            reason = printable(str(error), most=300) or f"no answer within {LOGIN_S:g} s"
+            logger().warning("%s: its login will be checked by the first step (%s)", dotted(path), reason)
+        return None
+
+    found = await asyncio.gather(*(problem(path, connection) for path, connection in connections))
+    problems = [one for one in found if one is not None]
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _server_readers(settings: Settings) -> Iterator[tuple[KeyPath, SqlConnection]]:
+    """The connections for reading on servers, with their places in the configuration."""
+    sql = block_settings(settings).sql
+    for name, connection in sql.connections.items():
+        if connection.access is Access.READ and connection.sqlite_path is None:
+            yield ("blocks", "sql", "connections", name), connection
+    for index, connection in enumerate(sql.allow.values()):
+        if connection.sqlite_path is None:
+            yield ("blocks", "sql", "allow", index), connection
+
+
+def _roots(settings: Settings) -> tuple[Path, ...]:
+    fs = settings.configuration.blocks.fs or FsBlockSection()
+    return tuple(settings.folder / Path(root).expanduser() for root in fs.roots)
+
+
+def check_roots(settings: Settings, own: Iterable[tuple[str, str]]) -> None:
+    """`ConfigurationError` for every root of `blocks.fs.roots` over one of these: what it is, and its path."""
+    roots = [os.path.realpath(root) for root in _roots(settings)]
+    problems: dict[int, Problem] = {}
+    for what, path in own if roots else ():
+        place = os.path.realpath(path)
+        for index, root in enumerate(roots):
+            if index not in problems and os.path.commonpath([root, place]) == root:
+                at = ("blocks", "fs", "roots", index)
+                message = (
+                    f"{root} holds {what} ({place}), which an assignment could then read or replace; "
+                    "accepted: a folder for data alone, such as files"
+                )
+                problems[index] = Problem(settings.tree.mark(at), dotted(at), message)
+    if problems:
+        raise ConfigurationError([problems[index] for index in sorted(problems)])
+
+
+def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
+    """Everything that is known before a module is imported: files of the configuration, the store, import paths."""
+    configuration, folder = settings.configuration, settings.folder
+    if settings.path is not None:
+        yield "the configuration", str(settings.path)
+    if store.startswith("sqlite:"):
+        yield "the store", store.removeprefix("sqlite:").removeprefix("//")
+    if configuration.audit.jsonl is not None:
+        yield "the copy of the audit log", str(folder / configuration.audit.jsonl.path)
+    for name, reference in configuration.secrets.items():
+        if reference.startswith("file:"):
+            yield f"the secret {name}", str(folder / reference.removeprefix("file:"))
+    for place in sys.path:
+        yield "modules that Python imports", place
+
+
+def loaded_modules() -> Iterator[tuple[str, str]]:
+    """The files of all imported modules, for `check_roots`."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            yield f"the module {name}", file
 
 
 def _allowed(texts: Iterable[str], settings: Settings) -> tuple[AllowEntry, ...]:
@@ -61,4 +168,4 @@ def _connection(entry: str | SqlConnectionEntry, folder: Path) -> SqlConnection:
     url = entry.url
     if url.startswith("sqlite:"):
         url = f"sqlite:{folder / url.removeprefix('sqlite:').removeprefix('//')}"
-    return SqlConnection(url, Access(entry.access), entry.role)
+    return SqlConnection(url, Access(entry.access), entry.role, tuple(entry.functions))

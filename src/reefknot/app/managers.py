@@ -50,9 +50,9 @@ from reefknot.errors import (
     ParameterTypeError,
     RetryError,
 )
+from reefknot.idempotency.decorator import current_store
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
-from reefknot.idempotency.scope import current_store
 from reefknot.retrying.call import CallState
 from reefknot.retrying.functions import what_to_pass
 from reefknot.retrying.plan import Plan, exhaustions
@@ -455,7 +455,7 @@ def _keys_in_memory() -> IdempotencyStore:
 
 def _default_sink(store: IdempotencyStore) -> AuditSink:
     from reefknot.engines.log_sink import LogSink
-    from reefknot.engines.memory.audit_and_keys import MemoryIdempotencyStore
+    from reefknot.engines.memory.store import MemoryIdempotencyStore
 
     # An audit log in memory is never trimmed, which a process that runs for months cannot afford.
     return LogSink() if isinstance(store, MemoryIdempotencyStore) else store.audit

@@ -29,11 +29,12 @@ from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.redaction import redact
 from reefknot.core.time import Timeline
 from reefknot.errors import ParameterError
-from reefknot.idempotency.scope import in_scope
+from reefknot.idempotency.decorator import in_scope
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.private_files import private_opener
 
 if TYPE_CHECKING:
     from reefknot.config.schema import Configuration
@@ -100,7 +101,7 @@ class RetentionNote:
             return
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with suppress(OSError):
-            with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            with open(fresh, "wb", opener=private_opener) as file:
                 file.write(msgspec.json.encode(self._noted))
             os.replace(fresh, self._path)
 
@@ -151,7 +152,10 @@ class RetentionJob:
         keep, wall_ms = self.retention, self._wall_ms()
         keys = await self._store.idempotency.purge()
         work = 0 if keep.work is None else await self._store.work.purge(wall_ms - int(keep.work * 1000))
-        events = 0 if keep.events is None else await self._store.audit.trim(wall_ms - int(keep.events * 1000))
+        events = 0
+        if keep.events is not None:
+            rule = f"retention {keep.events:g} s"
+            events = await self._store.audit.trim(wall_ms - int(keep.events * 1000), rule=rule)
         removed = Removed(keys, work, events)
         if removed:
             logger().info("retention removed %d keys, %d ended work items, %d events", keys, work, events)

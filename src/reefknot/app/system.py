@@ -21,7 +21,7 @@ import msgspec
 
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
-from reefknot.app.block_settings import block_settings
+from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
 from reefknot.app.presence import look_for_orphans
 from reefknot.app.stores import open_store, options_of
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
@@ -269,12 +269,16 @@ def worker_settings(settings: Settings) -> WorkerSettings:
     )
 
 
-def blocks_for(settings: Settings, modules: Sequence[str] = ()) -> dict[str, Block]:
+def blocks_for(settings: Settings, modules: Sequence[str] = (), *, store: str | None = None) -> dict[str, Block]:
     """The steps this process can run: the standard ones, those of other packages, and one's own."""
-    standard = standard_blocks(block_settings(settings))
+    folder = str(Path.cwd())
+    standard = standard_blocks(block_settings(settings, store=store))
+    if modules:
+        check_roots(settings, [("modules that Python imports", folder)])
     own: dict[str, Block] = {}
     for module in modules:
-        own |= load_module(module, path=str(Path.cwd()))
+        own |= load_module(module, path=folder)
+    check_roots(settings, loaded_modules())
     return by_name(standard, load_entry_points(), own)
 
 
@@ -295,7 +299,9 @@ async def running_system(
 
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
     """
-    blocks = blocks_for(settings, modules)
+    blocks = blocks_for(settings, modules, store=url)
+    if workers:
+        await check_logins(settings)
     options = options_of(settings.configuration)
     working = worker_settings(settings)
     async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets):

@@ -16,24 +16,27 @@ import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec import UNSET
 
 from reefknot import clock
-from reefknot.core.audit.event import Event, encode, timestamp
+from reefknot.core.audit.event import Completed, Event, encode, timestamp, timestamp_ms
 from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.redaction import process_redactor
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.core.audit.chain import Head
-    from reefknot.core.messages import ExecAssignment
+    from reefknot.core.messages import ExecAssignment, ExecResult
     from reefknot.core.work import WorkItem
 
 APPEND_TRIES = 3
@@ -68,23 +71,33 @@ def envelope(
 
 def about_assignment(assignment: ExecAssignment, wall: float) -> dict[str, Any]:
     """The envelope of an event about an assignment."""
-    return envelope(
-        wall=wall,
-        work_id=assignment.assignment_id,
-        tenant_id=assignment.tenant_id,
-        trace_id=assignment.trace_id,
-        correlation_id=assignment.request_id,
-    )
+    return _about(assignment, wall, work_id=assignment.assignment_id, correlation_id=assignment.request_id)
 
 
 def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
     """The envelope of an event about a stored item."""
-    return envelope(
+    return _about(item, wall, work_id=item.id, correlation_id=item.correlation_id)
+
+
+def _about(work: ExecAssignment | WorkItem, wall: float, **ids: str | None) -> dict[str, Any]:
+    return envelope(wall=wall, tenant_id=work.tenant_id, trace_id=work.trace_id, **ids)
+
+
+def completed_event(result: ExecResult, body: bytes, wall: float) -> Completed:
+    """The event of an assignment whose result is stored as this body."""
+    about = envelope(
         wall=wall,
-        work_id=item.id,
-        tenant_id=item.tenant_id,
-        trace_id=item.trace_id,
-        correlation_id=item.correlation_id,
+        work_id=result.assignment_id,
+        tenant_id=result.tenant_id,
+        trace_id=result.trace_id,
+        correlation_id=result.request_id,
+    )
+    return Completed(
+        **about,
+        status=result.status.value,
+        attempts=None if result.retries_used is UNSET else result.retries_used + 1,
+        worker_id=result.worker_id or None,
+        result_hash=sha256(body).hexdigest(),
     )
 
 
@@ -99,11 +112,6 @@ class OnFailure(StrEnum):
 
     FAIL_OPEN = "fail_open"
     FAIL_CLOSED = "fail_closed"
-
-
-def on_failure_named(given: OnFailure | str) -> OnFailure:
-    """The setting of this name; `ParameterError` lists the accepted ones."""
-    return choice("on_audit_failure", given, OnFailure)
 
 
 class _Backlog:
@@ -137,7 +145,7 @@ _states: WeakKeyDictionary[AuditSink, _LogState] = WeakKeyDictionary()
 def configure(sink: AuditSink, *, on_failure: OnFailure | str, most_buffered: int) -> None:
     """Set the defaults of journals that are made for this log from now on."""
     state = _states.setdefault(sink, _LogState())
-    state.on_failure, state.most_buffered = on_failure_named(on_failure), most_buffered
+    state.on_failure, state.most_buffered = choice("on_audit_failure", on_failure, OnFailure), most_buffered
 
 
 class Journal:
@@ -154,7 +162,7 @@ class Journal:
         self._sink = sink
         self._redactor = redactor or Redactor()
         self._state = _LogState() if sink is None else _states.setdefault(sink, _LogState())
-        chosen = self._state.on_failure if on_failure is None else on_failure_named(on_failure)
+        chosen = self._state.on_failure if on_failure is None else choice("on_audit_failure", on_failure, OnFailure)
         self._fail_closed = chosen is OnFailure.FAIL_CLOSED
         self._most_buffered = self._state.most_buffered if most_buffered is None else most_buffered
         self._soon: list[AuditEntry] = []
@@ -171,31 +179,23 @@ class Journal:
 
     def safe(self, text: str) -> str:
         """The text without secrets, as it may be stored or shown."""
-        return self._redactor(text)
+        return process_redactor(self._redactor)(text)
 
     def entries(self, events: Sequence[Event]) -> list[AuditEntry]:
         """Events encoded and without secrets, ready for a log to keep."""
         return [self._entry(event) for event in events]
 
     def _entry(self, event: Event) -> AuditEntry:
-        at = int(clock.wall() * 1000)
-        if not self._redactor.knows_values:
+        at = timestamp_ms(event.timestamp)
+        at = int(clock.wall() * 1000) if at is None else at
+        redactor = process_redactor(self._redactor)
+        if not redactor.knows_values:
             ids = event.correlation_id, event.trace_id, event.work_id
             return AuditEntry(encode(event), event.event_type, at, *ids)
         fields = msgspec.to_builtins(event)
-        safe = {key: one if key in _NEVER_REDACTED else self._without_secrets(one) for key, one in fields.items()}
+        safe = {key: one if key in _NEVER_REDACTED else _without(redactor, one) for key, one in fields.items()}
         body = msgspec.json.encode(safe, order="sorted")
         return AuditEntry(body, event.event_type, at, safe["correlation_id"], safe["trace_id"], safe["work_id"])
-
-    def _without_secrets(self, value: Any) -> Any:
-        """Redact text by text, never the encoded event: a secret of digits must not match inside numbers."""
-        if isinstance(value, str):
-            return self._redactor.values_out_of(value)
-        if isinstance(value, dict):
-            return {self._redactor.values_out_of(key): self._without_secrets(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._without_secrets(one) for one in value]
-        return value
 
     async def flush_backlog(self) -> None:
         """With `fail_closed`, write buffered events before new work begins, or raise. With `fail_open`, do nothing."""
@@ -280,12 +280,19 @@ class Journal:
             return
         state.quiet_until = now + RETRY_PAUSE_S
         reason = "it failed a moment ago" if trouble is None else f"{type(trouble).__name__}: {trouble}"
-        logger().error(
-            "the audit log cannot be written (%s); %d events are buffered, %d are lost in all",
-            printable(self._redactor(reason), most=300),
-            len(state.waiting),
-            state.lost,
-        )
+        text = "the audit log cannot be written (%s); %d events are buffered, %d are lost in all"
+        logger().error(text, printable(self.safe(reason), most=300), len(state.waiting), state.lost)
+
+
+def _without(redactor: Redactor, value: Any) -> Any:
+    """Redact text by text, never the encoded event: a secret of digits must not match inside numbers."""
+    if isinstance(value, str):
+        return redactor.values_out_of(value)
+    if isinstance(value, dict):
+        return {redactor.values_out_of(key): _without(redactor, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without(redactor, one) for one in value]
+    return value
 
 
 class FanOut:
@@ -294,58 +301,42 @@ class FanOut:
     def __init__(self, *sinks: AuditSink, most_buffered: int = MOST_BUFFERED, seconds: float = SINK_TIMEOUT_S) -> None:
         if not sinks:
             raise ParameterError("sinks", sinks, "one sink or more")
-        self._branches = [_Branch(sink, most_buffered, seconds) for sink in sinks]
+        self._branches = [(sink, _Backlog()) for sink in sinks]
+        self._most_buffered = most_buffered
+        self._seconds = seconds
         self._one_at_a_time = asyncio.Lock()
 
     @property
     def lost(self) -> int:
         """Events that some sink will never get, counted once for each such sink."""
-        return sum(branch.lost for branch in self._branches)
+        return sum(missed.lost for _, missed in self._branches)
 
     @property
     def buffered(self) -> int:
         """Events that wait for a sink to come back, counted once for each such sink."""
-        return sum(len(branch.waiting) for branch in self._branches)
+        return sum(len(missed.waiting) for _, missed in self._branches)
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         """Append to every sink. A sink that fails gets the entries later; when all fail, the first one's error."""
         async with self._one_at_a_time:  # the same order in every sink
-            answers = await asyncio.gather(*(branch.append(entries) for branch in self._branches))
+            answers = await asyncio.gather(*(self._append(*branch, entries) for branch in self._branches))
         heads = [answer for answer in answers if not isinstance(answer, Exception)]
         if not heads:
             assert isinstance(answers[0], Exception)
             raise answers[0]  # not buffered here: the caller still has them
-        for branch, answer in zip(self._branches, answers, strict=True):
+        for (sink, missed), answer in zip(self._branches, answers, strict=True):
             if isinstance(answer, Exception):
-                branch.buffer(entries, answer)
+                missed.hold([*missed.waiting, *entries], self._most_buffered)
+                text = "the audit sink %s cannot be written (%s); %d events are buffered for it, %d are lost in all"
+                name = type(sink).__name__
+                logger().error(text, name, error_text(answer), len(missed.waiting), missed.lost)
         return heads[0]
 
-
-class _Branch(_Backlog):
-    """A sink of a `FanOut`, and the entries it missed."""
-
-    def __init__(self, sink: AuditSink, most: int, seconds: float) -> None:
-        super().__init__()
-        self._sink = sink
-        self._most = most
-        self._seconds = seconds
-
-    async def append(self, entries: Sequence[AuditEntry]) -> Head | Exception:
+    async def _append(self, sink: AuditSink, missed: _Backlog, entries: Sequence[AuditEntry]) -> Head | Exception:
         try:
             async with asyncio.timeout(self._seconds):
-                head = await self._sink.append([*self.waiting, *entries])
+                head = await sink.append([*missed.waiting, *entries])
         except Exception as error:
             return error
-        self.waiting.clear()
+        missed.waiting.clear()
         return head
-
-    def buffer(self, entries: Sequence[AuditEntry], trouble: Exception) -> None:
-        self.hold([*self.waiting, *entries], self._most)
-        logger().error(
-            "the audit sink %s cannot be written (%s: %s); %d events are buffered for it, %d are lost in all",
-            type(self._sink).__name__,
-            type(trouble).__name__,
-            printable(str(trouble), most=300),
-            len(self.waiting),
-            self.lost,
-        )

@@ -15,6 +15,8 @@ from urllib.parse import quote, urljoin
 
 from msgspec import Struct
 
+from reefknot.core.failure import ErrorCode
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -50,9 +52,13 @@ _INTERNAL_SUFFIXES = ("localhost", "local", "internal", "intranet", "lan", "home
 class BadUrl(ValueError):  # noqa: N818 - it names what was given
     """The text is not a URL that can be called."""
 
+    code = ErrorCode.invalid_input
+
 
 class Forbidden(Exception):  # noqa: N818 - it reads as what it says
     """A host or address may not be called. The text says why, and what to do about it."""
+
+    code = ErrorCode.permission_denied
 
 
 class Url(Struct, frozen=True):
@@ -70,8 +76,7 @@ class Url(Struct, frozen=True):
     @property
     def authority(self) -> str:
         """The value of the Host header: brackets around IPv6, no default port."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+        return self.endpoint.removesuffix(f":{_PORTS[self.scheme]}")
 
     @property
     def endpoint(self) -> str:

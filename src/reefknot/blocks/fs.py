@@ -15,17 +15,19 @@ import os
 import platform
 import stat
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from msgspec import Struct
 
-from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid, text_or_base64
+from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, invalid, text_or_base64, time_limit
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext
@@ -40,14 +42,15 @@ LINKS = (errno.ELOOP, errno.EXDEV)
 
 LONGEST_PATH = 4096
 _PATH = "a path beneath one of blocks.fs.roots"
-_TRANSIENT = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("ENOSPC", "EDQUOT", "EMFILE", "ENFILE", "EIO", "EBUSY", "EAGAIN", "ESTALE", "ETIMEDOUT", "EINTR", "ENOMEM"),
-    )
+_TRANSIENT = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ESTALE),
+    *(errno.ETIMEDOUT, errno.EINTR, errno.ENOMEM),
 )
-_DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, *LINKS))
-_INVALID = frozenset((errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL))
+_CODES = {
+    **dict.fromkeys(_TRANSIENT, ErrorCode.resource_unavailable),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, *LINKS), ErrorCode.permission_denied),
+    **dict.fromkeys((errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL), ErrorCode.invalid_input),
+}
 
 
 class FsSettings(Struct, frozen=True):
@@ -101,21 +104,20 @@ class Folders:
         """The result of `work`, run in a thread and bounded in time. An abandoned thread ends by itself."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(asyncio_timeout(seconds)):
+            async with time_limit(seconds, "the file system did not answer"):
                 return StepResult(outputs=await loop.run_in_executor(self._threads, work))
-        except TimeoutError:
-            return failed(ErrorCode.resource_unavailable, f"the file system did not answer within {seconds:.3g} s")
-        except Refusal as refusal:
-            return refusal.result
         except OSError as error:
-            return failed(_error_code(error), _message(error, file.shown), errno=error.errno)
+            code = _CODES.get(error.errno or 0, ErrorCode.execution_failed)
+            raise Refusal(code, _message(error, file.shown), errno=error.errno) from error
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _FsBlock:
-    """The part that the three blocks share: reading the path, and running the work."""
+class _FsBlock(ABC):
+    """The part that the three blocks share: reading the inputs, and running the work."""
+
+    _names: tuple[str, ...] = ("path",)
 
     def __init__(self, folders: Folders) -> None:
         self._folders = folders
@@ -126,38 +128,29 @@ class _FsBlock:
         except Refusal:
             return "fs"
 
+    @answers_refusals
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        asked = Inputs(inputs, *self._names)
+        file = self._folders.locate(asked.text("path", accepted=_PATH))
+        work = self._work(file, asked)
+        return await self._folders.run(asked.seconds(context.seconds), file, work)
+
+    @abstractmethod
+    def _work(self, file: FsPath, inputs: Inputs) -> Callable[[], dict[str, Any]]:
+        """The work of a step, which runs in a thread and returns the outputs."""
+
     async def close(self) -> None:
         self._folders.close()
-
-    async def _with_path(
-        self, inputs: Mapping[str, Any], context: BlockContext, work: Callable[[FsPath], dict[str, Any]]
-    ) -> StepResult:
-        """Run a step that takes a path and nothing else."""
-        try:
-            asked = Inputs(inputs, "path")
-            file, seconds = self._path(asked), asked.seconds(context.seconds)
-        except Refusal as refusal:
-            return refusal.result
-        return await self._folders.run(seconds, file, lambda: work(file))
-
-    def _path(self, inputs: Inputs) -> FsPath:
-        return self._folders.locate(inputs.text("path", accepted=_PATH))
 
 
 class BlobPut(_FsBlock):
     """The block `fs.blob_put`: writes a whole file, or leaves everything as it was."""
 
     type = "fs.blob_put"
+    _names = ("path", "content", "base64", "overwrite")
 
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        try:
-            asked = Inputs(inputs, "path", "content", "base64", "overwrite")
-            file, content = self._path(asked), self._content(asked)
-            overwrite = asked.flag("overwrite", default=True)
-            seconds = asked.seconds(context.seconds)
-        except Refusal as refusal:
-            return refusal.result
-        return await self._folders.run(seconds, file, lambda: _put(file, content, overwrite=overwrite))
+    def _work(self, file: FsPath, inputs: Inputs) -> Callable[[], dict[str, Any]]:
+        return partial(_put, file, self._content(inputs), overwrite=inputs.flag("overwrite", default=True))
 
     def _content(self, inputs: Inputs) -> bytes:
         inputs.require("content", "base64", accepted="a text as content, or bytes as base64")
@@ -178,8 +171,8 @@ class BlobGet(_FsBlock):
 
     type = "fs.blob_get"
 
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        return await self._with_path(inputs, context, lambda file: _get(file, self._folders))
+    def _work(self, file: FsPath, inputs: Inputs) -> Callable[[], dict[str, Any]]:
+        return partial(_get, file, self._folders)
 
 
 class Delete(_FsBlock):
@@ -187,13 +180,13 @@ class Delete(_FsBlock):
 
     type = "fs.delete"
 
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        return await self._with_path(inputs, context, _delete)
+    def _work(self, file: FsPath, inputs: Inputs) -> Callable[[], dict[str, Any]]:
+        return partial(_delete, file)
 
 
 def _put(file: FsPath, content: bytes, *, overwrite: bool) -> dict[str, Any]:
     *folders, name = file.parts
-    with _open_root(file.root) as root, folder_beneath(root, folders, make=True) as folder:
+    with _closing(_open_root(file.root)) as root, folder_beneath(root, folders, make=True) as folder:
         created = not _is_regular(folder, name, file.shown)
         if not created and not overwrite:
             raise FileExistsError(errno.EEXIST, "there is a file already, and overwrite is false", file.shown)
@@ -212,45 +205,35 @@ def _put(file: FsPath, content: bytes, *, overwrite: bool) -> dict[str, Any]:
 
 
 def _write(folder: int, name: str, content: bytes) -> None:
-    descriptor = open_beneath(folder, (name,), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(open_beneath(folder, (name,), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _get(file: FsPath, folders: Folders) -> dict[str, Any]:
     most = folders.settings.max_bytes
-    with _open_root(file.root) as root:
-        descriptor = open_beneath(root, file.parts, os.O_RDONLY)
-        try:
-            about = os.fstat(descriptor)
-            _check_regular(about.st_mode, file.shown)
-            content = bytearray()
-            while len(content) <= most and (part := os.read(descriptor, min(most + 1 - len(content), 1 << 20))):
-                content += part
-        finally:
-            os.close(descriptor)
+    with _closing(_open_root(file.root)) as root, _closing(open_beneath(root, file.parts, os.O_RDONLY)) as descriptor:
+        about = os.fstat(descriptor)
+        _check_regular(about.st_mode, file.shown)
+        with open(descriptor, "rb", closefd=False) as source:
+            content = source.read(most + 1)
     if len(content) > most:
-        raise Refusal(
-            ErrorCode.execution_failed, f"path: {file.shown} has {about.st_size} bytes; {_limit_text(folders)}"
-        )
+        text = f"path: {file.shown} has {about.st_size} bytes; {_limit_text(folders)}"
+        raise Refusal(ErrorCode.execution_failed, text)
+    outputs = text_or_base64(content, text="content", base64="base64")
     modified = datetime.fromtimestamp(about.st_mtime, UTC).isoformat()
-    return {
-        "path": file.shown,
-        **text_or_base64(bytes(content), text="content", base64="base64"),
-        "size": len(content),
-        "modified": modified,
-    }
+    return {"path": file.shown, **outputs, "size": len(content), "modified": modified}
 
 
 def _delete(file: FsPath) -> dict[str, Any]:
     *folders, name = file.parts
     deleted = False
-    with suppress(FileNotFoundError), _open_root(file.root) as root, folder_beneath(root, folders) as folder:
+    with (
+        suppress(FileNotFoundError),
+        _closing(_open_root(file.root)) as root,
+        folder_beneath(root, folders) as folder,
+    ):
         if _is_regular(folder, name, file.shown):
             os.unlink(name, dir_fd=folder)
             os.fsync(folder)
@@ -258,13 +241,16 @@ def _delete(file: FsPath) -> dict[str, Any]:
     return {"path": file.shown, "deleted": deleted}
 
 
-@contextmanager
-def _open_root(root: Path) -> Iterator[int]:
+def _open_root(root: Path) -> int:
     try:
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return os.open(root, _FOLDER)
     except (FileNotFoundError, NotADirectoryError):
         text = f"the folder {root} of blocks.fs.roots is not there; make it, or mend the configuration"
         raise Refusal(ErrorCode.resource_unavailable, text) from None
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
     try:
         yield descriptor
     finally:
@@ -299,16 +285,6 @@ def _outside(path: str) -> Refusal:
 
 def _limit_text(folders: Folders) -> str:
     return f"accepted: at most {folders.settings.max_bytes} (blocks.fs.max_bytes)"
-
-
-def _error_code(error: OSError) -> ErrorCode:
-    if error.errno in _TRANSIENT:
-        return ErrorCode.resource_unavailable
-    if error.errno in _DENIED:
-        return ErrorCode.permission_denied
-    if error.errno in _INVALID:
-        return ErrorCode.invalid_input
-    return ErrorCode.execution_failed
 
 
 def _message(error: OSError, path: str) -> str:
@@ -352,27 +328,29 @@ def _open_by_kernel(folder: int, parts: Sequence[str], flags: int, mode: int) ->
 
 def open_by_walking(folder: int, parts: Sequence[str], flags: int, mode: int = 0o666) -> int:
     """`open_beneath` without the kernel's help: one part at a time, and none of them a link."""
-    with _walk_from(os.dup(folder)) as held:
-        for part in parts[:-1]:
-            held.move(_folder_in(held.descriptor, part))
-        return os.open(parts[-1], flags | os.O_NOFOLLOW, mode, dir_fd=held.descriptor)
+    with folder_beneath(folder, parts[:-1]) as parent:
+        return os.open(parts[-1], flags | os.O_NOFOLLOW, mode, dir_fd=parent)
 
 
 @contextmanager
 def folder_beneath(root: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
     """A descriptor of the folder at `parts`; with `make`, missing folders are made."""
-    with _walk_from(os.dup(root)) as held:
+    folder = os.dup(root)
+    try:
         for part in parts:
             try:
-                found = _folder_in(held.descriptor, part)
+                found = _folder_in(folder, part)
             except FileNotFoundError:
                 if not make:
                     raise
                 with suppress(FileExistsError):
-                    os.mkdir(part, 0o777, dir_fd=held.descriptor)
-                found = _folder_in(held.descriptor, part)
-            held.move(found)
-        yield held.descriptor
+                    os.mkdir(part, 0o777, dir_fd=folder)
+                found = _folder_in(folder, part)
+            os.close(folder)
+            folder = found
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def _folder_in(folder: int, name: str) -> int:
@@ -385,35 +363,12 @@ def _folder_in(folder: int, name: str) -> int:
         raise
 
 
-class _WalkedFolder:
-    """A descriptor that a walk replaces by the next one."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def move(self, descriptor: int) -> None:
-        os.close(self.descriptor)
-        self.descriptor = descriptor
-
-
-@contextmanager
-def _walk_from(descriptor: int) -> Iterator[_WalkedFolder]:
-    held = _WalkedFolder(descriptor)
-    try:
-        yield held
-    finally:
-        os.close(held.descriptor)
-
-
-_library: ctypes.CDLL | None = None
 _openat2_offered: bool | None = None
 
 
+@cache
 def _libc() -> ctypes.CDLL:
-    global _library
-    if _library is None:
-        _library = ctypes.CDLL(None, use_errno=True)
-    return _library
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def has_openat2() -> bool:
@@ -429,10 +384,9 @@ def _probe_openat2() -> bool:
         folder = os.open("/", _FOLDER)
     except OSError:
         return False
-    try:
-        os.close(_open_by_kernel(folder, (".",), _FOLDER, 0))
-    except OSError as error:
-        return error.errno not in _NOT_OFFERED
-    finally:
-        os.close(folder)
+    with _closing(folder):
+        try:
+            os.close(_open_by_kernel(folder, (".",), _FOLDER, 0))
+        except OSError as error:
+            return error.errno not in _NOT_OFFERED
     return True

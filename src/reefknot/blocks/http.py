@@ -4,31 +4,34 @@
     read the inputs → check the URL → send → follow a redirect, or read the body → make the result
 
 2xx is ok. Any other status is `http_error`, with the status and the server's own hints as metadata and the body kept.
-Each redirect is checked like the first URL, and loses credentials, cookies and the idempotency key when it leaves the
-origin. What may be called is in `addresses`.
+Each redirect is checked like the first URL. When it leaves the origin, only the few headers of `HARMLESS_HEADERS`
+follow: any other name may carry a credential. What may be called is in `addresses`.
+
+Headers are ASCII on the wire. A parameter such as `filename="…"` is encoded as RFC 8187 has it, an idempotency key that
+is not ASCII is sent as its hash, and any other value that is not ASCII is refused by its name.
 
 A body is read with a bound at every step. One layer of gzip or deflate is undone piece by piece, and the reading stops
 as soon as the result is too large, or grows out of proportion to what came over the wire: a bomb is never held in
 memory, only its beginning.
 """
 
-import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
+from hashlib import sha256
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
 from reefknot.blocks.addresses import AddressRules, BadUrl, Forbidden, HttpSettings, Url, read_url
 from reefknot.blocks.http_client import HttpClient, HttpResponse, Resolve, Unreachable
-from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid, text_or_base64
+from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, failed, invalid, text_or_base64, time_limit
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
-from reefknot.core.redaction import is_secret_name
 from reefknot.ports.block import BlockContext
 from reefknot.retrying.failures import read_hints
 
@@ -40,12 +43,17 @@ _URL = "http://HOST/… or https://HOST/…"
 _HEADERS = "a mapping of names to texts"
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
-_BAD_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_ASCII_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_PARAMETER = re.compile(r"""(;[ \t]*[A-Za-z0-9!#$&+.^_`|~-]+)=("(?:[^"\\]|\\.)*"|[^\s;,"]+)""")
+_ATTR_CHARS = "!#$&+-.^_`|~"
+"""The signs that RFC 8187 leaves as they are in an encoded value."""
 _RESERVED_HEADERS = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect")
 )
-_ORIGIN_HEADERS = frozenset(("authorization", "proxy-authorization", "cookie", "idempotency-key"))
 _BODY_HEADERS = frozenset(("content-type", "content-encoding", "content-language"))
+HARMLESS_HEADERS = _BODY_HEADERS | {"accept", "accept-encoding", "accept-language", "cache-control", "user-agent"}
+"""The headers that follow a redirect to another origin."""
 _EXCERPT = 200
 MOST_GROWTH = 100
 FREE_GROWTH = 64 * 1024
@@ -81,30 +89,24 @@ class HttpRequest:
         except (BadUrl, Forbidden):
             return "http"
 
+    @answers_refusals
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
         try:
             request, seconds = self._read_request(inputs, context)
-        except Refusal as refusal:
-            return refusal.result
-        try:
-            async with asyncio.timeout(asyncio_timeout(seconds)):
+            async with time_limit(seconds, f"{request.url.endpoint} did not finish", ErrorCode.connection_timeout):
                 return await self._follow(request, seconds)
-        except TimeoutError:
-            return failed(ErrorCode.connection_timeout, f"{request.url.endpoint} did not finish within {seconds:.3g} s")
+        except (BadUrl, Forbidden) as error:
+            return failed(error.code, f"url: {error}")
         except Unreachable as error:
-            code = ErrorCode.connection_timeout if error.timed_out else ErrorCode.network_error
-            return failed(code, str(error))
-        except Forbidden as error:
-            return failed(ErrorCode.permission_denied, f"url: {error}")
-        except Refusal as refusal:
-            return refusal.result
+            return failed(error.code, str(error))
 
     async def close(self) -> None:
         await self._client.close()
 
     def _read_request(self, given: Mapping[str, Any], context: BlockContext) -> tuple[_Request, float]:
         inputs = Inputs(given, "url", "method", "headers", "body", "body_base64")
-        url = self._url(inputs.text("url", accepted=_URL))
+        url = read_url(inputs.text("url", accepted=_URL))
+        self._rules.check_host(url.host, url.port)
         method = inputs.text("method", accepted=", ".join(METHODS), default="GET")
         if method.upper() not in METHODS:
             raise invalid("method", method, ", ".join(METHODS))
@@ -112,21 +114,11 @@ class HttpRequest:
         body, content_type = _read_body(inputs)
         if content_type and "content-type" not in headers:
             headers["content-type"] = content_type
-        headers.setdefault("idempotency-key", context.idempotency_key)
+        headers.setdefault("idempotency-key", _sendable_key(context.idempotency_key))
         headers.setdefault("accept-encoding", ACCEPT_ENCODING)
         headers.setdefault("accept", "*/*")
         headers.setdefault("user-agent", "reefknot")
         return _Request(url, method.upper(), headers, body), inputs.seconds(context.seconds)
-
-    def _url(self, text: str) -> Url:
-        try:
-            url = read_url(text)
-            self._rules.check_host(url.host, url.port)
-        except BadUrl as error:
-            raise Refusal(ErrorCode.invalid_input, f"url: {error}") from None
-        except Forbidden as error:
-            raise Refusal(ErrorCode.permission_denied, f"url: {error}") from None
-        return url
 
     async def _follow(self, request: _Request, seconds: float) -> StepResult:
         for _ in range(MOST_REDIRECTS + 1):
@@ -155,7 +147,7 @@ class HttpRequest:
             raise Forbidden(f"{request.url.endpoint} redirects from https to http, which is not followed")
         headers, method, body = dict(request.headers), request.method, request.body
         if url.origin != request.url.origin:
-            headers = {name: value for name, value in headers.items() if not _belongs_to_origin(name)}
+            headers = {name: value for name, value in headers.items() if name in HARMLESS_HEADERS}
         if status == 303 or (status in (301, 302) and method == "POST"):
             method = method if method == "HEAD" else "GET"
             body = b""
@@ -173,7 +165,8 @@ class HttpRequest:
                 text = f"{request.url.endpoint}: {refused}"
                 raise Refusal(ErrorCode.execution_failed, text, http_status_code=response.status) from None
             body, problem = refused.kept, str(refused)
-        outputs = {"status_code": response.status, "headers": _headers_out(response)}
+        headers = {name: response.header(name) for name, _ in response.headers}
+        outputs = {"status_code": response.status, "headers": headers}
         outputs |= text_or_base64(body, text="body", base64="body_base64")
         if ok:
             return StepResult(outputs=outputs, metadata={"http_status_code": response.status})
@@ -184,8 +177,30 @@ class HttpRequest:
         return StepResult(StepStatus.ERROR, ErrorCode.http_error, outputs, text, metadata)
 
 
-def _belongs_to_origin(name: str) -> bool:
-    return name in _ORIGIN_HEADERS or is_secret_name(name)
+def _sendable_key(key: str) -> str:
+    """The idempotency key as a header can carry it: as it is, or as its SHA-256 in hexadecimal."""
+    return key if _ASCII_VALUE.fullmatch(key) else sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _ascii_value(name: str, value: str) -> str:
+    """The value with parameters that are not ASCII encoded (RFC 8187); `Refusal` when something else is not."""
+    encoded = _PARAMETER.sub(_encoded_parameter, value)
+    if _ASCII_VALUE.fullmatch(encoded):
+        return encoded
+    text = (
+        f"headers: the value of {name} is not ASCII, which is all that a header can carry; accepted: ASCII text, or a "
+        'parameter such as filename="…", which is encoded (RFC 8187); percent-encode it, or put it into the body'
+    )
+    raise Refusal(ErrorCode.invalid_input, text)
+
+
+def _encoded_parameter(match: re.Match[str]) -> str:
+    name, value = match[1], match[2]
+    if value.isascii():
+        return match[0]
+    if value.startswith('"'):
+        value = re.sub(r"\\(.)", r"\1", value[1:-1])
+    return f"{name}*=UTF-8''{quote(value, safe=_ATTR_CHARS)}"
 
 
 def _read_headers(given: object) -> dict[str, str]:
@@ -201,12 +216,12 @@ def _read_headers(given: object) -> dict[str, str]:
             raise invalid("headers", name, "names of letters, digits and -")
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
-        if not isinstance(value, str) or _BAD_VALUE.search(value):
+        if not isinstance(value, str) or _CONTROL.search(value):
             accepted = f"for {name} a text without line breaks or other control characters"
             raise Refusal(ErrorCode.invalid_input, f"headers: the value is not accepted; accepted: {accepted}")
         if name.lower() in _RESERVED_HEADERS or name.lower() in headers:
             raise Refusal(ErrorCode.invalid_input, f"headers: {name} is set by the block itself, or given twice")
-        headers[name.lower()] = value.strip()
+        headers[name.lower()] = _ascii_value(name, value.strip())
     if sum(len(name) + len(value) for name, value in headers.items()) > LARGEST_HEADERS:
         raise Refusal(ErrorCode.invalid_input, f"headers: larger than {LARGEST_HEADERS} bytes together")
     return headers
@@ -238,10 +253,6 @@ def _check_headers(response: HttpResponse) -> None:
         accepted = f"at most {2 * MOST_HEADERS} of {LARGEST_HEADERS} bytes together"
         text = f"the response has {len(response.headers)} headers of {size} bytes; accepted: {accepted}"
         raise Refusal(ErrorCode.execution_failed, text, http_status_code=response.status)
-
-
-def _headers_out(response: HttpResponse) -> dict[str, str]:
-    return {name: response.header(name) for name in dict.fromkeys(name for name, _ in response.headers)}
 
 
 def _failure_metadata(response: HttpResponse) -> dict[str, Any]:
@@ -297,9 +308,8 @@ def _append(kept: bytearray, piece: bytes, most: int) -> None:
     kept += piece[: most - len(kept) + 1]
     if len(kept) > most:
         del kept[most:]
-        raise BodyRefused(
-            f"the body is larger than {most} bytes, the limit of blocks.http.max_response_bytes", bytes(kept)
-        )
+        text = f"the body is larger than {most} bytes, the limit of blocks.http.max_response_bytes"
+        raise BodyRefused(text, bytes(kept))
 
 
 class _Inflater:

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -20,18 +21,20 @@ import httpx2
 from msgspec import Struct
 
 from reefknot.blocks.addresses import Address, AddressRules, Forbidden, Url, ipv4_of, literal_address
+from reefknot.core.failure import ErrorCode
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 MOST_ANSWERS = 64
 MOST_ADDRESSES_TRIED = 4
+MOST_CONNECTIONS = 64
 
 
 class Unreachable(Exception):  # noqa: N818 - a fact about the other side
-    """The server could not be reached, or broke off. `timed_out` tells silence from refusal."""
+    """The server could not be reached, or broke off. The code tells silence from refusal."""
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.network_error) -> None:
         super().__init__(message)
-        self.timed_out = timed_out
+        self.code = code
 
 
 class HttpResponse(Struct, frozen=True):
@@ -45,32 +48,15 @@ class HttpResponse(Struct, frozen=True):
         return ", ".join(value for key, value in self.headers if key == name)
 
 
-class Resolver:
-    """The system's resolver, in threads of its own, so that a name that hangs delays nothing else."""
-
-    def __init__(self, threads: int = 8) -> None:
-        self._threads = ThreadPoolExecutor(threads, "reefknot-resolve")
-
-    async def __call__(self, host: str, port: int) -> list[str]:
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, _getaddrinfo, host, port)
-        return [str(entry[4][0]) for entry in found]
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _getaddrinfo(host: str, port: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-
-
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
     """The network under the client: every connection is made here, to a checked address."""
 
-    def __init__(self, rules: AddressRules, resolve: Resolve) -> None:
+    def __init__(self, rules: AddressRules, resolve: Resolve | None = None) -> None:
         self._rules = rules
-        self._resolve = resolve
+        self._resolve = resolve or self._ask_system
         self._net = httpcore2.AnyIOBackend()
+        # Threads of its own: a name that hangs delays nothing else.
+        self._threads = ThreadPoolExecutor(8, "reefknot-resolve")
 
     async def connect_tcp(
         self,
@@ -106,6 +92,11 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
             self._rules.check_address(host, address, port)
         return addresses
 
+    async def _ask_system(self, host: str, port: int) -> list[str]:
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        return [str(entry[4][0]) for entry in found]
+
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore2.AsyncNetworkStream:
@@ -114,48 +105,44 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
     async def sleep(self, seconds: float) -> None:
         await self._net.sleep(seconds)
 
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
 
 class HttpClient:
     """A client that keeps and reuses its connections."""
 
-    def __init__(
-        self, rules: AddressRules, *, resolve: Resolve | None = None, ca_file: str = "", max_connections: int = 64
-    ) -> None:
-        self._resolver = Resolver() if resolve is None else None
-        self._backend = CheckedBackend(rules, resolve or self._resolver or Resolver())
+    def __init__(self, rules: AddressRules, *, resolve: Resolve | None = None, ca_file: str = "") -> None:
+        self._backend = CheckedBackend(rules, resolve)
         self._ca_file = ca_file
-        self._max_connections = max_connections
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
     def _connections(self) -> httpcore2.AsyncConnectionPool:
         if self._pool is None:
+            own = self._ca_file
             self._pool = httpcore2.AsyncConnectionPool(
-                ssl_context=self._ssl_context(),
-                max_connections=self._max_connections,
-                max_keepalive_connections=self._max_connections,
+                ssl_context=ssl.create_default_context(cafile=own)
+                if own
+                else httpx2.create_ssl_context(trust_env=False),
+                max_connections=MOST_CONNECTIONS,
+                max_keepalive_connections=MOST_CONNECTIONS,
                 keepalive_expiry=10.0,
                 network_backend=self._backend,
             )
         return self._pool
-
-    def _ssl_context(self) -> ssl.SSLContext:
-        if self._ca_file:
-            return ssl.create_default_context(cafile=self._ca_file)
-        return httpx2.create_ssl_context(trust_env=False)
 
     @asynccontextmanager
     async def send(
         self, url: Url, *, method: str, headers: list[tuple[str, str]], body: bytes, seconds: float
     ) -> AsyncIterator[HttpResponse]:
         """Send one request; the body can be read inside the block. The caller bounds the whole in time."""
+        target = httpcore2.URL(
+            scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
+        )
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
+        headers = [("Host", url.authority), *headers]
         request = httpcore2.Request(
-            method,
-            httpcore2.URL(
-                scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
-            ),
-            headers=[("Host", url.authority), *headers],
-            content=body or None,
-            extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), seconds)},
+            method, target, headers=headers, content=body or None, extensions={"timeout": timeouts}
         )
         response: httpcore2.Response | None = None
         parts: AsyncGenerator[bytes, None] | None = None
@@ -166,7 +153,7 @@ class HttpClient:
             yield HttpResponse(response.status, names, parts)
         except httpcore2.TimeoutException as error:
             text = f"{url.endpoint} did not answer in time ({_reason(error)})"
-            raise Unreachable(text, timed_out=True) from error
+            raise Unreachable(text, ErrorCode.connection_timeout) from error
         except (httpcore2.NetworkError, httpcore2.ProtocolError, ssl.SSLError, OSError) as error:
             raise Unreachable(f"{url.endpoint}: {_reason(error)}") from error
         finally:
@@ -179,8 +166,7 @@ class HttpClient:
         if self._pool is not None:
             await self._pool.aclose()
             self._pool = None
-        if self._resolver is not None:
-            self._resolver.close()
+        self._backend.close()
 
 
 async def _parts(response: httpcore2.Response) -> AsyncGenerator[bytes, None]:

@@ -5,14 +5,19 @@ A field that is missing, unknown or of the wrong kind is refused by name, with w
 guessed and nothing is converted.
 """
 
+import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from functools import wraps
 from math import inf, isfinite
-from typing import Any
+from typing import Any, TypeVar
 
+from reefknot.core.checks import is_number
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.errors import shown
+from reefknot.ports.block import BlockContext
 
 TIMEOUT = "timeout_ms"
 """An input of every block: the time limit of one attempt."""
@@ -67,17 +72,13 @@ class Inputs:
     def text(self, name: str, *, accepted: str, default: str | None = None) -> str:
         if default is None:
             self.require(name, accepted=accepted)
-        value = self._given.get(name, default)
-        if value is None:
-            value = default
+        value = self._given[name] if self.has(name) else default
         if not isinstance(value, str):
             raise invalid(name, value, accepted)
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
-        value = self._given.get(name)
-        if value is None:
-            return default
+        value = self._given[name] if self.has(name) else default
         if not isinstance(value, bool):
             raise invalid(name, value, "true or false")
         return value
@@ -95,14 +96,38 @@ class Inputs:
         value = self._given.get(TIMEOUT)
         if value is None:
             return most
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        if not is_number(value) or not isfinite(value) or value <= 0:
             raise invalid(TIMEOUT, value, "a number of milliseconds above 0")
         return min(most, value / 1000)
 
 
-def asyncio_timeout(seconds: float) -> float | None:
-    """The time limit as `asyncio.timeout` takes it: None for no limit."""
-    return None if seconds == inf else seconds
+B = TypeVar("B")
+Run = Callable[[B, Mapping[str, Any], BlockContext], Coroutine[Any, Any, StepResult]]
+
+
+def answers_refusals(run: Run[B]) -> Run[B]:
+    """Decorator of a block's `run`: a refusal becomes the result of the step."""
+
+    @wraps(run)
+    async def answered(self: B, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        try:
+            return await run(self, inputs, context)
+        except Refusal as refusal:
+            return refusal.result
+
+    return answered
+
+
+@asynccontextmanager
+async def time_limit(
+    seconds: float, problem: str, code: ErrorCode = ErrorCode.resource_unavailable
+) -> AsyncIterator[None]:
+    """A limit around a part of a step: beyond it the step is refused with `problem`."""
+    try:
+        async with asyncio.timeout(None if seconds == inf else seconds):
+            yield
+    except TimeoutError as error:
+        raise Refusal(code, f"{problem} within {seconds:.3g} s") from error
 
 
 def text_or_base64(content: bytes, *, text: str, base64: str) -> dict[str, str]:

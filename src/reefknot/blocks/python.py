@@ -27,7 +27,7 @@ from reefknot.blocks.sql_rows import SqlSettings
 from reefknot.blocks.threads import FunctionsOverdueError, function_threads
 from reefknot.core.canonical import json_value
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import StepResult, StepStatus
+from reefknot.core.messages import StepResult
 from reefknot.errors import ConfigurationError, NotJsonError, ParameterError, ParameterTypeError
 from reefknot.ports.block import Block, BlockContext
 
@@ -145,7 +145,7 @@ def load_module(name: str, *, path: str | None = None) -> dict[str, Block]:
         text = f"--module {name}: cannot be imported: {type(error).__name__}: {error}"
         raise ConfigurationError([text]) from error
     after = registry.blocks()
-    if after == before and not any(_module_of(one) == name for one in after.values()):
+    if after == before and not any(_home_of(one)[0] == name for one in after.values()):
         raise ConfigurationError([f"--module {name}: it has no function under @reefknot.block"])
     return after
 
@@ -188,15 +188,14 @@ def _check_signature(function: Any) -> None:
 
 def _is_same_function(known: Block, new: Block) -> bool:
     """Whether both are the same function, which a module that is imported again registers again."""
-    return _module_of(known) == _module_of(new) and _name_of(known) == _name_of(new) != ""
+    home = _home_of(new)
+    return home == _home_of(known) and home[1] != ""
 
 
-def _module_of(one: Block) -> str:
-    return str(getattr(getattr(one, "function", None), "__module__", ""))
-
-
-def _name_of(one: Block) -> str:
-    return str(getattr(getattr(one, "function", None), "__qualname__", ""))
+def _home_of(one: Block) -> tuple[str, str]:
+    """Module and name of a block's function; empty texts for a block that is none."""
+    function = getattr(one, "function", None)
+    return str(getattr(function, "__module__", "")), str(getattr(function, "__qualname__", ""))
 
 
 ALIASES: Mapping[str, str] = {
@@ -219,8 +218,8 @@ def standard_blocks(settings: BlockSettings | None = None) -> dict[str, Block]:
     """The blocks of this package. Without its library, `http.request` fails and says what to install."""
     settings = settings or BlockSettings()
     folders = Folders(settings.fs)
-    blocks: list[Block] = [BlobPut(folders), BlobGet(folders), Delete(folders), SqlQuery(settings.sql)]
-    blocks.insert(0, _http_block(settings))
+    files = BlobPut(folders), BlobGet(folders), Delete(folders)
+    blocks: list[Block] = [_http_block(settings), *files, SqlQuery(settings.sql)]
     return {block.type: block for block in blocks}
 
 
@@ -228,26 +227,12 @@ def _http_block(settings: BlockSettings) -> Block:
     try:
         from reefknot.blocks.http import HttpRequest
     except ImportError:
-        return MissingExtra("http.request", "http")
+        return PythonBlock("http.request", _http_is_not_installed)
     return HttpRequest(settings.http)
 
 
-class MissingExtra:
-    """A block whose library is not installed: every step of it fails and says what to install."""
-
-    def __init__(self, type_name: str, extra: str) -> None:
-        self.type = type_name
-        self._extra = extra
-
-    def destination(self, inputs: Mapping[str, Any]) -> str:
-        return self.type
-
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        text = f"{self.type} needs the extra {self._extra!r}: pip install reefknot[{self._extra}]"
-        return StepResult(StepStatus.ERROR, ErrorCode.execution_failed, error_message=text)
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+async def _http_is_not_installed(inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+    return failed(ErrorCode.execution_failed, "http.request needs the extra 'http': pip install reefknot[http]")
 
 
 def by_name(*groups: Mapping[str, Block]) -> dict[str, Block]:

@@ -6,14 +6,13 @@ connection for reading cannot write, whatever the statement says. Rows and bytes
 an error rather than a cut answer.
 """
 
-import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from reefknot.blocks.inputs import Inputs, Refusal, asyncio_timeout, failed, invalid
+from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, invalid, time_limit
+from reefknot.blocks.sql_process import SqliteQueries
 from reefknot.blocks.sql_rows import Parameters, Rows, SqlConnection, SqlSettings
-from reefknot.blocks.sql_sqlite import SqliteQueries
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext
@@ -37,20 +36,15 @@ class SqlQuery:
         name = inputs.get("connection")
         return f"sql:{name}" if isinstance(name, str) and name in self._settings.connections else "sql"
 
+    @answers_refusals
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        seconds = context.seconds
-        try:
-            asked = Inputs(inputs, "connection", "query", "params")
-            connection = self._connection(asked.text("connection", accepted="the name of a configured connection"))
-            query = _read_query(asked)
-            parameters = _read_parameters(asked.value("params"))
-            seconds = asked.seconds(seconds)
-            async with asyncio.timeout(asyncio_timeout(seconds)):
-                rows = await self._rows(connection, query, parameters, seconds)
-        except Refusal as refusal:
-            return refusal.result
-        except TimeoutError:
-            return failed(ErrorCode.resource_unavailable, f"the database did not answer within {seconds:.3g} s")
+        asked = Inputs(inputs, "connection", "query", "params")
+        connection = self._connection(asked.text("connection", accepted="the name of a configured connection"))
+        query = _read_query(asked)
+        parameters = _read_parameters(asked.value("params"))
+        seconds = asked.seconds(context.seconds)
+        async with time_limit(seconds, "the database did not answer"):
+            rows = await self._rows(connection, query, parameters, seconds)
         return StepResult(outputs={"rows": rows.rows, "row_count": len(rows.rows), "affected_rows": rows.affected})
 
     async def close(self) -> None:
@@ -60,11 +54,11 @@ class SqlQuery:
         if connection.sqlite_path is not None:
             return await self._sqlite.run(connection, query, parameters, limits=self._settings, seconds=seconds)
         try:
-            from reefknot.blocks.sql_postgres import run
+            from reefknot.blocks import sql_postgres
         except ImportError:
             text = "connection: PostgreSQL needs the extra 'sql': pip install reefknot[sql]"
             raise Refusal(ErrorCode.execution_failed, text) from None
-        return await run(connection, query, parameters, limits=self._settings, seconds=seconds)
+        return await sql_postgres.run(connection, query, parameters, limits=self._settings, seconds=seconds)
 
     def _connection(self, name: str) -> SqlConnection:
         """The connection of a configured name; a URL only when it is listed, and then for reading."""
@@ -93,19 +87,15 @@ def _read_query(inputs: Inputs) -> str:
 def _read_parameters(given: object) -> Parameters:
     if given is None:
         return None
-    values: Any
-    if isinstance(given, Mapping):
-        if not all(isinstance(name, str) for name in given):
-            raise invalid("params", given, _PARAMETERS)
-        values = dict(given)
-    elif isinstance(given, list | tuple):
-        values = list(given)
-    else:
+    if not isinstance(given, Mapping | list | tuple) or (
+        isinstance(given, Mapping) and not all(isinstance(name, str) for name in given)
+    ):
         raise invalid("params", given, _PARAMETERS)
+    values: dict[str, Any] | list[Any] = dict(given) if isinstance(given, Mapping) else list(given)
     if len(values) > MOST_PARAMETERS:
         text = f"params: {len(values)} of them; accepted: at most {MOST_PARAMETERS}"
         raise Refusal(ErrorCode.invalid_input, text)
     for name, value in values.items() if isinstance(values, dict) else enumerate(values):
         if not isinstance(value, str | int | float | bool | None) or (isinstance(value, int) and abs(value) >= 1 << 63):
             raise invalid(f"params[{name}]", value, "a text, a number of 64 bits, true, false or null")
-    return values  # type: ignore[no-any-return] # a list or a dict, as just made
+    return values

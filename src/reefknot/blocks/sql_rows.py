@@ -34,11 +34,24 @@ class SqlConnection(Struct, frozen=True):
     access: Access = Access.READ
     role: str = ""
     """PostgreSQL: the role to become, with fewer rights than the one that logs in."""
+    functions: tuple[str, ...] = ()
+    """PostgreSQL, for reading: functions that statements may call beyond the safe ones, with or without a schema."""
 
     @property
     def sqlite_path(self) -> str | None:
         """The path of the file, None for a server."""
         return self.url.removeprefix("sqlite:").removeprefix("//") if self.url.startswith("sqlite:") else None
+
+
+class StrongLogin(Refusal):
+    """Refusal of a login that may do more than the connection for reading that uses it."""
+
+    def __init__(self, login: str, privileges: list[str]) -> None:
+        text = (
+            f"connection: its login {login} {', '.join(privileges)}; a connection for reading needs a login that may do"
+            " no more than read, because a statement can become whatever its login can: revoke this, or use another one"
+        )
+        super().__init__(ErrorCode.permission_denied, text)
 
 
 class SqlSettings(Struct, frozen=True):
@@ -59,10 +72,12 @@ class Rows:
         self.affected = 0
         self._limits = limits
         self._size = 0
+        self._names_size = 0
         self._names: tuple[str, ...] = ()
 
     def name(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
+        self._names_size = sum(map(len, self._names))
         for index, name in enumerate(self._names):
             if name in self._names[:index]:
                 text = f"query: two columns are called {name!r}; give one of them another name (AS …)"
@@ -72,10 +87,13 @@ class Rows:
         if len(self.rows) >= self._limits.max_rows:
             raise self._too_much(f"{self._limits.max_rows} rows", "max_rows")
         row = dict(zip(self._names, map(plain, values), strict=True))
-        self._size += sum(_weight(value) for value in row.values()) + 8 * len(row)
+        self._size += sum(_weight(value) for value in row.values()) + 8 * len(row) + self._names_size
         if self._size > self._limits.max_bytes:
-            raise self._too_much(f"{self._limits.max_bytes} bytes", "max_bytes")
+            raise self.too_many_bytes()
         self.rows.append(row)
+
+    def too_many_bytes(self) -> Refusal:
+        return self._too_much(f"{self._limits.max_bytes} bytes", "max_bytes")
 
     def _too_much(self, most: str, setting: str) -> Refusal:
         text = f"query: the answer has more than {most}; ask for less (LIMIT …), or raise blocks.sql.{setting}"

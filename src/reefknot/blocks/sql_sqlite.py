@@ -1,26 +1,33 @@
 """
-SQLite under `sql.query`: each statement on a connection of its own, in a thread.
+SQLite under `sql.query`: each statement on a connection of its own, in a helper process that `sql_process` starts.
 
-For reading there are two locks: the file is opened read-only,
-and an authorizer refuses whatever is not reading, because read-only alone still lets a statement make other files. A
-progress handler ends what takes too long, and limits bound what one value or one statement can be.
+For reading there are two locks: the file is opened read-only, and an authorizer refuses whatever is not reading,
+because read-only alone still lets a statement make other files. A progress handler ends what takes too long; functions
+of SQLite do not ask it, which is why the process can be killed. Values, memory and statements are bounded, and sorting
+happens in that memory: there are no temporary files.
 """
 
-import asyncio
 import os
 import re
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from typing import Any
+from contextlib import closing, contextmanager, suppress
+from typing import IO, Any
 
 import apsw
+import msgspec
+from msgspec import Struct
 
 from reefknot.blocks.inputs import Refusal
-from reefknot.blocks.sql_rows import Access, Parameters, Rows, SqlConnection, SqlSettings
+from reefknot.blocks.sql_rows import Rows, SqlSettings
 from reefknot.core.failure import ErrorCode
 
+MEMORY_BYTES = 256 << 20
+"""Memory that SQLite may use in one process, for sorting and values."""
+PROCESS_BYTES = 1 << 30
+"""Address space of one process, with everything in it."""
 _STEPS_BETWEEN_CHECKS = 2000
 _LONGEST_BUSY_WAIT = 1.0
 _ONLY_COMMENTS = re.compile(r"(?:[\s;]++|--[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/)?)*+")
@@ -65,7 +72,7 @@ _CODES: dict[type[Exception], ErrorCode] = {
     apsw.InterruptError: ErrorCode.resource_unavailable,
     apsw.FullError: ErrorCode.resource_unavailable,
     apsw.IOError: ErrorCode.resource_unavailable,
-    apsw.NoMemError: ErrorCode.resource_unavailable,
+    apsw.NoMemError: ErrorCode.execution_failed,
     apsw.CantOpenError: ErrorCode.resource_unavailable,
     apsw.ProtocolError: ErrorCode.resource_unavailable,
     apsw.AuthError: ErrorCode.permission_denied,
@@ -78,42 +85,58 @@ _CODES: dict[type[Exception], ErrorCode] = {
     apsw.RangeError: ErrorCode.invalid_input,
 }
 
-
-class SqliteQueries:
-    """Runs statements in a pool of threads, and interrupts one whose caller is cancelled."""
-
-    def __init__(self, threads: int = 8) -> None:
-        self._threads = ThreadPoolExecutor(threads, "reefknot-sqlite")
-
-    async def run(
-        self, connection: SqlConnection, query: str, parameters: Parameters, *, limits: SqlSettings, seconds: float
-    ) -> Rows:
-        statement = _Statement(connection, query, parameters, limits, time.monotonic() + seconds)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, statement.rows)
-        except asyncio.CancelledError:
-            statement.cancelled = True
-            raise
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+_NO_MEMORY = f"query: it needs more than {MEMORY_BYTES >> 20} MiB to sort or to hold its values; ask for less"
 
 
-class _Statement:
+class SqliteRequest(Struct, frozen=True):
+    """Request to a helper process: a statement, its file and its bounds."""
+
+    path: str
+    query: str
+    parameters: list[Any] | dict[str, Any] | None = None
+    writes: bool = False
+    max_rows: int = SqlSettings().max_rows
+    max_bytes: int = SqlSettings().max_bytes
+    seconds: float | None = None
+    """The time that is left; None for no limit."""
+
+
+class SqliteReply(Struct, frozen=True):
+    """Reply of a helper process: the rows of the statement, or why there are none."""
+
+    rows: list[dict[str, Any]] = []
+    affected: int = 0
+    refused: ErrorCode | None = None
+    message: str = ""
+    metadata: dict[str, str] = {}
+
+
+class SqliteStatement:
     """A statement and its connection, from opening the file to closing it."""
 
-    def __init__(
-        self, connection: SqlConnection, query: str, parameters: Parameters, limits: SqlSettings, until: float
-    ) -> None:
-        assert connection.sqlite_path is not None
-        self._path = connection.sqlite_path
-        self._writes = connection.access is Access.WRITE
-        self._query = query
-        self._parameters = parameters
-        self._limits = limits
-        self._until = until
+    def __init__(self, request: SqliteRequest, worker: int | None = None) -> None:
+        self._path = request.path
+        self._writes = request.writes
+        self._query = request.query
+        self._parameters = request.parameters
+        self._limits = SqlSettings(max_rows=request.max_rows, max_bytes=request.max_bytes)
+        self._until = None if request.seconds is None else time.monotonic() + request.seconds
+        self._worker = os.getppid() if worker is None else worker
         self._refused = ""
         self.cancelled = False
+
+    def reply(self) -> SqliteReply:
+        """The rows of the statement, or its refusal; it raises nothing."""
+        try:
+            found = self.rows()
+            return SqliteReply(found.rows, found.affected)
+        except Refusal as refusal:
+            return SqliteReply(refused=refusal.code, message=str(refusal), metadata=refusal.metadata)
+        except MemoryError:
+            return SqliteReply(refused=ErrorCode.execution_failed, message=_NO_MEMORY)
+        except Exception as error:  # the process goes on with the next statement
+            text = f"query: {type(error).__name__}: {error}"
+            return SqliteReply(refused=ErrorCode.execution_failed, message=text.encode("utf-8", "replace").decode())
 
     def rows(self) -> Rows:
         if not self._writes and not os.path.exists(self._path):
@@ -131,8 +154,9 @@ class _Statement:
         if self._writes:
             flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         connection = apsw.Connection(self._path, flags=flags)
-        left = max(0.0, self._until - time.monotonic())
+        left = _LONGEST_BUSY_WAIT * 2 if self._until is None else max(0.0, self._until - time.monotonic())
         connection.set_busy_timeout(int(min(left / 2, _LONGEST_BUSY_WAIT) * 1000))
+        connection.pragma("temp_store", 2)  # in memory, which is bounded
         for switch, value in _SWITCHES.items():
             connection.config(switch, value)
         for kind, value in _LIMITS.items():
@@ -206,7 +230,9 @@ class _Statement:
         return begins
 
     def _is_late(self) -> bool:
-        return self.cancelled or time.monotonic() >= self._until
+        """Whether nobody waits for it any more: its time is over, it was cancelled, or the worker is gone."""
+        late = self._until is not None and time.monotonic() >= self._until
+        return late or self.cancelled or os.getppid() != self._worker
 
     def _authorize(
         self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
@@ -233,6 +259,8 @@ class _Statement:
         if isinstance(error, apsw.InterruptError):
             text = "the statement took longer than the attempt has, and was ended"
             return Refusal(ErrorCode.resource_unavailable, text)
+        if isinstance(error, apsw.NoMemError):
+            return Refusal(ErrorCode.execution_failed, _NO_MEMORY, sqlite="NoMemError")
         field = "params" if isinstance(error, apsw.BindingsError) else "query"
         code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), ErrorCode.execution_failed)
         return Refusal(code, f"{field}: {error}", sqlite=type(error).__name__)
@@ -264,3 +292,53 @@ _TRIMS = {
     "ltrim": _trimming(left=True, right=False),
     "rtrim": _trimming(left=False, right=True),
 }
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+def serve(requests: IO[bytes], replies: IO[bytes], worker: int) -> None:
+    """Answer requests of the worker, until there are no more. SIGTERM ends the statement that runs."""
+    running: list[SqliteStatement] = []
+
+    def stop(*signalled: object) -> None:
+        if not running:
+            sys.exit(0)
+        running[0].cancelled = True
+
+    signal.signal(signal.SIGTERM, stop)
+    while (body := read_frame(requests)) is not None:
+        running.append(SqliteStatement(msgspec.msgpack.decode(body, type=SqliteRequest), worker))
+        reply = running[0].reply()
+        write_frame(replies, reply)
+        running.clear()
+
+
+def read_frame(file: IO[bytes], most: int = 1 << 31) -> bytes | None:
+    """The next message; None at the end of the file, or when the message is too long."""
+    size = int.from_bytes(file.read(4), "big")
+    if not 0 < size <= most:
+        return None
+    body = file.read(size)
+    return body if len(body) == size else None
+
+
+def write_frame(file: IO[bytes], message: Struct) -> None:
+    body = msgspec.msgpack.encode(message)
+    file.write(len(body).to_bytes(4, "big") + body)
+    file.flush()
+
+
+def limit_process() -> None:
+    """Bound the memory of this process, where the system has such bounds."""
+    apsw.hard_heap_limit(MEMORY_BYTES)
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (PROCESS_BYTES, PROCESS_BYTES))
+
+
+def main(worker: int) -> None:
+    limit_process()
+    serve(sys.stdin.buffer, sys.stdout.buffer, worker)

@@ -33,7 +33,7 @@ class FunctionsOverdueError(Exception):
         )
 
 
-class _Call:
+class _FunctionCall:
     """Call of a function, from its request to its return."""
 
     __slots__ = ("function", "future", "has_begun", "has_ended", "is_overdue", "loop", "name")
@@ -76,7 +76,7 @@ class FunctionThreads:
         self._most = most
         self._most_overdue = most_overdue
         self._changed = threading.Condition()
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[_FunctionCall] = deque()
         self._threads = 0
         self._idle = 0
         self._overdue: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class FunctionThreads:
         """The function's result, from a thread; `FunctionsOverdueError` when its block has left too many behind."""
         if self._overdue[name] >= self._most_overdue:
             raise FunctionsOverdueError(name, self._overdue[name])
-        call = _Call(name, function)
+        call = _FunctionCall(name, function)
         self._put(call)
         try:
             return await call.future
@@ -95,7 +95,7 @@ class FunctionThreads:
             self._leave(call)
             raise
 
-    def _put(self, call: _Call) -> None:
+    def _put(self, call: _FunctionCall) -> None:
         with self._changed:
             self._waiting.append(call)
             wants_thread = self._idle < len(self._waiting)
@@ -107,7 +107,7 @@ class FunctionThreads:
         elif wants_thread:
             self._warn(call, "all %d threads of plain functions are taken; a step of the block %s waits", self._most)
 
-    def _leave(self, call: _Call) -> None:
+    def _leave(self, call: _FunctionCall) -> None:
         """Forget a call that nobody waits for any more. One that runs counts as overdue until it returns."""
         with self._changed:
             if not call.has_begun:
@@ -121,7 +121,7 @@ class FunctionThreads:
         text = "%d plain functions run on although their attempts have ended; they cannot be interrupted (block %s)"
         self._warn(call, text, number)
 
-    def _warn(self, call: _Call, text: str, number: int) -> None:
+    def _warn(self, call: _FunctionCall, text: str, number: int) -> None:
         if self._lines.take(call.loop.time()) is not None:
             logger().warning(text, number, printable(call.name, most=100))
 
@@ -134,7 +134,7 @@ class FunctionThreads:
                 if call.is_overdue:
                     self._overdue[call.name] -= 1
 
-    def _next(self) -> _Call | None:
+    def _next(self) -> _FunctionCall | None:
         with self._changed:
             while not self._waiting:
                 self._idle += 1

@@ -26,6 +26,7 @@ from reefknot.errors import (
     StoreError,
     StoreVersionError,
 )
+from reefknot.runtime.log import printable
 
 NOUNS = {
     "run": ("reefknot.cli.run:app", "Run a file of assignments to completion and print a summary."),
@@ -165,6 +166,9 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.TEMPORARY, [f"reefknot: {error}"]
         case IdempotencyError():
             return Exit.USAGE if isinstance(error, ValueError) else Exit.FAILED, [f"reefknot: {error}"]
+        case UnicodeEncodeError():  # only an argument can hold half surrogate pairs: its bytes were not UTF-8
+            text = f"{printable(str(error.object), most=60)!r} is not accepted: text in UTF-8"
+            return Exit.USAGE, [f"reefknot: {text}"]
         case PermissionError():
             return Exit.FORBIDDEN, [f"reefknot: {_system_error(error)}"]
         case ConnectionError() | TimeoutError():

@@ -26,6 +26,8 @@ from reefknot.core.messages import LARGEST_MESSAGE, ExecAssignment, InvalidMessa
 from reefknot.runtime.seeds import new_id
 
 STDIN = "-"
+LONGEST_LINE = 64 * LARGEST_MESSAGE
+"""Bytes of a line after which a pipe is not read further: an endless line, such as /dev/zero, has no next one."""
 _POLL_S = 0.02
 _PUT_S = 0.5
 
@@ -55,6 +57,8 @@ def require_file(name: str) -> None:
         mode = os.stat(name).st_mode
         if stat.S_ISDIR(mode):
             raise CommandError(f"{name}: is a folder; accepted: a file with one assignment per line, or - for stdin")
+        if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _may_end(name)):
+            raise CommandError(f"{name}: is a device; accepted: a file with one assignment per line, or - for stdin")
         if stat.S_ISREG(mode):
             with open(name, "rb"):
                 return
@@ -64,6 +68,14 @@ def require_file(name: str) -> None:
         raise CommandError(f"{name}: cannot be read: permission denied", Exit.FORBIDDEN) from None
     except ValueError:
         raise CommandError(f"{name!r}: is not a possible file name") from None
+
+
+def _may_end(name: str) -> bool:
+    """Whether a device is a terminal or empty, and not endless."""
+    if os.path.samefile(name, os.devnull):
+        return True
+    with open(name, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NOCTTY)) as device:
+        return device.isatty()
 
 
 def display_name(name: str) -> str:
@@ -120,14 +132,19 @@ def read_object(value: dict[str, Any]) -> ExecAssignment | str:
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 
-def _lines(file: BinaryIO) -> Iterator[NumberedText]:
-    """Lines with their numbers; of a line that is too long, one byte more than is accepted."""
+def _lines(file: BinaryIO, *, longest: int | None = None) -> Iterator[NumberedText]:
+    """Lines with their numbers; of a line that is too long, one byte more than is accepted. `longest` ends it all."""
     number = 0
     while line := file.readline(LARGEST_MESSAGE + 2):
         number += 1
-        rest = line
+        rest, size = line, len(line)
         while not rest.endswith(b"\n") and len(rest) == LARGEST_MESSAGE + 2:
             rest = file.readline(LARGEST_MESSAGE + 2)
+            size += len(rest)
+            if longest is not None and size > longest:
+                raise CommandError(
+                    f"line {number} has no end within {longest} bytes; accepted: one assignment per line"
+                )
         yield number, line.rstrip(b"\r\n")
 
 
@@ -147,10 +164,10 @@ def _is_plain(name: str) -> bool:
 
 async def _from_pipe(name: str) -> AsyncIterator[NumberedText]:
     """Lines of a pipe, read by a daemon thread, so that a blocked read holds nothing up."""
-    lines: Queue[NumberedText | None] = Queue(2)
+    lines: Queue[NumberedText | CommandError | None] = Queue(2)
     stopped = False
 
-    def enqueue(line: NumberedText | None) -> bool:
+    def enqueue(line: NumberedText | CommandError | None) -> bool:
         while not stopped:
             with suppress(Full):
                 lines.put(line, timeout=_PUT_S)
@@ -160,9 +177,13 @@ async def _from_pipe(name: str) -> AsyncIterator[NumberedText]:
     def read() -> None:
         file = sys.stdin.buffer if name == STDIN else open(name, "rb")  # noqa: SIM115 - it ends with the process
         with suppress(OSError, ValueError):
-            for line in _lines(file):
-                if not enqueue(line):
-                    return
+            try:
+                for line in _lines(file, longest=LONGEST_LINE):
+                    if not enqueue(line):
+                        return
+            except CommandError as error:
+                enqueue(error)
+                return
         enqueue(None)
 
     Thread(target=read, daemon=True, name="lines").start()
@@ -175,6 +196,8 @@ async def _from_pipe(name: str) -> AsyncIterator[NumberedText]:
                 continue
             if line is None:
                 return
+            if isinstance(line, CommandError):
+                raise line
             yield line
     finally:
         stopped = True

@@ -25,11 +25,11 @@ from reefknot.cli.options import STORE, StoreFlags, arg, check_number, time_ms, 
 from reefknot.cli.output import plural, progress, put, put_table, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, epoch_seconds
-from reefknot.core.audit.chain import Head
+from reefknot.core.audit.chain import UNREADABLE, Head, event_line
 from reefknot.core.audit.event import EVENT_TYPES, decode
-from reefknot.core.audit.lines import UNREADABLE, event_line
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
+from reefknot.runtime.private_files import private_opener
 
 if TYPE_CHECKING:
     from reefknot.core.audit.replay import Replayer
@@ -83,7 +83,7 @@ def tail(
     options: StoreFlags = STORE,
 ) -> None:
     """Show the last events, and with --follow new ones as they are written. With --json, one event per line."""
-    check_number("--lines", lines, 0, sys.maxsize, "a number, 0 or more")
+    check_number("--lines", lines, 0, sys.maxsize, f"a whole number from 0 to {sys.maxsize}")
     check_number("--for", for_, 0, 86400, "seconds, from 0 to 86400")
     wanted = EventFilter.of(type_, category, correlation, trace, time_ms("--since", since))
 
@@ -338,7 +338,7 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears when it is complete, readable by its owner only."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(fresh, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+        with open(fresh, "xb", opener=private_opener) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

@@ -10,19 +10,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import time
+from types import EllipsisType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import StoreFlags
+from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress
 from reefknot.cli.stores import address_of, opened
-from reefknot.core.audit.chain import Head, Mismatch, anchor_in
-from reefknot.core.audit.lines import (
+from reefknot.core.audit.chain import (
     UNREADABLE,
     EventIndex,
+    Head,
     LogHeader,
     LogLine,
+    Mismatch,
+    RetentionInForce,
+    anchor_in,
     event_line,
     header_line,
     read_line,
@@ -30,9 +36,12 @@ from reefknot.core.audit.lines import (
     wrong_index_field,
 )
 from reefknot.engines.jsonlines.writer import files_of, lines_of
-from reefknot.errors import NotJsonError
+from reefknot.errors import ConfigurationError, NotJsonError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 from reefknot.runtime.log import printable
+
+if TYPE_CHECKING:
+    from reefknot.config.schema import AuditSection
 
 PAGE = 1000
 MOST_HEAD_BYTES = 4096
@@ -44,10 +53,12 @@ NumberedBody = tuple[int, bytes]
 class StoreSource:
     """The log of a store, up to its head when this source was made."""
 
-    def __init__(self, log: AuditLog, head: Head, name: str) -> None:
+    def __init__(self, log: AuditLog, head: Head, name: str, retention: float | EllipsisType | None = ...) -> None:
+        """`retention` is the one in force for events, in seconds; without it, removed events are not compared."""
         self.log = log
         self.head = head
         self.name = name
+        self._retention = retention
 
     async def events(self, label: str) -> AsyncIterator[NumberedBody]:
         with progress(label, self.head.sequence) as advance:
@@ -61,7 +72,8 @@ class StoreSource:
         if head is not None and head.chain != self.head.chain:
             return self.head, [Mismatch(0, f"this is chain {self.head.chain}, the head is of chain {head.chain}")]
         with progress("verifying", 2 * self.head.sequence) as advance:
-            found = await self.log.verify(head, progress=advance)
+            in_force = _in_force(self._retention, head)
+            found = await self.log.verify(head, in_force=in_force, progress=advance)
             async for kept in pages_of(self.log, until=self.head.sequence):
                 found += filter(None, map(_index_mismatch, kept))
                 advance(len(kept))
@@ -71,7 +83,10 @@ class StoreSource:
 class FileSource:
     """An exported file, or the files of a JSON-lines log."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, retention: float | EllipsisType | None = ..., files: int | None = None) -> None:
+        """`files` is the configured number of files of a JSON-lines log, which is a retention of its own."""
+        self._retention = retention
+        self._most_files = files
         if not path.is_file():
             raise CommandError(f"{path}: there is no such file", Exit.UNREACHABLE)
         self.name = str(path)
@@ -98,8 +113,9 @@ class FileSource:
             raise CommandError(message, Exit.MISMATCH)
 
     async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
+        in_force = _in_force(self._retention, head, self._most_files)
         with progress("verifying", 2 * self._size) as advance:
-            return self._last_head(advance), verify_lines(self._lines(advance), head)
+            return self._last_head(advance), verify_lines(self._lines(advance), head, in_force=in_force)
 
     def _last_head(self, advance: Advance) -> Head:
         end = Head("?")
@@ -120,6 +136,15 @@ class FileSource:
 AuditSource = StoreSource | FileSource
 
 
+def _in_force(
+    retention: float | EllipsisType | None, head: Head | None, files: int | None = None
+) -> RetentionInForce | None:
+    """The retention to compare anchors with. Against a head that was kept elsewhere, each has to prove what it says."""
+    if retention is ...:
+        return None
+    return RetentionInForce(retention, int(time() * 1000), files, needs_proof=head is not None)
+
+
 @asynccontextmanager
 async def audit_source(file: Path | None, options: StoreFlags) -> AsyncIterator[AuditSource]:
     """The file when one is named, else the store. A file that is a store is opened as one."""
@@ -128,14 +153,40 @@ async def audit_source(file: Path | None, options: StoreFlags) -> AsyncIterator[
             raise CommandError("name a file or --engine, not both")
         engine = _store_url(file)
         if engine is None:
-            yield FileSource(file)
+            yield FileSource(file, *_retention_of_file(options.config))
             return
         from dataclasses import replace
 
         options = replace(options, engine=engine)
     address = address_of(options)
     async with opened(address) as store:
-        yield StoreSource(store.audit, await store.audit.head(), address.url)
+        retention = _retention_of(address.settings.configuration.audit, address.path)
+        yield StoreSource(store.audit, await store.audit.head(), address.url, retention)
+
+
+def _retention_of(audit: AuditSection, store: Path) -> float | None:
+    """The retention of events in force: as configured, else as noted beside the store, else the built-in one."""
+    from reefknot.app.stores import Retention, RetentionNote
+
+    if "retention_seconds" in audit.model_fields_set:
+        return audit.retention_seconds
+    return (RetentionNote(str(store)).read().retention or Retention()).events
+
+
+def _retention_of_file(config: str | None) -> tuple[float | None, int | None]:
+    """
+    The configured retention of events, and the number of files, for a file that may come from anywhere.
+
+    Without a setting any age will do: nobody here knows which retention was in force where the file was written.
+    """
+    try:
+        audit = load(config).configuration.audit
+    except ConfigurationError:
+        if config is not None:
+            raise
+        return 0.0, None
+    retention = audit.retention_seconds if "retention_seconds" in audit.model_fields_set else 0.0
+    return retention, None if audit.jsonl is None else audit.jsonl.max_files
 
 
 def _store_url(file: Path) -> str | None:
@@ -169,7 +220,7 @@ def _index_of(one: KeptEntry) -> EventIndex:
 
 
 def _index_mismatch(one: KeptEntry) -> Mismatch | None:
-    wrong = wrong_index_field(one.entry.body, _index_of(one))
+    wrong = wrong_index_field(one.entry.body, _index_of(one), one.entry.at)
     return None if wrong is None else Mismatch(one.sequence, f"it is filed under another {wrong} than its own")
 
 

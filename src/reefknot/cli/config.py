@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import COMMON, CommonFlags, Json, arg, load, one_of, settings
-from reefknot.cli.output import json_text, jsonable, plural, put, put_json, put_table, relative, say, show
+from reefknot.cli.output import json_text, jsonable, plural, put, put_document, put_json, put_table, relative, say, show
 from reefknot.errors import ConfigurationError, ParameterError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def init(
     if json:
         put_json({"path": str(path), "written": not dry_run, "text": text})
     elif dry_run:
-        put(text.rstrip("\n"))
+        put_document(text)
         say(f"Nothing was written; without --dry-run this goes to {NAME}.")
     else:
         say(f"Wrote {NAME}. Next: reefknot config check, reefknot policy list.")

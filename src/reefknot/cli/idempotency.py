@@ -49,7 +49,7 @@ def stats(*, options: StoreFlags = STORE) -> None:
 @app.command(help_epilogue=examples("idempotency forget order-7 --dry-run"))
 def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> None:
     """Delete a key, so that its work may run again. A key in progress is refused (exit code 75)."""
-    from reefknot.idempotency.once import end_dead_lease
+    from reefknot.idempotency.waiting import end_dead_lease
 
     address, dry_run = address_of(options), options.dry_run
 

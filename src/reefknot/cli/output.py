@@ -1,8 +1,9 @@
 """
 Output of a command: JSON for programs, tables and sentences for people on stdout, messages on stderr.
 
-No control character from outside reaches a terminal. Colours are for terminals, and off when `NO_COLOR` is set;
-elsewhere the width is bounded, so that a table in a log stays a table.
+No control character from outside reaches a terminal, and no line break: a message of others cannot forge a line.
+Colours are for terminals, and off when `NO_COLOR` is set; elsewhere the width is bounded, so that a table in a log
+stays a table.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Advance = Callable[[int], None]
+Cell = str | list[str]
 WIDTH = 120
 """Columns where neither a terminal nor `COLUMNS` says how many there are."""
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
@@ -39,8 +41,13 @@ def say(text: str) -> None:
 
 
 def put(text: str = "") -> None:
-    """Write lines of data to stdout."""
-    print(printable(text, keep="\n"))
+    """Write one line of data to stdout; a line break inside is shown as an escape."""
+    print(printable(text))
+
+
+def put_document(text: str) -> None:
+    """Write a text of several lines to stdout, such as a file that the command would write."""
+    print(printable(text.rstrip("\n"), keep="\n"))
 
 
 def relative(source: str) -> str:
@@ -97,9 +104,13 @@ def json_text(value: object) -> str:
 
 
 def put_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, styles: Sequence[str] = (), whole: Sequence[str] = ()
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, styles: Sequence[str] = (), whole: Sequence[str] = ()
 ) -> None:
-    """A table for people. `styles` are colours by column; the `whole` columns are not broken into lines."""
+    """
+    A table for people. `styles` are colours by column; the `whole` columns are not broken into lines.
+
+    A cell is text, in which a line break is shown as an escape, or a list of lines.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -109,7 +120,7 @@ def put_table(
         style = styles[number] if number < len(styles) else ""
         table.add_column(column, style=style, overflow="fold", no_wrap=column in whole)
     for row in rows:
-        table.add_row(*(Text(printable(cell, keep="\n")) for cell in row))
+        table.add_row(*(Text("\n".join(map(printable, [cell] if isinstance(cell, str) else cell))) for cell in row))
     console = _console()
     if console.is_terminal:
         console.print(table)

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from reefknot.cli import policy_view as view
 from reefknot.cli.app import CommandError, examples, noun
 from reefknot.cli.options import COMMON, CommonFlags, Json, arg, check_number, one_of, settings, unknown
-from reefknot.cli.output import put, put_table, relative, say, show
+from reefknot.cli.output import put, put_document, put_table, relative, say, show
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, FieldOrigin, Request
 from reefknot.core.retry.policy import RetryPolicy
@@ -328,4 +328,4 @@ def templates(
     if known not in TEMPLATES:
         raise unknown("NAME", name, TEMPLATES)
     text = template_text(known)
-    show({"name": known, "about": TEMPLATES[known], "text": text}, lambda: put(text.rstrip("\n")), json=json)
+    show({"name": known, "about": TEMPLATES[known], "text": text}, lambda: put_document(text), json=json)

@@ -296,7 +296,7 @@ def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> No
             field_text(name, field.value),
             field.layer.value,
             relative(field.source).removeprefix("built-in: "),
-            "\n".join(_overridden(name, one) for one in field.overrode if one.value != field.value),
+            [_overridden(name, one) for one in field.overrode if one.value != field.value],
         )
         for name, field in _with_provenance(policy, provenance).items()
         if name != "retries"  # "4 attempts (1 + 3 retries)" has it

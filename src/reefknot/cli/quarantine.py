@@ -15,7 +15,7 @@ from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFla
 from reefknot.cli.output import progress, put, put_fields, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.core.work import WorkItem
-from reefknot.ports.quarantine import QuarantineFilter
+from reefknot.ports.work_queue import QuarantineFilter
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.core.work import WorkState, is_workers
 from reefknot.errors import KeyConflictError, QueueFullError
 from reefknot.runtime.log import printable
+from reefknot.runtime.private_files import private_opener
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
@@ -261,7 +262,7 @@ def _results_file(name: str | None) -> Iterator[Write]:
         yield lambda _: None
         return
     try:
-        file = open(name, "wb")  # noqa: SIM115 - closed below
+        file = open(name, "wb", opener=private_opener)  # noqa: SIM115 - closed below
     except OSError as error:
         code = Exit.FORBIDDEN if isinstance(error, PermissionError) else Exit.USAGE
         raise CommandError(f"--results: {name}: {(error.strerror or 'cannot be written').lower()}", code) from None

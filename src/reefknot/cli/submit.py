@@ -67,6 +67,8 @@ def _step(type_: str, inputs: str | None, id_: str | None, deadline: float | Non
     """The assignment that the flags describe."""
     try:
         payload: Any = msgspec.json.decode(inputs or "{}")
+    except RecursionError:
+        raise CommandError("--inputs: nested too deeply") from None
     except msgspec.DecodeError as error:
         raise CommandError(f"--inputs: not JSON: {error}") from None
     if not isinstance(payload, dict):

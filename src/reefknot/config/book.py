@@ -25,11 +25,7 @@ MOST_REMEMBERED = 4096
 
 
 class PolicyBook:
-    """
-    All policies of a system, in layers.
-
-    `PolicyBook.load("reefknot.yaml")`, `PolicyBook.loads(text)`, or `PolicyBook()` for what is built in.
-    """
+    """All policies of a system, in layers: `load` reads files, `loads` a text; `PolicyBook()` is what is built in."""
 
     def __init__(self) -> None:
         self._paths: tuple[Path, ...] = ()
@@ -133,13 +129,10 @@ class PolicyBook:
             happened = failure_from_facts(**failure) if failure else None
             found = self._book.resolve(_target(target), happened, source=source, request=request)
             if key is not None and not isinstance(failure.get("message"), str):
-                self._remember(key, found)
+                if len(self._resolved) >= MOST_REMEMBERED:
+                    self._resolved.clear()
+                self._resolved[key] = found
         return found
-
-    def _remember(self, key: object, found: ResolvedPolicy) -> None:
-        if len(self._resolved) >= MOST_REMEMBERED:
-            self._resolved.clear()
-        self._resolved[key] = found
 
     def explain(self, target: str, failure: Failure, *, source: str | None = None, **request: Any) -> Explanation:
         """The decision for a failure: whether it is retried, why, and when."""
@@ -170,11 +163,8 @@ def request_of(
     *, retry_count: int | None = None, timeout_ms: int | None = None, backoff_ms: int | None = None
 ) -> Request:
     """The retry settings of one request, checked."""
-    for name, value, least in (
-        ("retry_count", retry_count, 0),
-        ("timeout_ms", timeout_ms, 1),
-        ("backoff_ms", backoff_ms, 0),
-    ):
+    given = (("retry_count", retry_count, 0), ("timeout_ms", timeout_ms, 1), ("backoff_ms", backoff_ms, 0))
+    for name, value, least in given:
         if value is not None:
             checks.whole_number(name, value, least=least)
     return Request(
@@ -203,7 +193,7 @@ def failure_from_facts(
     return classify(
         message,
         code=known,
-        failure_type=_failure_type(failure_type),
+        failure_type=None if failure_type is None else checks.choice("failure_type", failure_type, FailureType),
         exceptions=() if exception is None else _ancestry(exception),
         http_status=status,
         retry_after=retry_after,
@@ -224,10 +214,6 @@ def _code(code: ErrorCode | str | None) -> ErrorCode | None:
         return ErrorCode[code.lower()]
     except KeyError:
         raise ParameterError("code", code, f"one of {', '.join(one.name for one in ErrorCode)}") from None
-
-
-def _failure_type(failure_type: FailureType | str | None) -> FailureType | None:
-    return None if failure_type is None else checks.choice("failure_type", failure_type, FailureType)
 
 
 def _ancestry(name: str) -> tuple[str, ...]:

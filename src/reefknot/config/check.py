@@ -7,19 +7,18 @@ half-applied.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from itertools import product, takewhile
 from math import ceil
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from reefknot.config.dialects import DialectReader, accepted_strategies
 from reefknot.config.layers import Tree, suggest
-from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
+from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import MAPPING, TEXT, Configuration
-from reefknot.config.secrets import is_reference
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
 from reefknot.core.retry.book import Book, content_hash, families
@@ -28,7 +27,6 @@ from reefknot.core.retry.explain import horizon
 from reefknot.errors import ConfigurationError, ParameterError
 
 _QUEUE: KeyPath = ("worker", "queue", "v2")
-_NO_REFERENCE = "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
 
 
 def checked(tree: Tree) -> tuple[Configuration, Book]:
@@ -37,12 +35,11 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
     reader = DialectReader(tree, configuration)
     written = _retry_part(kept)
     book = reader.book(book_hash(kept), written if any(written.values()) else None)
-    problems += [*reader.problems, *_queue_problems(tree, configuration), *_engine_and_secrets(tree, configuration)]
-    problems += _unresolvable(tree, book)
+    problems += [*reader.problems, *_queue_problems(tree, configuration), *_unresolvable(tree, book)]
     if not problems:  # only a book that resolves has a horizon
         problems += _short_retention(tree, configuration, book)
     if problems:
-        problems.sort(key=_by_position)
+        problems.sort(key=lambda one: (one.mark.source, one.mark.line or 0, one.mark.column or 0))
         raise ConfigurationError(tuple(problems))
     return configuration, book
 
@@ -56,7 +53,7 @@ def _validated(tree: Tree) -> tuple[Configuration, dict[str, Any], list[Problem]
             return Configuration.model_validate(value), value, [*noted.values()]
         except ValidationError as error:
             found = [(_path(one["loc"], value), one) for one in error.errors(include_url=False)]
-            noted = {path: Problem(tree.mark(path), dotted(path), _message(path, one)) for path, one in found} | noted
+            noted = {path: tree.problem(path, _message(path, one)) for path, one in found} | noted
             value = copy.deepcopy(value)
             cut = [_cut_out(value, path[:-1] if one["type"] == "missing" else path) for path, one in found]
             if not any(cut):  # what cannot be cut out cannot be checked around either
@@ -69,10 +66,10 @@ def _cut_out(value: dict[str, Any], path: KeyPath) -> bool:
     holder: Any = value
     for name in names[:-1]:
         holder = holder.get(name) if isinstance(holder, dict) else None
-    return isinstance(holder, dict) and bool(names) and holder.pop(names[-1], _NOTHING) is not _NOTHING
-
-
-_NOTHING = object()
+    if not names or not isinstance(holder, dict) or names[-1] not in holder:
+        return False
+    del holder[names[-1]]
+    return True
 
 
 def book_hash(value: dict[str, Any]) -> str:
@@ -95,10 +92,6 @@ def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _by_position(problem: Problem) -> tuple[str, int, int]:
-    return problem.mark.source, problem.mark.line or 0, problem.mark.column or 0
-
-
 # ---- what the schema finds -------------------------------------------------------------------------------------------
 
 
@@ -116,28 +109,24 @@ def _message(path: KeyPath, found: Any) -> str:
     context = found.get("ctx", {})
     given = found.get("input")
     if path[:1] == ("secrets",) and len(path) > 1:
-        return _NO_REFERENCE
+        return "what is written here is not accepted; accepted: a reference, env:NAME or file:PATH"
     match found["type"]:
         case "extra_forbidden":
-            accepted = sorted(_fields_at(path[:-1]))
+            accepted = _fields_at(path[:-1])
             return f"unknown key; accepted: {', '.join(accepted)}{suggest(str(path[-1]), accepted)}"
         case "missing":
             return "missing; it must be given"
         case "not_accepted":
-            return f"{_shown(redact(given))} is not accepted; accepted: {context['accepted']}"
-        case "literal_error" if path[-1:] == (given,):
-            return f"unknown key; accepted: {context['expected']}{_near(given, context['expected'])}"
+            return f"{_shown(redact(given))} is not accepted; {context.get('why', '')}accepted: {context['accepted']}"
         case "literal_error":
-            return (
-                f"{_shown(given)} is not accepted; accepted: {context['expected']}{_near(given, context['expected'])}"
-            )
+            wrong = "unknown key" if path[-1:] == (given,) else f"{_shown(given)} is not accepted"
+            return f"{wrong}; accepted: {context['expected']}{_near(given, context['expected'])}"
         case "greater_than_equal" | "greater_than" | "less_than_equal" | "less_than":
             return f"{_shown(given)} is out of bounds; accepted: {_bounds(path)}"
         case "model_type" | "dict_type" | "model_attributes_type":
-            keys = ", ".join(sorted(_fields_at(path)))
-            return (
-                f"{_shown(given)} is not accepted; accepted: a mapping{keys and f' of {keys}'}, or no such key at all"
-            )
+            keys = ", ".join(_fields_at(path))
+            accepted_mapping = f"a mapping{keys and f' of {keys}'}, or no such key at all"
+            return f"{_shown(given)} is not accepted; accepted: {accepted_mapping}"
         case "string_type" if path[-1:] == ("strategy",):
             return f"{_shown(given)} is not accepted; accepted: {accepted_strategies()}"
         case kind:
@@ -171,72 +160,42 @@ def _near(given: object, expected: str) -> str:
     return suggest(given, words) if isinstance(given, str) else ""
 
 
-def _fields_at(path: KeyPath) -> Iterable[str]:
-    """The keys that are accepted at a path."""
-    return [name for model in _models_at(path) for name in model.model_fields]
-
-
-def _models_at(path: KeyPath) -> list[type[BaseModel]]:
-    return [one for one in _alternatives(_kind_at(path)) if isinstance(one, type) and issubclass(one, BaseModel)]
+def _fields_at(path: KeyPath) -> list[str]:
+    """The keys that are accepted at a path, sorted."""
+    return sorted(name for one in _schemas_at(path) for name in one.get("properties", ()))
 
 
 def _bounds(path: KeyPath) -> str:
     """The bounds of a number, from the schema, in words."""
-    lowest, highest = "", ""
-    for bound in _metadata_at(path):
-        for name, words in (("ge", "from {}"), ("gt", "above {}"), ("le", "to {}"), ("lt", "below {}")):
-            limit = getattr(bound, name, None)
-            if limit is not None and name in ("ge", "gt"):
-                lowest = words.format(limit)
-            elif limit is not None:
-                highest = words.format(limit)
-    return f"{lowest} {highest}".strip()
+    stated = {name: limit for one in _schemas_at(path) for name, limit in one.items()}
+    words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
+    return " ".join(f"{word} {stated[name]}" for name, word in words.items() if name in stated)
 
 
-def _metadata_at(path: KeyPath) -> Iterator[Any]:
-    for model in _models_at(path[:-1]):
-        if path[-1] in model.model_fields:
-            field = model.model_fields[str(path[-1])]
-            yield from _flattened(field.metadata)
-            yield from _annotated(field.annotation)
-
-
-def _annotated(annotation: Any) -> Iterator[Any]:
-    if get_origin(annotation) is Annotated:
-        yield from _flattened(get_args(annotation)[1:])
-    for part in get_args(annotation):
-        yield from _annotated(part)
-
-
-def _flattened(metadata: Iterable[Any]) -> Iterator[Any]:
-    for one in metadata:
-        yield one
-        yield from getattr(one, "metadata", ())
-
-
-def _kind_at(path: KeyPath) -> Any:
-    kind: Any = Configuration
+def _schemas_at(path: KeyPath) -> list[dict[str, Any]]:
+    """The JSON Schema of each kind of value that may stand at a path."""
+    whole = _json_schema()
+    found = [*_alternatives(whole, whole)]
     for part in path:
-        kind = _inside(kind, str(part))
-    return kind
+        below = [one.get("properties", {}).get(part, one.get("additionalProperties")) for one in found]
+        found = [one for node in below if isinstance(node, dict) for one in _alternatives(node, whole)]
+    return found
 
 
-def _inside(kind: Any, key: str) -> Any:
-    """The kind of the value under `key` in a value of this kind."""
-    for one in _alternatives(kind):
-        if isinstance(one, type) and issubclass(one, BaseModel) and key in one.model_fields:
-            return _plain(one.model_fields[key].annotation)
-        if get_origin(one) is dict:
-            return _plain(get_args(one)[1])
-    return Any
+def _alternatives(node: dict[str, Any], whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The schema itself, or those that it refers to or is a union of."""
+    if "$ref" in node:
+        node = whole["$defs"][node["$ref"].rpartition("/")[2]]
+    union = node.get("anyOf") or node.get("oneOf")
+    if union is None:
+        yield node
+    for one in union or ():
+        yield from _alternatives(one, whole)
 
 
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return tuple(map(_plain, get_args(kind))) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _plain(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+@cache
+def _json_schema() -> dict[str, Any]:
+    return Configuration.model_json_schema()
 
 
 # ---- what only shows when things are put together --------------------------------------------------------------------
@@ -248,33 +207,11 @@ def _queue_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
     if not steps.degraded < steps.overloaded < steps.critical:
         path = (*_QUEUE, "overload_thresholds")
         given = f"{steps.degraded:g}, {steps.overloaded:g}, {steps.critical:g}"
-        message = f"{given} do not ascend; accepted: degraded < overloaded < critical"
-        yield Problem(tree.mark(path), dotted(path), message)
-    if (
-        getattr(queue.policies, queue.rejection_policy).enabled is False
-        and "rejection_policy" in queue.model_fields_set
-    ):
-        path = (*_QUEUE, "policies", queue.rejection_policy, "enabled")
-        message = f"rejection_policy names {queue.rejection_policy!r}, so it cannot be disabled; accepted: true"
-        yield Problem(tree.mark(path), dotted(path), message)
-
-
-def _engine_and_secrets(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
-    """Mistakes in the engine's URL, and secrets that are written out instead of referred to; these are not shown."""
-    engine = configuration.engine
-    if engine is not None and not _is_engine(engine):
-        later = "an engine over NATS is not built yet; " if engine.startswith(("nats:", "tls:")) else ""
-        message = f"{_shown(redact(engine))} is not accepted; {later}accepted: sqlite:PATH or memory:"
-        yield Problem(tree.mark(("engine",)), "engine", message)
-    for name, written in configuration.secrets.items():
-        if not is_reference(written):
-            path: KeyPath = ("secrets", name)
-            yield Problem(tree.mark(path), dotted(path), _NO_REFERENCE)
-
-
-def _is_engine(url: str) -> bool:
-    scheme, colon, rest = url.partition(":")
-    return url in ("memory", "memory:") or (bool(colon) and scheme == "sqlite" and rest.strip("/") != "")
+        yield tree.problem(path, f"{given} do not ascend; accepted: degraded < overloaded < critical")
+    chosen = queue.rejection_policy
+    if getattr(queue.policies, chosen).enabled is False and "rejection_policy" in queue.model_fields_set:
+        path = (*_QUEUE, "policies", chosen, "enabled")
+        yield tree.problem(path, f"rejection_policy names {chosen!r}, so it cannot be disabled; accepted: true")
 
 
 _ANY_BLOCK = "block:*"
@@ -330,7 +267,7 @@ def _located(
         f"for {shown}, the base delay of {base.value:g} s is above the cap of {cap.value:g} s;"
         " accepted: base at most the cap"
     )
-    return Problem(tree.mark(path), dotted(path), message)
+    return tree.problem(path, message)
 
 
 def _short_retention(tree: Tree, configuration: Configuration, book: Book) -> Iterator[Problem]:
@@ -339,9 +276,8 @@ def _short_retention(tree: Tree, configuration: Configuration, book: Book) -> It
     targets = [target for target in (*book.targets, "block:*") if not target.startswith("connector:")]
     longest, target = max((horizon(book.resolve(target)), target) for target in targets)
     if kept < longest:
-        path: KeyPath = ("idempotency", "retention_seconds")
         message = (
             f"{kept:g} s is shorter than {target} may be retried for ({longest:g} s), so a key could be forgotten while"
             f" its work goes on; accepted: at least {ceil(longest)}"
         )
-        yield Problem(tree.mark(path), dotted(path), message)
+        yield tree.problem(("idempotency", "retention_seconds"), message)

@@ -10,13 +10,13 @@ at. A strategy is named by a built-in word, or by one that an installed package 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reefknot.config.layers import Tree, suggest
-from reefknot.config.reading.session import KeyPath, Problem, dotted, shortened
-from reefknot.config.schema import Backoff, Category, Configuration, ConnectorEntry, ErrorOverride, OperationEntry
+from reefknot.config.reading.session import KeyPath, Problem, shortened
+from reefknot.config.schema import Category, Configuration, ConnectorEntry, ErrorOverride
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
 from reefknot.core.retry.backoff import register_strategy
 from reefknot.core.retry.book import Book, CategoryEntry, Condition, FieldValue, Layer, Patch, StatusRules, TargetEntry
@@ -39,10 +39,12 @@ from reefknot.errors import ParameterError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-GROUP = "reefknot.strategies"
-V2: KeyPath = ("worker", "retries", "v2")
+    from pydantic import BaseModel
 
-_INHERITS = "null is not a value here; leave the key out to inherit it"
+GROUP = "reefknot.strategies"
+V2 = ("worker", "retries", "v2")
+
+_NULL = "null is not a value here; leave the key out to {}"
 _LONGEST_NAME = 64
 _OWN_OPERATION = re.compile(rf"(?=.{{3,{_LONGEST_NAME}}}\Z)[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _SLIP_LIKENESS = 0.85
@@ -50,24 +52,28 @@ _SLIP_LIKENESS = 0.85
 
 
 class DialectPlace(NamedTuple):
-    """A path in the tree and the layer that its words are read for."""
+    """A path in the tree, the layer that its words are read for, and the list of mistakes."""
 
     tree: Tree
     path: KeyPath
     layer: Layer
+    problems: list[Problem]
 
     def at(self, *more: str) -> DialectPlace:
-        return DialectPlace(self.tree, (*self.path, *more), self.layer)
+        return self._replace(path=(*self.path, *more))
 
     def on(self, layer: Layer) -> DialectPlace:
-        return DialectPlace(self.tree, self.path, layer)
+        return self._replace(layer=layer)
 
     def value(self, value: Any, *more: str) -> FieldValue:
         return FieldValue(value, self.layer, str(self.tree.mark((*self.path, *more))))
 
-    def problem(self, message: str, *more: str) -> Problem:
-        path = (*self.path, *more)
-        return Problem(self.tree.mark(path), dotted(path), message)
+    def wrong(self, message: str, *more: str) -> None:
+        """Note a mistake here, or at a key below."""
+        self.problems.append(self.tree.problem((*self.path, *more), message))
+
+    def unknown(self, kind: str, name: str, accepted: str, near: Iterable[str], *more: str) -> None:
+        self.wrong(f"unknown {kind} {shortened(name)!r}; accepted: {accepted}{suggest(name, near)}", *more)
 
 
 class DialectReader:
@@ -80,11 +86,10 @@ class DialectReader:
 
     def book(self, hash: str, content: Mapping[str, Any] | None = None) -> Book:  # noqa: A002 - as in Book
         """The book of this configuration; `problems` says whether it may be used."""
-        v2 = self.configuration.worker.retries.v2
-        written = self._backoff(v2.default_policy, DialectPlace(self.tree, (*V2, "default_policy"), Layer.GLOBAL))
-        base = {**BASE, "block": (*BASE["block"], written)}
+        default = self.configuration.worker.retries.v2.default_policy
+        written = _fields(default, BACKOFF_WORDS, self._place(Layer.GLOBAL, *V2, "default_policy"))
         return Book(
-            base=base,
+            base={**BASE, "block": (*BASE["block"], written)},
             categories=self._categories(),
             statuses=(STATUSES, self._statuses()),
             targets={**TARGETS, **self._blocks(), **self._connectors(), **self._operations()},
@@ -94,134 +99,55 @@ class DialectReader:
             content=content,
         )
 
+    def _place(self, layer: Layer, *path: str) -> DialectPlace:
+        return DialectPlace(self.tree, path, layer, self.problems)
+
     # ---- the worker's dialect --------------------------------------------------------------------------------------
-
-    def _backoff(self, words: Backoff, place: DialectPlace) -> Patch:
-        fields: dict[str, FieldValue] = {}
-        for word in sorted(words.model_fields_set):
-            value = getattr(words, word)
-            if word not in BACKOFF_WORDS:
-                continue
-            if value is None:
-                self.problems.append(place.problem(_INHERITS, word))
-                continue
-            if word == "strategy" and not self._known_strategy(value, place):
-                continue
-            field, translate = BACKOFF_WORDS[word]
-            fields[field] = place.value(translate(value), word)
-        return fields
-
-    def _known_strategy(self, name: str, place: DialectPlace) -> bool:
-        problem = problem_with(name)
-        if problem:
-            self.problems.append(place.problem(problem, "strategy"))
-        return not problem
 
     def _blocks(self) -> dict[str, tuple[TargetEntry, ...]]:
         entries: dict[str, tuple[TargetEntry, ...]] = {}
         for name, words in self.configuration.worker.retries.v2.block_policies.items():
-            place = DialectPlace(self.tree, (*V2, "block_policies", name), Layer.TARGET)
+            place = self._place(Layer.TARGET, *V2, "block_policies", name)
             overrides: dict[Condition, Patch] = {}
             for key, override in words.error_overrides.items():
                 where = place.at("error_overrides", key).on(Layer.OVERRIDE)
-                condition = self._condition(key, where)
+                condition = _condition(key, where)
                 if condition is None:
                     continue
                 if condition in overrides:
-                    self.problems.append(where.problem("the same failure is given twice; keep one of them"))
-                overrides[condition] = self._override(condition, override, where)
-            entries[f"block:{name}"] = (TargetEntry(self._backoff(words, place), overrides),)
+                    where.wrong("the same failure is given twice; keep one of them")
+                overrides[condition] = _override(condition, override, where)
+            entries[f"block:{name}"] = (TargetEntry(_fields(words, BACKOFF_WORDS, place), overrides),)
         return entries
-
-    def _override(self, condition: Condition, words: ErrorOverride, place: DialectPlace) -> Patch:
-        fields = dict(self._backoff(words, place))
-        if "retryable" not in words.model_fields_set:
-            return fields
-        if words.retryable is None:
-            self.problems.append(place.problem(_INHERITS, "retryable"))
-        elif isinstance(condition, FailureType):
-            self.problems.append(place.problem("only a code or a status may set it", "retryable"))
-        elif isinstance(condition, ErrorCode):
-            self._refuse_cancellation(condition.category, words.retryable, place)
-        fields["retryable"] = place.value(words.retryable is True, "retryable")
-        return fields
-
-    def _condition(self, key: str, place: DialectPlace) -> Condition | None:
-        if _is_status(key):
-            return int(key)
-        names: dict[str, Condition] = {code.name: code for code in ErrorCode if code is not ErrorCode.none}
-        names |= {failure_type.value: failure_type for failure_type in FailureType}
-        condition = names.get(key.lower())
-        if condition is None:
-            accepted = f"an HTTP status, or one of {', '.join(names)}"
-            self.problems.append(
-                place.problem(f"{shortened(key)!r} is not a failure; accepted: {accepted}{suggest(key, names)}")
-            )
-        return condition
 
     def _categories(self) -> dict[ErrorCategory, tuple[CategoryEntry, ...]]:
         classification = self.configuration.worker.retries.v2.error_classification
         entries: dict[ErrorCategory, tuple[CategoryEntry, ...]] = {}
         for category, known in CATEGORIES.items():
-            words: Category | None = getattr(classification, f"{category.value}_errors", None)
-            if words is None:
-                entries[category] = (known,)
-                continue
-            place = DialectPlace(self.tree, (*V2, "error_classification", f"{category.value}_errors"), Layer.CATEGORY)
-            entries[category] = (known, CategoryEntry(self._backoff(words, place), self._flags(category, words, place)))
+            section = f"{category.value}_errors"
+            words: Category | None = getattr(classification, section, None)
+            entries[category] = (known,)
+            if words is not None:
+                place = self._place(Layer.CATEGORY, *V2, "error_classification", section)
+                entry = CategoryEntry(_fields(words, BACKOFF_WORDS, place), _flags(category, words, place))
+                entries[category] = (known, entry)
         return entries
 
-    def _flags(self, category: ErrorCategory, words: Category, place: DialectPlace) -> dict[ErrorCode, FieldValue]:
-        codes = {code.name: code for code in ErrorCode if code.category is category}
-        written = words.retryable
-        if "retryable" not in words.model_fields_set:
-            return {}
-        if isinstance(written, bool):
-            self._refuse_cancellation(category, written, place)
-            whole = {code: place.value(written, "retryable") for code in codes.values()}
-            if written and ErrorCode.http_error in whole:
-                whole[ErrorCode.http_error] = place.value("conditional", "retryable")
-            return whole
-        if not isinstance(written, Mapping):
-            self.problems.append(place.problem("accepted: true, false, or a mapping of error codes", "retryable"))
-            return {}
-        flags: dict[ErrorCode, FieldValue] = {}
-        for name, flag in written.items():
-            where = place.at("retryable")
-            if name not in codes:
-                accepted = ", ".join(codes)
-                self.problems.append(
-                    where.problem(f"unknown code {shortened(name)!r}; accepted: {accepted}{suggest(name, codes)}", name)
-                )
-            elif not isinstance(flag, bool) and not (flag == "conditional" and name == "http_error"):
-                also = ', or "conditional"' if name == "http_error" else ""
-                self.problems.append(where.problem(f"accepted: true or false{also}", name))
-            else:
-                self._refuse_cancellation(category, flag, place)
-                flags[codes[name]] = where.value(flag, name)
-        return flags
-
-    def _refuse_cancellation(self, category: ErrorCategory, flag: object, place: DialectPlace) -> None:
-        if category is ErrorCategory.CANCELLATION and flag is True:
-            self.problems.append(place.problem("cancellation is never retried; accepted: false", "retryable"))
-
     def _statuses(self) -> StatusRules:
-        mapping = self.configuration.worker.retries.v2.error_classification.network_errors.http_status_mapping
-        place = DialectPlace(
-            self.tree, (*V2, "error_classification", "network_errors", "http_status_mapping"), Layer.CATEGORY
-        )
+        section = ("error_classification", "network_errors", "http_status_mapping")
+        place = self._place(Layer.CATEGORY, *V2, *section)
         hundreds: dict[int, FieldValue] = {}
         statuses: dict[int, FieldValue] = {}
+        mapping = self.configuration.worker.retries.v2.error_classification.network_errors.http_status_mapping
         for name, words in mapping.items():
             hundred = int(name[0])
             if words.retryable is not None:
                 hundreds[hundred] = place.value(words.retryable, name, "retryable")
             for status, flag in words.exceptions.items():
-                if not _is_status(status) or int(status) // 100 != hundred:
-                    where = place.at(name, "exceptions")
-                    self.problems.append(where.problem(f"accepted: a status of {name}, such as {hundred}08", status))
-                    continue
-                statuses[int(status)] = place.value(flag, name, "exceptions", status)
+                if _is_status(status) and int(status) // 100 == hundred:
+                    statuses[int(status)] = place.value(flag, name, "exceptions", status)
+                else:
+                    place.wrong(f"accepted: a status of {name}, such as {hundred}08", name, "exceptions", status)
         return StatusRules(hundreds, statuses)
 
     # ---- the connectors' dialect -----------------------------------------------------------------------------------
@@ -229,65 +155,19 @@ class DialectReader:
     def _connectors(self) -> dict[str, tuple[TargetEntry, ...]]:
         entries: dict[str, tuple[TargetEntry, ...]] = {}
         for name, words in self.configuration.retry_policies.items():
-            place = DialectPlace(self.tree, ("retry_policies", name), Layer.TARGET)
-            if not self._known_connector(name, place):
-                continue
-            entries[f"connector:{name}"] = (connector_entry(name), self._connector(name, (words,), place))
+            place = self._place(Layer.TARGET, "retry_policies", name)
+            if _is_connector(name, place):
+                entries[f"connector:{name}"] = (connector_entry(name), _connector(name, (words,), place))
         return entries
-
-    def _known_connector(self, name: str, place: DialectPlace) -> bool:
-        known = [job_type.value for job_type in CONNECTORS]
-        if name in known or name in _connectors_by_entry_point():
-            return True
-        accepted = ", ".join(known)
-        self.problems.append(
-            place.problem(f"unknown connector {shortened(name)!r}; accepted: {accepted}{suggest(name, known)}")
-        )
-        return False
-
-    def _connector(self, name: str, entries: tuple[ConnectorEntry, ...], place: DialectPlace) -> TargetEntry:
-        """The entry of a connector. `entries` is its own and then those beneath: null means "as for other failures"."""
-        words = entries[0]
-        fields: dict[str, FieldValue] = {}
-        overrides: dict[Condition, Patch] = {}
-        defaults = {job_type.value: row for job_type, row in CONNECTORS.items()}.get(name, OTHER_CONNECTORS)
-        own = place.on(Layer.OVERRIDE)
-        for word in sorted(words.model_fields_set):
-            value = getattr(words, word)
-            match word:
-                case "transient_max_attempts":
-                    retries = value or _first_given(*(one.max_attempts for one in entries), defaults.max_attempts)
-                    overrides[FailureType.TRANSIENT] = {"max_attempts": own.value(retries + 1, word)}
-                case "rate_limit_delay_seconds":
-                    delay = value or _first_given(
-                        *(one.base_delay_seconds for one in entries), defaults.base_delay_seconds
-                    )
-                    overrides[FailureType.RATE_LIMITED] = {"base_delay": own.value(float(delay), word)}
-                case "permanent_failures_no_retry" if value is not None:
-                    overrides[FailureType.PERMANENT] = {"retryable": own.value(not value, word)}
-                case _ if value is None:
-                    message = "null is not a value here; leave the key out to keep the connector's default"
-                    self.problems.append(place.problem(message, word))
-                case "strategy" if not self._known_strategy(value, place):
-                    continue
-                case _:
-                    field, translate = CONNECTOR_WORDS[word]
-                    fields[field] = place.value(translate(value), word)
-        return TargetEntry(fields, overrides)
 
     def _sources(self) -> dict[str, tuple[str, TargetEntry]]:
         entries: dict[str, tuple[str, TargetEntry]] = {}
         for name, source in self.configuration.sources.items():
-            place = DialectPlace(self.tree, ("sources", name), Layer.SOURCE)
-            if not self._known_connector(source.connector, place.at("connector")):
-                continue
-            beneath = self.configuration.retry_policies.get(source.connector, ConnectorEntry())
-            own = self._connector(source.connector, (source.retry, beneath), place.at("retry"))
-            overrides = {
-                condition: {field: FieldValue(one.value, Layer.SOURCE, one.source) for field, one in fields.items()}
-                for condition, fields in own.overrides.items()
-            }
-            entries[name] = (source.connector, TargetEntry(own.policy, overrides))
+            place = self._place(Layer.SOURCE, "sources", name)
+            if _is_connector(source.connector, place.at("connector")):
+                beneath = self.configuration.retry_policies.get(source.connector, ConnectorEntry())
+                own = _connector(source.connector, (source.retry, beneath), place.at("retry"))
+                entries[name] = (source.connector, own)
         return entries
 
     # ---- the operations' dialect -----------------------------------------------------------------------------------
@@ -296,44 +176,135 @@ class DialectReader:
         entries: dict[str, tuple[TargetEntry, ...]] = {}
         written: dict[tuple[str, str], str] = {}
         for name, words in self.configuration.operations.items():
-            place = DialectPlace(self.tree, ("operations", name), Layer.TARGET)
+            place = self._place(Layer.TARGET, "operations", name)
             target = operation_target(name)
             # Two files, or a file and a variable, may spell it differently: then the later one stands above.
             where = (target, self.tree.mark(place.path).source)
             if where in written:
-                self.problems.append(place.problem(f"the same operation as {written[where]!r}; keep one of them"))
-                continue
-            if not self._known_operation(name, target, place):
-                continue
-            written[where] = name
-            beneath = entries.get(target, (operation_entry(target),))
-            entries[target] = (*beneath, TargetEntry(self._operation(words, place)))
+                place.wrong(f"the same operation as {written[where]!r}; keep one of them")
+            elif target in TARGETS or _is_own_operation(name, place):
+                written[where] = name
+                beneath = entries.get(target, (operation_entry(target),))
+                own = _fields(words, OPERATION_WORDS, place, null="keep the operation's default")
+                entries[target] = (*beneath, TargetEntry(own))
         return entries
 
-    def _known_operation(self, name: str, target: str, place: DialectPlace) -> bool:
-        """Whether the name is built in, or a dotted name of the user's own that is no slip of a built-in one."""
-        if target in TARGETS:
-            return True
-        names, spelled = [one.name for one in RetryCategory], [one.spelled for one in RetryCategory]
-        is_slip = bool(get_close_matches(name.lower()[:_LONGEST_NAME], spelled, cutoff=_SLIP_LIKENESS))
-        if is_slip or not _OWN_OPERATION.fullmatch(name):
-            accepted = f"{', '.join(names)}, or a dotted name of your own such as billing.charge"
-            hint = suggest(name, [*names, *spelled])
-            self.problems.append(place.problem(f"unknown operation {shortened(name)!r}; accepted: {accepted}{hint}"))
-            return False
-        return True
 
-    def _operation(self, words: OperationEntry, place: DialectPlace) -> Patch:
-        fields: dict[str, FieldValue] = {}
-        for word in sorted(words.model_fields_set):
-            value = getattr(words, word)
-            if value is None and word != "timeout":
-                message = "null is not a value here; leave the key out to keep the operation's default"
-                self.problems.append(place.problem(message, word))
-                continue
-            field, translate = OPERATION_WORDS[word]
-            fields[field] = place.value(translate(value), word)
+def _fields(
+    words: BaseModel, meanings: Mapping[str, Meaning], place: DialectPlace, *, null: str = "inherit it"
+) -> dict[str, FieldValue]:
+    """The fields that the words of one place set. Null is a mistake, except for no timeout; so is a wrong strategy."""
+    fields: dict[str, FieldValue] = {}
+    for word in sorted(words.model_fields_set & meanings.keys()):
+        value = getattr(words, word)
+        field, translate = meanings[word]
+        problem = problem_with(value) if word == "strategy" and value is not None else ""
+        if value is None and word != "timeout":
+            problem = _NULL.format(null)
+        if problem:
+            place.wrong(problem, word)
+        else:
+            fields[field] = place.value(None if value is None else translate(value), word)
+    return fields
+
+
+def _override(condition: Condition, words: ErrorOverride, place: DialectPlace) -> Patch:
+    fields = _fields(words, BACKOFF_WORDS, place)
+    if "retryable" not in words.model_fields_set:
         return fields
+    if words.retryable is None:
+        place.wrong(_NULL.format("inherit it"), "retryable")
+    elif isinstance(condition, FailureType):
+        place.wrong("only a code or a status may set it", "retryable")
+    elif isinstance(condition, ErrorCode):
+        _refuse_cancellation(condition.category, words.retryable, place)
+    fields["retryable"] = place.value(words.retryable is True, "retryable")
+    return fields
+
+
+def _condition(key: str, place: DialectPlace) -> Condition | None:
+    if _is_status(key):
+        return int(key)
+    names: dict[str, Condition] = {code.name: code for code in ErrorCode if code is not ErrorCode.none}
+    names |= {failure_type.value: failure_type for failure_type in FailureType}
+    condition = names.get(key.lower())
+    if condition is None:
+        accepted = f"an HTTP status, or one of {', '.join(names)}"
+        place.wrong(f"{shortened(key)!r} is not a failure; accepted: {accepted}{suggest(key, names)}")
+    return condition
+
+
+def _flags(category: ErrorCategory, words: Category, place: DialectPlace) -> dict[ErrorCode, FieldValue]:
+    codes = {code.name: code for code in ErrorCode if code.category is category}
+    written = words.retryable
+    if "retryable" not in words.model_fields_set:
+        return {}
+    if isinstance(written, bool):
+        _refuse_cancellation(category, written, place)
+        whole = {code: place.value(written, "retryable") for code in codes.values()}
+        if written and ErrorCode.http_error in whole:
+            whole[ErrorCode.http_error] = place.value("conditional", "retryable")
+        return whole
+    if not isinstance(written, Mapping):
+        place.wrong("accepted: true, false, or a mapping of error codes", "retryable")
+        return {}
+    flags: dict[ErrorCode, FieldValue] = {}
+    for name, flag in written.items():
+        where = place.at("retryable")
+        if name not in codes:
+            where.unknown("code", name, ", ".join(codes), codes, name)
+        elif not isinstance(flag, bool) and not (flag == "conditional" and name == "http_error"):
+            also = ', or "conditional"' if name == "http_error" else ""
+            where.wrong(f"accepted: true or false{also}", name)
+        else:
+            _refuse_cancellation(category, flag, place)
+            flags[codes[name]] = where.value(flag, name)
+    return flags
+
+
+def _refuse_cancellation(category: ErrorCategory, flag: object, place: DialectPlace) -> None:
+    if category is ErrorCategory.CANCELLATION and flag is True:
+        place.wrong("cancellation is never retried; accepted: false", "retryable")
+
+
+def _is_connector(name: str, place: DialectPlace) -> bool:
+    """Whether the connector is built in, or offered by another package; notes a mistake if not."""
+    if name in CONNECTORS or name in {point.name for point in _offered("reefknot.connectors")}:
+        return True
+    place.unknown("connector", name, ", ".join(CONNECTORS), CONNECTORS)
+    return False
+
+
+def _connector(name: str, entries: tuple[ConnectorEntry, ...], place: DialectPlace) -> TargetEntry:
+    """The entry of a connector. `entries` is its own and then those beneath: null means "as for other failures"."""
+    words, given = entries[0], entries[0].model_fields_set
+    defaults = CONNECTORS.get(name, OTHER_CONNECTORS)
+    overrides: dict[Condition, Patch] = {}
+    own = place if place.layer is Layer.SOURCE else place.on(Layer.OVERRIDE)
+    if "transient_max_attempts" in given:
+        beneath = _first_given(*(one.max_attempts for one in entries), defaults.max_attempts)
+        retries = words.transient_max_attempts or beneath
+        overrides[FailureType.TRANSIENT] = {"max_attempts": own.value(retries + 1, "transient_max_attempts")}
+    if "rate_limit_delay_seconds" in given:
+        beneath = _first_given(*(one.base_delay_seconds for one in entries), defaults.base_delay_seconds)
+        delay = float(words.rate_limit_delay_seconds or beneath)
+        overrides[FailureType.RATE_LIMITED] = {"base_delay": own.value(delay, "rate_limit_delay_seconds")}
+    if (never := words.permanent_failures_no_retry) is not None:
+        overrides[FailureType.PERMANENT] = {"retryable": own.value(not never, "permanent_failures_no_retry")}
+    elif "permanent_failures_no_retry" in given:
+        place.wrong(_NULL.format("keep the connector's default"), "permanent_failures_no_retry")
+    return TargetEntry(_fields(words, CONNECTOR_WORDS, place, null="keep the connector's default"), overrides)
+
+
+def _is_own_operation(name: str, place: DialectPlace) -> bool:
+    """Whether this is a dotted name of the user's own that is no slip of a built-in one; notes a mistake if not."""
+    names, spelled = [one.name for one in RetryCategory], [one.spelled for one in RetryCategory]
+    is_slip = bool(get_close_matches(name.lower()[:_LONGEST_NAME], spelled, cutoff=_SLIP_LIKENESS))
+    if is_slip or not _OWN_OPERATION.fullmatch(name):
+        accepted = f"{', '.join(names)}, or a dotted name of your own such as billing.charge"
+        place.unknown("operation", name, accepted, [*names, *spelled])
+        return False
+    return True
 
 
 def _is_status(key: str) -> bool:
@@ -342,13 +313,6 @@ def _is_status(key: str) -> bool:
 
 def _first_given(*values: int | None) -> int:
     return next(value for value in values if value is not None)
-
-
-def _connectors_by_entry_point() -> Iterator[str]:
-    """Names of connectors that other packages offer, read for a name that is not built in. Nothing is imported."""
-    from importlib.metadata import entry_points
-
-    return (point.name for point in entry_points(group="reefknot.connectors"))
 
 
 def strategy_named(name: str) -> RetryStrategy | str:
@@ -360,7 +324,7 @@ def problem_with(name: str) -> str:
     """The mistake in a strategy's name, "" when it can be used; then it is loaded."""
     if name in CUSTOM_STRATEGIES or name in set(RetryStrategy):
         return ""
-    offered = {point.name: point for point in _offered()}
+    offered = {point.name: point for point in _offered(GROUP)}
     if name not in offered:
         hint = suggest(name, [*RetryStrategy, *offered])
         return f"{shortened(name)!r} is not accepted; accepted: {accepted_strategies()}{hint}"
@@ -375,19 +339,20 @@ def problem_with(name: str) -> str:
 
 def accepted_strategies() -> str:
     """The names that a configuration may use, in words."""
-    known = ", ".join(repr(str(one)) for one in [*RetryStrategy, *sorted(point.name for point in _offered())])
+    known = ", ".join(repr(str(one)) for one in [*RetryStrategy, *sorted(point.name for point in _offered(GROUP))])
     return f"{known}, or what an installed package offers as an entry point of {GROUP}"
 
 
 def load_all() -> list[str]:
     """Load every strategy that is offered, for replaying what others recorded. Returns what went wrong."""
-    return [problem for point in _offered() if (problem := problem_with(point.name))]
+    return [problem for point in _offered(GROUP) if (problem := problem_with(point.name))]
 
 
-def _offered() -> Iterator[EntryPoint]:
+def _offered(group: str) -> Iterable[EntryPoint]:
+    """The entry points of installed packages in a group. None of them is imported."""
     from importlib.metadata import entry_points
 
-    yield from entry_points(group=GROUP)
+    return entry_points(group=group)
 
 
 def _seconds(milliseconds: float) -> float:
@@ -398,15 +363,9 @@ def _executions(retries: int) -> int:
     return retries + 1
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
-def _jitter_switch(enabled: bool) -> Jitter:
-    return Jitter.PROPORTIONAL if enabled else Jitter.NONE
-
-
-BACKOFF_WORDS: dict[str, tuple[str, Any]] = {
+Meaning = tuple[str, Callable[[Any], Any]]
+"""The field that a word sets, and the translation of its value."""
+BACKOFF_WORDS: dict[str, Meaning] = {
     "max_attempts": ("max_attempts", _executions),
     "base_delay_ms": ("base_delay", _seconds),
     "max_delay_ms": ("max_delay", _seconds),
@@ -416,7 +375,7 @@ BACKOFF_WORDS: dict[str, tuple[str, Any]] = {
     "strategy": ("strategy", strategy_named),
     "max_retry_after_ms": ("max_retry_after", _seconds),
 }
-CONNECTOR_WORDS: dict[str, tuple[str, Any]] = {
+CONNECTOR_WORDS: dict[str, Meaning] = {
     "strategy": ("strategy", strategy_named),
     "max_attempts": ("max_attempts", _executions),
     "base_delay_seconds": ("base_delay", float),
@@ -424,14 +383,14 @@ CONNECTOR_WORDS: dict[str, tuple[str, Any]] = {
     "jitter_factor": ("jitter_factor", float),
     "backoff_multiplier": ("multiplier", float),
 }
-OPERATION_WORDS: dict[str, tuple[str, Any]] = {
-    "max_attempts": ("max_attempts", _unchanged),
+OPERATION_WORDS: dict[str, Meaning] = {
+    "max_attempts": ("max_attempts", int),
     "base_delay": ("base_delay", float),
     "max_delay": ("max_delay", float),
     "backoff_multiplier": ("multiplier", float),
-    "jitter_enabled": ("jitter", _jitter_switch),
+    "jitter_enabled": ("jitter", lambda enabled: Jitter.PROPORTIONAL if enabled else Jitter.NONE),
     "jitter_factor": ("jitter_factor", float),
     "retryable_exceptions": ("retryable_exceptions", tuple),
     "non_retryable_exceptions": ("non_retryable_exceptions", tuple),
-    "timeout": ("attempt_timeout", _unchanged),
+    "timeout": ("attempt_timeout", float),
 }

@@ -3,8 +3,9 @@ Layers of configuration: a file, environment variables over it, flags over both,
 
 The file is the one that was named, the one of `REEFKNOT_CONFIG`, the nearest `reefknot.yaml` (or `.yml`, `.json`,
 `.toml`) upwards, or that of the user's configuration folder, in this order. Two candidates in one folder are a mistake,
-not a choice. `REEFKNOT__WORKER__QUEUE__V2__ENABLED=true` sets `worker.queue.v2.enabled`; a value is a word as in YAML,
-one that begins with a quote, a bracket or a brace is YAML in one piece, and an empty variable sets nothing.
+not a choice, and another user's file that was not named is refused. `REEFKNOT__WORKER__QUEUE__V2__ENABLED=true` sets
+`worker.queue.v2.enabled`; a value is a word as in YAML, one that begins with a quote, a bracket or a brace is YAML in
+one piece, and an empty variable sets nothing.
 
 Nothing here knows what a setting means: names, kinds and bounds are the schema's. Nothing is cached either: the caller
 says when to read again.
@@ -12,7 +13,8 @@ says when to read again.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -58,33 +60,17 @@ class Tree(Struct, frozen=True):
                 return mark
         return self.marks[()]
 
-
-def _copied(value: Any, path: KeyPath, mark_of: MarkOf, marks: dict[KeyPath, Mark]) -> Any:
-    """A copy of a value, and of the marks at and below its path."""
-    mark = mark_of(path)
-    if mark is not None:
-        marks[path] = mark
-    match value:
-        case dict():
-            return {key: _copied(item, (*path, key), mark_of, marks) for key, item in value.items()}
-        case list():
-            return [_copied(item, (*path, index), mark_of, marks) for index, item in enumerate(value)]
-        case _:
-            return value
+    def problem(self, path: KeyPath, message: str) -> Problem:
+        """A mistake in the setting at this path."""
+        return Problem(self.mark(path), dotted(path), message)
 
 
-def _forget(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> None:
-    """Drop the marks of a value that is being replaced."""
-    marks.pop(path, None)
-    match value:
-        case dict():
-            for key, item in value.items():
-                _forget(item, (*path, key), marks)
-        case list():
-            for index, item in enumerate(value):
-                _forget(item, (*path, index), marks)
-        case _:
-            pass
+def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """The path of a value, and those of all values in it."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _paths(item, (*path, key))
 
 
 def overlay(
@@ -98,9 +84,10 @@ def overlay(
             # The mapping keeps its earlier mark: the file's line says more than the variable that changed one field.
             overlay(item, below, marks=marks, mark_of=mark_of, at=path)
             continue
-        if key in onto:
-            _forget(below, path, marks)
-        onto[key] = _copied(item, path, mark_of, marks)
+        for replaced in _paths(below, path):
+            marks.pop(replaced, None)
+        onto[key] = deepcopy(item)
+        marks |= {one: mark for one in _paths(item, path) if (mark := mark_of(one)) is not None}
 
 
 def merge(*trees: Tree) -> Tree:
@@ -118,19 +105,13 @@ def merge(*trees: Tree) -> Tree:
 
 
 def _reader(written_in: Format) -> Callable[[str, ParseSession], Any]:
-    match written_in:
-        case "yaml":
-            from reefknot.config.reading.yaml import read_yaml
+    if written_in == "yaml":
+        from reefknot.config.reading.yaml import read_yaml
 
-            return read_yaml
-        case "json":
-            from reefknot.config.reading.json_toml import read_json
+        return read_yaml
+    from reefknot.config.reading.json_toml import read_json, read_toml
 
-            return read_json
-        case "toml":
-            from reefknot.config.reading.json_toml import read_toml
-
-            return read_toml
+    return read_json if written_in == "json" else read_toml
 
 
 def read_text(text: str, *, name: str = "<text>", format: Format = "yaml") -> Tree:  # noqa: A002 - what it is called everywhere
@@ -183,14 +164,15 @@ def suggest(name: str, accepted: Iterable[str]) -> str:
 
     if not 0 < len(name) <= LONGEST_SUGGESTED:
         return ""
-    known = {word.lower().replace("-", "_"): word for word in accepted}
+    known = {word.lower().replace("-", "_"): str(word) for word in accepted}
     found = get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
     return f"; did you mean {known[found[0]]!r}?" if found else ""
 
 
 PREFIX = "REEFKNOT__"
 
-_SEGMENT = re.compile(r'"([^"]+)"|([^."\[\]]+)')
+_NAME = r'(?:"[^"]+"|[^."\[\]]+)'
+_FLAG = re.compile(rf"{_NAME}(?:\.{_NAME})*")
 _QUOTED_OR_FLOW = ('"', "'", "[", "{")
 
 
@@ -198,18 +180,14 @@ def _everywhere(mark: Mark) -> MarkOf:
     return lambda path: mark
 
 
-class _SingleSettings:
+class _SingleSettings(ParseSession):
     """Settings given one by one, each with its path, collected into a tree."""
 
-    __slots__ = ("given", "problems", "source")
+    __slots__ = ("given",)
 
     def __init__(self, source: str) -> None:
-        self.source = source
+        super().__init__(source)
         self.given: dict[KeyPath, tuple[Mark, Any]] = {}
-        self.problems: list[Problem] = []
-
-    def wrong(self, mark: Mark, path: KeyPath, message: str) -> None:
-        self.problems.append(Problem(mark, dotted(path), message))
 
     def add(self, path: KeyPath, value: Any, mark: Mark) -> None:
         if len(path) > MOST_LEVELS:
@@ -222,26 +200,23 @@ class _SingleSettings:
     def tree(self) -> Tree:
         """All settings as a tree, short paths first, so that the more exact setting wins."""
         value: dict[str, Any] = {}
-        marks: dict[KeyPath, Mark] = {(): Mark(self.source)}
         for path in sorted(self.given, key=lambda path: (len(path), path)):
             mark, whole = self.given[path]
             if self.is_blocked(path, mark):
                 continue
             for name in reversed(path):
                 whole = {name: whole}
-            overlay(whole, value, marks=marks, mark_of=_everywhere(mark))
-        if self.problems:
-            raise ConfigurationError(self.problems)
-        return Tree(value, marks)
+            overlay(whole, value, marks=self.marks, mark_of=_everywhere(mark))
+        self.settle()
+        return Tree(value, self.marks)
 
     def is_blocked(self, path: KeyPath, mark: Mark) -> bool:
         """Whether a shorter path has a value that holds no further settings; notes it as a mistake."""
         for length in range(1, len(path)):
             above = self.given.get(path[:length])
             if above is not None and not isinstance(above[1], dict):
-                self.wrong(
-                    mark, path, f"{above[0]} gives {dotted(path[:length])} a value that holds no further settings"
-                )
+                holder = dotted(path[:length])
+                self.wrong(mark, path, f"{above[0]} gives {holder} a value that holds no further settings")
                 return True
         return False
 
@@ -281,9 +256,8 @@ def environment(environ: Mapping[str, str]) -> Tree:
         try:
             session.check_text(environ[name])
             if size > MOST_BYTES:
-                session.refuse(
-                    mark, path, f"the variables together are larger than the limit of {MOST_BYTES // 1024} kB"
-                )
+                message = f"the variables together are larger than the limit of {MOST_BYTES // 1024} kB"
+                session.refuse(mark, path, message)
             value = _word_or_flow(environ[name], session)
             session.settle()
         except ConfigurationError as error:
@@ -298,17 +272,7 @@ def environment(environ: Mapping[str, str]) -> Tree:
 
 def _flag_path(name: str) -> KeyPath | None:
     """The path of a dotted name, with quotes around parts that have dots in them; None when it is none."""
-    path: list[str | int] = []
-    at = 0
-    while found := _SEGMENT.match(name, at):
-        path.append(found[1] or found[2])
-        at = found.end()
-        if at == len(name):
-            return tuple(path)
-        if name[at] != ".":
-            return None
-        at += 1
-    return None
+    return tuple(part.strip('"') for part in re.findall(_NAME, name)) if _FLAG.fullmatch(name) else None
 
 
 def flags(settings: Mapping[str, Any]) -> Tree:
@@ -330,24 +294,45 @@ NAMES = tuple(f"reefknot{suffix}" for suffix in SUFFIXES)
 
 def _named(name: str, source: str, cwd: Path) -> Path:
     path = cwd / name
-    try:
-        is_there = os.path.lexists(path)
-    except ValueError:  # a name with a NUL in it
-        is_there = False
-    if not is_there:
+    if not os.path.lexists(path):
         raise ConfigurationMissingError([Problem(Mark(name), "", f"there is no such file, named by {source}")])
     return path
 
 
 def _in_folder(folder: Path) -> Path | None:
-    """The folder's one configuration. A broken link counts: reading it says what is wrong."""
+    """The folder's one configuration, of this user. A broken link counts: reading it says what is wrong."""
     found = [path for name in NAMES if os.path.lexists(path := folder / name) and not os.path.isdir(path)]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
-        raise ConfigurationError(
-            [Problem(Mark(str(folder)), "", f"holds {names}: keep one, or name one with --config")]
-        )
+        message = f"holds {names}: keep one, or name one with --config"
+        raise ConfigurationError([Problem(Mark(str(folder)), "", message)])
+    if found:
+        _check_owner(found[0])
     return found[0] if found else None
+
+
+def _check_owner(path: Path) -> None:
+    """
+    Refuse a file that was found, not named, and that neither this user nor root owns, as git does with repositories.
+
+    Whoever can write to a folder above, such as /tmp, would otherwise choose the settings of everybody below.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    trusted = {0, os.geteuid()}
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        trusted.add(int(os.environ["SUDO_UID"]))  # the person behind sudo, who is trusted with this command anyway
+    for look in (os.lstat, os.stat):
+        try:
+            owner = look(path).st_uid
+        except OSError:  # reading it says what is wrong
+            return
+        if owner not in trusted:
+            message = (
+                f"belongs to user {owner}, not to user {os.geteuid()} who runs this, so it is not read; if you trust "
+                f"it, name it: --config {path} (or REEFKNOT_CONFIG); else write a reefknot.yaml of your own nearer"
+            )
+            raise ConfigurationError([Problem(Mark(str(path)), "", message)])
 
 
 def _home_config(environ: Mapping[str, str]) -> Path | None:
@@ -359,13 +344,7 @@ def _home_config(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
-def find(
-    explicit: str | None,
-    *,
-    environ: Mapping[str, str],
-    cwd: Path,
-    home_config: Path | None = None,
-) -> Path | None:
+def find(explicit: str | None, *, environ: Mapping[str, str], cwd: Path) -> Path | None:
     """The configuration file to read, None when there is none. A file that was named has to exist."""
     if explicit is not None:
         return _named(explicit, "--config", cwd)
@@ -375,16 +354,12 @@ def find(
     for folder in (start, *start.parents):
         if found := _in_folder(folder):
             return found
-    home_config = home_config or _home_config(environ)
-    return _in_folder(home_config) if home_config is not None else None
+    folder_of_user = _home_config(environ)
+    return _in_folder(folder_of_user) if folder_of_user is not None else None
 
 
 def load_tree(
-    explicit: str | None = None,
-    *,
-    environ: Mapping[str, str],
-    cwd: Path,
-    overrides: Mapping[str, Any] = {},
+    explicit: str | None = None, *, environ: Mapping[str, str], cwd: Path, overrides: Mapping[str, Any] = {}
 ) -> tuple[Tree, Path | None]:
     """The file with the environment and then the flags over it, and the file's path. Mistakes are raised together."""
     path = find(explicit, environ=environ, cwd=cwd)
@@ -408,8 +383,7 @@ def load_tree(
 RETRIES = "WORKER_RETRIES_V2_ENABLED"
 QUEUE = "WORKER_QUEUE_V2_ENABLED"
 
-_YES = frozenset({"true", "1", "yes", "on"})
-_NO = frozenset({"false", "0", "no", "off"})
+_SWITCHES = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 class Gate(Struct, frozen=True):
@@ -437,9 +411,7 @@ def gate_from_environment(variable: str, environ: Mapping[str, str]) -> bool | N
     written = environ.get(variable, "").strip().lower()
     if not written:
         return None
-    if written in _YES:
-        return True
-    if written in _NO:
-        return False
-    message = f"{environ[variable]!r} is not accepted; accepted: true, 1, yes, on, false, 0, no, off, or nothing"
+    if written in _SWITCHES:
+        return _SWITCHES[written]
+    message = f"{environ[variable]!r} is not accepted; accepted: {', '.join(_SWITCHES)}, or nothing"
     raise ConfigurationError((Problem(Mark(f"environment {variable}"), "", message),))

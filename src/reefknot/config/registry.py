@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from reefknot.config.check import checked
 from reefknot.config.dialects import problem_with, strategy_named
 from reefknot.config.layers import read_file
-from reefknot.config.schema import ConnectorEntry
 from reefknot.core.failure import FailureType
 from reefknot.core.retry.backoff import delay_before, draw
 from reefknot.core.retry.defaults import CONNECTORS, OTHER_CONNECTORS, JobType
@@ -127,8 +126,7 @@ class RetryPolicyRegistry:
     """The built-in policy of each connector."""
 
     def __init__(self, config_path: str | os.PathLike[str] | None = None) -> None:
-        self._policies = dict(self.DEFAULT_POLICIES)
-        self._others: dict[str, ConnectorPolicy] = {}
+        self._policies: dict[str, ConnectorPolicy] = dict(self.DEFAULT_POLICIES.items())
         if config_path is None:
             return
         path = Path(config_path)
@@ -137,40 +135,24 @@ class RetryPolicyRegistry:
             return
         configuration, _ = checked(read_file(path))
         for name, entry in configuration.retry_policies.items():
-            self.set_policy(_overlaid(self.get_policy(name), entry))
+            beneath, written = self.get_policy(name).model_dump(), entry.model_dump(exclude_unset=True)
+            self.set_policy(ConnectorPolicy(**(beneath | written)))
 
     def get_policy(self, job_type: JobType | str) -> ConnectorPolicy:
         """The policy of a connector; an unknown one gets the default."""
-        try:
-            return self._policies[JobType(job_type)]
-        except ValueError:
-            return self._others.get(str(job_type)) or _builtin(job_type)
+        return self._policies.get(job_type) or _builtin(job_type)
 
     def set_policy(self, policy: ConnectorPolicy) -> None:
         """Replace the policy of the connector that it names."""
-        try:
-            self._policies[JobType(policy.connector_type)] = policy
-        except ValueError:
-            self._others[str(policy.connector_type)] = policy
+        self._policies[policy.connector_type] = policy
 
     def list_policies(self) -> list[ConnectorPolicy]:
         """All policies, the built-in connectors first."""
-        return [*self._policies.values(), *self._others.values()]
+        return [*self._policies.values()]
 
 
 def _builtin(job_type: JobType | str) -> ConnectorPolicy:
-    try:
-        row = CONNECTORS[JobType(job_type)]
-    except ValueError:
-        row = OTHER_CONNECTORS
-    return ConnectorPolicy(connector_type=job_type, **row._asdict())
+    return ConnectorPolicy(connector_type=job_type, **CONNECTORS.get(job_type, OTHER_CONNECTORS)._asdict())
 
 
 RetryPolicyRegistry.DEFAULT_POLICIES = MappingProxyType({job_type: _builtin(job_type) for job_type in JobType})
-
-
-def _overlaid(policy: ConnectorPolicy, entry: ConnectorEntry) -> ConnectorPolicy:
-    written = {name: getattr(entry, name) for name in entry.model_fields_set}
-    if written.get("strategy") is not None:
-        written["strategy"] = strategy_named(written["strategy"])
-    return ConnectorPolicy(**(policy.model_dump() | written))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from reefknot.config.secrets import is_reference
 from reefknot.core.idempotency import KEY_RETENTION_S
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
@@ -290,6 +291,22 @@ def _database_url(url: str) -> str:
     return url
 
 
+def _engine_url(url: str) -> str:
+    scheme, _, path = url.partition(":")
+    if url not in ("memory", "memory:") and (scheme != "sqlite" or not path.strip("/")):
+        why = "an engine over NATS is not built yet; " if url.startswith(("nats:", "tls:")) else ""
+        raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH or memory:", "why": why})
+    return url
+
+
+def _secret_reference(text: str) -> str:
+    if not is_reference(text):
+        raise PydanticCustomError("no_reference", "")
+    return text
+
+
+EngineUrl = Annotated[str, AfterValidator(_engine_url)]
+SecretReference = Annotated[str, AfterValidator(_secret_reference)]
 DatabaseUrl = Annotated[
     str,
     AfterValidator(_database_url),
@@ -320,6 +337,10 @@ class SqlConnectionEntry(Section):
     url: DatabaseUrl
     access: Literal["read", "write"] = "read"
     role: Annotated[str, Field(description="PostgreSQL: the role to become, with fewer rights")] = ""
+    functions: Annotated[
+        list[str],
+        Field(description="PostgreSQL, for reading: functions to allow beyond the built-in ones that compute"),
+    ] = []
 
 
 TEXT, MAPPING = "[text]", "[mapping]"
@@ -356,8 +377,8 @@ class Configuration(Section):
     retry_policies: dict[str, ConnectorEntry] = {}
     operations: dict[str, OperationEntry] = {}
     sources: dict[str, Source] = {}
-    engine: str | None = None
-    secrets: dict[str, str] = {}
+    engine: EngineUrl | None = None
+    secrets: dict[str, SecretReference] = {}
     idempotency: IdempotencySection = IdempotencySection()
     audit: AuditSection = AuditSection()
     router: RouterSection = RouterSection()

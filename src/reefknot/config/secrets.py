@@ -7,12 +7,20 @@ encoding it by accident shows nothing, and no message here holds a value.
 
 import hmac
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from reefknot.config.layers import Tree
-from reefknot.config.reading.session import Mark, Problem, UnreadableError, dotted, read_small, shortened
+from reefknot.config.reading.session import (
+    UNFIT_DECODED,
+    Mark,
+    Problem,
+    UnreadableError,
+    dotted,
+    read_small,
+    shortened,
+)
 
 MOST_SECRET_BYTES = 64 * 1024
 ACCEPTED = "a reference: env:NAME or file:PATH"
@@ -56,58 +64,44 @@ class SecretText:
         raise TypeError("a secret is not pickled; send its reference")
 
 
-def is_reference(text: object) -> bool:
+def is_reference(text: object) -> TypeGuard[str]:
     """Whether the text has the form of a reference."""
     return isinstance(text, str) and text.startswith(("env:", "file:")) and text.partition(":")[2] != ""
 
 
 def resolve(
-    reference: str,
-    *,
-    environ: Mapping[str, str],
-    folder: str | os.PathLike[str],
-    mark: Mark,
-    path: str = "",
+    reference: object, *, environ: Mapping[str, str], folder: str | os.PathLike[str], mark: Mark, path: str = ""
 ) -> SecretText | Problem:
     """The secret behind a reference, or the mistake. A file's path is beneath the configuration's folder."""
     if not is_reference(reference):
         return Problem(mark, path, f"is not {ACCEPTED}")
+    try:
+        return SecretText(_text(reference, environ, folder))
+    except UnreadableError as error:
+        return Problem(mark, path, f"{shortened(reference, 200)}: {error}")
+
+
+def _text(reference: str, environ: Mapping[str, str], folder: str | os.PathLike[str]) -> str:
     kind, _, name = reference.partition(":")
-    shown = shortened(reference, 200)
-    if kind == "env":
-        if name not in environ:
-            return Problem(mark, path, f"{shown}: there is no such environment variable")
-        text: str | None = environ[name]
-    else:
-        try:
-            data = read_small(Path(folder, name), MOST_SECRET_BYTES)
-        except UnreadableError as error:
-            return Problem(mark, path, f"{shown}: {error}")
-        text = _text(data)
-        if text is None:
-            return Problem(mark, path, f"{shown}: the file is not UTF-8 text")
+    if kind == "env" and name not in environ:
+        raise UnreadableError("there is no such environment variable")
+    text = environ[name] if kind == "env" else _decoded(read_small(Path(folder, name), MOST_SECRET_BYTES))
+    if text is None:
+        raise UnreadableError("the file is not UTF-8 text")
     if not text:
-        return Problem(mark, path, f"{shown}: is empty")
-    if "\x00" in text or not _is_encodable(text):
-        return Problem(mark, path, f"{shown}: holds a NUL or what is not UTF-8")
-    return SecretText(text)
+        raise UnreadableError("is empty")
+    if UNFIT_DECODED.search(text):
+        raise UnreadableError("holds a NUL or what is not UTF-8")
+    return text
 
 
-def _text(data: bytes) -> str | None:
+def _decoded(data: bytes) -> str | None:
     """The text without its one trailing line break. The decoder's error holds the bytes, so it ends here."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         return None
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def secret_texts(
@@ -127,29 +121,16 @@ def resolve_section(
     tree: Tree, *, environ: Mapping[str, str], folder: str | os.PathLike[str]
 ) -> tuple[dict[str, SecretText], tuple[Problem, ...]]:
     """The secrets of `secrets` by name, and every mistake in that section."""
+    written = tree.value.get("secrets")
+    if written is not None and not isinstance(written, dict):
+        return {}, (tree.problem(("secrets",), f"is a mapping of names, each to {ACCEPTED}"),)
     found: dict[str, SecretText] = {}
     problems: list[Problem] = []
-    for name, outcome in _outcomes(tree, environ=environ, folder=folder):
+    for name, reference in (written or {}).items():
+        path = ("secrets", name)
+        outcome = resolve(reference, environ=environ, folder=folder, mark=tree.mark(path), path=dotted(path))
         if isinstance(outcome, Problem):
             problems.append(outcome)
         else:
             found[name] = outcome
     return found, tuple(problems)
-
-
-def _outcomes(
-    tree: Tree, *, environ: Mapping[str, str], folder: str | os.PathLike[str]
-) -> Iterator[tuple[str, SecretText | Problem]]:
-    written = tree.value.get("secrets")
-    if written is None:
-        return
-    if not isinstance(written, dict):
-        yield "secrets", Problem(tree.mark(("secrets",)), "secrets", f"is a mapping of names, each to {ACCEPTED}")
-        return
-    for name, reference in written.items():
-        path = ("secrets", name)
-        mark = tree.mark(path)
-        if not isinstance(reference, str):
-            yield name, Problem(mark, dotted(path), f"is not {ACCEPTED}")
-        else:
-            yield name, resolve(reference, environ=environ, folder=folder, mark=mark, path=dotted(path))

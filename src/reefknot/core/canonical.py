@@ -29,11 +29,7 @@ _records = msgspec.json.Encoder(order="sorted")
 
 
 def canonical(value: object, name: str = "") -> bytes:
-    """
-    The canonical JSON of a value made of None, booleans, numbers, text, lists, tuples and dictionaries.
-
-    `name` stands for the value in the error.
-    """
+    """The canonical JSON of a value of JSON's types, tuples included. `name` stands for the value in the error."""
     _check(value, name, DEEPEST)
     try:
         return _encode(value).encode("utf-8")

@@ -267,7 +267,8 @@ def finish(
     ended = _ended(record, ending, now, retention_ms)
     if record.state in _OPEN:
         return ended
-    return record if _same_ending(record, ended) else Lost(record)
+    same = (record.state, record.result, record.failure) == (ended.state, ended.result, ended.failure)
+    return record if same else Lost(record)
 
 
 def resolve(record: KeyRecord | None, ending: Ending, *, now: Moment, retention_ms: int) -> KeyRecord | Lost:
@@ -308,10 +309,6 @@ def _ended(record: KeyRecord, ending: Ending, now: Moment, retention_ms: int) ->
         now.wall,
         now.wall + retention_ms,
     )
-
-
-def _same_ending(record: KeyRecord, ended: KeyRecord) -> bool:
-    return (record.state, record.result, record.failure) == (ended.state, ended.result, ended.failure)
 
 
 def checked_ending(ending: Ending, limit: int) -> None:

@@ -267,7 +267,7 @@ class StepResult(Struct, frozen=True):
         for value in (self.metadata.get("http_status_code"), self.outputs.get("status_code")):
             if is_whole_number(value):
                 return value
-            if isinstance(value, str) and value.isdigit():
+            if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 3:
                 return int(value)
         return None
 
@@ -402,13 +402,14 @@ def _first_mistake(assignment: ExecAssignment) -> tuple[str, str] | None:
         return None  # as most are
     timeout = "options.timeout_ms" if options.timeout_ms is not None else "job.payload.timeout_ms"
     retry = options.retry or RetryOptions()
+    priority = options.priority if isinstance(options.priority, int) else None
     for field, number, least, most in (
         ("options.deadline_ms", options.deadline_ms, 1, LONGEST_MS),
         (timeout, assignment.timeout_ms, 1, LONGEST_MS),
         ("options.retry_count", options.retry_count, 0, 100),
         ("options.retry.max_attempts", retry.max_attempts, 0, 100),
         ("options.retry.backoff_ms", retry.backoff_ms, 0, 86_400_000),
-        ("options.priority", _number(options.priority), -HIGHEST_PRIORITY, HIGHEST_PRIORITY),
+        ("options.priority", priority, -HIGHEST_PRIORITY, HIGHEST_PRIORITY),
     ):
         if number is not None and not least <= number <= most:
             return field, f"{number} is not accepted; accepted: a whole number from {least} to {most}"
@@ -441,10 +442,6 @@ def _optional_texts(assignment: ExecAssignment) -> tuple[tuple[str, str | None, 
         ("job.resources.class", inside if isinstance(inside, str) else None, LONGEST_ID),
         ("job.payload_ref", job.payload_ref, LONGEST_REFERENCE),
     )
-
-
-def _number(given: int | str) -> int | None:
-    return given if isinstance(given, int) else None
 
 
 def resource_class(assignment: ExecAssignment) -> str:

@@ -43,20 +43,7 @@ _PATTERN = re.compile(
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 
-_HINTS = (
-    "://",
-    "pass",
-    "pwd",
-    "secret",
-    "token",
-    "key",
-    "cred",
-    "sig",
-    "session",
-    "auth",
-    "cookie",
-    "jwt",
-)
+_HINTS = ("://", "pass", "pwd", "secret", "token", "key", "cred", "sig", "session", "auth", "cookie", "jwt")
 """Text without any of these has no secret by context; looking for them costs a fiftieth of matching the pattern."""
 
 
@@ -89,10 +76,11 @@ def is_secret_name(name: str) -> bool:
 class Redactor:
     """Redacts like `redact`, and also configured secrets: raw, escaped as in JSON or `repr`, URL-encoded, in base64."""
 
-    __slots__ = ("_forms", "_longest", "_values")
+    __slots__ = ("_forms", "_longest", "_values", "secrets")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = {form for secret in secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
+        self.secrets = frozenset(secrets)
+        known = {form for secret in self.secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
         forms = sorted(known, key=len, reverse=True)
         self._forms = forms
         self._values = re.compile("|".join(map(re.escape, forms))) if forms else None

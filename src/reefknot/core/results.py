@@ -7,15 +7,9 @@ often) is told by the reason that was kept, in the same words whoever asks and a
 
 import msgspec
 
+from reefknot.core.canonical import record_fingerprint
 from reefknot.core.failure import ErrorCode
-from reefknot.core.messages import (
-    Correlation,
-    ExecAssignment,
-    ExecResult,
-    Job,
-    ResultJob,
-    ResultStatus,
-)
+from reefknot.core.messages import Correlation, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.work import WorkItem, WorkState, is_over, is_workers
 
@@ -54,9 +48,13 @@ def assignment_of(item: WorkItem) -> ExecAssignment:
 
 
 def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:
-    """Whether the item under the assignment's id is the same job. A damaged one counts as the same: its end says so."""
+    """
+    Whether the item under the assignment's id is the same job: 1, 1.0 and true are three payloads.
+
+    A damaged item counts as the same: its end says so.
+    """
     try:
-        return _assignments.decode(item.payload).job == assignment.job
+        return record_fingerprint(_assignments.decode(item.payload).job) == record_fingerprint(assignment.job)
     except msgspec.ValidationError:  # something else than an assignment
         return False
     except msgspec.DecodeError:

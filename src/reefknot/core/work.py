@@ -253,11 +253,7 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
 
 
 def recalled(item: WorkItem, now: Moment) -> WorkItem:
-    """
-    A pending item of a worker that is gone, as a submission again: with its attempts and its due time.
-
-    It keeps an `admission`, which tells that a worker had accepted it.
-    """
+    """A pending item of a gone worker, as a submission again. Its `admission` tells that a worker had accepted it."""
     return structs.replace(item, resource_class=ROUTER, admission=item.admission or "{}", updated_at=now.wall)
 
 

@@ -162,7 +162,7 @@ class Show:
         from reefknot import clock
         from reefknot.audit.journal import Journal, envelope
         from reefknot.core.audit.event import OperatorAction
-        from reefknot.ports.quarantine import QuarantineFilter
+        from reefknot.ports.work_queue import QuarantineFilter
 
         self._title(
             "An operator looks at the quarantine", "reefknot quarantine list; reefknot quarantine requeue poison-404"

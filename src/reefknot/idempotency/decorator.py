@@ -4,13 +4,16 @@
     @rk.idempotent(key=lambda order: order.id)
     async def charge(order): ...
 
-The record is kept in the store in scope, under the function's name and the key. Every caller of a key gets the recorded
-result, the first one too: as JSON gives it back, or as `result_type`.
+The record is kept under the function's name and the key, in the store in scope: `async with open_store(…)` sets it for
+the code inside. Every caller of a key gets the recorded result, the first one too: as JSON gives it back, or as
+`result_type`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import wraps
 from inspect import Parameter, Signature, signature, unwrap
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -19,16 +22,15 @@ from uuid import UUID
 import msgspec
 
 from reefknot import clock
-from reefknot.audit.journal import Journal, OnFailure, envelope, on_failure_named
+from reefknot.audit.journal import Journal, OnFailure, envelope
 from reefknot.core import checks
 from reefknot.core.audit.event import IdempotencyEvent
 from reefknot.core.canonical import canonical, checked_result_type, json_value
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.redaction import Redactor
-from reefknot.errors import NotJsonError, ParameterError, ParameterTypeError
+from reefknot.errors import NoStoreError, NotJsonError, ParameterError, ParameterTypeError
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
-from reefknot.idempotency.scope import store_in_scope
 from reefknot.retrying.functions import is_async, name_of
 
 if TYPE_CHECKING:
@@ -37,11 +39,31 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+current_store: ContextVar[Store | None] = ContextVar("reefknot_store", default=None)
 _KEY_PARAMETER = "idempotency_key"
 _REQUIRED: Any = None
 """Default of a required parameter, so that its absence gets an error that helps."""
 _files: dict[str, str] = {}
 """The file in which the function of each record name is written."""
+
+
+def store_in_scope() -> Store:
+    """The innermost open store; `NoStoreError` when there is none."""
+    store = current_store.get()
+    if store is None:
+        raise NoStoreError
+    return store
+
+
+@contextmanager
+def in_scope(store: Store) -> Iterator[None]:
+    """Make `store` the store in scope for the code inside, and for the tasks it starts."""
+    token = current_store.set(store)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # left in another context than it was entered in: that one never saw the store
+            current_store.reset(token)
 
 
 def idempotent(
@@ -79,7 +101,7 @@ def idempotent(
         checks.seconds("wait", wait, or_zero=True),
         result_type=checked_result_type(result_type),
     )
-    on_failure = None if on_audit_failure is None else on_failure_named(on_audit_failure)
+    on_failure = None if on_audit_failure is None else checks.choice("on_audit_failure", on_audit_failure, OnFailure)
     guard = _Guard(key, options, store, fingerprint, Redactor(secrets), on_failure)
 
     def decorate(fn: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -115,8 +137,8 @@ def _guarded(fn: Callable[P, Awaitable[R]], name: str, guard: _Guard) -> Callabl
         await journal.flush_backlog()
 
         def event(action: str) -> IdempotencyEvent:
-            key = guard.redactor(full_key)
-            return IdempotencyEvent(**envelope(wall=clock.wall()), operation=name, idempotency_key=key, action=action)
+            fields: dict[str, Any] = {"operation": name, "idempotency_key": journal.safe(full_key), "action": action}
+            return IdempotencyEvent(**envelope(wall=clock.wall()), **fields)
 
         async def work() -> Any:
             if guard.options.mode is Mode.DEDUP:

@@ -5,7 +5,8 @@
 
 A later caller gets the recorded result, waits for the first caller, or gets `KeyInProgressError`. A key whose process
 is gone is free at once, since nobody can renew its lease. A result that cannot be recorded never repeats the effect in
-this process: it is remembered, answered from, and recorded later. The guarantee depends on the mode:
+this process: it is remembered, answered from, and recorded later. When another owner took the key over, the work is
+cancelled: a late owner has nothing to write. The guarantee depends on the mode:
 
     retry   at least once: a crash between effect and record repeats the effect
     dedup   once, if the receiver deduplicates on the key that the work is given
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -52,26 +53,29 @@ from reefknot.errors import (
     ResultTooLargeError,
     StoreUnavailableError,
 )
-from reefknot.idempotency.renewal import Renewal
-from reefknot.idempotency.scope import HeldKey, attempt_keys, report_unknown
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
+from reefknot.idempotency.waiting import (
+    HeldKey,
+    attempt_keys,
+    bounded,
+    end_dead_lease,
+    report_unknown,
+    wait_for_change,
+)
 from reefknot.retrying.failures import failure_from
-from reefknot.runtime.log import logger, printable
-from reefknot.runtime.processes import marked_owner, owner_is_gone
+from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.processes import marked_owner
+from reefknot.runtime.redaction import redact
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
+from reefknot.runtime.timeouts import Timeout
 
 if TYPE_CHECKING:
     from reefknot.idempotency.events import KeyEvents
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.idempotency_store import IdempotencyStore
 
-T = TypeVar("T")
-
-STORE_TIMEOUT_S = 30.0
 RECORD_TRIES = 5
-LOOK_S = 1.0
-"""How often a caller that waits for a key looks whether the process that holds it still exists."""
 
 
 class Mode(StrEnum):
@@ -158,7 +162,7 @@ class Once:
                         if attempt is not None and wait < options.wait:
                             attempt.held.append(HeldKey(key, record.owner, options.wait))
                         raise KeyInProgressError(key, owner=record.owner, retry_after=remaining / 1000)
-                    await self._wait(record, min(left, max(0.001, remaining / 1000)))
+                    await wait_for_change(self._store, record, min(left, max(0.001, remaining / 1000)))
 
     async def _claim(self, key: str, options: KeyOptions) -> ClaimResult:
         owner = marked_owner(new_id())
@@ -176,32 +180,21 @@ class Once:
 
     async def _claim_as(self, owner: str, key: str, options: KeyOptions) -> ClaimResult:
         guard = options.mode is Mode.GUARD
-        return await _bounded(
+        return await bounded(
             self._store.claim(key, owner=owner, fingerprint=options.fingerprint, lease=options.lease, guard=guard)
         )
-
-    async def _wait(self, held: KeyRecord, seconds: float) -> None:
-        """Wait until the key changes or the process that holds it is gone, at most so long."""
-        async with asyncio.timeout(seconds + STORE_TIMEOUT_S):
-            while seconds > 0:
-                record = await self._store.wait(held.key, min(seconds, LOOK_S))
-                seconds -= LOOK_S
-                if record is None or record.state is not KeyState.IN_PROGRESS or record.fence != held.fence:
-                    return
-                if owner_is_gone(record.owner):
-                    return
 
     async def _work(
         self, claim: Claim, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents
     ) -> Any:
         renewal = Renewal(self._store, claim, options.lease)
         try:
-            async with renewal:
+            with renewal:
                 value = await work()
         except GeneratorExit:  # nothing drives this coroutine any more, so nothing can be awaited; the lease expires
             raise
         except BaseException as error:
-            if not renewal.lost:
+            if not renewal.expired:
                 await self._release(claim, error, options, events)
             raise
         return await self._record(claim, value, options, events)
@@ -235,13 +228,10 @@ class Once:
             ending, refused = _result_not_kept(error), error
         try:
             trouble = await self._save(claim, ending, options, events)
-            if isinstance(trouble, ResultTooLargeError):
-                ending, refused = _result_not_kept(trouble), trouble
-                trouble = await self._save(claim, ending, options, events)
         except asyncio.CancelledError:  # the effect has happened: its record does not depend on who waits for it
             run_in_background(self._save_and_flush(claim, ending, options, events), "recording a result")
             raise
-        if isinstance(trouble, LeaseLostError):
+        if isinstance(trouble, LeaseLostError | ResultTooLargeError):
             raise trouble
         if refused is not None:
             raise refused
@@ -251,15 +241,17 @@ class Once:
     async def _save_and_flush(
         self, claim: Claim, ending: Done | Failed, options: KeyOptions, events: KeyEvents
     ) -> None:
-        trouble = await self._save(claim, ending, options, events)
-        if isinstance(trouble, ResultTooLargeError):
-            await self._save(claim, _result_not_kept(trouble), options, events)
+        await self._save(claim, ending, options, events)
         await events.flush()
 
     async def _save(
         self, claim: Claim, ending: Done | Failed, options: KeyOptions, events: KeyEvents
     ) -> Exception | None:
-        """Write the record, with retries. A result that cannot be written stays in `UnrecordedResults`."""
+        """
+        Write the record, with retries. A result that cannot be written stays in `UnrecordedResults`.
+
+        Of a result that is too large the record says so, because its effect must not be repeated either.
+        """
         result = UnrecordedResult(claim, ending, options.fingerprint, tuple(events.atomic_with("record")))
         self._unrecorded.remember(result)
         trouble = await self._finish_with_retries(result)
@@ -270,6 +262,9 @@ class Once:
                 run_in_background(self._save_stuck(), "recording earlier results")
         elif isinstance(trouble, LeaseLostError | ResultTooLargeError):
             self._unrecorded.forget(result)
+            if isinstance(trouble, ResultTooLargeError) and isinstance(ending, Done):
+                lost = await self._save(claim, _result_not_kept(trouble), options, events)
+                return lost if isinstance(lost, LeaseLostError) else trouble
         elif self._unrecorded.mark_stuck(result):
             events.observed("unrecorded")
             _log("is done but could not be recorded; this process remembers it", claim, trouble)
@@ -310,25 +305,7 @@ class Once:
         return trouble
 
     async def _finish(self, claim: Claim, ending: Ending, entries: Sequence[AuditEntry]) -> None:
-        await _bounded(self._store.finish(claim, ending, events=entries))
-
-
-async def end_dead_lease(store: IdempotencyStore, record: KeyRecord) -> bool:
-    """End the lease of a key whose process is gone. True when it is: the next claim then need not wait for it."""
-    if record.state is not KeyState.IN_PROGRESS or not owner_is_gone(record.owner):
-        return False
-    with suppress(LeaseLostError):  # another caller was faster
-        await _bounded(store.renew(Claim(record.key, record.owner, record.fence), lease=0.0))
-    return True
-
-
-async def _bounded(request: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(STORE_TIMEOUT_S):
-            return await request
-    except TimeoutError as error:
-        problem = f"no answer within {STORE_TIMEOUT_S:g} s"
-        raise StoreUnavailableError("of idempotency keys", problem, "see whether it is overloaded or gone") from error
+        await bounded(self._store.finish(claim, ending, events=entries))
 
 
 def _result_not_kept(error: Exception) -> Failed:
@@ -355,5 +332,58 @@ def _recorded_result(record: KeyRecord, options: KeyOptions) -> Any:
 
 
 def _log(what: str, claim: Claim, trouble: Exception) -> None:
-    key, reason = printable(claim.key, most=80), printable(str(trouble), most=300)
-    logger().error("key %s %s: %s: %s", key, what, type(trouble).__name__, reason)
+    logger().error("key %s %s: %s", printable(redact(claim.key), most=80), what, error_text(trouble))
+
+
+class Renewal(Timeout):
+    """
+    `with Renewal(store, claim, lease): …` renews the claim three times per lease, and expires when it is lost.
+
+    A failed renewal is tried again; the fence protects the record meanwhile.
+    """
+
+    def __init__(self, store: IdempotencyStore, claim: Claim, lease: float) -> None:
+        super().__init__(lease / 3, self._lease_lost)
+        self._store = store
+        self._claim = claim
+        self._lease = lease
+        self._renewing: asyncio.Task[None] | None = None
+        self._lost: LeaseLostError | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self.expired and not isinstance(error, asyncio.CancelledError):
+            raise self._lease_lost() from error
+
+    def _arm(self) -> None:
+        # Most work ends before its lease has to be renewed: a timer is cheap, and a task is made only for the rest.
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._begin)
+
+    def _begin(self) -> None:
+        self._renewing = asyncio.get_running_loop().create_task(self._renew())
+
+    def _disarm(self) -> None:
+        super()._disarm()
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    def _lease_lost(self) -> LeaseLostError:
+        assert self._lost is not None
+        return self._lost
+
+    async def _renew(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await self._store.renew(self._claim, lease=self._lease)
+            except LeaseLostError as lost:
+                self._lost = lost
+                self.expire()
+                return
+            except Exception as error:
+                key = printable(redact(self._claim.key), most=80)
+                text = "the lease of key %s could not be renewed and is tried again: %s"
+                logger().warning(text, key, error_text(error))
+            await asyncio.sleep(self._seconds)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from reefknot.core.audit.chain import Head, Mismatch
+from reefknot.core.audit.chain import Head, Mismatch, RetentionInForce
 
 
 class AuditEntry(Struct, frozen=True):
@@ -72,19 +72,25 @@ class AuditLog(Protocol):
         """The current head of the chain. Kept elsewhere, it proves later that no event was cut off."""
 
     async def verify(
-        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+        self,
+        head: Head | None = None,
+        *,
+        in_force: RetentionInForce | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Mismatch]:
         """
         Verify the chain from its anchor to `head` (default: the stored one); returns every mismatch.
 
-        `progress` is called now and then with the number of further events that were verified.
+        With `in_force`, events that were removed although that retention keeps them are mismatches too. `progress` is
+        called now and then with the number of further events that were verified.
         """
 
-    async def trim(self, before: int) -> int:
+    async def trim(self, before: int, *, rule: str = "by hand") -> int:
         """
         Remove events before this time (ms UTC), from the start of the chain on, and write an anchor event.
 
-        Returns how many were removed. The anchor says where the rest of the chain begins.
+        Returns how many were removed. The anchor says where the rest of the chain begins, and by which rule. The last
+        removed event is never an anchor itself: anchors behind it stay until a later event goes.
         """
 
     async def wait(self, after: int, timeout: float) -> bool:

@@ -10,9 +10,8 @@ from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
-from reefknot.ports.quarantine import QuarantineStore
 from reefknot.ports.transport import Transport
-from reefknot.ports.work_queue import Leases, WorkQueue
+from reefknot.ports.work_queue import Leases, QuarantineStore, WorkQueue
 
 
 class Store(Protocol):

@@ -30,11 +30,7 @@ class Transport(Protocol):
     async def publish(
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
     ) -> None:
-        """
-        Send. The same `message_id` twice is delivered once, where the engine can tell.
-
-        It need not have arrived when this returns: a few may be on their way.
-        """
+        """Send, not wait for its arrival. The same `message_id` twice is delivered once, where the engine can tell."""
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         """Everything sent to these subjects from now on; while `limit` wait unread, a sender gets no further ahead."""

@@ -51,9 +51,14 @@ class Attempt:
             raise LoopMisuseError("this attempt was already used; go on to the loop's next one")
         self._entered = True
         self._loop.call.attempt_started()
-        self._guard, self._timeout = self._loop.guard(), self._loop.timeout()
-        if self._guard is not None:
-            self._admit(self._guard)
+        plan, self._timeout = self._loop.plan, self._loop.timeout()
+        if plan.breaker is not None:
+            self._guard = plan.breaker.guard(plan.rule)
+            try:
+                self._guard.__enter__()
+            except BreakerOpenError as refused:  # it ends the loop and gets its note like any other failure
+                self._loop.finished = self._loop.call.record_failure(refused) is None
+                raise
         if self._timeout is not None:
             self._timeout.__enter__()
         return self
@@ -70,26 +75,14 @@ class Attempt:
                 raise
         return self._swallows(error)
 
-    def _admit(self, guard: Guard) -> None:
-        """Ask the breaker. A refusal ends the loop and gets its note like any other failure."""
-        try:
-            guard.__enter__()
-        except BreakerOpenError as refused:
-            self._loop.finished = self._loop.call.record_failure(refused) is None
-            raise
-
     def _swallows(self, error: BaseException | None) -> bool:
         if self._guard is not None:
             self._guard.__exit__(None if error is None else type(error), error, None)
-        call = self._loop.call
         if error is None:
-            self._loop.finished = True
-            call.succeeded()
-            return False
-        if isinstance(error, Exception) and call.record_failure(error) is not None:
-            return True
-        self._loop.finished = True
-        return False
+            self._loop.call.succeeded()
+        is_retried = isinstance(error, Exception) and self._loop.call.record_failure(error) is not None
+        self._loop.finished = not is_retried
+        return is_retried
 
 
 class Attempts:
@@ -101,10 +94,6 @@ class Attempts:
         self._begun = False
         self._async = False
         self.call = CallState(plan, clock.now(), exhaustions.count)
-
-    def guard(self) -> Guard | None:
-        breaker = self.plan.breaker
-        return None if breaker is None else breaker.guard(self.plan.rule)
 
     def timeout(self) -> Timeout | None:
         """Limit of the next attempt; None in a plain loop, whose block cannot be stopped."""
@@ -140,8 +129,7 @@ class Attempts:
         self.call = CallState(self.plan, clock.now(), exhaustions.count)
 
     def _turn(self) -> Iterator[Attempt]:
-        attempt = Attempt(self, self.call.attempts + 1)
         failures = self.call.attempts
-        yield attempt
+        yield Attempt(self, failures + 1)
         if not self.finished and self.call.attempts == failures:
             raise LoopMisuseError("the loop's body did not run inside `with attempt:`, so its outcome is unknown")

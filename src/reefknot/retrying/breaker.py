@@ -17,11 +17,10 @@ from reefknot import clock
 from reefknot.core.overload.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
 from reefknot.errors import AttemptTimeoutError, BreakerOpenError, DeadlineExceededError, ParameterTypeError
 from reefknot.retrying.failures import failure_from, retryable_by_default
-from reefknot.retrying.functions import is_async
-from reefknot.retrying.rules import rule_for
+from reefknot.retrying.functions import is_async, rule_for
 
 if TYPE_CHECKING:
-    from reefknot.retrying.rules import On, Rule
+    from reefknot.retrying.functions import On, Rule
 
 P = ParamSpec("P")
 R = TypeVar("R")

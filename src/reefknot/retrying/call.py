@@ -23,8 +23,8 @@ from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, 
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
 from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from, retryable_by_default
+from reefknot.retrying.functions import ALWAYS_RETRIED
 from reefknot.retrying.plan import Plan, exhaustions
-from reefknot.retrying.rules import ALWAYS_RETRIED
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
 from reefknot.runtime.log import log_callback_failure, logger, printable, seconds
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.rules import Verdict
+    from reefknot.retrying.functions import Verdict
     from reefknot.retrying.types import Hook
 
 WHY = {
@@ -54,18 +54,8 @@ class CallState:
     """State of one call: attempts, time and waits spent so far, and its failures as data."""
 
     __slots__ = (
-        "_records",
-        "attempts",
-        "delay",
-        "key",
-        "observe",
-        "plan",
-        "reason",
-        "redact",
-        "resolve",
-        "rule",
-        "since",
-        "started",
+        *("_records", "attempts", "delay", "key", "observe", "plan"),
+        *("reason", "redact", "resolve", "rule", "since", "started"),
     )
 
     def __init__(self, plan: Plan, started: float | None, since: int) -> None:

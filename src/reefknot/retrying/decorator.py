@@ -53,14 +53,8 @@ else:  # `overload` would import typing
         Without a policy: four attempts, 0.1 s doubling up to 30 s, full jitter. Without `on=`: connection errors,
         timeouts, HTTP 408, 429 and 5xx. Further options override `policy=`.
         """
-        return _retried(fn, policy, options)
-
-
-def _retried(fn: Any, policy: object, options: RetryKeywords) -> Any:
-    plan = _starting_plan(policy).with_options(options)
-    if fn is not None:
-        return decorated(plan, fn)
-    return lambda function: decorated(plan, function)
+        plan = _starting_plan(policy).with_options(options)
+        return decorated(plan, fn) if fn is not None else lambda function: decorated(plan, function)
 
 
 def _starting_plan(policy: object) -> Plan:

@@ -7,13 +7,13 @@ itself is not kept. Third-party classes are recognised by name and attributes, n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from reefknot import clock
+from reefknot.core.checks import is_number
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.redaction import redact
 from reefknot.core.retry.classify import (
     Kind,
     classify,
@@ -24,10 +24,11 @@ from reefknot.core.retry.classify import (
     status_in,
 )
 from reefknot.core.retry.policy import class_name
-from reefknot.retrying.rules import every_leaf
+from reefknot.retrying.functions import every_leaf
+from reefknot.runtime.redaction import process_redactor, redact
 
 if TYPE_CHECKING:
-    from reefknot.retrying.rules import Verdict
+    from reefknot.retrying.functions import Verdict
 
 EXHAUSTED_MARK = "__reefknot_exhausted__"
 _MAX_CAUSES = 8
@@ -40,7 +41,8 @@ _ClassTraits = tuple[tuple[str, ...], Kind | None, bool]
 _traits_of: dict[type, _ClassTraits] = {}
 _last_failure: dict[type, Failure] = {}
 """The last failure of each class that is read by its text alone: an outage repeats itself. The kept message is
-redacted, so a text with a secret in it never equals it and is read anew."""
+redacted, so a text with a secret in it never equals it and is read anew; with another redactor all are."""
+_last_redactor = process_redactor()
 
 
 # ---- retried by default ----------------------------------------------------------------------------------------------
@@ -61,14 +63,17 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
     """Declaration of the exception by `error_code` or `failure_type`: retryable or not; None when there is none."""
     try:
-        code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
+        code, kind = _declared(error)
     except Exception:  # an attribute that raises when it is read declares nothing
         return None
-    if isinstance(code, ErrorCode):
+    if code is not None:
         return retryable_code(code, failure.http_status)
-    if isinstance(kind, FailureType):
-        return kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
-    return None
+    return None if kind is None else kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
+
+
+def _declared(error: BaseException) -> tuple[ErrorCode | None, FailureType | None]:
+    code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
+    return code if isinstance(code, ErrorCode) else None, kind if isinstance(kind, FailureType) else None
 
 
 def http_errors(error: Exception) -> Verdict:
@@ -90,7 +95,11 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
     `since` is the count of exhausted retries when the call began: an older mark on a re-used exception object belongs
     to another call.
     """
+    global _last_redactor
     cls = type(error)
+    if _last_redactor is not process_redactor():
+        _last_redactor = process_redactor()
+        _last_failure.clear()
     try:
         text = str(error)
         last = _last_failure.get(cls)
@@ -115,16 +124,20 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
     return replace(failure, exhausted=True) if _exhausted(error, since) else failure
 
 
-def _failure_from_attributes(error: BaseException, message: str, names: tuple[str, ...]) -> Failure:
+def _failure_from_attributes(
+    error: BaseException, message: str, names: tuple[str, ...], *, text_status: int | None = None, limited: bool = False
+) -> Failure:
+    """The failure of an exception whose attributes count; `text_status` and `limited` are known without them."""
+    code, kind = _declared(error)
     status, hint, limit_reached = read_hints(error)
     return classify(
         message,
-        code=_instance(ErrorCode, getattr(error, "error_code", None)),
-        failure_type=_instance(FailureType, getattr(error, "failure_type", None)),
+        code=code,
+        failure_type=kind,
         exceptions=names + _reason_names(error, names),
-        http_status=status,
+        http_status=status or text_status,
         retry_after=hint,
-        limit_reached=limit_reached,
+        limit_reached=limit_reached or limited,
     )
 
 
@@ -145,10 +158,6 @@ def _class_traits(cls: type) -> _ClassTraits:
         _last_failure.clear()
     traits = _traits_of[cls] = (names, kind_of_class(names), has_no_attributes)
     return traits
-
-
-def _instance(kind: type[Any], value: object) -> Any:
-    return value if isinstance(value, kind) else None
 
 
 def _exhausted(error: BaseException, since: int) -> bool:
@@ -206,38 +215,32 @@ def _headers(source: object) -> dict[str, str]:
 
 def _delay(value: object) -> float | None:
     """Seconds from a number, a timedelta, a text of digits, or an HTTP date; None for anything else."""
-    if value is None or isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
+    if is_number(value):
         return float(value) if 0 <= value < float("inf") else None
     if hasattr(value, "total_seconds"):
         return max(0.0, float(value.total_seconds()))
-    if isinstance(value, str):
-        text = value.strip()[:64]
-        if text.isascii() and text.replace(".", "", 1).isdigit():
-            return float(text)
-        return _until_date(text)
-    return None
+    if not isinstance(value, str):
+        return None
+    text = value.strip()[:64]
+    return float(text) if text.isascii() and text.replace(".", "", 1).isdigit() else _until_date(text)
 
 
 def _until_date(text: str) -> float | None:
+    from datetime import UTC
     from email.utils import parsedate_to_datetime
 
     try:
         when = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, IndexError):
         return None
-    if when.tzinfo is None:
-        from datetime import UTC
-
-        when = when.replace(tzinfo=UTC)
-    return max(0.0, when.timestamp() - clock.wall())
+    return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - clock.wall())
 
 
 def _until_reset(text: str | None) -> float | None:
-    if text is None or not text.strip().isdigit():
+    text = "" if text is None else text.strip()
+    if not (text.isascii() and text.isdigit()):  # a raised two is a digit, and no number
         return None
-    return max(0.0, int(text.strip()[:12]) - clock.wall())
+    return max(0.0, int(text[:12]) - clock.wall())
 
 
 def classify_failure(message: str, exception: BaseException | None = None) -> FailureType:
@@ -251,13 +254,6 @@ def classify_failure(message: str, exception: BaseException | None = None) -> Fa
         return classify(words, http_status=status_in(words)).failure_type
     seen = failure_from(exception)
     words = words or seen.message
-    status, hint, limit_reached = read_hints(exception)
-    return classify(
-        words,
-        code=_instance(ErrorCode, getattr(exception, "error_code", None)),
-        failure_type=_instance(FailureType, getattr(exception, "failure_type", None)),
-        exceptions=seen.exceptions,
-        http_status=status or status_in(words),
-        retry_after=hint,
-        limit_reached=limit_reached or seen.failure_type is FailureType.RATE_LIMITED,
-    ).failure_type
+    limited, status = seen.failure_type is FailureType.RATE_LIMITED, status_in(words)
+    known = _failure_from_attributes(exception, words, seen.exceptions, text_status=status, limited=limited)
+    return known.failure_type

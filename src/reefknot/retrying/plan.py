@@ -11,8 +11,7 @@ from math import inf
 
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.retrying.functions import is_async
-from reefknot.retrying.rules import rule_for
+from reefknot.retrying.functions import is_async, rule_for
 from reefknot.runtime.log import LogBudget
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from reefknot.core.failure import Failure
     from reefknot.core.retry.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.rules import Rule
+    from reefknot.retrying.functions import Rule
     from reefknot.retrying.types import Hook, RetryKeywords
 
     Resolve: TypeAlias = Callable[[Failure], RetryPolicy]
@@ -55,7 +54,7 @@ class Exhaustions:
     a mark that is newer than the start of a call belongs to that call.
     """
 
-    __slots__ = ("count",)
+    __slots__ = ("count",)  # every call reads it
 
     def __init__(self) -> None:
         self.count = 0
@@ -68,19 +67,8 @@ class Plan:
     """A frozen description of one retrier."""
 
     __slots__ = (
-        "breaker",
-        "in_thread",
-        "log_budget",
-        "name",
-        "next_key",
-        "on_give_up",
-        "on_recover",
-        "on_retry",
-        "policy",
-        "resolver",
-        "rule",
-        "seed",
-        "throttle",
+        *("breaker", "in_thread", "log_budget", "name", "next_key", "on_give_up", "on_recover", "on_retry"),
+        *("policy", "resolver", "rule", "seed", "throttle"),
     )
 
     def __init__(self, policy: RetryPolicy, *, name: str = "", resolver: Callable[[], Resolve] | None = None) -> None:
@@ -190,9 +178,7 @@ def _breaker(value: object) -> CircuitBreaker | None:
         return None
     from reefknot.retrying.breaker import CircuitBreaker
 
-    if isinstance(value, CircuitBreaker):
-        return value
-    raise ParameterTypeError("breaker", value, "a CircuitBreaker, or None")
+    return _typed("breaker", value, CircuitBreaker, "a CircuitBreaker, or None")
 
 
 def _hook(name: str, value: object) -> Hook | None:

@@ -7,7 +7,7 @@ A retrier keeps nothing per call: any number of threads and tasks may share it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import ParamSpec, Self, TypeVar, Unpack
 
 from reefknot import clock
 from reefknot.core.failure import Failure
@@ -32,12 +32,12 @@ class Retrier:
     Without `on=`, connection errors, timeouts and HTTP 408, 429, 5xx are retried.
     """
 
-    __slots__ = ("_plan",)
+    __slots__ = ("plan",)
 
     def __init__(self, policy: RetryPolicy | None = None, **options: Unpack[RetryKeywords]) -> None:
         if policy is not None and not isinstance(policy, RetryPolicy):
             raise ParameterTypeError("policy", policy, "a RetryPolicy")
-        self._plan = Plan(policy or LIBRARY_DEFAULT).with_options(options)
+        self.plan = Plan(policy or LIBRARY_DEFAULT).with_options(options)
 
     @classmethod
     def following(cls, resolve: Callable[[Failure], RetryPolicy], policy: RetryPolicy, name: str = "") -> Self:
@@ -50,21 +50,17 @@ class Retrier:
     ) -> Self:
         """`following`, with `resolver` called once per call: a call keeps its policy book, the next has the latest."""
         retrier = cls.__new__(cls)
-        retrier._plan = Plan(policy, name=name, resolver=resolver)
+        retrier.plan = Plan(policy, name=name, resolver=resolver)
         return retrier
 
     @property
     def policy(self) -> RetryPolicy:
-        return self._plan.policy
-
-    @property
-    def plan(self) -> Plan:
-        return self._plan
+        return self.plan.policy
 
     def using(self, **options: Unpack[RetryKeywords]) -> Self:
         """This retrier with the given options changed."""
         other = type(self).__new__(type(self))
-        other._plan = self._plan.with_options(options)
+        other.plan = self.plan.with_options(options)
         return other
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -86,8 +82,8 @@ class Retrier:
         try:
             value = resume(call, attempt, args, kwargs)
         except Exception as error:
-            return _failed(call, error)
-        return _succeeded(call, value)
+            return _outcome(call, None, error)
+        return _outcome(call, value)
 
     async def arun(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """`run`, awaited."""
@@ -96,20 +92,20 @@ class Retrier:
         try:
             value = await aresume(call, awaited, args, kwargs)
         except Exception as error:
-            return _failed(call, error)
-        return _succeeded(call, value)
+            return _outcome(call, None, error)
+        return _outcome(call, value)
 
     def attempts(self) -> Attempts:
         """A retry loop around a block of code; see `reefknot.retrying.attempts`."""
-        return Attempts(self._plan)
+        return Attempts(self.plan)
 
     def _named(self, fn: object) -> Plan:
-        if self._plan.name or not callable(fn):
-            return self._plan
-        return self._plan.with_options({"name": name_of(fn)})
+        if self.plan.name or not callable(fn):
+            return self.plan
+        return self.plan.with_options({"name": name_of(fn)})
 
     def __repr__(self) -> str:
-        return f"<Retrier {self._plan.name or 'unnamed'}: {self._plan.policy.describe()}>"
+        return f"<Retrier {self.plan.name or 'unnamed'}: {self.plan.policy.describe()}>"
 
 
 def _plain(fn: Callable[P, R]) -> Callable[P, R]:
@@ -133,9 +129,6 @@ def _awaited(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     return shim
 
 
-def _failed(call: CallState, error: Exception) -> Outcome[Any]:
-    return Outcome(False, None, error, call.attempts, call.records, call.elapsed, call.reason)
-
-
-def _succeeded(call: CallState, value: R) -> Outcome[R]:
-    return Outcome(True, value, None, call.attempts + 1, call.records, call.elapsed, None)
+def _outcome(call: CallState, value: R | None, error: Exception | None = None) -> Outcome[R]:
+    attempts = call.attempts if error is not None else call.attempts + 1
+    return Outcome(error is None, value, error, attempts, call.records, call.elapsed, call.reason)

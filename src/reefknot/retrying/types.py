@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reefknot.core.retry.policy import Jitter, JitterName, RetryStrategy, StrategyName
     from reefknot.core.retry.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.rules import On
+    from reefknot.retrying.functions import On
 
 
 class RetryEvent(Struct, frozen=True):
@@ -74,12 +74,16 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
-class Retrying(Protocol[P, R_co]):
-    """A decorated function: called as before, with `using` to override options for one call."""
+class Wrapper(Protocol):
+    """Attributes that a decorated function takes over."""
 
     __name__: str
     __qualname__: str
     __wrapped__: Callable[..., Any]
+
+
+class Retrying(Wrapper, Protocol[P, R_co]):
+    """A decorated function: called as before, with `using` to override options for one call."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
@@ -118,12 +122,8 @@ class Retrying(Protocol[P, R_co]):
         def __get__(self, instance: object, owner: type | None = None) -> Retrying[P, R_co]: ...
 
 
-class OfClass(Protocol[P, Q, R_co]):
+class OfClass(Wrapper, Protocol[P, Q, R_co]):
     """`Class.name`: a function or static method; or a class method, bound."""
-
-    __name__: str
-    __qualname__: str
-    __wrapped__: Callable[..., Any]
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
@@ -132,12 +132,8 @@ class OfClass(Protocol[P, Q, R_co]):
     def using(self, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co]: ...
 
 
-class OfInstance(Protocol[P, Q, R_co]):
+class OfInstance(Wrapper, Protocol[P, Q, R_co]):
     """`instance.name`: a bound method; or a static method."""
-
-    __name__: str
-    __qualname__: str
-    __wrapped__: Callable[..., Any]
 
     @overload
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...

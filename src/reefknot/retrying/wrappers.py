@@ -167,47 +167,29 @@ def in_thread(call: CallState, fn: Function) -> Function:
     """`fn` in a thread of its own, waited for as long as the attempt's limit or the deadline allows."""
 
     def attempt(*args: Any, **kwargs: Any) -> Any:
+        from threading import Event, Thread  # loaded by calls that use a thread, not by `import reefknot`
+
         seconds, expired = attempt_limit(call, abandoned=True)
-        return _run_in_thread(fn, args, kwargs, seconds=seconds, expired=expired)
+        done, context = Event(), copy_context()
+        values: list[Any] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                values.append(context.run(fn, *args, **kwargs))
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        Thread(target=work, name="reefknot-attempt", daemon=True).start()
+        if not done.wait(None if seconds == inf else seconds):
+            raise expired()
+        if errors:
+            raise errors.pop()  # kept nowhere: its traceback holds this frame
+        return values[0]
 
     return attempt
-
-
-class _ThreadResult:
-    __slots__ = ("done", "error", "value")
-
-    def __init__(self) -> None:
-        from threading import Event  # loaded by calls that use a thread, not by `import reefknot`
-
-        self.done = Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-
-def _run_in_thread(fn: Function, args: Any, kwargs: Any, *, seconds: float, expired: Callable[[], Exception]) -> Any:
-    from threading import Thread
-
-    result = _ThreadResult()
-    context = copy_context()
-
-    def work() -> None:
-        try:
-            result.value = context.run(fn, *args, **kwargs)
-        except BaseException as error:  # the waiting thread raises it
-            result.error = error
-        finally:
-            result.done.set()
-
-    Thread(target=work, name="reefknot-attempt", daemon=True).start()
-    if not result.done.wait(None if seconds == inf else seconds):
-        raise expired()
-    error, result.error = result.error, None
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error
-    return result.value
 
 
 def attempt_limit(call: CallState, *, abandoned: bool = False) -> tuple[float, Callable[[], Exception]]:
@@ -229,21 +211,8 @@ def _async(plan: Plan, fn: Function) -> Function:
             return await aresume(begin(plan, clock.now(), exhaustions.count), fn, args, kwargs)
 
         return guarded_call
-    if plan.limited or plan.throttle is not None:
-        return _async_limited(plan, fn)
-    if plan.timed:
-
-        async def timed_call(*args: Any, **kwargs: Any) -> Any:
-            since, started = exhaustions.count, clock.now()
-            try:
-                return await fn(*args, **kwargs)
-            except Exception as error:
-                call = begin(plan, started, since)
-                if call.record_failure(error) is None:
-                    raise
-            return await aresume(call, fn, args, kwargs)
-
-        return timed_call
+    if plan.timed or plan.throttle is not None:
+        return _async_timed(plan, fn)
 
     async def plain_call(*args: Any, **kwargs: Any) -> Any:
         since = exhaustions.count
@@ -258,7 +227,7 @@ def _async(plan: Plan, fn: Function) -> Function:
     return plain_call
 
 
-def _async_limited(plan: Plan, fn: Function) -> Function:
+def _async_timed(plan: Plan, fn: Function) -> Function:
     throttle = plan.throttle
     budget, own = plan.policy.time_budget, plan.policy.attempt_timeout
     seconds = min(own, budget)
@@ -266,7 +235,7 @@ def _async_limited(plan: Plan, fn: Function) -> Function:
     def expired() -> Exception:
         return DeadlineExceededError(seconds=budget) if budget <= own else AttemptTimeoutError(seconds=own)
 
-    async def limited_call(*args: Any, **kwargs: Any) -> Any:
+    async def timed_call(*args: Any, **kwargs: Any) -> Any:
         since, started = exhaustions.count, clock.now()
         if throttle is not None:
             if started > throttle.edge:
@@ -286,7 +255,7 @@ def _async_limited(plan: Plan, fn: Function) -> Function:
             return value
         return await aresume(call, fn, args, kwargs)
 
-    return limited_call
+    return timed_call
 
 
 async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:

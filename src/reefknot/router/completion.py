@@ -12,16 +12,18 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
+from reefknot.audit.journal import completed_event
 from reefknot.core.audit.event import Event
 from reefknot.core.messages import ExecResult, ResultStatus, encode
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkDone, WorkFailed, WorkRejected
 from reefknot.errors import StoreUnavailableError
+from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.context import RouterContext
 from reefknot.router.pending import Pending
-from reefknot.runtime.batches import Batcher
 from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
 BATCH = 256
@@ -73,20 +75,26 @@ class Completion:
         if self._context.table.get(pending.id) is not pending:
             return
         self._context.table.remove(pending)
-        text, succeeded = encode(result).decode(), result.status is ResultStatus.SUCCESS
-        settled = WorkDone(text) if succeeded else WorkFailed(None, text, result.status.value)
-        held = pending.held
-        settlement = Settlement(held.id, held.owner, held.fence, settled)
+        body, succeeded = encode(result), result.status is ResultStatus.SUCCESS
+        settled = WorkDone(body.decode()) if succeeded else WorkFailed(None, body.decode(), result.status.value)
+        held, entries = pending.held, self._entries(result, body)
+        settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
         self.batch.put(_RouterEnd(settlement, result, result.status.value, done))
 
     def end(self, pending: Pending, result: ExecResult, event: Event) -> None:
         """End an assignment that this router holds."""
         if not self._context.table.remove(pending):
             return
-        held, entries = pending.held, tuple(self._context.journal.entries([event]))
-        settled = WorkRejected(encode(result).decode(), result.status.value)
+        body = encode(result)
+        held, entries = pending.held, self._entries(result, body, event)
+        settled = WorkRejected(body.decode(), result.status.value)
         counted = "rejected" if result.status is ResultStatus.ERROR else result.status.value
         self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled, entries), result, counted))
+
+    def _entries(self, result: ExecResult, body: bytes, *events: Event) -> tuple[AuditEntry, ...]:
+        """The events of an end, the last of which covers its result."""
+        covered = completed_event(result, body, self._context.clock.wall())
+        return tuple(self._context.journal.entries([*events, covered]))
 
     async def _keep(self, ends: list[_RouterEnd]) -> None:
         try:

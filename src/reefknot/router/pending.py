@@ -124,12 +124,14 @@ class WaitingLine:
             name, queue = next(iter(tenants.items()))
             _, place, pending = heappop(queue)
             self._entries -= 1
-            del tenants[name]
-            if queue:
-                tenants[name] = queue
-            elif not tenants:
+            is_there = pending.place == place
+            if is_there or not queue:  # a removed entry costs its tenant no turn
+                del tenants[name]
+                if queue:
+                    tenants[name] = queue
+            if not tenants:
                 del self._levels[priority]
-            if pending.place == place:
+            if is_there:
                 pending.place = 0
                 return pending
         return None

@@ -40,7 +40,7 @@ from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, W
 from reefknot.router.context import RouterContext, expired_event
 from reefknot.router.pending import ClaimedSubmission
 from reefknot.router.settings import CALLER_LATE_S, LEASE_S
-from reefknot.runtime.batches import Batcher
+from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
 SUBMIT_ARGUMENTS = {
@@ -110,11 +110,14 @@ def _value_at(value: Any, field: str) -> Any:
 
 
 def check_same_job(assignment: ExecAssignment, known: Job) -> None:
-    """`KeyConflictError` unless `known` is the job of the assignment: the same id is the same work."""
-    if assignment.job != known:
-        recorded, given = record_fingerprint(known), record_fingerprint(assignment.job)
-        if recorded != given:  # a tuple is written as a list
-            raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given)
+    """
+    `KeyConflictError` unless `known` is the job of the assignment: the same id is the same work.
+
+    Jobs are compared as they are written: a tuple is a list there, and 1, 1.0 and true, alike in Python, are not.
+    """
+    recorded, given = record_fingerprint(known), record_fingerprint(assignment.job)
+    if recorded != given:
+        raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given)
 
 
 # ---- the store ------------------------------------------------------------------------------------------------------

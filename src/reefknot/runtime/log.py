@@ -64,13 +64,15 @@ def printable(text: str, *, most: int | None = None, keep: str = "") -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """`Class: message` of an exception, for a log line."""
-    return printable(f"{type(error).__name__}: {error}", most=MAX_ERROR_TEXT)
+    """`Class: message` of an exception without secrets, for a log line."""
+    from reefknot.runtime.redaction import redact
+
+    return printable(redact(f"{type(error).__name__}: {error}"), most=MAX_ERROR_TEXT)
 
 
 def log_callback_failure(option: str, error: Exception) -> None:
     """Log that a hook or predicate of the caller raised: it changes nothing, but must not pass unseen."""
-    from reefknot.core.redaction import redact
+    from reefknot.runtime.redaction import redact
 
     try:
         message = printable(redact(str(error)), most=MAX_ERROR_TEXT)

@@ -46,7 +46,7 @@ class Timeout:
             return
         cancelled_by_others = self._task.uncancel() > self._cancelled_before
         if kind is not None and issubclass(kind, asyncio.CancelledError) and not cancelled_by_others:
-            raise self._error() from None
+            raise self._make_error() from None
 
     def expire(self) -> None:
         """End the block now."""
@@ -59,9 +59,6 @@ class Timeout:
     def _disarm(self) -> None:
         assert self._handle is not None
         self._handle.cancel()
-
-    def _error(self) -> Exception:
-        return self._make_error()
 
 
 class Timeouts:
@@ -103,9 +100,10 @@ class _SharedTimeout(Timeout):
     __slots__ = ("_end", "_owner")
 
     def __init__(self, owner: Timeouts, end: float) -> None:
+        self._make_error = TimeoutError
+        self.expired = False
         self._owner = owner
         self._end = end
-        self.expired = False
 
     def _arm(self) -> None:
         owner, end = self._owner, self._end
@@ -116,6 +114,3 @@ class _SharedTimeout(Timeout):
     def _disarm(self) -> None:
         """Forget this limit. The timer stays as it is: when it fires, it finds nothing or the next limit."""
         self._owner.ends.pop(self, None)
-
-    def _error(self) -> Exception:
-        return TimeoutError()

@@ -27,7 +27,7 @@ from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_ret
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.errors import KeyInProgressError, shown
-from reefknot.idempotency.scope import AttemptKeys, HeldKey, attempt_keys
+from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
 from reefknot.ports.block import Block, BlockContext
 from reefknot.runtime import seeds
 from reefknot.worker.context import WorkerContext
@@ -60,7 +60,6 @@ from reefknot.worker.records import (
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
-MOST_KEY_WAITS = 10_000
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
@@ -108,8 +107,7 @@ class StepRunner:
         self._redactor = context.redactor
         self._log = StepLog(context.worker_id, context.redactor)
         self.destinations = Destinations(context.settings.throttle)
-        self._key_waits: dict[str, float] = {}
-        """By work id: since when its attempts wait for a key that somebody else holds."""
+        self._key_waits = KeyWaits()
         self.counters = Counters()
 
     async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
@@ -310,12 +308,10 @@ class StepRunner:
         None when there is no such key, or the caller of the key would not wait any longer.
         """
         item, now, wall = attempt.item, self._clock.now(), self._clock.wall()
-        since = self._key_waits.pop(item.id, now - (wall - attempt.began))
+        since = self._key_waits.ended(item.id, now - (wall - attempt.began))
         if held is None or now + KEY_PAUSE_S - since >= held.wait or not self._fits(item, KEY_PAUSE_S):
             return None
-        if len(self._key_waits) >= MOST_KEY_WAITS:
-            del self._key_waits[next(iter(self._key_waits))]
-        self._key_waits[item.id] = since
+        self._key_waits.goes_on(item.id, since)
         reason = self._redactor(f"key {shown(held.key)} is in progress at {held.owner}")
         due = wall + KEY_PAUSE_S
         return AttemptReport(Snooze(int(due * 1000), reason, int((due - attempt.began) * 1000)))

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.audit.journal import about_item
+from reefknot.audit.journal import about_item, completed_event
 from reefknot.core.audit.event import Dropped, Event, OperatorAction, Quarantined, Requeued
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, encode
@@ -120,14 +120,16 @@ class Closing:
 
     def _report(self, item: WorkItem, report: AttemptReport, pool: Pool, work: AcceptedWork) -> None:
         """Queue the report for the store. From here on it does not depend on the slot any more."""
-        settled, body = report.settled, None
+        settled, events, body = report.settled, report.events, None
         if report.result is not None:
-            body = encode(self._with_overload(report.result, pool, work.admitted.queue_depth))
+            result = self._with_overload(report.result, pool, work.admitted.queue_depth)
+            body = encode(result)
+            events = (*events, completed_event(result, body, self._clock.wall()))
             if isinstance(settled, WorkDone):
                 settled = WorkDone(body.decode())
             elif isinstance(settled, WorkFailed | Quarantine):
                 settled = msgspec.structs.replace(settled, result=body.decode())
-        entries = tuple(self._context.journal.entries(report.events)) if report.events else ()
+        entries = tuple(self._context.journal.entries(events)) if events else ()
         settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms)
         self._ended.append(_Ended(item, settlement, pool, body))
         if not self._is_settling:

@@ -19,7 +19,7 @@ from reefknot.core.messages import StepResult, StepStatus
 from reefknot.core.retry.classify import classify, status_in
 from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
-from reefknot.idempotency.scope import HeldKey
+from reefknot.idempotency.waiting import HeldKey
 from reefknot.retrying.failures import failure_from
 
 

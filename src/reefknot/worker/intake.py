@@ -273,17 +273,15 @@ class Intake:
     def _admission(self, assignment: ExecAssignment, pool: Pool) -> AdmissionVerdict:
         """The admission decision with its inputs; asked once, and again only if the store refused the batch."""
         deadline = assignment.options.deadline_ms
-        tenant = assignment.tenant_id or ""
-        arrival = Arrival(assignment.priority, None if deadline is None else float(deadline), tenant)
+        left_ms = None if deadline is None else float(deadline)
+        arrival = Arrival(assignment.priority, left_ms, assignment.tenant_id or "")
         view = pool.view(arrival, draining=self.draining)
         if self._v2:
             return AdmissionVerdict(
                 admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules": pool.rules}
             )
-        answer: Admission = Accept()
-        if self.draining:
-            answer = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
-        return AdmissionVerdict(answer, {"view": view})
+        draining = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
+        return AdmissionVerdict(draining if self.draining else Accept(), {"view": view})
 
     def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
         """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""

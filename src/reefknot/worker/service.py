@@ -38,6 +38,7 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
+from reefknot.runtime.redaction import add_secrets, remove_secrets
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
 from reefknot.runtime.timeouts import STORE_S, Timeouts
@@ -101,6 +102,7 @@ class Worker:
         """`process` marks whose work this is: others then see at once that it is gone, and need not wait for leases."""
         clock = SteadyClock(clock)
         redactor = Redactor(secrets)
+        self._hidden: frozenset[str] = frozenset()
         self.worker_id = _checked(worker_id)
         self.settings = settings
         self._store = store
@@ -132,7 +134,10 @@ class Worker:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find what was accepted before, then listen."""
+        """Find what was accepted before, then listen. What steps log and record is free of this worker's secrets."""
+        if not self._hidden:
+            self._hidden = self._context.redactor.secrets
+            add_secrets(self._hidden)
         for state in (WorkState.PENDING, WorkState.RUNNING):
             await self._recover(state)
         assignments = self._transport.subscribe(*self._subjects)
@@ -230,6 +235,8 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._background.stop()
         await self.closing.return_claimed(list(self.pools.values()))
+        hidden, self._hidden = self._hidden, frozenset()
+        remove_secrets(hidden)
 
     def snapshot(self) -> WorkerSnapshot:
         now = self._clock.now()

@@ -19,7 +19,7 @@ KEYS = {
     "blocks.http": ["allow", "max_response_bytes", "ca_file"],
     "blocks.fs": ["roots", "max_bytes"],
     "blocks.sql": ["connections", "allow", "max_rows", "max_bytes"],
-    "blocks.sql.connections.a": ["url", "access", "role"],
+    "blocks.sql.connections.a": ["url", "access", "role", "functions"],
 }
 
 
@@ -45,6 +45,13 @@ def test_without_a_word_files_and_databases_are_closed(nothing: Any, tmp_path: P
 
 def test_without_a_file_there_are_settings_too(tmp_path: Path) -> None:
     assert block_settings(load_settings(environ={}, cwd=tmp_path)) == BlockSettings()
+
+
+def test_functions_of_a_connection_reach_the_block(tmp_path: Path) -> None:
+    entry = {"url": "postgresql://db/x", "functions": ["shop.total"]}
+    settings = settings_of(tmp_path, {"sql": {"connections": {"main": entry}}})
+
+    assert settings.sql.connections["main"].functions == ("shop.total",)
 
 
 def test_relative_paths_are_beneath_the_configuration(tmp_path: Path) -> None:
@@ -79,7 +86,7 @@ def test_a_listed_url_is_known_as_it_was_written(tmp_path: Path) -> None:
 
 SQL_URL = "accepted: sqlite:PATH or postgresql://…"
 SQL_FILE = "accepted: sqlite:PATH with the path of a file"
-URL_KEYS = "accepted: access, role, url"
+URL_KEYS = "accepted: access, functions, role, url"
 HTTP_KEYS = "accepted: allow, ca_file, max_response_bytes; did you mean 'allow'?"
 
 

@@ -133,7 +133,7 @@ class Counting:
             raise OSError("the disk is gone")
         return 0
 
-    async def trim(self, before: int) -> int:
+    async def trim(self, before: int, *, rule: str) -> int:
         return 0
 
 

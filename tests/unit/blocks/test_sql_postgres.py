@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.errors import lookup
 
-from reefknot.blocks.sql_postgres import first_word, refusal_for
+from reefknot.blocks.sql_postgres import refusal_for
 from reefknot.core.failure import ErrorCode
 from reefknot.core.retry.classify import retryable_code
 
@@ -51,21 +51,3 @@ def test_parameters_that_do_not_fit_are_named() -> None:
 
     assert refusal.code is ErrorCode.invalid_input
     assert str(refusal).startswith("params: ")
-
-
-@pytest.mark.parametrize(
-    ("query", "word"),
-    [
-        ("SELECT 1", "select"),
-        ("  \n-- a; drop\n/* b; drop */ (select) 1", "select"),
-        ("/* they /* nest */ */ copy", ""),
-        ("((table t))", "table"),
-        ("/**/copy t to '/x'", "copy"),
-        ("--only", ""),
-        ("", ""),
-        ("/*" * 5000, ""),
-        ("(" * 50_000 + "select", "select"),
-    ],
-)
-def test_the_first_word_is_found_behind_comments_and_brackets(query: str, word: str) -> None:
-    assert first_word(query) == word

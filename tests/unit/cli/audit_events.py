@@ -17,6 +17,7 @@ from reefknot.core.audit.event import (
     RetryRecovered,
     encode,
     timestamp,
+    timestamp_ms,
 )
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.decide import History, Reason, decide
@@ -88,7 +89,7 @@ STORY: list[AnyEvent] = [
 
 
 def entry(event: AnyEvent) -> AuditEntry:
-    at = int((NOON + 60) * 1000)
+    at = timestamp_ms(event.timestamp) or 0
     return AuditEntry(encode(event), event.event_type, at, event.correlation_id, event.trace_id, event.work_id)
 
 

@@ -198,7 +198,7 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
         (["work.jsonl", "--workers", "0"], 2, "--workers: 0"),
         (["work.jsonl", "--in-flight", "0"], 2, "--in-flight: 0"),
         (["work.jsonl", "--engine", "redis:x"], 2, "--engine"),
-        (["work.jsonl", "--engine", "sqlite:files/a.txt/state.db"], 69, "cannot be opened"),
+        (["work.jsonl", "--engine", "sqlite:work.jsonl/state.db"], 69, "cannot be opened"),
         (["work.jsonl", "--module", "no_such_module"], 78, "--module no_such_module"),
         (["work.jsonl", "--results", "no/such/out.jsonl"], 2, "--results: no/such/out.jsonl"),
         ([], 2, "FILE"),

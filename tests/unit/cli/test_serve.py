@@ -82,7 +82,7 @@ def test_the_baseline_is_reported_and_how_to_leave_it(rk: Commands) -> None:
     [
         (["--for", "-1"], 2, "--for"),
         (["--workers", "65"], 2, "--workers: 65"),
-        (["--engine", "sqlite:files/a.txt/x.db"], 69, "cannot be opened"),
+        (["--engine", "sqlite:reefknot.yaml/x.db"], 69, "cannot be opened"),
         (["--config", "gone.yaml"], 78, "gone.yaml"),
         (["--module", "no_such_module"], 78, "no_such_module"),
     ],

@@ -41,14 +41,13 @@ def test_the_order_is_named_then_variable_then_nearest_then_home_then_none(proje
     assert find("named.yaml", environ=environ, cwd=here) == named
 
 
-def test_the_users_folder_is_found_without_xdg_and_can_be_given(project: Path) -> None:
+def test_the_users_folder_is_found_without_xdg(project: Path) -> None:
     folder = project.parent / "me" / ".config" / "reefknot"
     folder.mkdir(parents=True)
     file = put(folder / "reefknot.yml")
     home = str(project.parent / "me")
     assert find(None, environ={"HOME": home}, cwd=project) == file
     assert find(None, environ={"HOME": home, "XDG_CONFIG_HOME": "relative"}, cwd=project) == file
-    assert find(None, environ={}, cwd=project, home_config=folder) == file
     assert find(None, environ={}, cwd=project) is None
 
 

@@ -148,6 +148,8 @@ def test_a_payload_that_is_no_assignment_is_told_of_like_a_damaged_one(payload: 
         (encode(ASSIGNMENT), True),
         (encode(msgspec.structs.replace(ASSIGNMENT, request_id="r-2", tenant_id=None)), True),
         (encode(msgspec.structs.replace(ASSIGNMENT, job=Job("test.step", {"n": 2}))), False),
+        (encode(msgspec.structs.replace(ASSIGNMENT, job=Job("test.step", {"n": 1.0}))), False),
+        (encode(msgspec.structs.replace(ASSIGNMENT, job=Job("test.step", {"n": True}))), False),
         (encode(msgspec.structs.replace(ASSIGNMENT, job=Job("other.step", {"n": 1}))), False),
         (b'{"something": "else"}', False),
         (b"{broken", True),

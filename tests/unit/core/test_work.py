@@ -5,6 +5,7 @@ import itertools
 import pytest
 from msgspec import structs
 
+from reefknot.core.overload.submission import Stage
 from reefknot.core.time import Moment
 from reefknot.core.work import (
     CRASH_LIMIT,
@@ -34,9 +35,11 @@ from reefknot.core.work import (
     is_workers,
     lease_ran_out,
     moved,
+    pool_of,
     recalled,
     requeue,
     settle,
+    stage_of,
     started,
     worker_class,
     worker_of,
@@ -385,3 +388,46 @@ def test_requeued_work_is_found_where_it_was(resource_class: str) -> None:
 def test_the_worker_of_a_class_is_what_stands_behind_its_last_at_sign() -> None:
     for name, worker in (("cpu@w1", "w1"), ("gpu@eu@w1", "w1"), (ROUTER, ""), ("imap", "")):
         assert worker_of(name) == worker, name
+
+
+# ---- pools and stages -----------------------------------------------------------------------------------------------
+
+
+@for_each_row(
+    ("resource_class", "pool"),
+    [("io", "io"), ("io@w1", "io"), ("a@b@w1", "a@b"), (ROUTER, ROUTER), ("@w1", "@w1")],
+)
+def test_the_pool_of_a_class_is_the_class_without_its_worker(resource_class: str, pool: str) -> None:
+    assert pool_of(resource_class) == pool
+
+
+def test_accepted_work_has_the_pool_that_was_given_else_that_of_its_class() -> None:
+    assert accepted(WorkItem("a", "t", ROUTER, pool="gpu"), NOW).pool == "gpu"
+    assert accepted(WorkItem("a", "t", "io@w1"), NOW).pool == "io"
+
+
+def test_a_submission_keeps_its_pool_with_a_worker_of_its_class_and_after_a_recall() -> None:
+    submission = accepted(WorkItem("a", "t", ROUTER, pool="io"), NOW)
+    moved_on = assigned(submission, WorkItem("a", "t", "io@w1"), LATER)
+
+    assert moved_on.pool == "io"
+    assert (recalled(moved_on, LATER).resource_class, recalled(moved_on, LATER).pool) == (ROUTER, "io")
+
+
+def test_an_empty_tenant_is_none() -> None:
+    assert accepted(WorkItem("a", "t", "io", tenant_id=""), NOW).tenant_id is None
+
+
+@for_each_row(
+    ("resource_class", "state", "stage"),
+    [
+        *((ROUTER, state, Stage.SUBMITTED) for state in (S.PENDING, S.RUNNING)),
+        *((name, S.PENDING, Stage.QUEUED) for name in ("io", "io@w1")),
+        *((name, S.RUNNING, Stage.RUNNING) for name in ("io", "io@w1")),
+        *((name, state, None) for name in (ROUTER, "io@w1") for state in S if state not in (S.PENDING, S.RUNNING)),
+    ],
+)
+def test_open_work_is_counted_at_its_stage_and_ended_work_at_none(
+    resource_class: str, state: WorkState, stage: Stage | None
+) -> None:
+    assert stage_of(WorkItem("a", "t", resource_class, state=state)) is stage

@@ -21,7 +21,7 @@ import pytest
 from reefknot.app import RetryManager, open_audit_log, open_store
 from reefknot.audit.journal import FanOut
 from reefknot.core.audit.chain import Head
-from reefknot.core.audit.event import Anchor, LogRepaired, OperatorAction, decode, encode
+from reefknot.core.audit.event import Anchor, LogRepaired, OperatorAction, decode, encode, timestamp
 from reefknot.engines.jsonlines import JsonLinesLog
 from reefknot.engines.jsonlines.writer import files_of
 from reefknot.engines.log_sink import LogSink
@@ -59,7 +59,7 @@ class StoppedClock:
 
 def entry(number: int, *, size: int = 0, correlation: str | None = None) -> AuditEntry:
     event = OperatorAction(
-        timestamp="2026-01-25T21:15:00.000Z",
+        timestamp=timestamp(number / 1000),
         actor="ann",
         action=f"n{number}",
         subject="x" * size,

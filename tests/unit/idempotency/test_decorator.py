@@ -16,7 +16,7 @@ from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.errors import AuditUnavailableError
 from reefknot.idempotency import decorator as module
-from reefknot.idempotency.scope import in_scope
+from reefknot.idempotency.decorator import in_scope
 from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import actions_in, events_in
 

@@ -900,7 +900,7 @@ def test_a_key_whose_process_lives_or_is_not_known_is_waited_for(url: str, owner
 
 def test_a_caller_that_waits_notices_that_the_process_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []
-    monkeypatch.setattr("reefknot.idempotency.once.owner_is_gone", lambda owner: owner in gone)
+    monkeypatch.setattr("reefknot.idempotency.waiting.owner_is_gone", lambda owner: owner in gone)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from reefknot.app import open_store
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.errors import NoStoreError
-from reefknot.idempotency.scope import in_scope, store_in_scope
+from reefknot.idempotency.decorator import in_scope, store_in_scope
 from reefknot.testing import run_virtual
 
 

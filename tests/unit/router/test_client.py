@@ -15,9 +15,8 @@ from reefknot.core.audit.event import OperatorAction
 from reefknot.core.messages import ExecResult, ResultStatus
 from reefknot.core.work import Interrupted
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ResultPendingError
-from reefknot.ports.quarantine import QuarantineFilter
 from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Settlement
+from reefknot.ports.work_queue import QuarantineFilter, Settlement
 from reefknot.router.client import Client, Handle
 from reefknot.router.service import Router
 from tests.workshop import Shop, Step, with_shop, work

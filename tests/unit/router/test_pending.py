@@ -7,8 +7,8 @@ from reefknot.ports.work_queue import Held
 from reefknot.router.pending import ClaimedSubmission, Pending, PendingTable
 
 
-def taken(name: str, priority: int = 0, deadline_at: int | None = None) -> ClaimedSubmission:
-    assignment = ExecAssignment(name, "r", Job("t"), options=AssignmentOptions(priority=priority))
+def taken(name: str, priority: int = 0, deadline_at: int | None = None, tenant: str | None = None) -> ClaimedSubmission:
+    assignment = ExecAssignment(name, "r", Job("t"), options=AssignmentOptions(priority=priority), tenant_id=tenant)
     return ClaimedSubmission(assignment, Held(name, "o", 1), deadline_at)
 
 
@@ -30,6 +30,36 @@ def test_a_line_goes_by_priority_and_then_by_age() -> None:
     for name, now, priority in (("young", 2.0, 0), ("old", 1.0, 0), ("urgent", 3.0, 9), ("last", 0.0, -5)):
         put(table, name, now, priority)
     assert line(table) == ["urgent", "old", "young", "last"]
+
+
+def tenants(table: PendingTable, *names: str, priority: int = 0) -> dict[str, Pending]:
+    """One after the other; the first letter is the tenant."""
+    ages = enumerate(names, start=len(table))
+    return {name: table.add(taken(name, priority, tenant=name[0]), "cpu", float(age)) for age, name in ages}
+
+
+def test_within_a_priority_tenants_take_turns_each_by_age() -> None:
+    table = PendingTable()
+    tenants(table, "a1", "a2", "a3", "a4", "b1", "b2", "c1")
+    tenants(table, "a5", "b3", "a6", priority=1)
+    assert line(table) == ["a5", "b3", "a6", "a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+
+def test_a_tenant_without_anything_left_stands_behind_the_others_when_it_comes_again() -> None:
+    table = PendingTable()
+    tenants(table, "a1", "b1", "b2", "b3")
+    stand = dict(table.lines())["cpu"]
+    assert [one.id for _ in range(2) if (one := stand.next())] == ["a1", "b1"]
+    tenants(table, "a2", "a3")
+    assert line(table) == ["b2", "a2", "b3", "a3"]
+
+
+def test_entries_that_were_removed_cost_a_tenant_no_turn() -> None:
+    table = PendingTable()
+    one = tenants(table, "a1", "a2", "a3", "a4", "b1", "b2")
+    for name in ("a1", "a2"):
+        table.remove(one[name])
+    assert line(table) == ["a3", "b1", "a4", "b2"]
 
 
 def test_who_comes_back_stands_where_its_age_puts_it_and_only_once() -> None:

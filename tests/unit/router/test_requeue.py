@@ -10,7 +10,7 @@ import pytest
 
 from reefknot.app.presence import adopt
 from reefknot.core.messages import ResultStatus
-from reefknot.ports.quarantine import ALL
+from reefknot.ports.work_queue import ALL
 from reefknot.router.client import Client
 from tests.workshop import DENIED, OK, Shop, Step, with_shop, work
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from reefknot.runtime.batches import Batcher
+from reefknot.runtime.tasks import Batcher
 from reefknot.testing import run_virtual
 
 

@@ -1,9 +1,10 @@
-"""Destinations of a worker's steps: bounded, and a fleet shares their throttles."""
+"""Destinations of a worker's steps: bounded, their throttles shared by a fleet, their breakers fed by facts."""
 
 import pytest
 
+from reefknot.core.overload.breaker import BreakerState, Permit
 from reefknot.worker import destinations
-from reefknot.worker.destinations import Destinations
+from reefknot.worker.destinations import LEAST_ANSWERS, OPENS_AFTER, TENANT_SEEN_S, Destination, Destinations
 from reefknot.worker.settings import ThrottleSettings
 
 
@@ -92,3 +93,80 @@ def test_a_switched_off_throttle_still_counts_traffic_for_the_breaker() -> None:
     assert place.throttle is None
     assert place.busy(1.5)
     assert not place.busy(99.0)
+
+
+# ---- the usual time -------------------------------------------------------------------------------------------------
+
+
+def place() -> Destination:
+    return Destinations(ThrottleSettings()).at("x")
+
+
+def test_a_service_time_is_usual_after_some_answers_and_then_follows_slowly() -> None:
+    slow = place()
+    for number in range(LEAST_ANSWERS):
+        assert slow.usual(0.0) == 0.0, f"{number} answers"
+        slow.answered(0.0, float(number))
+    assert slow.usual(0.0) == pytest.approx(2.0), "the mean of the first ones"
+    for _ in range(10):
+        slow.answered(0.0, 2.0)
+    slow.answered(0.0, 12.0)
+    assert slow.usual(0.0) == pytest.approx(3.0), "a tenth of the newest"
+
+
+def test_a_usual_time_counts_half_after_each_half_life_without_an_answer() -> None:
+    slow = place()
+    for _ in range(10):
+        slow.answered(100.0, 8.0)
+    assert [slow.usual(now) for now in (100.0, 105.0, 110.0)] == pytest.approx([8.0, 4.0, 2.0])
+    assert slow.usual(99.0) == pytest.approx(8.0), "a clock that is a moment behind does not make it longer"
+    slow.answered(105.0, 4.0)
+    assert slow.usual(105.0) == pytest.approx(4.0), "the next answer goes on from what was left"
+
+
+# ---- the breaker and tenants ----------------------------------------------------------------------------------------
+
+
+def report(to: Destination, tenant: str, now: float, *, ok: bool = False, times: int = 1) -> BreakerState:
+    for _ in range(times):
+        permit = to.breaker.admit(now)
+        if isinstance(permit, Permit):
+            to.report(permit, now, ok=ok, tenant=tenant)
+    return to.breaker.state(now)
+
+
+def test_one_tenant_alone_does_not_open_a_breaker_while_others_call() -> None:
+    shared = place()
+    report(shared, "b", 0.0, ok=True)
+    assert report(shared, "a", 1.0, times=10 * OPENS_AFTER) is BreakerState.CLOSED
+    assert report(shared, "b", 2.0) is BreakerState.OPEN, "the second one that fails says that it is not the first"
+
+
+def test_a_tenant_that_is_the_only_one_opens_it() -> None:
+    alone = place()
+    assert report(alone, "a", 1.0, times=OPENS_AFTER - 1) is BreakerState.CLOSED
+    assert report(alone, "a", 1.0) is BreakerState.OPEN
+
+
+def test_a_tenant_that_has_not_called_for_a_while_does_not_count_as_another_one() -> None:
+    quiet = place()
+    report(quiet, "b", 0.0, ok=True)
+    assert report(quiet, "a", TENANT_SEEN_S, times=OPENS_AFTER) is BreakerState.CLOSED
+    assert report(quiet, "a", TENANT_SEEN_S + 0.1) is BreakerState.OPEN
+
+
+def test_a_success_of_anybody_starts_the_count_and_the_list_of_failing_tenants_anew() -> None:
+    shared = place()
+    report(shared, "a", 0.0, times=OPENS_AFTER - 2)
+    report(shared, "b", 0.0)
+    report(shared, "c", 0.0, ok=True)
+    assert report(shared, "a", 1.0, times=2 * OPENS_AFTER) is BreakerState.CLOSED, "again only one of them fails"
+
+
+def test_the_tenants_of_a_destination_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(destinations, "MOST_TENANTS", 3)
+    crowded = place()
+    for number in range(10):
+        report(crowded, f"t{number}", 0.0)
+    assert list(crowded._tenants) == ["t7", "t8", "t9"]
+    assert len(crowded._failing) == 3

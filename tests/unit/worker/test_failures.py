@@ -14,7 +14,7 @@ from reefknot.core.audit.replay import replay
 from reefknot.core.messages import ResultStatus, StepResult
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.errors import KeyInProgressError, OutcomeUnknownError, QueueFullError
-from reefknot.idempotency.scope import in_scope
+from reefknot.idempotency.decorator import in_scope
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.worker import attempt as step_module
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
@@ -226,7 +226,7 @@ def test_the_deadline_holds_for_the_wait_too() -> None:
 
 
 def test_a_worker_that_lets_a_step_wait_until_its_time_is_over_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reefknot.idempotency.scope.AttemptKeys.wait", lambda self, now: 1e9)
+    monkeypatch.setattr("reefknot.idempotency.waiting.AttemptKeys.wait", lambda self, now: 1e9)
 
     async def story(shop: Shop) -> None:
         await waits_for_a_key(shop, 20, timeout_ms=5000)

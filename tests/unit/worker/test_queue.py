@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from reefknot.core.overload.admission import Oldest
+from reefknot.core.overload.submission import OpenWork, Stage
 from reefknot.worker.queue import BoundedQueue, Queued
 
 
@@ -242,3 +243,38 @@ def test_it_agrees_with_a_plain_list_whatever_is_done_to_it(seed: int) -> None:
                 soonest = min((one.due for one in plain.values()), default=None)
                 assert queue.next_due(now) == (None if soonest is None else max(0.0, soonest - now))
         assert queue.depth == len(plain)
+
+
+# ---- turns ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_arrival_overtakes_lower_priorities_and_the_later_turns_of_other_tenants() -> None:
+    flood = [Queued(f"a{number}", tenant="a") for number in range(20)]
+    queue = filled(*flood, Queued("b0", tenant="b"), Queued("low", -1), Queued("high", 5), size=None)
+
+    assert queue.behind(0, "a") == 1, "the low one"
+    assert queue.behind(0, "b") == 1 + 18, "and all but two turns of a"
+    assert queue.behind(0, "c") == 1 + 19, "of b nothing: it has one turn before c"
+    assert queue.behind(0, "") == queue.behind(0, "c")
+    assert (queue.behind(-9, "a"), queue.behind(9, "a")) == (0, queue.depth)
+
+
+def test_a_worker_counts_turns_as_the_store_does_whoever_comes_and_goes() -> None:
+    """Who is admitted by the store's count should not be refused by that of the worker."""
+    rng = Random(1)
+    queue, there = BoundedQueue(None), OpenWork()
+    here: dict[str, Queued] = {}
+    for number in range(2000):
+        if here and rng.random() < 0.45:
+            gone = here.pop(rng.choice(list(here)))
+            assert queue.remove(gone.id) == gone
+            there.add(Stage.QUEUED, gone.priority, gone.tenant, -1)
+        else:
+            due_at = rng.choice([0.0, 0.0, 1e9])
+            item = Queued(f"a{number}", rng.randint(-1, 1), float(number), due_at, tenant=rng.choice(["", "x", "y"]))
+            here[item.id] = item
+            queue.put(item, 0.0)
+            there.add(Stage.QUEUED, item.priority, item.tenant)
+        for priority in (-2, -1, 0, 1, 2):
+            for tenant in ("", "x", "new"):
+                assert queue.depth - queue.behind(priority, tenant) == there.ahead(priority, tenant)

@@ -334,7 +334,7 @@ def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it() -> 
         await asyncio.sleep(1)
         assert shop.result("a").error_code == "PERMISSION_DENIED"
         step.outcomes = (OK,)
-        from reefknot.ports.quarantine import QuarantineFilter
+        from reefknot.ports.work_queue import QuarantineFilter
 
         assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
         await asyncio.sleep(3)

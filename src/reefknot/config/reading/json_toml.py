@@ -105,8 +105,7 @@ class _Locator:
         self.session.marks.setdefault(path, mark)
         first = given.setdefault(path, mark)
         if first is not mark:
-            message = f"the key is already given at line {first.line}, column {first.column}"
-            self.session.wrong(mark, path, message)
+            self.session.repeated(mark, path, first)
 
     def key(self, table: KeyPath) -> tuple[KeyPath, Mark]:
         if self.next() != '"':

@@ -35,7 +35,7 @@ LONGEST_SEGMENT = 60
 _BARE = re.compile(r"[\w/+-]+\Z")
 _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Characters that an editor hides or shows as another. U+2028 ends a comment in YAML 1.1, and in no editor."""
-_UNFIT_DECODED = re.compile("[\x00\ud800-\udfff]")
+UNFIT_DECODED = re.compile("[\x00\ud800-\udfff]")
 """Characters refused even as an escape: no file name, variable or UTF-8 text can hold them."""
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 
@@ -125,6 +125,10 @@ class ParseSession:
             if len(self.problems) == MOST_PROBLEMS:
                 self.settle()
 
+    def repeated(self, mark: Mark, path: KeyPath, first: Mark) -> None:
+        """Note a key that stands at `first` already."""
+        self.wrong(mark, path, f"the key is already given at line {first.line}, column {first.column}")
+
     def refuse(self, mark: Mark, path: KeyPath, message: str) -> NoReturn:
         """Raise all mistakes so far and this one, behind which nothing can be read."""
         self.wrong(mark, path, message)
@@ -168,7 +172,7 @@ class ParseSession:
         """Note a value that one of the formats could not carry, so that all of them accept the same."""
         match value:
             case str():
-                if found := _UNFIT_DECODED.search(value):
+                if found := UNFIT_DECODED.search(value):
                     self.wrong(mark, path, f"text with the character U+{ord(found[0]):04X} is not accepted")
             case float():
                 if not math.isfinite(value):
@@ -188,19 +192,17 @@ class UnreadableError(Exception):
         self.is_missing = is_missing
 
 
-_REASONS: dict[type[OSError], str] = {
-    FileNotFoundError: "there is no such file",
-    NotADirectoryError: "there is no such file",
-    PermissionError: "may not be read: permission denied",
-    IsADirectoryError: "is a directory, not a file",
-}
+_DIRECTORY = "is a directory, not a file"
 
 
 def _reason(error: OSError) -> UnreadableError:
-    for kind, reason in _REASONS.items():
-        if isinstance(error, kind):
-            return UnreadableError(reason, is_missing=reason == _REASONS[FileNotFoundError])
-    return UnreadableError(f"cannot be read: {error.strerror or type(error).__name__}")
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            return UnreadableError("there is no such file", is_missing=True)
+        case PermissionError():
+            return UnreadableError("may not be read: permission denied")
+        case _:
+            return UnreadableError(f"cannot be read: {error.strerror or type(error).__name__}")
 
 
 def _open(path: str | os.PathLike[str]) -> int:
@@ -208,11 +210,9 @@ def _open(path: str | os.PathLike[str]) -> int:
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         return os.open(path, flags)
-    except IsADirectoryError as error:
-        raise _reason(error) from None
     except OSError as error:
         if os.path.isdir(path):  # some systems say "permission denied" of a folder
-            raise UnreadableError(_REASONS[IsADirectoryError]) from None
+            raise UnreadableError(_DIRECTORY) from None
         raise _reason(error) from None
     except ValueError:
         raise UnreadableError("is not a possible file name") from None
@@ -224,7 +224,7 @@ def read_small(path: str | os.PathLike[str], most: int) -> bytes:
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
-            raise UnreadableError(_REASONS[IsADirectoryError])
+            raise UnreadableError(_DIRECTORY)
         if not stat.S_ISREG(mode):
             raise UnreadableError("is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:

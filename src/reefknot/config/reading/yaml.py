@@ -12,7 +12,8 @@ and `0123`, which is 83 to one reader and 123 to another, is refused. Keys stay 
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -75,44 +76,29 @@ def plain_word(text: str) -> str | int | float | bool | None:
     return text if number is None else number
 
 
-def _as_null(text: str) -> None:
-    if text not in NULLS:
-        raise WordError("is not null")
-
-
-def _as_boolean(text: str) -> bool:
-    if text not in BOOLEANS:
-        raise WordError("is neither true nor false")
-    return BOOLEANS[text]
-
-
-def _as_integer(text: str) -> int:
-    number = _number(text)
-    if not isinstance(number, int):
-        raise WordError("is not a whole number")
-    return number
-
-
-def _as_float(text: str) -> float:
-    number = _number(text)
-    if number is None:
-        raise WordError("is not a number")
-    return float(number)
-
-
-TAGGED: dict[str, Callable[[str], str | int | float | bool | None]] = {
-    "tag:yaml.org,2002:null": _as_null,
-    "tag:yaml.org,2002:bool": _as_boolean,
-    "tag:yaml.org,2002:int": _as_integer,
-    "tag:yaml.org,2002:float": _as_float,
-    "tag:yaml.org,2002:str": str,
-    "!": str,
-}
-"""By explicit tag: the conversion of a scalar's text."""
-
-
 _MERGE = "<<"
 _PREFIX = "tag:yaml.org,2002:"
+_KINDS: dict[str, tuple[type, str]] = {
+    _PREFIX + "null": (NoneType, "is not null"),
+    _PREFIX + "bool": (bool, "is neither true nor false"),
+    _PREFIX + "int": (int, "is not a whole number"),
+    _PREFIX + "float": (float, "is not a number"),
+}
+"""By explicit tag: the type of the value, and the message for another one."""
+
+
+def _tagged(text: str, tag: str) -> str | int | float | bool | None:
+    """The value of a word with an explicit tag, which is a mistake unless the word has that meaning anyway."""
+    if tag not in _KINDS:
+        return text
+    kind, message = _KINDS[tag]
+    is_number = kind in (int, float)
+    value = plain_word(text) if is_number or text in NULLS or text in BOOLEANS else text
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise WordError(message)
+    return value
 
 
 class _Alias(yaml.Node):
@@ -151,9 +137,8 @@ def _compose(events: Iterator[Any], session: ParseSession) -> yaml.Node | None:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                session.refuse(
-                    _mark(event, session), (), "a second document begins here; a configuration is one document"
-                )
+                message = "a second document begins here; a configuration is one document"
+                session.refuse(_mark(event, session), (), message)
         elif isinstance(event, yaml.CollectionEndEvent):
             stack.pop()
         elif isinstance(event, yaml.NodeEvent):
@@ -239,8 +224,8 @@ class _Construction:
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         value: Any = None
         try:
-            if node.tag in TAGGED:
-                value = TAGGED[node.tag](node.value)
+            if node.tag in (*_KINDS, _PREFIX + "str", "!"):
+                value = _tagged(node.value, node.tag)
             elif node.tag is None:
                 value = node.value if node.style else plain_word(node.value)
             else:
@@ -262,9 +247,7 @@ class _Construction:
             if name == _MERGE and _is_plain(key):
                 merged.append(value)
             elif name in entries:
-                first = entries[name][0]
-                message = f"the key is already given at line {first.line}, column {first.column}"
-                self.session.wrong(mark, (*path, name), message)
+                self.session.repeated(mark, (*path, name), entries[name][0])
             else:
                 entries[name] = mark, value
         for source in merged:

@@ -6,10 +6,12 @@ row for each category, a bounded list of alerts. First attempts that succeed are
 therefore that of operations which failed at least once.
 """
 
+from collections import Counter
 from datetime import UTC, datetime
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from reefknot.core import checks
 from reefknot.core.audit.event import (
@@ -31,6 +33,8 @@ MOST_ALERTS = 100
 OTHERS = "(others)"
 """The row of all categories beyond the first 200."""
 UNNAMED = "(none)"
+_NOT_LISTED = -1
+"""The number of an alert beyond the first hundred."""
 
 
 class Pattern(Struct, frozen=True):
@@ -113,22 +117,20 @@ class _Tally:
 
     def __init__(self) -> None:
         self.window = Window()
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.executions = 0
         self.alert: int | None = None
 
     def add(self, event: AnyEvent) -> None:
-        name = event.event_type
-        if isinstance(event, IdempotencyEvent):
-            name = f"idempotency_{event.action}"
-        self.counts[name] = self.counts.get(name, 0) + 1
+        name = f"idempotency_{event.action}" if isinstance(event, IdempotencyEvent) else event.event_type
+        self.counts[name] += 1
         if isinstance(event, RetryRecovered | RetryExhausted | RetryRefused):
             self.executions += event.total_attempts
 
     def pattern(self) -> Pattern:
-        count = self.counts.get
-        retries, recovered = count("retry_attempt", 0), count("retry_recovered", 0)
-        exhausted, refused = count("retry_exhausted", 0), count("retry_refused", 0)
+        counts = self.counts
+        retries, recovered = counts["retry_attempt"], counts["retry_recovered"]
+        exhausted, refused = counts["retry_exhausted"], counts["retry_refused"]
         ended = recovered + exhausted + refused
         return Pattern(
             total_attempts=retries + ended,
@@ -136,9 +138,9 @@ class _Tally:
             recovered=recovered,
             exhausted=exhausted,
             refused=refused,
-            timeouts=count("timeout_occurred", 0),
-            idempotency_hits=count("idempotency_hit", 0),
-            idempotency_records=count("idempotency_record", 0),
+            timeouts=counts["timeout_occurred"],
+            idempotency_hits=counts["idempotency_hit"],
+            idempotency_records=counts["idempotency_record"],
             success_rate=recovered / ended if ended else None,
             avg_attempts=self.executions / ended if ended else None,
             peak_per_minute=self.window.peak,
@@ -154,7 +156,7 @@ class Analyser:
         self._threshold = threshold
         self._all = _Tally()
         self._by_category: dict[str, _Tally] = {}
-        self._by_type: dict[str, int] = {}
+        self._by_type: Counter[str] = Counter()
         self._events = 0
         self._first: float | None = None
         self._last: float | None = None
@@ -165,7 +167,7 @@ class Analyser:
         """Add the next event of the log."""
         at = epoch_seconds(event.timestamp)
         self._events += 1
-        self._by_type[event.event_type] = self._by_type.get(event.event_type, 0) + 1
+        self._by_type[event.event_type] += 1
         if at is not None:
             self._first = at if self._first is None else min(self._first, at)
             self._last = at if self._last is None else max(self._last, at)
@@ -194,35 +196,24 @@ class Analyser:
             window.add(second)
         else:
             window.move(second)
-        if self._threshold is None:
-            return
-        if window.total > self._threshold:
-            self._alert(category, tally, second)
-        elif tally.alert is not None:
-            self._end_alert(tally, second)
+        if self._threshold is not None:
+            self._watch(category, tally, second, self._threshold)
 
-    def _alert(self, category: str | None, tally: _Tally, second: int) -> None:
-        assert self._threshold is not None
-        rate = tally.window.total
-        if tally.alert is None:
-            if len(self._alerts) >= MOST_ALERTS:
-                self._left_out += 1
-                tally.alert = -1
-            else:
-                tally.alert = len(self._alerts)
-                self._alerts.append(Alert(category, timestamp(second), None, rate, self._threshold))
-        elif tally.alert >= 0:
-            old = self._alerts[tally.alert]
-            if rate > old.peak_per_minute:
-                self._alerts[tally.alert] = Alert(category, old.since, None, rate, old.threshold)
-
-    def _end_alert(self, tally: _Tally, second: int) -> None:
-        assert tally.alert is not None
-        if tally.alert >= 0:
-            old = self._alerts[tally.alert]
-            ended = timestamp(second)
-            self._alerts[tally.alert] = Alert(old.category, old.since, ended, old.peak_per_minute, old.threshold)
-        tally.alert = None
+    def _watch(self, category: str | None, tally: _Tally, second: int, threshold: float) -> None:
+        """Begin, raise or end the alert of a category."""
+        rate, number = tally.window.total, tally.alert
+        if number is not None and number >= 0:
+            known = self._alerts[number]
+            until = None if rate > threshold else timestamp(second)
+            self._alerts[number] = replace(known, until=until, peak_per_minute=max(known.peak_per_minute, rate))
+        if rate <= threshold:
+            tally.alert = None
+        elif number is None and len(self._alerts) < MOST_ALERTS:
+            tally.alert = len(self._alerts)
+            self._alerts.append(Alert(category, timestamp(second), None, rate, threshold))
+        elif number is None:
+            tally.alert = _NOT_LISTED
+            self._left_out += 1
 
     def result(self) -> Analysis:
         """The statistics of everything added so far."""

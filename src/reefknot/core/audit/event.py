@@ -7,10 +7,11 @@ redacted before it was taken, so that a replay is arithmetic. Pure: nothing is w
 
 from datetime import UTC, datetime
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.decide import DECIDER_VERSION, Again, Decision, History, Reason, ThrottleView
@@ -62,26 +63,10 @@ class FailureRecord(Struct, frozen=True):
 
     @classmethod
     def of(cls, failure: Failure) -> "FailureRecord":
-        return cls(
-            failure.code.wire,
-            failure.failure_type,
-            failure.message,
-            failure.http_status,
-            failure.retry_after,
-            failure.exceptions,
-            failure.exhausted,
-        )
+        return cls(failure.code.wire, *astuple(failure)[1:])  # the other fields are the same, in the same order
 
     def failure(self) -> Failure:
-        return Failure(
-            ErrorCode[self.code.lower()],
-            self.failure_type,
-            self.message,
-            self.http_status,
-            self.retry_after,
-            self.exceptions,
-            self.exhausted,
-        )
+        return Failure(ErrorCode[self.code.lower()], *astuple(self)[1:])
 
 
 class DecisionRecord(Struct, frozen=True):
@@ -169,26 +154,24 @@ class RetryAttempt(_OfOperation, frozen=True, tag="retry_attempt", kw_only=True)
     decision: DecisionRecord
 
 
-class RetryExhausted(_OfOperation, frozen=True, tag="retry_exhausted", kw_only=True):
+class _GivenUp(_OfOperation, frozen=True, kw_only=True):
+    total_attempts: int
+    final_exception_type: str
+    final_exception_message: str
+    reason: Reason
+    decision: DecisionRecord
+
+
+class RetryExhausted(_GivenUp, frozen=True, tag="retry_exhausted", kw_only=True):
     """The last execution failed: the attempts or the time budget are spent, or the server asks for too long a wait."""
 
     event_code: str = "RK-102"
-    total_attempts: int
-    final_exception_type: str
-    final_exception_message: str
-    reason: Reason
-    decision: DecisionRecord
 
 
-class RetryRefused(_OfOperation, frozen=True, tag="retry_refused", kw_only=True):
+class RetryRefused(_GivenUp, frozen=True, tag="retry_refused", kw_only=True):
     """A failure is not retryable, or the throttle or a breaker refused the retry."""
 
     event_code: str = "RK-103"
-    total_attempts: int
-    final_exception_type: str
-    final_exception_message: str
-    reason: Reason
-    decision: DecisionRecord
 
 
 class RetryRecovered(_OfOperation, frozen=True, tag="retry_recovered", kw_only=True):
@@ -250,6 +233,16 @@ class Dropped(Event, frozen=True, tag="dropped", kw_only=True):
     resource_class: str | None = None
 
 
+class Completed(Event, frozen=True, tag="completed", kw_only=True):
+    """An assignment ended, and its result was stored. `result_hash` is the SHA-256 of the stored text."""
+
+    event_code: str = "RK-304"
+    status: str
+    attempts: int | None = None
+    worker_id: str | None = None
+    result_hash: str
+
+
 class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
     """Work went to quarantine, which only an operator takes it out of."""
 
@@ -294,13 +287,22 @@ class BookStored(Event, frozen=True, tag="book_stored", kw_only=True):
 
 
 class Anchor(Event, frozen=True, tag="anchor", kw_only=True):
-    """Retention removed the events before this point of the chain. `removed` counts all removed so far."""
+    """
+    Retention removed the events up to this point of the chain. `removed` counts all removed so far.
+
+    `removed_now` of them went with this step, by `rule`. `last` is the body of the last of them and `previous` the hash
+    before it: together they give `hash`, so nobody can say that the events were older than they were.
+    """
 
     event_code: str = "RK-702"
     chain: str
     sequence: int
     hash: str
     removed: int
+    removed_now: int = 0
+    rule: str = ""
+    previous: str = ""
+    last: str = ""
 
 
 class LogRepaired(Event, frozen=True, tag="log_repaired", kw_only=True):
@@ -320,6 +322,7 @@ AnyEvent: TypeAlias = (
     | Admission
     | Routing
     | Dropped
+    | Completed
     | Quarantined
     | Requeued
     | BreakerEvent
@@ -328,24 +331,7 @@ AnyEvent: TypeAlias = (
     | Anchor
     | LogRepaired
 )
-EVENT_TYPES: tuple[type[Event], ...] = (
-    RetryAttempt,
-    RetryExhausted,
-    RetryRefused,
-    RetryRecovered,
-    IdempotencyEvent,
-    TimeoutOccurred,
-    Admission,
-    Routing,
-    Dropped,
-    Quarantined,
-    Requeued,
-    BreakerEvent,
-    OperatorAction,
-    BookStored,
-    Anchor,
-    LogRepaired,
-)
+EVENT_TYPES: tuple[type[Event], ...] = get_args(AnyEvent)
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(AnyEvent)
@@ -363,6 +349,14 @@ def decode(body: bytes) -> AnyEvent:
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(str(error)) from error
     return event
+
+
+def timestamp_ms(text: str) -> int | None:
+    """Milliseconds UTC of a time in an event; None when the text is no such time."""
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
 
 
 def timestamp(wall: float) -> str:

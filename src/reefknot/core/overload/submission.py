@@ -62,7 +62,7 @@ class SubmissionRules(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True):
-    """What a system offers to all submitters of its store: the slots of its workers, and its router's rules."""
+    """Slots of one system's workers by resource class, and its router's rules, for all submitters of the store."""
 
     slots: dict[str, int] = {}
     rules: SubmissionRules | None = None
@@ -168,7 +168,9 @@ def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -
     own = held.get(tenant, 0)
     most_of_one = max(1, int(rules.tenant_share * rules.size))
     if own < taken and own >= most_of_one:
-        return Reject(RejectReason.QUEUE_FULL, SHARE_MESSAGE, _retry_after_ms(wait), taken)
+        return _lower_one(work, arrival, rules, tenant) or Reject(
+            RejectReason.QUEUE_FULL, SHARE_MESSAGE, _retry_after_ms(wait), taken
+        )
     reserved = rules.size // RESERVED if arrival.priority <= DEFAULT_PRIORITY else 0
     if taken < rules.size - reserved:
         return Accept()
@@ -179,15 +181,22 @@ def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -
 
 def _in_place_of(work: OpenWork, arrival: Arrival, rules: SubmissionRules, held: Mapping[str, int]) -> Displace | None:
     """The submission that makes room: the lowest below the arrival's priority, or one of a tenant beyond its share."""
-    lowest = work.lowest()
-    if rules.preempt and lowest is not None and lowest[0] < arrival.priority:
-        return Displace(*lowest)
+    lower = _lower_one(work, arrival, rules)
+    if lower is not None:
+        return lower
     tenant = arrival.tenant
     greedy = max(held, key=lambda name: held[name], default=tenant)
-    if greedy == tenant or held[greedy] <= rules.tenant_share * rules.size or held[greedy] <= held.get(tenant, 0):
+    share = min(rules.tenant_share, 1 / len({*held, tenant})) * (rules.size - rules.size // RESERVED)
+    if greedy == tenant or held[greedy] <= share or held[greedy] <= held.get(tenant, 0) + 1:
         return None
     found = work.lowest(greedy)
     return Displace(*found) if found is not None and found[0] <= arrival.priority else None
+
+
+def _lower_one(work: OpenWork, arrival: Arrival, rules: SubmissionRules, tenant: str | None = None) -> Displace | None:
+    """The lowest submission (of one tenant), if it is below the arrival's priority and may be displaced."""
+    lowest = work.lowest(tenant) if rules.preempt else None
+    return Displace(*lowest) if lowest is not None and lowest[0] < arrival.priority else None
 
 
 def _retry_after_ms(wait: float) -> int:

@@ -33,11 +33,7 @@ _NONE, _FULL, _EQUAL, _PROPORTIONAL = Jitter.NONE, Jitter.FULL, Jitter.EQUAL, Ji
 
 
 def delay_before(k: int, policy: RetryPolicy, *, draw: float, previous: float = 0.0) -> float:
-    """
-    The wait before retry `k`.
-
-    `draw` is in [0, 1); `previous` is the wait before the previous retry, which only decorrelated jitter uses.
-    """
+    """The wait before retry `k`. `draw` is in [0, 1); `previous`, the wait before, is for decorrelated jitter."""
     if policy.base_delay == 0.0 and not policy.whole_seconds:
         return 0.0
     low, high = wait_range(k, policy, previous=previous)
@@ -138,10 +134,6 @@ def register_strategy(name: str, function: Callable[[int, RetryPolicy], float]) 
             answers = [function(k, policy), function(k, policy)]
         except Exception as error:
             raise ParameterError(name, f"{type(error).__name__} for retry {k}", _ANSWER) from error
-        if answers[0] != answers[1] or not all(_is_wait(answer) for answer in answers):
+        if answers[0] != answers[1] or not all(checks.is_number(one) and 0 <= one < 1e300 for one in answers):
             raise ParameterError(name, f"{answers[0]!r}, then {answers[1]!r} for retry {k}", _ANSWER)
     CUSTOM_STRATEGIES[name] = function
-
-
-def _is_wait(answer: object) -> bool:
-    return checks.is_number(answer) and 0 <= answer < 1e300

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct, json
 
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
-from reefknot.core.retry.policy import FIELDS, RetryPolicy, RetryStrategy
+from reefknot.core.retry.policy import ALIASES, FIELDS, RetryPolicy, RetryStrategy
 from reefknot.errors import ParameterError
 
 
@@ -49,15 +49,12 @@ class FieldValue(Struct, frozen=True):
     source: str
 
 
-class FieldOrigin(Struct, frozen=True):
+class FieldOrigin(FieldValue, frozen=True):
     """The value that won, where it comes from, and the values it overrode, the last loser first."""
 
-    value: Any
-    layer: Layer
-    source: str
     overrode: tuple[FieldValue, ...] = ()
 
-    def overridden_by(self, winner: "FieldValue | FieldOrigin") -> "FieldOrigin":
+    def overridden_by(self, winner: FieldValue) -> "FieldOrigin":
         """The origin of the field after `winner` was laid over this one."""
         beaten = FieldValue(self.value, self.layer, self.source)
         return FieldOrigin(winner.value, winner.layer, winner.source, (beaten, *self.overrode))
@@ -83,9 +80,8 @@ def fold_patches(patches: Iterable[Patch]) -> dict[str, FieldOrigin]:
     for one in patches:
         for name, given in one.items():
             lower = fields.get(name)
-            fields[name] = (
-                FieldOrigin(given.value, given.layer, given.source) if lower is None else lower.overridden_by(given)
-            )
+            alone = FieldOrigin(given.value, given.layer, given.source)
+            fields[name] = alone if lower is None else lower.overridden_by(given)
     return fields
 
 
@@ -173,7 +169,7 @@ class ResolvedPolicy(RetryPolicy):
         changed = super().replace(**changes)
         fields = dict(self.provenance)
         for name in changes:
-            field = _ALIASES.get(name, name)
+            field = ALIASES.get(name, name)
             given = FieldOrigin(getattr(changed, field), Layer.REQUEST, "caller")
             fields[field] = fields[field].overridden_by(given) if field in fields else given
         return ResolvedPolicy.of(self.target, fields, self.book_hash)
@@ -182,40 +178,26 @@ class ResolvedPolicy(RetryPolicy):
         return ResolvedPolicy.of, (self.target, dict(self.provenance), self.book_hash)
 
 
-_ALIASES = {"backoff_multiplier": "multiplier", "jitter_enabled": "jitter"}
-
-
-class Book:
+class Book(Struct, frozen=True, eq=False, kw_only=True):
     """A frozen snapshot of all layers of policy."""
 
-    __slots__ = ("_cache", "base", "categories", "content", "hash", "others", "sources", "statuses", "targets")
+    base: Mapping[str, tuple[Patch, ...]]
+    """By kind of target: the defaults of all targets of that kind, the built-in patch first, then the file's."""
+    categories: Mapping[ErrorCategory, tuple[CategoryEntry, ...]]
+    statuses: tuple[StatusRules, ...]
+    targets: Mapping[str, tuple[TargetEntry, ...]]
+    """By target, lowest first: the built-in entry, then the file's."""
+    others: Mapping[str, TargetEntry]
+    """By kind of target: the built-in entry of targets that have none of their own."""
+    sources: Mapping[str, tuple[str, TargetEntry]]
+    """By source: the connector it belongs to, and its entry."""
+    hash: str
+    content: Mapping[str, Any] | None = None
+    """The written policies, which `hash` is the hash of, for the audit log. None when nothing was written."""
+    _cache: dict[object, ResolvedPolicy] = {}
 
-    def __init__(
-        self,
-        *,
-        base: Mapping[str, tuple[Patch, ...]],
-        categories: Mapping[ErrorCategory, tuple[CategoryEntry, ...]],
-        statuses: tuple[StatusRules, ...],
-        targets: Mapping[str, tuple[TargetEntry, ...]],
-        others: Mapping[str, TargetEntry],
-        sources: Mapping[str, tuple[str, TargetEntry]],
-        hash: str,  # noqa: A002 - it is the book's hash, and the word of the design
-        content: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.base = base
-        """By kind of target: the defaults of all targets of that kind, the built-in patch first, then the file's."""
-        self.categories = categories
-        self.statuses = statuses
-        self.targets = targets
-        """By target, lowest first: the built-in entry, then the file's."""
-        self.others = others
-        """By kind of target: the built-in entry of targets that have none of their own."""
-        self.sources = sources
-        """By source: the connector it belongs to, and its entry."""
-        self.hash = hash
-        self.content = content
-        """The written policies, which `hash` is the hash of, for the audit log. None when nothing was written."""
-        self._cache: dict[object, ResolvedPolicy] = {}
+    def __repr__(self) -> str:
+        return f"<Book {self.hash[:12]}>"
 
     def resolve(
         self, target: str, failure: Failure | None = None, *, source: str | None = None, request: Request = NO_REQUEST
@@ -225,7 +207,8 @@ class Book:
         key = (target, source, known, request)
         found = self._cache.get(key)
         if found is None:
-            found = self._resolve(target, failure, source, request)
+            origins = self.origins(target, failure, source=source, request=request)
+            found = ResolvedPolicy.of(target, origins, self.hash)
             if len(self._cache) >= _CACHE:
                 self._cache.clear()
             self._cache[key] = found
@@ -234,9 +217,6 @@ class Book:
     def resolver(self, target: str, *, source: str | None = None) -> Callable[[Failure], RetryPolicy]:
         """A function from failure to policy for one target, as a retrier takes it."""
         return lambda failure: self.resolve(target, failure, source=source)
-
-    def _resolve(self, target: str, failure: Failure | None, source: str | None, request: Request) -> ResolvedPolicy:
-        return ResolvedPolicy.of(target, self.origins(target, failure, source=source, request=request), self.hash)
 
     def origins(
         self, target: str, failure: Failure | None = None, *, source: str | None = None, request: Request = NO_REQUEST

@@ -12,12 +12,18 @@ from typing import NamedTuple
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import LONGEST_TEXT
 
-_PERMANENT = ("permission denied", "access denied", "authentication failed", "invalid credentials", "not found")
-_RATE_LIMITED = ("rate limit", "too many requests", "quota exceeded", "429")
-_TRANSIENT = (
-    *("timeout", "connection refused", "temporary", "unavailable", "network", "503", "502"),
-    *("timed out", "connection reset"),
-)
+_TERMS: dict[FailureType, tuple[str, ...]] = {
+    FailureType.PERMANENT: (
+        *("permission denied", "access denied", "authentication failed"),
+        *("invalid credentials", "not found"),
+    ),
+    FailureType.RATE_LIMITED: ("rate limit", "too many requests", "quota exceeded", "429"),
+    FailureType.TRANSIENT: (
+        *("timeout", "connection refused", "temporary", "unavailable", "network", "503", "502"),
+        *("timed out", "connection reset"),
+    ),
+}
+"""The words of a message that stand for a failure type. The first type that has one of its words there decides."""
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _BORDER = re.compile(r"[_\-\s]+")
@@ -128,7 +134,7 @@ def _kind(
     status: int | None,
     must_wait: bool,
 ) -> Kind:
-    if status == 429 or (status == 403 and (must_wait or _any_of(_RATE_LIMITED, _words(message)))):
+    if status == 429 or (status == 403 and (must_wait or _any_of(_TERMS[FailureType.RATE_LIMITED], _words(message)))):
         return Kind(code or ErrorCode.http_error, FailureType.RATE_LIMITED)
     if failure_type is not None:
         return Kind(code or (ErrorCode.http_error if status else _CODE_OF_TYPE[failure_type]), failure_type)
@@ -140,11 +146,7 @@ def _kind(
 
 def kind_of_class(exceptions: tuple[str, ...]) -> Kind | None:
     """The kind of the most specific known class; None when none is known."""
-    for name in exceptions:
-        kind = KNOWN_CLASSES.get(name)
-        if kind is not None:
-            return kind
-    return None
+    return next((KNOWN_CLASSES[name] for name in exceptions if name in KNOWN_CLASSES), None)
 
 
 def kind_of_status(status: int | None) -> Kind | None:
@@ -165,13 +167,7 @@ def kind_of_text(message: str) -> Kind:
 def type_in(message: str) -> FailureType:
     """The failure type of a message's words: permanent before rate limited before transient."""
     text = _words(message)
-    if _any_of(_PERMANENT, text):
-        return FailureType.PERMANENT
-    if _any_of(_RATE_LIMITED, text):
-        return FailureType.RATE_LIMITED
-    if _any_of(_TRANSIENT, text):
-        return FailureType.TRANSIENT
-    return FailureType.UNKNOWN
+    return next((failure_type for failure_type, terms in _TERMS.items() if _any_of(terms, text)), FailureType.UNKNOWN)
 
 
 def status_in(message: str) -> int | None:
@@ -189,22 +185,11 @@ def retryable_status(status: int) -> bool:
     return status >= 500 or status in RETRYABLE_4XX
 
 
-_RETRYABLE_CODES = frozenset(
-    {
-        ErrorCode.network_error,
-        ErrorCode.connection_timeout,
-        ErrorCode.http_error,
-        ErrorCode.resource_unavailable,
-        ErrorCode.system_overload,
-    }
-)
-
-
 def retryable_code(code: ErrorCode, http_status: int | None = None) -> bool:
-    """The default table of error codes. `http_error` asks the status, and is retried when there is none."""
+    """Whether a code is retried by default: those of transient failures are. `http_error` asks the status, if any."""
     if code is ErrorCode.http_error and http_status is not None:
         return retryable_status(http_status)
-    return code in _RETRYABLE_CODES
+    return _TYPE_OF_CODE[code] is FailureType.TRANSIENT
 
 
 def is_transient(failure: Failure) -> bool:
@@ -227,31 +212,15 @@ def _words(message: str) -> str:
 
 
 def _any_of(terms: tuple[str, ...], text: str) -> bool:
-    return any(_number_in(term, text) if term.isdigit() else _term_in(term, text) for term in terms)
+    # Most texts have none of the terms, and a plain search is the cheapest way to know.
+    return any(term in text and _STANDING[term].search(text) is not None for term in terms)
 
 
-def _term_in(term: str, text: str) -> bool:
-    """Whether the term occurs at the beginning of a word: in "timeouts", not in "subnetwork"."""
-    at = text.find(term)
-    while at != -1:
-        if not text[at - 1].isalnum():
-            return True
-        at = text.find(term, at + 1)
-    return False
+def _standing(term: str) -> re.Pattern[str]:
+    """A pattern for a term at the beginning of a word ("timeouts", not "subnetwork"), and for a number on its own."""
+    if term.isdigit():  # not inside "4291", "v1.429", "429.5" or "429.pdf"
+        return re.compile(rf"{term}(?<![\w.,]{term})(?!\w|[.,]\w)")
+    return re.compile(rf"{term}(?<!\w{term})")
 
 
-def _number_in(number: str, text: str) -> bool:
-    """Whether the number stands on its own: not inside "4291", "v1.429", "429.5" or "429.pdf"."""
-    at = text.find(number)
-    while at != -1:
-        before, after = text[at - 1], text[at + len(number) : at + len(number) + 2]
-        part_of_more = (
-            before.isalnum()
-            or before in ".,"
-            or after[:1].isalnum()
-            or (after[:1] in (".", ",") and after[1:].isalnum())
-        )
-        if not part_of_more:
-            return True
-        at = text.find(number, at + 1)
-    return False
+_STANDING = {term: _standing(term) for terms in _TERMS.values() for term in terms}

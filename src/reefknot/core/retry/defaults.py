@@ -37,7 +37,7 @@ class ConnectorDefaults(NamedTuple):
 
 
 OTHER_CONNECTORS = ConnectorDefaults()
-CONNECTORS: dict[JobType, ConnectorDefaults] = {
+CONNECTORS: dict[str, ConnectorDefaults] = {
     JobType.LOCAL_FILES: ConnectorDefaults(3, 30, 300),
     JobType.OBSIDIAN_VAULT: ConnectorDefaults(3, 30, 300),
     JobType.IMAP_MAILBOX: ConnectorDefaults(5, 120, 1800, 0.3, transient_max_attempts=7, rate_limit_delay_seconds=600),
@@ -87,7 +87,7 @@ class OperationDefaults(NamedTuple):
     max_attempts: int
     base_delay: float
     max_delay: float
-    timeout: float
+    attempt_timeout: float
 
 
 UNLISTED = OperationDefaults(3, 1.0, 30.0, 30.0)
@@ -137,6 +137,13 @@ _EVERYWHERE: dict[str, Any] = {
     "max_retry_after": 300.0,
     "retryable": True,
 }
+_FOR_BLOCKS = {
+    "max_attempts": 4,
+    "base_delay": 0.1,
+    "max_delay": 30.0,
+    "jitter": Jitter.FULL,
+    "time_budget": DEFAULT_TIMEOUT,
+}
 
 
 def _patch(source: str, fields: Mapping[str, Any]) -> Patch:
@@ -144,26 +151,15 @@ def _patch(source: str, fields: Mapping[str, Any]) -> Patch:
 
 
 BASE: dict[str, tuple[Patch, ...]] = {
-    "block": (
-        _patch(
-            "worker default",
-            _EVERYWHERE
-            | {
-                "max_attempts": 4,
-                "base_delay": 0.1,
-                "max_delay": 30.0,
-                "jitter": Jitter.FULL,
-                "time_budget": DEFAULT_TIMEOUT,
-            },
-        ),
-    ),
+    "block": (_patch("worker default", _EVERYWHERE | _FOR_BLOCKS),),
     "connector": (_patch("connector default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL, "whole_seconds": True}),),
     "operation": (_patch("operation default", _EVERYWHERE | {"jitter": Jitter.PROPORTIONAL}),),
 }
 
 
-def _connector(name: str, defaults: ConnectorDefaults) -> TargetEntry:
-    source = f"connector {name}"
+def connector_entry(name: str) -> TargetEntry:
+    """The built-in entry of a connector, known or not."""
+    source, defaults = f"connector {name}", CONNECTORS.get(name, OTHER_CONNECTORS)
     overrides = {FailureType.PERMANENT: _patch(source, {"retryable": False})}
     if defaults.transient_max_attempts is not None:
         overrides[FailureType.TRANSIENT] = _patch(source, {"max_attempts": defaults.transient_max_attempts + 1})
@@ -181,36 +177,19 @@ def _connector(name: str, defaults: ConnectorDefaults) -> TargetEntry:
     return TargetEntry(policy, overrides)  # type: ignore[arg-type]  # a failure type is a condition
 
 
-def _operation(name: str, defaults: OperationDefaults) -> TargetEntry:
-    fields = {
-        "max_attempts": defaults.max_attempts,
-        "base_delay": defaults.base_delay,
-        "max_delay": defaults.max_delay,
-        "attempt_timeout": defaults.timeout,
-    }
-    return TargetEntry(_patch(f"operation {name}", fields))
-
-
-def connector_entry(name: str) -> TargetEntry:
-    """The built-in entry of a connector, known or not."""
-    known: dict[str, ConnectorDefaults] = {job_type.value: defaults for job_type, defaults in CONNECTORS.items()}
-    return _connector(name, known.get(name, OTHER_CONNECTORS))
-
-
 def operation_entry(target: str) -> TargetEntry:
     """The built-in entry of an operation's target, listed or not."""
-    known = {category.target: defaults for category, defaults in OPERATIONS.items()}
-    return _operation(target.partition(":")[2], known.get(target, UNLISTED))
+    name = target.partition(":")[2]
+    category = _SPELLINGS.get(name)
+    defaults = UNLISTED if category is None else OPERATIONS[category]
+    return TargetEntry(_patch(f"operation {name}", defaults._asdict()))
 
 
 TARGETS: dict[str, tuple[TargetEntry, ...]] = {
-    **{f"connector:{job_type.value}": (connector_entry(job_type.value),) for job_type in CONNECTORS},
+    **{f"connector:{name}": (connector_entry(name),) for name in CONNECTORS},
     **{category.target: (operation_entry(category.target),) for category in OPERATIONS},
 }
-OTHERS: dict[str, TargetEntry] = {
-    "connector": _connector("default", OTHER_CONNECTORS),
-    "operation": _operation("default", UNLISTED),
-}
+OTHERS = {"connector": connector_entry("default"), "operation": operation_entry("operation:default")}
 """The built-in entries of connectors and operations that are neither listed nor configured."""
 
 

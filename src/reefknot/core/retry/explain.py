@@ -66,11 +66,7 @@ def horizon(policy: RetryPolicy) -> float:
 def schedule(
     policy: RetryPolicy, hint: float | None = None, *, seed: int | None = None, key: str = ""
 ) -> Iterator[PlannedWait]:
-    """
-    The waits before all retries, as far as the time budget has room for the shortest ones.
-
-    At most a hundred are given: a longer schedule repeats its cap.
-    """
+    """The waits that the time budget has room for, at most a hundred of them: a longer schedule repeats its cap."""
     number = key_number(key)
     longest = previous = shortest_sum = 0.0
     for k in range(min(policy.retries, MOST_SHOWN)):

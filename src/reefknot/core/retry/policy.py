@@ -84,6 +84,8 @@ FIELDS = (
     "retryable_exceptions",
     "non_retryable_exceptions",
 )
+ALIASES = {"backoff_multiplier": "multiplier", "jitter_enabled": "jitter"}
+"""Second spellings of fields, which are accepted and not kept."""
 
 
 class RetryPolicy:
@@ -159,9 +161,8 @@ class RetryPolicy:
     def replace(self, **changes: Any) -> Self:
         """A policy that differs in the given fields; the result is checked like any other."""
         kept: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
-        for other, field in (("backoff_multiplier", "multiplier"), ("jitter_enabled", "jitter")):
-            if other in changes:
-                kept.pop(field)
+        for other in ALIASES.keys() & changes:
+            kept.pop(ALIASES[other])
         return type(self)(**(kept | changes))
 
     def describe(self) -> str:

@@ -8,12 +8,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
-from reefknot.core.audit.chain import Head, Mismatch
-from reefknot.core.audit.lines import LogLine, index_of, read_line, verify_lines
+from reefknot.core.audit.chain import (
+    Head,
+    LogLine,
+    Mismatch,
+    RetentionInForce,
+    index_of,
+    read_line,
+    time_of,
+    verify_lines,
+)
 from reefknot.core.checks import choice
 from reefknot.engines.jsonlines.writer import (
     Fsync,
@@ -27,6 +36,7 @@ from reefknot.engines.jsonlines.writer import (
 from reefknot.errors import ParameterError, StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 from reefknot.ports.clock import Clock
+from reefknot.runtime.changes import Waiters
 
 LARGEST_FILE = 64 << 20
 SMALLEST_LIMIT = 4096
@@ -36,11 +46,10 @@ R = TypeVar("R")
 class JsonLinesLog:
     """An audit log in files, opened with `await JsonLinesLog.open(…)`."""
 
-    def __init__(self, writer: LineWriter, clock: Clock, pool: ThreadPoolExecutor | None) -> None:
+    def __init__(self, writer: LineWriter, pool: ThreadPoolExecutor | None) -> None:
         self._writer = writer
-        self._clock = clock
         self._pool = pool
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiters = Waiters()
         self._closed = False
 
     @classmethod
@@ -71,7 +80,7 @@ class JsonLinesLog:
             keep=keep,
             fsync=choice("fsync", fsync, Fsync),
         )
-        log = cls(writer, clock, None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-lines"))
+        log = cls(writer, None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-lines"))
         try:
             await log._run(writer.open)
         except BaseException:
@@ -81,7 +90,7 @@ class JsonLinesLog:
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         head = await self._run(lambda: self._writer.append(entries))
-        self._wake()
+        self._waiters.wake_all()
         return head
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
@@ -91,25 +100,27 @@ class JsonLinesLog:
         return await self._run(lambda: self._writer.head)
 
     async def verify(
-        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+        self,
+        head: Head | None = None,
+        *,
+        in_force: RetentionInForce | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Mismatch]:
         """Verify the chain, in another thread: appending goes on while a long log is read."""
         snapshot = await self._run(lambda: LogSnapshot(files_of(self._writer.path), self._writer.head))
-        walk = partial(_verified, snapshot, head, progress)
+        walk = partial(_verified, snapshot, head, in_force, progress)
         return walk() if self._pool is None else await asyncio.to_thread(walk)
 
-    async def trim(self, before: int) -> int:
-        gone = await self._run(lambda: self._writer.trim(before))
-        self._wake()
+    async def trim(self, before: int, *, rule: str = "by hand") -> int:
+        gone = await self._run(lambda: self._writer.trim(before, rule))
+        self._waiters.wake_all()
         return gone
 
     async def wait(self, after: int, timeout: float) -> bool:
-        until = self._clock.now() + timeout
-        while (await self.head()).sequence <= after:
-            left = until - self._clock.now()
-            if left <= 0 or not await self._change(left):
-                return (await self.head()).sequence > after
-        return True
+        head = await self._waiters.watch(
+            self.head, "", pause=lambda head: inf if head.sequence <= after else 0.0, timeout=timeout
+        )
+        return head.sequence > after
 
     async def close(self) -> None:
         """Close the file and release its lock. A second call does nothing."""
@@ -119,7 +130,7 @@ class JsonLinesLog:
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=False)
-        self._wake()
+        self._waiters.wake_all()
 
     async def _run(self, work: Callable[[], R]) -> R:
         if self._closed:
@@ -131,28 +142,15 @@ class JsonLinesLog:
         except OSError as error:
             raise translated(error, self._writer.path) from error
 
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
 
-    async def _change(self, timeout: float) -> bool:
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            async with asyncio.timeout(timeout):
-                await future
-        except TimeoutError:
-            return False
-        finally:
-            self._waiting.discard(future)
-        return True
-
-
-def _verified(snapshot: LogSnapshot, head: Head | None, progress: Callable[[int], None] | None) -> list[Mismatch]:
+def _verified(
+    snapshot: LogSnapshot,
+    head: Head | None,
+    in_force: RetentionInForce | None,
+    progress: Callable[[int], None] | None,
+) -> list[Mismatch]:
     with snapshot:
-        found = verify_lines(snapshot.lines(progress), snapshot.head)
+        found = verify_lines(snapshot.lines(progress), snapshot.head, in_force=in_force)
         if head is not None and head != snapshot.head:
             found += [one for one in verify_lines(snapshot.lines(), head) if one not in found]
     return found
@@ -178,4 +176,7 @@ def _page(files: list[Path], query: AuditQuery) -> list[KeptEntry]:
 
 def _entry(line: LogLine) -> AuditEntry:
     filed = line.filed or index_of(line.body)
-    return AuditEntry(line.body, filed.event_type, line.at or 0, filed.correlation_id, filed.trace_id, filed.work_id)
+    at = time_of(line)
+    return AuditEntry(
+        line.body, filed.event_type, 0 if at is None else at, filed.correlation_id, filed.trace_id, filed.work_id
+    )

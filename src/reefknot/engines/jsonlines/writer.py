@@ -13,19 +13,33 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO, Self
 
 from msgspec import Struct
 
-from reefknot.core.audit.chain import ANCHOR, Head, anchor_body, link
+from reefknot.core.audit.chain import (
+    ANCHOR,
+    EventIndex,
+    Head,
+    LogHeader,
+    LogLine,
+    Removal,
+    anchor_body,
+    anchor_in,
+    event_line,
+    file_rule,
+    header_line,
+    link,
+    read_line,
+    time_of,
+)
 from reefknot.core.audit.event import LogRepaired, encode, timestamp
-from reefknot.core.audit.lines import EventIndex, LogHeader, LogLine, event_line, header_line, read_line
 from reefknot.errors import StoreCorruptError, StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
+from reefknot.runtime.private_files import private_opener
 
 LONGEST_LINE = 16 << 20
 
@@ -55,23 +69,16 @@ class LineWriter:
 
     def open(self) -> None:
         """Take the lock, find the end, and cut off half a batch that a crash left, with an event that says so."""
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = acquire_lock(self.path)
-            self.path.with_name(f"{self.path.name}.new").unlink(missing_ok=True)
-            files = files_of(self.path)
-            if not files:
-                write_file(self.path, Head(token_hex(8)))
-            elif files[-1] != self.path:  # a crash came between two files
-                write_file(self.path, end_of(files[-1]).head)
-            torn = self._open_file()
-            self.start = opening_head(files_of(self.path)[0])
-        except OSError as error:
-            self.close()
-            raise translated(error, self.path) from error
-        except BaseException:
-            self.close()
-            raise
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = acquire_lock(self.path)
+        self.path.with_name(f"{self.path.name}.new").unlink(missing_ok=True)
+        files = files_of(self.path)
+        if not files:
+            write_file(self.path, Head(token_hex(8)))
+        elif files[-1] != self.path:  # a crash came between two files
+            write_file(self.path, end_of(files[-1]).head)
+        torn = self._open_file()
+        self.start = opening_head(files_of(self.path)[0])
         if torn:
             now = self._wall_ms()
             event = LogRepaired(timestamp=timestamp(now / 1000), removed_bytes=torn)
@@ -79,7 +86,7 @@ class LineWriter:
 
     def _open_file(self) -> int:
         end = end_of(self.path)
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._file = private_opener(str(self.path), os.O_WRONLY | os.O_APPEND)
         if end.whole < end.size:
             os.ftruncate(self._file, end.whole)
             os.fsync(self._file)
@@ -166,18 +173,30 @@ class LineWriter:
         """Remove the oldest files beyond the bound, each after its anchor event was written."""
         if self._keep is not None:
             for file in files_of(self.path)[: -self._keep]:
-                self._drop(file)
+                self._drop(file, file_rule(self._keep))
 
-    def _drop(self, file: Path) -> None:
+    def _drop(self, file: Path, rule: str) -> None:
         anchor = end_of(file).head
-        self._anchor(anchor)
+        self._anchor(anchor, self._removal(file, anchor, rule))
         file.unlink()
         sync_folder(self.path.parent)
         self.start = anchor
 
-    def _anchor(self, anchor: Head) -> None:
+    def _removal(self, file: Path, anchor: Head, rule: str) -> Removal:
+        """Removal of everything up to `anchor`, which is in this file. One that ends in an anchor does not show it."""
+        previous, last = opening_head(file).hash, b""
+        for text in lines_of([file]):
+            line = read_line(text)
+            if isinstance(line, LogLine):
+                if line.sequence == anchor.sequence:
+                    last = line.body
+                    break
+                previous = line.hash
+        return Removal(rule, anchor.sequence - self.start.sequence, previous, b"" if anchor_in(last) else last)
+
+    def _anchor(self, anchor: Head, removal: Removal) -> None:
         now = self._wall_ms()
-        self._append_body(anchor_body(anchor, now), ANCHOR, now)
+        self._append_body(anchor_body(anchor, now, removal), ANCHOR, now)
         if self._fsync is not Fsync.NEVER:
             self._flush(self._usable())
 
@@ -186,14 +205,14 @@ class LineWriter:
         self._write(data)
         self.head = head
 
-    def trim(self, before: int) -> int:
+    def trim(self, before: int, rule: str) -> int:
         """Remove events before this time (ms UTC) from the start. Whole files go first; the next is rewritten."""
         gone, anchor, rewritten = self._old(before)
         files = files_of(self.path)
         for file in files[: files.index(rewritten)]:
-            self._drop(file)
+            self._drop(file, rule)
         if anchor != opening_head(rewritten):
-            self._anchor(anchor)
+            self._anchor(anchor, self._removal(rewritten, anchor, rule))
             write_file(rewritten, anchor, _after(rewritten, anchor.sequence))
             self.start = anchor
             if rewritten == self.path:
@@ -210,7 +229,8 @@ class LineWriter:
                 line = read_line(text)
                 if not isinstance(line, LogLine):
                     continue
-                if line.at is None or line.at >= before:
+                at = time_of(line)
+                if at is None or at >= before:
                     return gone, anchor, file
                 gone, anchor = gone + 1, Head(anchor.chain, line.sequence, line.hash)
         return gone, anchor, files[-1]
@@ -238,32 +258,24 @@ def lines_of(files: list[Path]) -> Iterator[bytes]:
                 yield line
 
 
-class LogSnapshot:
+class LogSnapshot(ExitStack):
     """The files of a log, held open, and its head, both as of one moment: rotation and removal change nothing."""
 
     def __init__(self, files: list[Path], head: Head) -> None:
+        super().__init__()
         self.head = head
-        self._streams: list[tuple[BinaryIO, int]] = []
-        for file in files:
-            stream = file.open("rb")
-            self._streams.append((stream, os.fstat(stream.fileno()).st_size))
+        self._streams = [self.enter_context(file.open("rb")) for file in files]
+        self._sizes = [os.fstat(stream.fileno()).st_size for stream in self._streams]
 
     def lines(self, progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
         """Every line of the snapshot, from the start."""
-        for stream, size in self._streams:
+        for stream, size in zip(self._streams, self._sizes, strict=True):
             stream.seek(0)
             while size > 0 and (line := stream.readline(min(LONGEST_LINE, size))):
                 size -= len(line)
                 if progress is not None:
                     progress(1)
                 yield line
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exit_info: object) -> None:
-        for stream, _ in self._streams:
-            stream.close()
 
 
 def opening_head(file: Path) -> Head:
@@ -296,7 +308,7 @@ def end_of(file: Path) -> FileEnd:
 def write_file(path: Path, head: Head, lines: Iterable[bytes] = ()) -> None:
     """Write a file that opens at `head`, whole or not at all, in place of the one that is there."""
     fresh = path.with_name(f"{path.name}.new")
-    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+    with open(fresh, "wb", opener=private_opener) as stream:
         stream.write(header_line(head))
         stream.writelines(lines)
         stream.flush()

@@ -9,8 +9,8 @@ When the caller has a transaction open, the block joins it by a savepoint: it ro
 commit to the caller. A connection carries one transaction; two tasks or threads inside blocks of one connection are
 refused, because one would commit or undo the other's work.
 
-Sync and async drivers share one implementation: a driver's methods are generators of steps. A step is a call, or a
-pause in seconds; `run_steps` takes them by blocking, `run_steps_async` by awaiting.
+Sync and async drivers share one implementation, in coroutines. On a sync connection they wait for nothing but their
+own `sleep`; where that blocks too, `run_blocking` takes a coroutine to its end in one go.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import isawaitable
 from threading import get_ident
-from types import TracebackType
-from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -50,9 +49,7 @@ _ACCEPTED = (
 )
 
 T = TypeVar("T")
-
-Step = Callable[[], Any] | float
-Steps = Generator[Step, Any, T]
+Sleep = Callable[[float], Awaitable[None]]
 
 
 class Ledger:
@@ -90,32 +87,23 @@ class LedgerBlock:
     def __enter__(self) -> LedgerClaim:
         if self._transaction.needs_await:
             raise ParameterTypeError("conn", self._conn, "for `with` a sync connection; use `async with` here")
-        return run_steps(self._enter())
+        self._transaction.sleep = sleep_blocking
+        return run_blocking(self.__aenter__())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        run_steps(self._leave(failed=kind is not None))
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
+        run_blocking(self.__aexit__(kind))
 
     async def __aenter__(self) -> LedgerClaim:
-        return await run_steps_async(self._enter())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await run_steps_async(self._leave(failed=kind is not None))
-
-    def _enter(self) -> Steps[LedgerClaim]:
         if self._entered:
             raise IdempotencyError("this block was entered before; ask the ledger for another: ledger.once(key)")
         _refuse_other_callers(self._conn)
         self._entered = True
         _open_blocks.setdefault(id(self._conn), (self, _current_caller()))
         try:
-            yield from self._transaction.begin(self._key)
-            self._claim = self._claim_of((yield from self._transaction.claim(self._key, self._fingerprint)))
+            await self._transaction.begin(self._key)
+            self._claim = self._claim_of(await self._transaction.claim(self._key, self._fingerprint))
         except BaseException:
-            yield from self._transaction.roll_back()
+            await self._transaction.roll_back()
             self._forget()
             raise
         return self._claim
@@ -129,16 +117,16 @@ class LedgerBlock:
             raise OutcomeUnknownError(self._key, owner="a block that committed before its end")
         return LedgerClaim(self._key, recorded=stored.result)
 
-    def _leave(self, *, failed: bool) -> Steps[None]:
+    async def __aexit__(self, kind: type[BaseException] | None, *more: object) -> None:
         assert self._claim is not None
         try:
-            if failed or self._claim.done:
-                yield from self._transaction.roll_back()
+            if kind is not None or self._claim.done:
+                await self._transaction.roll_back()
                 return
             try:
-                yield from self._transaction.record(self._key, self._claim.text)
+                await self._transaction.record(self._key, self._claim.text)
             except BaseException:
-                yield from self._transaction.roll_back()
+                await self._transaction.roll_back()
                 raise
         finally:
             self._forget()
@@ -242,25 +230,22 @@ class StoredKey(NamedTuple):
 
 
 class LedgerTransaction(Protocol):
-    """The transaction of one block on one driver. Every method is a generator of steps."""
+    """The transaction of one block on one driver. On a sync connection its methods wait by `sleep` alone."""
 
     needs_await: bool
+    sleep: Sleep
 
-    def begin(self, key: str) -> Steps[None]:
+    async def begin(self, key: str) -> None:
         """Open a transaction, or a savepoint in the one that the caller has open."""
-        ...
 
-    def claim(self, key: str, fingerprint: str) -> Steps[StoredKey | None]:
+    async def claim(self, key: str, fingerprint: str) -> StoredKey | None:
         """None when this block has the key now, else its record. Waits for another transaction that holds the key."""
-        ...
 
-    def record(self, key: str, result: str) -> Steps[None]:
+    async def record(self, key: str, result: str) -> None:
         """Write the result and commit, or leave the commit to the caller's own transaction."""
-        ...
 
-    def roll_back(self) -> Steps[None]:
+    async def roll_back(self) -> None:
         """Undo the block's part. Does not raise: a connection that is lost has rolled back already."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,65 +292,31 @@ class LedgerTable:
         )
 
 
-class _Flow(Generic[T]):
-    """A generator of steps under way: its next step, None at the end, and then its result."""
-
-    def __init__(self, steps: Steps[T]) -> None:
-        self._steps = steps
-        self.result: T
-        self.step: Step | None = None
-        self._advance(lambda: next(steps))
-
-    def answered(self, answer: Any) -> None:
-        self._advance(lambda: self._steps.send(answer))
-
-    def failed(self, error: BaseException) -> None:
-        self._advance(lambda: self._steps.throw(error))
-
-    def _advance(self, move: Callable[[], Step]) -> None:
-        try:
-            self.step = move()
-        except StopIteration as end:
-            self.step, self.result = None, end.value
+async def sleep_blocking(seconds: float) -> None:
+    """Sleep without giving way to the event loop, if there is one."""
+    time.sleep(seconds)  # noqa: ASYNC251 - for callers that block
 
 
-def run_steps(steps: Steps[T]) -> T:
-    """The result of the steps, taken by blocking."""
-    flow = _Flow(steps)
-    while flow.step is not None:
-        try:
-            answer = None
-            if isinstance(flow.step, float):
-                time.sleep(flow.step)
-            else:
-                answer = flow.step()
-        except BaseException as error:
-            flow.failed(error)
-        else:
-            flow.answered(answer)
-    return flow.result
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a ledger's transaction suspended on a sync connection")
 
 
-async def run_steps_async(steps: Steps[T]) -> T:
-    """The result of the steps, taken by awaiting. A cancellation reaches them like an error: they can roll back."""
-    flow = _Flow(steps)
-    while flow.step is not None:
-        try:
-            answer = asyncio.sleep(flow.step) if isinstance(flow.step, float) else flow.step()
-            if isawaitable(answer):
-                answer = await answer
-        except BaseException as error:
-            flow.failed(error)
-        else:
-            flow.answered(answer)
-    return flow.result
-
-
-def raise_translated(error: Exception, ours: Exception) -> NoReturn:
-    """Raise the translation of a driver's error, or that error itself where there is none."""
-    if ours is error:
-        raise error
-    raise ours from error
+@contextmanager
+def translating(driver_error: type[Exception], translated: Callable[[Any], Exception]) -> Iterator[None]:
+    """A scope in which a driver's error is raised as its translation, or as it is where it has none."""
+    try:
+        yield
+    except driver_error as error:
+        ours = translated(error)
+        if ours is error:
+            raise
+        raise ours from error
 
 
 def ended_inside(key: str, how: str = "") -> IdempotencyError:

@@ -10,8 +10,8 @@ A serialization failure or a deadlock is raised as psycopg raises it, everything
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from reefknot.engines.ledger.claims import LedgerTable, Steps, StoredKey, ended_inside, raise_translated
+from reefknot.engines.ledger.claims import LedgerTable, Sleep, StoredKey, ended_inside, translating
 from reefknot.errors import (
     IdempotencyError,
     KeyInProgressError,
@@ -55,110 +55,94 @@ class PostgresTransaction:
         self._wait = wait
         self._frame: Any = None
         self.needs_await = isinstance(conn, psycopg.AsyncConnection)
+        self.sleep: Sleep = asyncio.sleep
 
-    def begin(self, key: str) -> Steps[None]:
+    async def begin(self, key: str) -> None:
         if self._conn.info.transaction_status is TransactionStatus.INERROR:
             raise IdempotencyError("the transaction that is open has failed; roll it back before the block")
         frame: Any = self._conn.transaction()
-        enter = frame.__aenter__ if self.needs_await else frame.__enter__
-        try:
-            yield enter
-        except psycopg.Error as error:
-            raise_translated(error, self._translated(error, key))
+        with translating(psycopg.Error, partial(self._translated, key)):
+            if self.needs_await:
+                await frame.__aenter__()
+            else:
+                frame.__enter__()
         self._frame = frame
 
-    def claim(self, key: str, fingerprint: str) -> Steps[StoredKey | None]:
-        began = time.monotonic()
-        try:
-            earlier = yield from self._prepare()
-            found = yield from self._insert_or_find(key, fingerprint)
-            yield self._run(_RESTORE_TIMEOUT, (earlier,))
-        except psycopg.Error as error:
-            waited = time.monotonic() - began >= self._wait - SLACK_S
-            raise_translated(error, self._translated(error, key, waited=waited))
+    async def claim(self, key: str, fingerprint: str) -> StoredKey | None:
+        with translating(psycopg.Error, partial(self._translated, key, waiting_since=time.monotonic())):
+            earlier = await self._prepare()
+            found = await self._insert_or_find(key, fingerprint)
+            await self._run(_RESTORE_TIMEOUT, earlier)
         return found
 
-    def _prepare(self) -> Steps[str]:
+    async def _prepare(self) -> str:
         """Bound the wait, and create the table if it is missing. Returns the statement timeout that was set before."""
         wait_ms = str(min(MAX_WAIT_MS, max(1, round(self._wait * 1000))))  # 0 would mean no limit
-        ((earlier, _, there),) = yield self._run(_PREPARE, (wait_ms, self._table.quoted))
+        ((earlier, _, there),) = await self._run(_PREPARE, wait_ms, self._table.quoted)
         if there is None:
             # Two transactions that create one table at once fail on the catalogue, in spite of IF NOT EXISTS.
-            yield self._run(_LOCK_CREATION, (self._table.quoted,))
-            yield self._run(self._table.create("timestamptz", "now()"))
+            await self._run(_LOCK_CREATION, self._table.quoted)
+            await self._run(self._table.create("timestamptz", "now()"))
         return str(earlier)
 
-    def _insert_or_find(self, key: str, fingerprint: str) -> Steps[StoredKey | None]:
+    async def _insert_or_find(self, key: str, fingerprint: str) -> StoredKey | None:
         while True:
-            if (yield self._run(self._table.claim("%s"), (key, fingerprint))):
+            if await self._run(self._table.claim("%s"), key, fingerprint):
                 return None
-            rows = yield self._run(self._table.find("%s"), (key,))
+            rows = await self._run(self._table.find("%s"), key)
             if rows:  # else the row was removed between the two statements
                 return StoredKey(*rows[0])
 
-    def record(self, key: str, result: str) -> Steps[None]:
+    async def record(self, key: str, result: str) -> None:
         if self._conn.info.transaction_status is TransactionStatus.IDLE:
             raise ended_inside(key)
-        try:
-            if not (yield self._run(self._table.record("%s"), (result, key))):
+        with translating(psycopg.Error, partial(self._translated, key, committing=True)):
+            if not await self._run(self._table.record("%s"), result, key):
                 raise ended_inside(key)
-            yield self._leave(None)
-        except psycopg.Error as error:
-            raise_translated(error, self._translated(error, key, committing=True))
+            await self._leave(None)
 
-    def roll_back(self) -> Steps[None]:
-        if self._frame is None:
-            return
-        with suppress(psycopg.Error, _RollBackError):  # a connection that is lost has rolled back
-            yield self._leave(_RollBackError())
+    async def roll_back(self) -> None:
+        if self._frame is not None:
+            with suppress(psycopg.Error, _RollBackError):  # a connection that is lost has rolled back
+                await self._leave(_RollBackError())
 
-    def _leave(self, error: BaseException | None) -> Callable[[], Any]:
+    async def _leave(self, error: BaseException | None) -> None:
         frame, self._frame = self._frame, None
-        leave = frame.__aexit__ if self.needs_await else frame.__exit__
-        return lambda: leave(None if error is None else type(error), error, None)
+        ended = (None if error is None else type(error), error, None)
+        if self.needs_await:
+            await frame.__aexit__(*ended)
+        else:
+            frame.__exit__(*ended)
 
-    def _run(self, sql: str, values: Sequence[object] = ()) -> Callable[[], Any]:
-        """A step that runs one statement, with a cursor of its own: the caller's factories make rows of any shape."""
-        conn = self._conn
-        if isinstance(conn, psycopg.AsyncConnection):
-            return partial(_fetch_async, conn, sql, values)
-        return partial(_fetch, conn, sql, values)
+    async def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """All rows of one statement, from a cursor of its own: the caller's factories make rows of any shape."""
+        if isinstance(self._conn, psycopg.AsyncConnection):
+            async with psycopg.AsyncCursor(self._conn, row_factory=tuple_row) as waiting:
+                await waiting.execute(sql.encode(), values)
+                return await waiting.fetchall() if waiting.description else []
+        with psycopg.Cursor(self._conn, row_factory=tuple_row) as cursor:
+            cursor.execute(sql.encode(), values)
+            return cursor.fetchall() if cursor.description else []
 
     def _translated(
-        self, error: psycopg.Error, key: str, *, waited: bool = False, committing: bool = False
+        self, key: str, error: psycopg.Error, *, waiting_since: float | None = None, committing: bool = False
     ) -> Exception:
         """The error as one of reefknot's, with what to do about it; an unknown one stays as it is."""
         state = error.sqlstate or ""
         store = f"ledger {self._table.quoted}"
+        waited = waiting_since is not None and time.monotonic() - waiting_since >= self._wait - SLACK_S
         if state == "55P03" or (state == "57014" and waited):
             return KeyInProgressError(key, owner="another transaction", retry_after=0.0)
         if state == "53100":
             return StoreFullError(store, "the server's disk is full", "make room, then run the block again")
         if state in ("42501", "25006"):
-            return StoreUnavailableError(
-                store, f"it may not be written ({error})", "grant this role the right to write"
-            )
+            problem = f"it may not be written ({error})"
+            return StoreUnavailableError(store, problem, "grant this role the right to write")
         if state == "42703":
-            return StoreVersionError(
-                store, f"the table is not a ledger ({error})", "name another one: ledger(conn, table=...)"
-            )
+            problem = f"the table is not a ledger ({error})"
+            return StoreVersionError(store, problem, "name another one: ledger(conn, table=...)")
         if self._conn.closed or state.startswith(("08", "57P")):
             unknown = "; whether it was committed is not known" if committing else ""
-            return StoreUnavailableError(
-                store,
-                f"the connection is lost ({error}){unknown}",
-                "connect again, and run the block again with the same key: it happens once",
-            )
+            way_out = "connect again, and run the block again with the same key: it happens once"
+            return StoreUnavailableError(store, f"the connection is lost ({error}){unknown}", way_out)
         return error
-
-
-def _fetch(conn: psycopg.Connection[Any], sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-        cursor.execute(sql.encode(), values)
-        return cursor.fetchall() if cursor.description else []
-
-
-async def _fetch_async(conn: psycopg.AsyncConnection[Any], sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-    async with psycopg.AsyncCursor(conn, row_factory=tuple_row) as cursor:
-        await cursor.execute(sql.encode(), values)
-        return await cursor.fetchall() if cursor.description else []

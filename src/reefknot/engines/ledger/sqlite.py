@@ -9,13 +9,14 @@ with it the task it waits for.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
-from reefknot.engines.ledger.claims import LedgerTable, Steps, StoredKey, ended_inside, raise_translated
+from reefknot.engines.ledger.claims import LedgerTable, Sleep, StoredKey, ended_inside, translating
 from reefknot.errors import (
     KeyInProgressError,
     StoreCorruptError,
@@ -69,12 +70,12 @@ class SqliteDriver:
 
             self.error, self._code, self._row_hook = sqlite3.Error, "sqlite_errorcode", ("row_factory", None)
 
-    def run(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    def run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of a statement, as plain tuples: the caller's own factories make rows of any shape."""
         cursor = self._conn.cursor()
         setattr(cursor, *self._row_hook)
         try:
-            return list(cursor.execute(sql, tuple(values)))
+            return list(cursor.execute(sql, values))
         finally:
             cursor.close()
 
@@ -104,47 +105,42 @@ class SqliteTransaction:
         self._wait = wait
         self._joined = False
         self._begun = False
+        self.sleep: Sleep = asyncio.sleep
 
-    def begin(self, key: str) -> Steps[None]:
+    async def begin(self, key: str) -> None:
         self._joined = self._driver.in_transaction()
-        try:
+        with translating(self._driver.error, partial(self._translated, key)):
             if not self._joined:
-                yield from self._wait_for_lock("BEGIN IMMEDIATE")
+                await self._wait_for_lock("BEGIN IMMEDIATE")
             # Also in a transaction of our own: at the end it shows whether the body ended the transaction by itself.
             self._driver.run("SAVEPOINT reefknot_once")
             self._begun = True
-        except self._driver.error as error:
-            raise_translated(error, self._translated(error, key))
 
-    def claim(self, key: str, fingerprint: str) -> Steps[StoredKey | None]:
+    async def claim(self, key: str, fingerprint: str) -> StoredKey | None:
         # The write comes first: in a transaction that has not read yet, a read would pin a state that may be old.
-        try:
-            if (yield from self._insert(key, fingerprint)):
+        with translating(self._driver.error, partial(self._translated, key)):
+            if await self._insert(key, fingerprint):
                 return None
-            ((theirs, result),) = self._driver.run(self._table.find("?"), (key,))
-        except self._driver.error as error:
-            raise_translated(error, self._translated(error, key))
+            ((theirs, result),) = self._driver.run(self._table.find("?"), key)
         return StoredKey(_as_text(theirs), None if result is None else _as_text(result))
 
-    def _insert(self, key: str, fingerprint: str) -> Steps[bool]:
+    async def _insert(self, key: str, fingerprint: str) -> bool:
         try:
-            return bool((yield from self._wait_for_lock(self._table.claim("?"), (key, fingerprint))))
+            return bool(await self._wait_for_lock(self._table.claim("?"), key, fingerprint))
         except self._driver.error as error:
             if self._driver.code(error) & 0xFF != Code.ERROR:
                 raise
         self._driver.run(self._table.create("TEXT", _NOW))  # most likely the table is not there yet
-        return bool((yield from self._wait_for_lock(self._table.claim("?"), (key, fingerprint))))
+        return bool(await self._wait_for_lock(self._table.claim("?"), key, fingerprint))
 
-    def record(self, key: str, result: str) -> Steps[None]:
+    async def record(self, key: str, result: str) -> None:
         if not self._driver.in_transaction() or not self._release():
             raise ended_inside(key, _BY)
-        try:
-            if not self._driver.run(self._table.record("?"), (result, key)):
+        with translating(self._driver.error, partial(self._translated, key, committing=True)):
+            if not self._driver.run(self._table.record("?"), result, key):
                 raise ended_inside(key, _BY)
             if not self._joined:
-                yield from self._wait_for_lock("COMMIT")  # a reader may delay it when the journal is no WAL
-        except self._driver.error as error:
-            raise_translated(error, self._translated(error, key, committing=True))
+                await self._wait_for_lock("COMMIT")  # a reader may delay it when the journal is no WAL
 
     def _release(self) -> bool:
         """Release the savepoint. False when it is gone, because the body ended the transaction."""
@@ -154,8 +150,7 @@ class SqliteTransaction:
             return False
         return True
 
-    def roll_back(self) -> Steps[None]:
-        yield from ()
+    async def roll_back(self) -> None:
         try:
             if not self._driver.in_transaction():
                 return
@@ -167,74 +162,63 @@ class SqliteTransaction:
         except self._driver.error:
             return  # SQLite rolled back by itself, or the savepoint is gone with the transaction it was in
 
-    def _wait_for_lock(self, sql: str, values: Sequence[object] = ()) -> Steps[list[tuple[Any, ...]]]:
+    async def _wait_for_lock(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Run a statement, again while another connection has the lock; after the wait, the driver's own error."""
         until = time.monotonic() + self._wait
         pause = MIN_PAUSE_S
         while True:
             try:
-                return self._run_without_timeout(sql, values)
+                return self._run_without_timeout(sql, *values)
             except self._driver.error as error:
                 code = self._driver.code(error)
-                if (
-                    code & 0xFF not in (Code.BUSY, Code.LOCKED)
-                    or code == Code.BUSY_SNAPSHOT
-                    or time.monotonic() >= until
-                ):
+                is_locked = code & 0xFF in (Code.BUSY, Code.LOCKED) and code != Code.BUSY_SNAPSHOT
+                if not is_locked or time.monotonic() >= until:
                     raise
-            yield min(random.uniform(pause / 2, pause), max(0.0, until - time.monotonic()))
+            await self.sleep(min(random.uniform(pause / 2, pause), max(0.0, until - time.monotonic())))
             pause = min(MAX_PAUSE_S, pause * 2)
 
-    def _run_without_timeout(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    def _run_without_timeout(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Run a statement without the driver's busy timeout. A busy handler shows as a timeout of 0, and stays."""
         timeout = int(self._driver.run("PRAGMA busy_timeout")[0][0])
         if not timeout:
-            return self._driver.run(sql, values)
+            return self._driver.run(sql, *values)
         self._driver.run("PRAGMA busy_timeout = 0")
         try:
-            return self._driver.run(sql, values)
+            return self._driver.run(sql, *values)
         finally:
             self._driver.run(f"PRAGMA busy_timeout = {timeout}")
 
-    def _translated(self, error: Exception, key: str, *, committing: bool = False) -> Exception:
+    def _translated(self, key: str, error: Exception, *, committing: bool = False) -> Exception:
         """The error as one of reefknot's, with what to do about it; an unknown one stays as it is."""
         code = self._driver.code(error)
         store = f"ledger {self._table.quoted}"
+        unavailable = partial(StoreUnavailableError, store)
         match code & 0xFF:
             case _ if code == Code.BUSY_SNAPSHOT:
-                return StoreUnavailableError(
-                    store,
+                return unavailable(
                     "the open transaction has read a state that is no longer the latest",
                     "roll it back and run it again, from its start; begin it with BEGIN IMMEDIATE to avoid this",
                 )
             case Code.BUSY | Code.LOCKED if committing:
-                return StoreUnavailableError(
-                    store, "readers kept it from committing, so it was rolled back", "run the block again"
-                )
+                return unavailable("readers kept it from committing, so it was rolled back", "run the block again")
             case Code.BUSY | Code.LOCKED:
-                return KeyInProgressError(
-                    key, owner="another transaction that holds this database's write lock", retry_after=0.0
-                )
+                owner = "another transaction that holds this database's write lock"
+                return KeyInProgressError(key, owner=owner, retry_after=0.0)
             case Code.FULL:
                 return StoreFullError(store, "the disk is full", "make room, then run the block again")
             case Code.CORRUPT | Code.NOTADB:
                 return StoreCorruptError(store, f"the file is damaged or no database ({error})", "restore a backup")
             case Code.READONLY | Code.CANTOPEN:
-                return StoreUnavailableError(
-                    store,
-                    f"it may not be written ({error})",
-                    "give this user the right to write the file and its folder",
-                )
+                way_out = "give this user the right to write the file and its folder"
+                return unavailable(f"it may not be written ({error})", way_out)
             case Code.IOERR:
-                return StoreUnavailableError(
-                    store,
+                return unavailable(
                     f"the disk reported an error ({error}); whether the last write was kept is not known",
                     "check the disk, open a new connection, and run the block again with the same key",
                 )
             case Code.ERROR:
-                return StoreVersionError(
-                    store, f"the table is not a ledger ({error})", "name another one: ledger(conn, table=...)"
-                )
+                problem = f"the table is not a ledger ({error})"
+                return StoreVersionError(store, problem, "name another one: ledger(conn, table=...)")
             case _:
                 return error
 

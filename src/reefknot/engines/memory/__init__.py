@@ -6,9 +6,16 @@ It fulfils the contracts of the durable engines, ends with the process, and belo
 
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext, MemoryIdempotencyStore
-from reefknot.engines.memory.store import Hub, MemoryControl, MemoryQuarantine, MemoryTransport
-from reefknot.engines.memory.work import MemoryLeases, MemoryWorkQueue
+from reefknot.engines.memory.quarantine import MemoryLeases, MemoryQuarantine
+from reefknot.engines.memory.store import (
+    Hub,
+    MemoryAuditLog,
+    MemoryContext,
+    MemoryControl,
+    MemoryIdempotencyStore,
+    MemoryTransport,
+)
+from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.ports.clock import Clock
 from reefknot.runtime.seeds import new_id
 

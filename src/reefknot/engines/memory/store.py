@@ -1,26 +1,295 @@
 """
-Control, transport and quarantine of a memory store.
+The parts of a memory store but its work: audit log, idempotency keys, control, transport; and the state they share.
 
-Every subscriber of the transport has its own bounded queue, and a sender waits while one is full. A message id that was
-published lately is not delivered again.
+Events are a list, chained as in every engine; keys are a dictionary. Every change happens between two awaits, which is
+what makes it atomic. Every subscriber of the transport has its own bounded queue, and a sender waits while one is full.
+A message id that was published lately is not delivered again.
 """
 
+from __future__ import annotations
+
 import asyncio
+from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from math import inf
 
-from msgspec import structs
-
-from reefknot.core import work as core
-from reefknot.core.overload.submission import Capacity
-from reefknot.core.time import milliseconds
-from reefknot.core.work import WorkItem, WorkState
-from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
-from reefknot.engines.memory.work import MemoryWorkQueue
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.core import idempotency as core
+from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, Removal, RetentionInForce, anchor_body, link, verify
+from reefknot.core.idempotency import (
+    Claim,
+    Claimed,
+    ClaimRequest,
+    ClaimResult,
+    Ending,
+    KeyRecord,
+    KeyState,
+    Lost,
+    checked_key,
+)
+from reefknot.core.overload.submission import Capacity, SubmissionRules
+from reefknot.core.time import Moment, Timeline, milliseconds
+from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreUnavailableError
+from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
+from reefknot.ports.clock import Clock
 from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
-from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.transport import Delivery
+from reefknot.runtime.changes import Waiters
+
+
+class MemoryContext(Waiters):
+    """Time, fences and those who wait for a change, shared by the parts of one memory store."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
+        self._closed = False
+        self.next_fence = count(1).__next__
+        self.capacities: dict[str, tuple[int, Capacity]] = {}
+        """By system: until when its capacity counts."""
+
+    def offered(self, pool: str, wall: int) -> tuple[int, SubmissionRules | None]:
+        """The slots of a resource class in all systems, and the rules that a router has published."""
+        self.capacities = {name: one for name, one in self.capacities.items() if one[0] > wall}
+        offers = [capacity for _, capacity in self.capacities.values()]
+        rules = next((one.rules for one in offers if one.rules is not None), None)
+        return sum(one.slots.get(pool, 0) for one in offers), rules
+
+    def now(self) -> Moment:
+        """The current moment; `StoreUnavailableError` after the store was closed."""
+        if self._closed:
+            raise StoreUnavailableError("memory:", "it is closed", "open a new one")
+        return self._timeline.at(self._clock.now())
+
+    def changed(self, *topics: str) -> None:
+        """Wake those who wait for one of these topics, or for any change; in an order that every run repeats."""
+        if self._waiting:
+            self.wake(*sorted(topics), "")
+
+    def close(self) -> None:
+        self._closed = True
+        self.wake_all()
+
+
+class MemoryAuditLog:
+    """The audit log of a memory store."""
+
+    def __init__(self, shared: MemoryContext, chain: str) -> None:
+        self._shared = shared
+        self._kept: list[KeptEntry] = []
+        self._head = Head(chain)
+        self._anchor = Head(chain)
+
+    def add(self, entries: Sequence[AuditEntry]) -> None:
+        """Append these events as part of a change; the caller calls `changed`."""
+        for entry in entries:
+            self._head, hashed = link(self._head, entry.body)
+            self._kept.append(KeptEntry(self._head.sequence, hashed, entry))
+
+    async def append(self, entries: Sequence[AuditEntry]) -> Head:
+        self._shared.now()
+        self.add(entries)
+        self._shared.changed()
+        return self._head
+
+    def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
+        self.add(entries)
+        future: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+        future.set_result(self._head)
+        return future
+
+    async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
+        self._shared.now()
+        start = bisect_right(self._kept, query.after, key=lambda kept: kept.sequence)
+        found: list[KeptEntry] = []
+        for kept in self._kept[start:]:
+            if len(found) >= query.limit:
+                break
+            if query.matches(kept.entry):
+                found.append(kept)
+        return found
+
+    async def head(self) -> Head:
+        self._shared.now()
+        return self._head
+
+    async def verify(
+        self,
+        head: Head | None = None,
+        *,
+        in_force: RetentionInForce | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Mismatch]:
+        self._shared.now()
+        links = (Link(kept.sequence, kept.hash, kept.entry.body) for kept in self._kept)
+        if progress is not None:
+            progress(len(self._kept))
+        return verify(links, head or self._head, start=self._anchor, in_force=in_force)
+
+    @property
+    def newest_at(self) -> int | None:
+        return self._kept[-1].entry.at if self._kept else None
+
+    async def trim(self, before: int, *, rule: str = "by hand") -> int:
+        now = self._shared.now()
+        gone = 0
+        for number, kept in enumerate(self._kept, 1):
+            if kept.entry.at >= before:
+                break
+            gone = gone if kept.entry.event_type == ANCHOR else number
+        if gone:
+            last = self._kept[gone - 1]
+            previous = self._kept[gone - 2].hash if gone > 1 else self._anchor.hash
+            removal = Removal(rule, gone, previous, last.entry.body)
+            self._anchor = Head(self._head.chain, last.sequence, last.hash)
+            del self._kept[:gone]
+            self.add([AuditEntry(anchor_body(self._anchor, now.wall, removal), ANCHOR, now.wall)])
+            self._shared.changed()
+        return gone
+
+    async def wait(self, after: int, timeout: float) -> bool:
+        head = await self._shared.watch(
+            self.head, "", pause=lambda head: inf if head.sequence <= after else 0.0, timeout=timeout
+        )
+        return head.sequence > after
+
+
+FULL_FOR_MS = 1000
+"""Pause after a search for spent keys that found none: a flood must not scan all keys for every new one."""
+
+
+class MemoryIdempotencyStore:
+    """The idempotency keys of a memory store."""
+
+    def __init__(
+        self,
+        shared: MemoryContext,
+        audit: MemoryAuditLog,
+        *,
+        retention: float,
+        largest_result: int,
+        most_keys: int | None,
+    ) -> None:
+        self._shared = shared
+        self.audit = audit
+        self._retention_ms = milliseconds(retention)
+        self._largest_result = largest_result
+        self._most_keys = most_keys
+        self._records: dict[str, KeyRecord] = {}
+        self._full_until = 0
+
+    async def claim(
+        self,
+        key: str,
+        *,
+        owner: str,
+        fingerprint: str = "",
+        lease: float = 60.0,
+        guard: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> ClaimResult:
+        now = self._shared.now()
+        request = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
+        old = self._records.get(key)
+        if old is None:
+            self._make_room(now)
+        answer = core.claim(old, request, fence=self._shared.next_fence(), now=now, retention_ms=self._retention_ms)
+        self._write(old, answer.record, events if isinstance(answer, Claimed) else ())
+        return answer
+
+    async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
+        now = self._shared.now()
+        old = self._records.get(claim.key)
+        new = core.renew(old, claim, now=now, lease_ms=milliseconds(lease), retention_ms=self._retention_ms)
+        return self._write_back(claim, old, new, ())
+
+    async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
+        now = self._shared.now()
+        core.checked_ending(ending, self._largest_result)
+        old = self._records.get(claim.key)
+        new = core.finish(old, claim, ending, now=now, retention_ms=self._retention_ms)
+        return self._write_back(claim, old, new, events)
+
+    async def resolve(self, key: str, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> bool:
+        now = self._shared.now()
+        core.checked_ending(ending, self._largest_result)
+        old = self._records.get(checked_key(key))
+        new = core.resolve(old, ending, now=now, retention_ms=self._retention_ms)
+        if isinstance(new, Lost):
+            return False
+        self._write(old, new, events)
+        return True
+
+    async def get(self, key: str) -> KeyRecord | None:
+        now = self._shared.now()
+        record = self._records.get(checked_key(key))
+        return None if record is None or core.is_spent(record, now) else record
+
+    async def wait(self, key: str, timeout: float) -> KeyRecord | None:
+        def pause(record: KeyRecord | None) -> float:
+            if record is None or record.state is not KeyState.IN_PROGRESS:
+                return 0.0
+            return (record.lease_until - self._shared.now().steady) / 1000
+
+        return await self._shared.watch(partial(self.get, key), "", pause=pause, timeout=timeout)
+
+    async def counts(self) -> Mapping[KeyState, int]:
+        now = self._shared.now()
+        return Counter(record.state for record in self._records.values() if not core.is_spent(record, now))
+
+    async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
+        now = self._shared.now()
+        record = self._records.get(checked_key(key))
+        if record is None:
+            return False
+        if record.state is KeyState.IN_PROGRESS and now.steady < record.lease_until:
+            left = (record.lease_until - now.steady) / 1000
+            raise KeyInProgressError(key, owner=record.owner, retry_after=left)
+        del self._records[key]
+        self.audit.add(events)
+        self._shared.changed()
+        return True
+
+    async def purge(self) -> int:
+        return self._purge(self._shared.now())
+
+    @property
+    def newest_at(self) -> int | None:
+        return max((record.updated_at for record in self._records.values()), default=None)
+
+    def _purge(self, now: Moment) -> int:
+        spent = [key for key, record in self._records.items() if core.is_spent(record, now)]
+        for key in spent:
+            del self._records[key]
+        return len(spent)
+
+    def _make_room(self, now: Moment) -> None:
+        limit = self._most_keys
+        if limit is None or len(self._records) < limit:
+            return
+        if now.steady >= self._full_until:
+            if self._purge(now):
+                return
+            self._full_until = now.steady + FULL_FOR_MS
+        raise KeyQuotaError(keys=len(self._records), limit=limit)
+
+    def _write_back(
+        self, claim: Claim, old: KeyRecord | None, new: KeyRecord | Lost, events: Sequence[AuditEntry]
+    ) -> KeyRecord:
+        if isinstance(new, Lost):
+            raise LeaseLostError(claim.key, owner=claim.owner, fence=claim.fence)
+        self._write(old, new, events)
+        return new
+
+    def _write(self, old: KeyRecord | None, new: KeyRecord, events: Sequence[AuditEntry]) -> None:
+        if new is old:
+            return  # a repetition: nothing is written, and no event twice
+        self._records[new.key] = new
+        self.audit.add(events)
+        self._shared.changed()
 
 
 class MemoryControl:
@@ -49,7 +318,7 @@ class MemoryControl:
         self._last += 1
         self._posted.append((now.wall + milliseconds(keep), Command(self._last, name, target, body, sender, now.wall)))
         self._audit.add(events)
-        self._shared.changed(("control",))
+        self._shared.changed("control")
         return self._last
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
@@ -66,10 +335,9 @@ class MemoryControl:
         return self._last
 
     async def wait(self, timeout: float, *, after: int) -> int:
-        self._shared.now()
-        if self._last <= after:
-            await self._shared.change(timeout, ("control",))
-        return self._last
+        return await self._shared.watch(
+            self.latest, "control", pause=lambda last: inf if last <= after else 0.0, timeout=timeout
+        )
 
     async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
         now = self._shared.now().wall
@@ -172,89 +440,3 @@ class MemoryTransport:
                 if line.unread.full():
                     line.unread.get_nowait()
                 line.unread.put_nowait(None)
-
-
-class MemoryQuarantine:
-    """The quarantine of a memory store."""
-
-    def __init__(self, work: MemoryWorkQueue, audit: MemoryAuditLog) -> None:
-        self._work = work
-        self._audit = audit
-
-    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        self._work.shared.now()
-        found = [item for item in self._meant(which) if item.id > after]
-        return [structs.replace(item, payload=b"") for item in found[:limit]]
-
-    async def show(self, work_id: str) -> WorkItem | None:
-        item = await self._work.get(work_id)
-        return item if item is not None and item.state is WorkState.QUARANTINED else None
-
-    async def requeue(
-        self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
-    ) -> list[str]:
-        now = self._work.shared.now()
-        items = self._meant(which)
-        if not dry_run:
-            for item in items:
-                self._work.put(core.requeue(item, now, who=who), now)
-            self._append_for(items, events)
-        return [item.id for item in items]
-
-    async def discard(
-        self,
-        which: QuarantineFilter,
-        *,
-        who: str,
-        reason: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        now = self._work.shared.now()
-        items = self._meant(which)
-        if not dry_run:
-            for item in items:
-                self._work.put(core.discard(item, now, who=who, reason=reason), now)
-            self._append_for(items, events)
-        return [item.id for item in items]
-
-    async def purge(
-        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
-    ) -> list[str]:
-        self._work.shared.now()
-        items = self._meant(which)
-        if not dry_run:
-            for item in items:
-                self._work.remove(item.id)
-            self._append_for(items, events)
-        return [item.id for item in items]
-
-    async def stats(self) -> QuarantineStats:
-        self._work.shared.now()
-        items = self._meant(ALL)
-        return QuarantineStats(
-            total=len(items),
-            by_kind=dict(Counter(item.kind for item in items)),
-            by_source=dict(Counter(item.source for item in items)),
-            by_reason=dict(Counter(item.reason for item in items)),
-            oldest_at=min((item.updated_at for item in items), default=None),
-        )
-
-    def _meant(self, which: QuarantineFilter) -> list[WorkItem]:
-        held = (item for item in self._work.items.values() if item.state is WorkState.QUARANTINED)
-        return sorted((item for item in held if _matches(which, item)), key=lambda item: item.id)
-
-    def _append_for(self, items: list[WorkItem], events: Sequence[AuditEntry]) -> None:
-        if items:
-            self._audit.add(events)
-            self._work.wake()
-
-
-def _matches(which: QuarantineFilter, item: WorkItem) -> bool:
-    return (
-        (not which.ids or item.id in which.ids)
-        and which.kind in (None, item.kind)
-        and which.source in (None, item.source)
-        and (which.reason_contains is None or which.reason_contains in item.reason)
-        and (which.before is None or item.updated_at < which.before)
-    )

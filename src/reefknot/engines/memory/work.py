@@ -1,10 +1,11 @@
-"""The work of a memory store: items in a dictionary, and a heap for each class that says what is next."""
+"""Work, leases and quarantine of a memory store: items in a dictionary, and a heap of what is next for each class."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import count
 from math import inf
 
@@ -25,34 +26,19 @@ from reefknot.core.overload.submission import (
 from reefknot.core.results import DROPPED
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import ENDED, WorkItem, WorkState
-from reefknot.engines.memory.audit_and_keys import MemoryAuditLog, MemoryContext
+from reefknot.engines.memory.store import MemoryAuditLog, MemoryContext
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import FIRST_FENCE, CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+from reefknot.ports.work_queue import (
+    FIRST_FENCE,
+    CrashEvents,
+    Enqueued,
+    Held,
+    Settlement,
+    WorkSnapshot,
+    events_to_keep,
+)
 
 CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC = "work in ", "work ended", "leases ended"
-
-
-class MemoryLeases:
-    """The leases of all work in a memory store."""
-
-    def __init__(self, work: MemoryWorkQueue) -> None:
-        self._work = work
-
-    async def owners(self) -> list[str]:
-        self._work.shared.now()
-        return sorted({item.owner for item in self._running()})
-
-    async def end(self, owners: Collection[str]) -> int:
-        now = self._work.shared.now()
-        held = [item for item in self._running() if item.owner in owners]
-        for item in held:
-            self._work.put(structs.replace(item, lease_until=0), now)
-        if held:
-            self._work.wake(LEASES_TOPIC)
-        return len(held)
-
-    def _running(self) -> list[WorkItem]:
-        return [item for item in self._work.items.values() if item.state is WorkState.RUNNING]
 
 
 _Place = tuple[int, int, int, str]
@@ -299,31 +285,21 @@ class MemoryWorkQueue:
         return len(gone)
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        deadline = self.shared.deadline(timeout)
-        while True:
-            soonest = self._soonest(self.shared.now(), classes)
-            if soonest == 0:
-                return True
-            left = self.shared.left(deadline)
-            if not left:
-                return False
-            topics = {LEASES_TOPIC, *(CLASS_TOPIC + name for name in classes)} if classes else ()
-            await self.shared.change(left if soonest is None else min(left, soonest / 1000), topics)
+        topics = (LEASES_TOPIC, *(CLASS_TOPIC + name for name in classes)) if classes else ("",)
+        soonest = partial(self._soonest, classes)
+        return await self.shared.watch(soonest, *topics, pause=float, timeout=timeout) == 0
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
-        deadline = self.shared.deadline(timeout)
-        while True:
-            self.shared.now()
-            item = self.items.get(work_id)
-            left = self.shared.left(deadline)
-            if (item is not None and core.is_over(item)) or not left:
-                return item if item is not None and core.is_over(item) else None
-            await self.shared.change(left, (ENDED_TOPIC,))
+        async def over() -> WorkItem | None:
+            item = await self.get(work_id)
+            return item if item is not None and core.is_over(item) else None
+
+        return await self.shared.watch(over, ENDED_TOPIC, pause=lambda item: 0.0 if item else inf, timeout=timeout)
 
     def wake(self, *topics: str) -> None:
         """Wake those who wait for what has changed since the last call."""
         touched, self._touched = self._touched, set()
-        self.shared.changed(touched.union(topics))
+        self.shared.changed(*touched, *topics)
 
     def put(self, item: WorkItem, now: Moment) -> None:
         """Keep an item as it is now, at the place that belongs to its state."""
@@ -416,21 +392,23 @@ class MemoryWorkQueue:
             place = heapq.heappop(heaps[name])
             if self._is_ready(name, place) and place not in taken:
                 taken.append(place)
+                self._last_tenant = self.items[place[3]].tenant_id or ""
         return taken
 
-    def _soonest(self, now: Moment, classes: Sequence[str]) -> int | None:
-        """Milliseconds until something may be claimed, None when only a change can bring it."""
+    async def _soonest(self, classes: Sequence[str]) -> float:
+        """Seconds until something may be claimed, infinite when only a change can bring it."""
+        now = self.shared.now()
         self._promote(now)
         for name in classes or tuple(self._ready):
             heap = self._ready.get(name, [])
             while heap and not self._is_ready(name, heap[0]):
                 heapq.heappop(heap)
             if heap:
-                return 0
+                return 0.0
         running = (self.items[work_id] for work_id in self._running)
         ends = [
             max(0, item.lease_until - now.steady) for item in running if not classes or item.resource_class in classes
         ]
         if self._later:
             ends.append(max(1, self._later[0][0] - now.wall))
-        return min(ends, default=None)
+        return min(ends, default=inf) / 1000

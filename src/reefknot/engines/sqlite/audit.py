@@ -9,14 +9,17 @@ removed afterwards, some at a time.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import sha256
+from math import inf
 from typing import Any
 
 import apsw
 
 from reefknot.core.audit import chain
-from reefknot.core.audit.chain import ANCHOR, Head, Mismatch
-from reefknot.engines.sqlite.context import StoreContext, until
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.core.audit.chain import ANCHOR, Head, Mismatch, Removal, RetentionInForce
+from reefknot.engines.sqlite.connection import query
+from reefknot.engines.sqlite.reads import StoreContext
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 
 LINKS_PER_READ = 1000
@@ -27,16 +30,16 @@ ROWS_PER_DELETE = 1000
 """Rows that one transaction removes."""
 
 _ROWS = "SELECT sequence, hash, at, event_type, correlation_id, trace_id, work_id, body FROM audit"
-_FILTERS = (
-    ("event_type", "event_type = ?"),
-    ("correlation_id", "correlation_id = ?"),
-    ("trace_id", "trace_id = ?"),
-    ("work_id", "work_id = ?"),
-    ("since", "at >= ?"),
-    ("until", "at < ?"),
-)
 _INDEXED = ("correlation_id", "trace_id", "work_id")
+_FILTERS = {name: f"{name} = ?" for name in ("event_type", *_INDEXED)} | {"since": "at >= ?", "until": "at < ?"}
+_LINKS = "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
+
+_RESULTS = (
+    "SELECT work.seq, work.id, work.result, audit.sequence, audit.body FROM work LEFT JOIN audit ON audit.sequence = ("
+    "SELECT max(sequence) FROM audit WHERE work_id = work.id AND event_type = 'completed') "
+    "WHERE work.seq > ? ORDER BY work.seq LIMIT ?"
+)
 
 SOON_S = 0.1
 """How long an event that goes with no other change waits for a transaction to join."""
@@ -49,15 +52,14 @@ class SqliteAuditLog:
         self._context = context
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
-        head: Head = await self._context.write(_append_batch, entries)
-        return head
+        return await self._context.write(_append_batch, entries)
 
     def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
         """Append these with the next transaction of this process, within a tenth of a second: none starts for them."""
         return self._context.write(_append_batch, entries, within=SOON_S)
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
-        given = [(words, getattr(query, name)) for name, words in _FILTERS if getattr(query, name) is not None]
+        given = [(words, getattr(query, name)) for name, words in _FILTERS.items() if getattr(query, name) is not None]
         is_indexed = not given or any(getattr(query, name) is not None for name in _INDEXED)
         found: list[KeptEntry] = []
         after: int | None = query.after
@@ -71,10 +73,15 @@ class SqliteAuditLog:
         return await self._context.read(lambda connection: heads(connection)[0])
 
     async def verify(
-        self, head: Head | None = None, *, progress: Callable[[int], None] | None = None
+        self,
+        head: Head | None = None,
+        *,
+        in_force: RetentionInForce | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Mismatch]:
         stored, anchor = await self._context.read(heads)
-        verifier = chain.ChainVerifier(anchor, stored, *([] if head is None or head == stored else [head]))
+        others = [] if head is None or head == stored else [head]
+        verifier = chain.ChainVerifier(anchor, stored, *others, in_force=in_force)
         done = anchor.sequence
         while done < stored.sequence:
             links, now_stored, now_anchor = await self._context.read(partial(_links, after=done, end=stored.sequence))
@@ -88,25 +95,30 @@ class SqliteAuditLog:
             if len(links) < LINKS_PER_READ:
                 break
             done = links[-1].sequence
-        return verifier.result() + await self._context.read(_beyond_head)
+        found = verifier.result() + await self._context.read(_beyond_head)
+        return found + await self._changed_results()
 
-    async def trim(self, before: int) -> int:
+    async def _changed_results(self) -> list[Mismatch]:
+        """Stored results that are not those of their `completed` events."""
+        found: list[Mismatch] = []
+        after: int | None = 0
+        while after is not None:
+            page, after = await self._context.read(partial(_changed_results, after=after))
+            found += page
+        return found
+
+    async def trim(self, before: int, *, rule: str = "by hand") -> int:
         last = await self._last_before(before)
-        gone: int = 0 if last is None else await self._context.write(_trim_batch, last)
-        while await self._context.write(_remove_batch, None):  # also what a process that died here has left
+        gone = 0 if last is None else await self._context.write(_trim, (last, rule))
+        while await self._context.write(_remove_batch, ()):  # also what a process that died here has left
             continue
         return gone
 
     async def wait(self, after: int, timeout: float) -> bool:
-        deadline = self._context.deadline(timeout)
-        while True:
-            with self._context.listening("audit") as change:
-                if (await self.head()).sequence > after:
-                    return True
-                left = self._context.left(deadline)
-                if not left:
-                    return False
-                await until(change, left)
+        head = await self._context.watch(
+            self.head, "audit", pause=lambda head: inf if head.sequence <= after else 0.0, timeout=timeout
+        )
+        return head.sequence > after
 
     async def _last_before(self, before: int) -> int | None:
         """The last event to remove: the first one that is young enough, and all after it, stay."""
@@ -122,8 +134,8 @@ class SqliteAuditLog:
 
 def heads(connection: apsw.Connection) -> tuple[Head, Head]:
     """The head of the chain, and the anchor at which what is left of it begins."""
-    row: Any = connection.execute(_HEADS).fetchone()
-    return Head(row[0], row[1], row[2]), Head(row[0], row[3], row[4])
+    name, sequence, hashed, anchor_sequence, anchor_hash = query(connection, _HEADS).fetchone()
+    return Head(name, sequence, hashed), Head(name, anchor_sequence, anchor_hash)
 
 
 def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chain.Link], Head, Head]:
@@ -131,10 +143,7 @@ def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chai
     connection.execute("BEGIN")
     try:
         stored, anchor = heads(connection)
-        rows: Any = connection.execute(
-            "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
-            (after, end, LINKS_PER_READ),
-        )
+        rows = query(connection, _LINKS, after, end, LINKS_PER_READ)
         return [chain.Link(number, hashed, body.encode()) for number, hashed, body in rows], stored, anchor
     finally:
         connection.execute("COMMIT")
@@ -142,20 +151,31 @@ def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chai
 
 def _beyond_head(connection: apsw.Connection) -> list[Mismatch]:
     """Events after the head of the chain: they were not written through it."""
-    query = "SELECT min(sequence) FROM audit WHERE sequence > (SELECT sequence FROM audit_head)"
-    first: Any = connection.execute(query).get
+    beyond = "SELECT min(sequence) FROM audit WHERE sequence > (SELECT sequence FROM audit_head)"
+    first = query(connection, beyond).get
     return [] if first is None else [Mismatch(int(first), "it stands behind the head of its chain")]
 
 
+def _changed_results(connection: apsw.Connection, after: int) -> tuple[list[Mismatch], int | None]:
+    """Results of one page of work that differ from the hash in their last `completed` event, and the next page."""
+    rows = query(connection, _RESULTS, after, LINKS_PER_READ)
+    found: list[Mismatch] = []
+    last: int | None = None
+    for last, work_id, result, sequence, body in rows:  # noqa: B007 - the last one is where the next page begins
+        if result is not None and body is not None:
+            hashed = sha256(result.encode()).hexdigest()
+            if f'"result_hash":"{hashed}"' not in body:
+                found.append(Mismatch(sequence, f"the stored result of {work_id!r} is not the one of this event"))
+    return found, last
+
+
 def _old_until(connection: apsw.Connection, after: int, before: int) -> tuple[int, bool]:
-    """The last event older than `before`, and whether a younger one was met."""
-    rows: Any = connection.execute(
-        "SELECT sequence, at FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?", (after, ROWS_PER_READ)
-    )
+    """The last event older than `before` that is no anchor, and whether a younger one was met."""
+    ages = "SELECT sequence, at, event_type FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?"
     last, young = after, False
-    for sequence, at in rows:
+    for sequence, at, event_type in query(connection, ages, after, ROWS_PER_READ):
         young = young or at >= before
-        last = last if young else sequence
+        last = last if young or event_type == ANCHOR else sequence
     return last, young
 
 
@@ -166,35 +186,36 @@ def _append_batch(transaction: Transaction, batch: list[Sequence[AuditEntry]]) -
     return [transaction.flush_events()] * len(batch)
 
 
-def _trim_batch(transaction: Transaction, wanted: list[int]) -> list[int]:
-    return [_trim(transaction, last) for last in wanted]
-
-
-def _trim(transaction: Transaction, last: int) -> int:
+@each
+def _trim(transaction: Transaction, last: int, rule: str) -> int:
     """Move the anchor to this event, and say so in the chain. Returns how many events are gone with that."""
     transaction.flush_events()
     connection = transaction.connection
     head, anchor = heads(connection)
-    row: Any = connection.execute("SELECT hash FROM audit WHERE sequence = ?", (last,)).fetchone()
+    row = query(connection, "SELECT hash, body FROM audit WHERE sequence = ?", last).fetchone()
     if row is None or last <= anchor.sequence:  # another process was faster
         return 0
+    before = query(connection, "SELECT hash FROM audit WHERE sequence = ?", last - 1).get
+    previous = anchor.hash if last - 1 == anchor.sequence else before
+    removal = Removal(rule, last - anchor.sequence, previous or "", row[1].encode())
     connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, row[0]))
     at = transaction.now.wall
-    body = chain.anchor_body(Head(head.chain, last, row[0]), at)
+    body = chain.anchor_body(Head(head.chain, last, row[0]), at, removal)
     transaction.add_events([AuditEntry(body, ANCHOR, at)])
     return last - anchor.sequence
 
 
-def _remove_batch(transaction: Transaction, wanted: list[None]) -> list[int]:
-    row: Any = transaction.connection.execute(
-        "SELECT min(sequence), (SELECT anchor_sequence FROM audit_head) FROM audit"
+@each
+def _remove_batch(transaction: Transaction) -> int:
+    """Remove some rows before the anchor. Returns how many."""
+    connection = transaction.connection
+    first, anchor = query(
+        connection, "SELECT min(sequence), (SELECT anchor_sequence FROM audit_head) FROM audit"
     ).fetchone()
-    first, anchor = row
     if first is None or first > anchor:
-        return [0] * len(wanted)
-    last = min(anchor, first + ROWS_PER_DELETE - 1)
-    transaction.connection.execute("DELETE FROM audit WHERE sequence <= ?", (last,))
-    return [transaction.connection.changes()] * len(wanted)
+        return 0
+    connection.execute("DELETE FROM audit WHERE sequence <= ?", (min(anchor, first + ROWS_PER_DELETE - 1),))
+    return connection.changes()
 
 
 def _read_page(
@@ -208,7 +229,7 @@ def _read_page(
     if rows is not None:
         where.append("sequence <= ?")
         values.append(start + rows)
-    found: Any = connection.execute(f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?", (*values, left))
+    found = query(connection, f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?", *values, left)
     kept = [
         KeptEntry(sequence, hashed, AuditEntry(body.encode(), event_type, at, correlation_id, trace_id, work_id))
         for sequence, hashed, at, event_type, correlation_id, trace_id, work_id, body in found

@@ -12,7 +12,9 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
+from reefknot.runtime.private_files import make_store_private
 
 Opener = Callable[[str, int], apsw.Connection]
 """Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
@@ -70,6 +73,11 @@ def open_connection(
     return connection
 
 
+def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:
+    """The rows of a statement, untyped: what the columns hold is known to the statement alone."""
+    return connection.execute(statement, values)
+
+
 def _enable_wal(connection: apsw.Connection, path: str, patience: float) -> None:
     """Turn WAL on and check that it is: where that fails, SQLite silently goes on in a mode that is less durable."""
     until = time.monotonic() + patience
@@ -92,9 +100,11 @@ def _enable_wal(connection: apsw.Connection, path: str, patience: float) -> None
 
 
 def _make_file(path: str) -> None:
-    """Create the file for this user alone: others must not read payloads and results."""
+    """Create the file for this user alone, or make it so: others must not read payloads and results."""
     file = Path(path)
-    if not file.exists():
+    if file.exists():
+        make_store_private(path)
+    else:
         made = [folder for folder in file.parents if not folder.exists()]
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -226,7 +236,7 @@ CREATE TABLE status (
 """
 
 # Admission where work is kept: open work is counted by the transaction that changes it, and the queue's index lets
-# tenants take turns. `stage` is that of `core.work.stage_of`.
+# tenants take turns. `stage` is that of `core.work.stage_of`, `pool` that of `pool_of` and `messages.resource_class`.
 _STAGE = (
     "CASE WHEN {0}.state NOT IN ('pending', 'running') THEN '' WHEN {0}.resource_class = 'router' THEN 'submitted' "
     "WHEN {0}.state = 'pending' THEN 'queued' ELSE 'running' END"
@@ -244,12 +254,15 @@ _COUNT_OUT = (
 _STAGES = {name: _STAGE.format(name) for name in ("work", "old", "new")}
 _ADMISSION = """
 ALTER TABLE work ADD COLUMN pool TEXT NOT NULL DEFAULT '';
-UPDATE work SET pool = iif(instr(resource_class, '@') > 0,
-    substr(resource_class, 1, instr(resource_class, '@') - 1), resource_class);
-UPDATE work SET pool = coalesce(json_extract(CAST(payload AS TEXT), '$.resource_class'),
-    json_extract(CAST(payload AS TEXT), '$.job.resources.class'),
-    CASE WHEN kind LIKE 'http.%' OR kind LIKE 'fs.%' THEN 'io' WHEN kind LIKE 'ai.%' OR kind LIKE 'media.%' THEN 'gpu'
-        ELSE 'cpu' END)
+UPDATE work SET tenant_id = NULL WHERE tenant_id = '';
+UPDATE work SET pool = coalesce(
+    nullif(substr(resource_class, 1, length(rtrim(resource_class, replace(resource_class, '@', ''))) - 1), ''),
+    resource_class);
+UPDATE work SET pool = coalesce(nullif(json_extract(CAST(payload AS TEXT), '$.resource_class'), ''),
+    iif(json_type(CAST(payload AS TEXT), '$.job.resources.class') = 'text',
+        nullif(json_extract(CAST(payload AS TEXT), '$.job.resources.class'), ''), NULL),
+    CASE WHEN kind IN ('http', 'fs', 'fs_blob_put', 'fs_blob_get') OR kind GLOB 'http.*' OR kind GLOB 'fs.*' THEN 'io'
+        WHEN kind IN ('ai', 'media') OR kind GLOB 'ai.*' OR kind GLOB 'media.*' THEN 'gpu' ELSE 'cpu' END)
 WHERE resource_class = 'router' AND json_valid(CAST(payload AS TEXT));
 CREATE TABLE open_work (
     pool TEXT NOT NULL, stage TEXT NOT NULL, priority INTEGER NOT NULL, tenant TEXT NOT NULL, number INTEGER NOT NULL,
@@ -268,6 +281,10 @@ ALTER TABLE status ADD COLUMN capacity TEXT NOT NULL DEFAULT '{{}}';
 DROP INDEX work_ready;
 CREATE INDEX work_ready ON work (resource_class, tenant_id, priority DESC, due_at, seq)
     WHERE state = 'pending' AND ready = 1;
+
+-- The time of an event is that of its body. It used to be the time of writing, a moment later.
+UPDATE audit SET at = CAST(round((julianday(json_extract(body, '$.timestamp')) - 2440587.5) * 86400000.0) AS INTEGER)
+WHERE json_valid(body) AND julianday(json_extract(body, '$.timestamp')) IS NOT NULL;
 
 -- The wall time at which a boot of the host began, as all of its processes take it: see `core.time.agreed_boot_time`.
 CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -288,8 +305,7 @@ def migrate(connection: apsw.Connection, path: str) -> int:
     found = check_version(connection, path)
     if found == VERSION:
         return found
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with immediate(connection):
         found = check_version(connection, path)  # another process may have done it meanwhile
         for migration in MIGRATIONS[found:]:
             connection.execute(migration)
@@ -297,21 +313,27 @@ def migrate(connection: apsw.Connection, path: str) -> int:
             start = (secrets.token_hex(8), "0" * 64, "0" * 64)
             connection.execute("INSERT INTO audit_head VALUES (1, ?, 0, ?, 0, ?)", start)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}")
+    return found
+
+
+@contextmanager
+def immediate(connection: apsw.Connection) -> Iterator[None]:
+    """A transaction that begins with the write lock, is committed at the end of the scope, and undone by an error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
     except BaseException:
-        if (
-            connection.in_transaction
-        ):  # an error of the disk has ended the transaction already, and is the one to report
+        # An error of the disk has ended the transaction already, and is the one to report.
+        if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-    return int(found)
 
 
 def check_version(connection: apsw.Connection, path: str) -> int:
     """The file's version. `StoreVersionError` when it is newer than this program, or no store at all."""
     store = f"sqlite:{path}"
-    row: Any = connection.execute(_IDENTITY).fetchone()
-    found, application_id, tables = row
+    found, application_id, tables = query(connection, _IDENTITY).fetchone()
     if application_id != APPLICATION_ID and (found or tables):
         raise StoreVersionError(store, "it is a database of another program", "name another file")
     if found > VERSION:
@@ -326,37 +348,26 @@ def check_version(connection: apsw.Connection, path: str) -> int:
 def translated(error: BaseException, path: str) -> ReefknotError:
     """The error as one of reefknot's, with what to do about it."""
     store = f"sqlite:{path}"
+    unavailable = partial(StoreUnavailableError, store)
     match error:
         case ReefknotError():
             return error
         case apsw.FullError():
-            return StoreFullError(
-                store, "the disk is full", "make room, then try again; nothing of this write was kept"
-            )
+            way_out = "make room, then try again; nothing of this write was kept"
+            return StoreFullError(store, "the disk is full", way_out)
         case apsw.CorruptError() | apsw.NotADBError() | UnicodeDecodeError():
-            return StoreCorruptError(
-                store, f"the file is damaged or no database ({error})", "restore a backup, or move the file away"
-            )
+            problem = f"the file is damaged or no database ({error})"
+            return StoreCorruptError(store, problem, "restore a backup, or move the file away")
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():  # Protocol: SQLite lost a race too often
-            return StoreUnavailableError(
-                store, "another process kept it locked for too long", "try again, or stop the other process"
-            )
+            return unavailable("another process kept it locked for too long", "try again, or stop the other process")
         case apsw.ReadOnlyError() | apsw.PermissionsError() | PermissionError():
-            return StoreUnavailableError(
-                store, "it may not be written", "give this user the right to write the file and its folder"
-            )
+            return unavailable("it may not be written", "give this user the right to write the file and its folder")
         case apsw.CantOpenError() | OSError():
-            return StoreUnavailableError(
-                store,
-                f"it cannot be opened ({error})",
-                "check that the folder exists and that this user may write there",
-            )
+            way_out = "check that the folder exists and that this user may write there"
+            return unavailable(f"it cannot be opened ({error})", way_out)
         case apsw.IOError():
-            return StoreUnavailableError(
-                store,
-                f"the disk reported an error ({error}); whether the last write was kept is not known",
-                "check the disk, then open the store again",
-            )
+            problem = f"the disk reported an error ({error}); whether the last write was kept is not known"
+            return unavailable(problem, "check the disk, then open the store again")
         case _:
             return StoreError(store, f"{type(error).__name__}: {error}", "this is a defect; please report it")
 

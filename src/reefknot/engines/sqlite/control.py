@@ -1,15 +1,15 @@
 """The control channel of a SQLite store: commands between the processes that share the file."""
 
 from collections.abc import Sequence
-from typing import Any
+from math import inf
 
-import apsw
 from msgspec import json
 
 from reefknot.core.overload.submission import Capacity
 from reefknot.core.time import milliseconds
-from reefknot.engines.sqlite.context import StoreContext, until
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.connection import query
+from reefknot.engines.sqlite.reads import StoreContext
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
 
@@ -38,79 +38,57 @@ class SqliteControl:
         keep: float = 300.0,
         events: Sequence[AuditEntry] = (),
     ) -> int:
-        sequence: int = await self._context.write(_post_batch, (name, target, body, sender, milliseconds(keep), events))
-        return sequence
+        return await self._context.write(_post, (name, target, body, sender, milliseconds(keep), events))
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
-        now = self._context.now()
-
-        def unread(connection: apsw.Connection) -> list[Command]:
-            rows: Any = connection.execute(_POLL, (after, target, EVERYONE, now.wall, limit))
-            return [Command(*row) for row in rows]
-
-        return await self._context.read(unread)
+        values = (after, target, EVERYONE, self._context.now().wall, limit)
+        return await self._context.read(lambda connection: [Command(*row) for row in query(connection, _POLL, *values)])
 
     async def latest(self) -> int:
-        return await self._context.read(_latest)
+        return await self._context.read(lambda connection: int(query(connection, "SELECT command FROM counter").get))
 
     async def wait(self, timeout: float, *, after: int) -> int:
-        deadline = self._context.deadline(timeout)
-        while True:
-            with self._context.listening("control") as change:
-                latest = await self.latest()
-                if latest > after or not await until(change, self._context.left(deadline)):
-                    return latest
+        return await self._context.watch(
+            self.latest, "control", pause=lambda latest: inf if latest <= after else 0.0, timeout=timeout
+        )
 
     async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
-        text = json.encode(capacity).decode()
-        sequence: int = await self._context.write(_report_batch, (name, body, milliseconds(keep), text))
-        return sequence
+        return await self._context.write(_report, (name, body, milliseconds(keep), json.encode(capacity).decode()))
 
     async def withdraw(self, name: str) -> None:
-        await self._context.write(_withdraw_batch, name)
+        await self._context.write(_withdraw, (name,))
 
     async def reports(self) -> list[StatusReport]:
-        now = self._context.now()
-
-        def fresh(connection: apsw.Connection) -> list[StatusReport]:
-            rows: Any = connection.execute(_REPORTS, (now.wall,))
-            return [StatusReport(*row) for row in rows]
-
-        return await self._context.read(fresh)
+        wall = self._context.now().wall
+        return await self._context.read(
+            lambda connection: [StatusReport(*row) for row in query(connection, _REPORTS, wall)]
+        )
 
 
-def _latest(connection: apsw.Connection) -> int:
-    number: Any = connection.execute("SELECT command FROM counter").get
-    return int(number)
-
-
-def _post_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
-    now = transaction.now
-    transaction.connection.execute("DELETE FROM command WHERE stale_at <= ?", (now.wall,))
-    answers = []
-    for name, target, body, sender, keep_ms, events in wanted:
-        transaction.counters.command += 1
-        sequence = transaction.counters.command
-        row = (sequence, name, target, body, sender, now.wall, now.wall + keep_ms)
-        transaction.connection.execute("INSERT INTO command VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        transaction.add_events(events)
-        answers.append(sequence)
+@each
+def _post(
+    transaction: Transaction, name: str, target: str, body: str, sender: str, keep_ms: int, events: Sequence[AuditEntry]
+) -> int:
+    now, counters = transaction.now.wall, transaction.counters
+    transaction.connection.execute("DELETE FROM command WHERE stale_at <= ?", (now,))
+    counters.command += 1
+    row = (counters.command, name, target, body, sender, now, now + keep_ms)
+    transaction.connection.execute("INSERT INTO command VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    transaction.add_events(events)
     transaction.touched.add("control")
-    return answers
+    return counters.command
 
 
-def _report_batch(transaction: Transaction, wanted: list[tuple[str, str, int, str]]) -> list[int]:
-    """Write them without touching a topic: nobody waits for a status."""
+@each
+def _report(transaction: Transaction, name: str, body: str, keep_ms: int, capacity: str) -> int:
+    """Write a status without touching a topic: nobody waits for one."""
     connection, now = transaction.connection, transaction.now.wall
     connection.execute("DELETE FROM status WHERE stale_at <= ?", (now,))
-    answers: list[Any] = []
-    for name, body, keep_ms, capacity in wanted:
-        row = (name, body, now, now + keep_ms, capacity)
-        known = connection.execute(_RENEW, row).get
-        answers.append(connection.execute(_FIRST_REPORT, row).get if known is None else known)
-    return answers
+    row = (name, body, now, now + keep_ms, capacity)
+    known = query(connection, _RENEW, *row).get
+    return int(query(connection, _FIRST_REPORT, *row).get if known is None else known)
 
 
-def _withdraw_batch(transaction: Transaction, wanted: list[str]) -> list[None]:
-    transaction.connection.executemany("DELETE FROM status WHERE name = ?", [(name,) for name in wanted])
-    return [None] * len(wanted)
+@each
+def _withdraw(transaction: Transaction, name: str) -> None:
+    transaction.connection.execute("DELETE FROM status WHERE name = ?", (name,))

@@ -6,6 +6,8 @@ whatever the number of callers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import apsw
@@ -26,8 +28,10 @@ from reefknot.core.idempotency import (
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite import upkeep
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.context import StoreContext, until
-from reefknot.engines.sqlite.transaction import BulkStatement, Transaction
+from reefknot.engines.sqlite.connection import query
+from reefknot.engines.sqlite.reads import StoreContext
+from reefknot.engines.sqlite.transaction import BulkStatement, Transaction, each
+from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 
@@ -50,7 +54,9 @@ def _updating(names: Sequence[str]) -> BulkStatement:
 
 _REPLACE = _updating(_NAMES[1:])
 # All that can change while the fence stays the same: owner and fingerprint are fixed by the claim.
-_UPDATE = _updating(("state", "lease_until", "lease_ms", "result", "failure", "metadata", "updated_at", "expires_at"))
+_CHANGING = ("state", "lease_until", "lease_ms", "result", "failure", "metadata", "updated_at", "expires_at")
+_UPDATE = _updating(_CHANGING)
+_changes = attrgetter("key", *_CHANGING)
 _FULL_FOR_MS = 1000
 _IN_PROGRESS = KeyState.IN_PROGRESS
 _records = json.Decoder(list[KeyRecord], strict=False)  # SQLite's booleans are 0 and 1
@@ -95,7 +101,7 @@ class SqliteIdempotencyStore:
         self._full_until = 0
         # Bound once: the writer groups requests by the identity of their handler.
         self._write = context.write
-        self._handler = self._apply_batch
+        self._handler: Handler[Any, Any] = self._apply_batch
 
     async def claim(
         self,
@@ -133,30 +139,23 @@ class SqliteIdempotencyStore:
         return None if record is None or core.is_spent(record, self._context.now()) else record
 
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
-        deadline = self._context.deadline(timeout)
-        while True:
-            with self._context.listening(f"key:{key}") as change:
-                record = await self.get(key)
-                left = self._context.left(deadline)
-                if record is None or record.state is not KeyState.IN_PROGRESS or not left:
-                    return record
-                lease_ms = record.lease_until - self._context.now().steady
-                if lease_ms <= 0:
-                    return record
-                await until(change, min(left, lease_ms / 1000))
+        def pause(record: KeyRecord | None) -> float:
+            if record is None or record.state is not _IN_PROGRESS:
+                return 0.0
+            return (record.lease_until - self._context.now().steady) / 1000
+
+        return await self._context.watch(partial(self.get, key), f"key:{key}", pause=pause, timeout=timeout)
 
     async def counts(self) -> Mapping[KeyState, int]:
         now = self._context.now()
-        query = f"SELECT state, count(*) FROM idempotency WHERE NOT ({upkeep.SPENT}) GROUP BY state"  # noqa: S608
-
-        def count(connection: apsw.Connection) -> dict[KeyState, int]:
-            rows: Any = connection.execute(query, (now.wall, now.steady))
-            return {KeyState(state): number for state, number in rows}
-
-        return await self._context.read(count)
+        statement = f"SELECT state, count(*) FROM idempotency WHERE NOT ({upkeep.SPENT}) GROUP BY state"  # noqa: S608
+        counts = await self._context.read(
+            lambda connection: query(connection, statement, now.wall, now.steady).fetchall()
+        )
+        return {KeyState(state): number for state, number in counts}
 
     async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
-        forgotten: bool = await self._write(_forget_batch, (checked_key(key), events))
+        forgotten: bool = await self._write(_forget, (checked_key(key), events))
         return forgotten
 
     async def purge(self) -> int:
@@ -239,19 +238,7 @@ def _save(transaction: Transaction, changed: Iterable[KeyRecord], stored: Mappin
         if old is None:
             new.append(structs.astuple(record))
         elif record.fence == old.fence:
-            updated.append(
-                (
-                    key,
-                    record.state,
-                    record.lease_until,
-                    record.lease_ms,
-                    record.result,
-                    record.failure,
-                    record.metadata,
-                    record.updated_at,
-                    record.expires_at,
-                )
-            )
+            updated.append(_changes(record))
         else:
             replaced.append(structs.astuple(record))
         if record.state is _IN_PROGRESS:
@@ -263,26 +250,24 @@ def _save(transaction: Transaction, changed: Iterable[KeyRecord], stored: Mappin
     _REPLACE.run(connection, replaced)
 
 
-def _forget_batch(transaction: Transaction, wanted: list[tuple[str, Sequence[AuditEntry]]]) -> list[Any]:
-    records = load(transaction.connection, [key for key, _ in wanted])
-    answers: list[Any] = []
-    for key, events in wanted:
-        record = records.pop(key, None)
-        left = 0 if record is None else record.lease_until - transaction.now.steady
-        if record is not None and record.state is KeyState.IN_PROGRESS and left > 0:
-            answers.append(KeyInProgressError(key, owner=record.owner, retry_after=left / 1000))
-            continue
-        if record is not None:
-            transaction.connection.execute("DELETE FROM idempotency WHERE key = ?", (key,))
-            transaction.cache.keys.drop(key)
-            transaction.counters.keys -= 1
-            transaction.touched.add(f"key:{key}")
-            transaction.add_events(events)
-        answers.append(record is not None)
-    return answers
+@each
+def _forget(transaction: Transaction, key: str, events: Sequence[AuditEntry]) -> Any:
+    """Whether there was such a key; `KeyInProgressError`, as the answer of this request alone, if it is held."""
+    record = load(transaction.connection, [key]).get(key)
+    if record is None:
+        return False
+    left = record.lease_until - transaction.now.steady
+    if record.state is _IN_PROGRESS and left > 0:
+        return KeyInProgressError(key, owner=record.owner, retry_after=left / 1000)
+    transaction.connection.execute("DELETE FROM idempotency WHERE key = ?", (key,))
+    transaction.cache.keys.drop(key)
+    transaction.counters.keys -= 1
+    transaction.touched.add(f"key:{key}")
+    transaction.add_events(events)
+    return True
 
 
 def load(connection: apsw.Connection, keys: list[str]) -> dict[str, KeyRecord]:
     """The records of these keys, read as one row: every row costs a handover of the interpreter's lock."""
-    text: Any = connection.execute(_LOAD, (json.encode(keys).decode(),)).get
+    text = query(connection, _LOAD, json.encode(keys).decode()).get
     return {record.key: record for record in _records.decode(text)}

@@ -6,12 +6,12 @@ misses nothing before it. Times are those of the steady clock, which all process
 """
 
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 import apsw
 from msgspec import Struct, json
 
 from reefknot.core.time import Moment
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.transport import Delivery
 
@@ -47,15 +47,8 @@ _subjects = json.Decoder(frozenset[str])
 
 Message = tuple[str, str, str | None, str, bytes]
 """Origin, subject, id, headers as JSON, body."""
-
-
-class Row(Struct, frozen=True):
-    """A message as it was found."""
-
-    seq: int
-    origin: str
-    subject: str
-    delivery: Delivery
+Row = tuple[int, str, Delivery]
+"""A message as it was found: number, origin, and what is delivered."""
 
 
 class Listener(Struct, frozen=True):
@@ -70,8 +63,7 @@ class Listener(Struct, frozen=True):
 
 def last(connection: apsw.Connection) -> int:
     """The number that was given out last, whether its message is still there or not."""
-    found: Any = connection.execute(_LAST).get
-    return found or 0
+    return int(query(connection, _LAST).get or 0)
 
 
 def news(
@@ -81,19 +73,21 @@ def news(
     end = last(connection)
     if end <= after:
         return after, []
-    found: Any = connection.execute(_NEWS, (after, end, origin, _listed(subjects), limit))
     return end, [
-        Row(seq, sender, subject, Delivery(subject, body, _headers.decode(headers) if headers != "{}" else {}))
-        for seq, sender, subject, headers, body in found
+        (seq, sender, Delivery(subject, body, _headers.decode(headers) if headers != "{}" else {}))
+        for seq, sender, subject, headers, body in query(
+            connection, _NEWS, after, end, origin, _listed(subjects), limit
+        )
     ]
 
 
 def listeners(connection: apsw.Connection, now: Moment) -> list[Listener]:
     """The subscriptions that were refreshed lately."""
-    found: Any = connection.execute(_LISTENERS, (now.steady - GONE_AFTER_MS, now.steady))
     return [
         Listener(name, origin, _subjects.decode(wanted), places, read_to)
-        for name, origin, wanted, places, read_to in found
+        for name, origin, wanted, places, read_to in query(
+            connection, _LISTENERS, now.steady - GONE_AFTER_MS, now.steady
+        )
     ]
 
 
@@ -125,9 +119,7 @@ class _Room:
     def _left_for(self, one: Listener) -> int:
         since = max(0, self._last - one.read_to)
         if since >= one.places:  # not all of it need be for this one
-            values = (one.read_to, one.origin, _listed(one.subjects))
-            found: Any = self._connection.execute(_UNREAD, values).get
-            since = int(found)
+            since = query(self._connection, _UNREAD, one.read_to, one.origin, _listed(one.subjects)).get
         return one.places - since
 
     def is_there(self, subject: str, origin: str) -> bool:
@@ -171,14 +163,14 @@ def leave_batch(transaction: Transaction, wanted: list[str]) -> list[None]:
 
 def _trim(connection: apsw.Connection, now: Moment, there: list[Listener]) -> None:
     """Delete messages that all have read, after the window; any after the longest time; those of an earlier boot."""
-    oldest: Any = connection.execute("SELECT at FROM message ORDER BY seq LIMIT 1").get
+    oldest = query(connection, "SELECT at FROM message ORDER BY seq LIMIT 1").get
     if oldest is None:
         return
     if oldest > now.steady:
         connection.execute("DELETE FROM message WHERE at > ?", (now.steady,))
     end = last(connection) + 1
-    young: Any = connection.execute(_YOUNG, (now.steady - WINDOW_MS,)).get
-    kept: Any = connection.execute(_YOUNG, (now.steady - LONGEST_MS,)).get
+    young = query(connection, _YOUNG, now.steady - WINDOW_MS).get
+    kept = query(connection, _YOUNG, now.steady - LONGEST_MS).get
     unread = min((one.read_to + 1 for one in there), default=end)
     first = max(min(end if young is None else young, unread), end if kept is None else kept)
     connection.execute("DELETE FROM message WHERE seq < ?", (first,))

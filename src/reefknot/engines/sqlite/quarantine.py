@@ -2,20 +2,23 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import apsw
 from msgspec import structs
 
 from reefknot.core import work as core
+from reefknot.core.time import Moment
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import work_rows as rows
-from reefknot.engines.sqlite.context import StoreContext
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.reads import StoreContext
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
+from reefknot.ports.work_queue import ALL, QuarantineFilter, QuarantineStats
 
 _NO_LIMIT = -1
+_Change = Callable[[WorkItem, Moment], WorkItem]
 
 
 class SqliteQuarantine:
@@ -34,10 +37,7 @@ class SqliteQuarantine:
     async def requeue(
         self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
-        def change(transaction: Transaction, items: list[WorkItem]) -> list[WorkItem]:
-            return [core.requeue(item, transaction.now, who=who) for item in items]
-
-        return await self._change(which, change, dry_run, events)
+        return await self._change(which, partial(core.requeue, who=who), dry_run, events)
 
     async def discard(
         self,
@@ -48,10 +48,7 @@ class SqliteQuarantine:
         dry_run: bool = False,
         events: Sequence[AuditEntry] = (),
     ) -> list[str]:
-        def change(transaction: Transaction, items: list[WorkItem]) -> list[WorkItem]:
-            return [core.discard(item, transaction.now, who=who, reason=reason) for item in items]
-
-        return await self._change(which, change, dry_run, events)
+        return await self._change(which, partial(core.discard, who=who, reason=reason), dry_run, events)
 
     async def purge(
         self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
@@ -69,33 +66,29 @@ class SqliteQuarantine:
         )
 
     async def _change(
-        self,
-        which: QuarantineFilter,
-        change: Callable[[Transaction, list[WorkItem]], list[WorkItem]] | None,
-        dry_run: bool,
-        events: Sequence[AuditEntry],
+        self, which: QuarantineFilter, change: _Change | None, dry_run: bool, events: Sequence[AuditEntry]
     ) -> list[str]:
-        if dry_run:
-            items = await self._context.read(lambda connection: _matching(connection, which, "", _NO_LIMIT))
-            return [item.id for item in items]
-        ids: list[str] = await self._context.write(_change_batch, (which, change, events))
-        return ids
+        if not dry_run:
+            return await self._context.write(_change, (which, change, events))
+        items = await self._context.read(lambda connection: _matching(connection, which, "", _NO_LIMIT))
+        return [item.id for item in items]
 
 
-def _change_batch(transaction: Transaction, wanted: list[Any]) -> list[list[str]]:
-    answers = []
-    for which, change, events in wanted:
-        items = _matching(transaction.connection, which, "", _NO_LIMIT)
-        ids = [item.id for item in items]
-        if change is not None:
-            rows.update(transaction, change(transaction, items))
-        else:
-            statement = "DELETE FROM work WHERE id IN (SELECT value FROM json_each(?))"
-            transaction.connection.execute(statement, (rows.listed(ids),))
-        if ids:
-            transaction.add_events(events)
-        answers.append(ids)
-    return answers
+@each
+def _change(
+    transaction: Transaction, which: QuarantineFilter, change: _Change | None, events: Sequence[AuditEntry]
+) -> list[str]:
+    """Change the items that meet the filter, or delete them when there is no change to make. Returns their ids."""
+    items = _matching(transaction.connection, which, "", _NO_LIMIT)
+    ids = [item.id for item in items]
+    if change is not None:
+        rows.update(transaction, [change(item, transaction.now) for item in items])
+    else:
+        statement = "DELETE FROM work WHERE id IN (SELECT value FROM json_each(?))"
+        transaction.connection.execute(statement, (rows.listed(ids),))
+    if ids:
+        transaction.add_events(events)
+    return ids
 
 
 def _matching(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:

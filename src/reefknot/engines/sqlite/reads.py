@@ -1,5 +1,5 @@
 """
-Reads beside the writer: `Reader` runs queries, `ChangeWatcher` notices that there is something new to read.
+`StoreContext`, which every part of a store works through; its reads beside the writer, and its watch for changes.
 
 In WAL mode a reader never waits for the writer, nor the writer for a reader. Every read is bounded in time.
 
@@ -9,16 +9,18 @@ where the kernel tells nothing; and only while somebody waits.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import apsw
 
+from reefknot.core.time import Moment
 from reefknot.engines.sqlite.connection import FORK_GUARD, translated
+from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import StoreError, StoreUnavailableError
-from reefknot.runtime.file_changes import FileChanges
+from reefknot.runtime.changes import FileChanges, Waiters
 
 R = TypeVar("R")
 
@@ -91,7 +93,7 @@ FAST_POLL_FOR_S = 0.05
 _TRANSACTIONS = "SELECT transactions FROM counter"
 
 
-class ChangeWatcher:
+class ChangeWatcher(Waiters):
     """
     Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store.
 
@@ -109,6 +111,7 @@ class ChangeWatcher:
         is_writing: Callable[[], bool],
     ) -> None:
         """`own_transactions` counts those of this process; `is_writing`: one is under way, or waits."""
+        super().__init__()
         self._connect = connect
         self._own_transactions = own_transactions
         self._is_writing = is_writing
@@ -121,7 +124,6 @@ class ChangeWatcher:
         self._commit_due_until = 0.0
         """Until then a commit is expected whose write the kernel has told of."""
         self._closed = False
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._poll_fast_until = 0.0
@@ -129,38 +131,20 @@ class ChangeWatcher:
     @contextmanager
     def listening(self, *topics: str) -> Iterator[asyncio.Future[None]]:
         """A future that is done after the next change of a topic ("": of any). Read after entering, not before."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        if self._closed:
-            future.set_result(None)  # whoever reads now hears that the store is closed
+        with super().listening(*topics) as future:
+            loop = asyncio.get_running_loop()
+            if self._closed:
+                future.set_result(None)  # whoever reads now hears that the store is closed
+            elif self._timer is None:
+                self._loop = loop
+                self._look()
+                self._timer = loop.call_later(self._pause(loop), self._poll, loop)
             yield future
-            return
-        for topic in topics:
-            self._waiting.setdefault(topic, set()).add(future)
-        if self._timer is None:
-            self._loop = loop
-            self._look()
-            self._timer = loop.call_later(self._pause(loop), self._poll, loop)
-        try:
-            yield future
-        finally:
-            for topic in topics:
-                waiting = self._waiting.get(topic)
-                if waiting is not None:
-                    waiting.discard(future)
-                    if not waiting:
-                        del self._waiting[topic]
 
     def changed(self, topics: set[str]) -> None:
         """This process has committed changes of these topics: wake their waiters, and those of any change."""
-        for topic in topics & self._waiting.keys() if self._waiting else ():
-            self.wake(topic)
-        if topics:
-            self.wake("")
-
-    def wake(self, topic: str) -> None:
-        """Wake the waiters of this topic, although nothing was written."""
-        _release(self._waiting.pop(topic, ()))
+        if topics and self._waiting:
+            self.wake(*(topics & self._waiting.keys()), "")
 
     def close(self) -> None:
         self._closed = True
@@ -168,7 +152,7 @@ class ChangeWatcher:
             self._timer.cancel()
             self._timer = None
         self._file.stop()
-        self._release_all()
+        self.wake_all()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -202,7 +186,7 @@ class ChangeWatcher:
             return
         if self._look():
             self._poll_fast_until = loop.time() + FAST_POLL_FOR_S
-            self._release_all()
+            self.wake_all()
         self._timer = loop.call_later(self._pause(loop), self._poll, loop)
 
     def _pause(self, loop: asyncio.AbstractEventLoop) -> float:
@@ -230,13 +214,31 @@ class ChangeWatcher:
         before, self._foreign = self._foreign, max(foreign, self._foreign or foreign)
         return before is not None and foreign > before
 
-    def _release_all(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for futures in waiting.values():
-            _release(futures)
+
+class Submit(Protocol):
+    """`Writer.submit`, as a value."""
+
+    def __call__(self, handler: Handler[Any, R], argument: Any, *, within: float = 0.0) -> asyncio.Future[R]: ...
 
 
-def _release(futures: Iterable[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+class StoreContext:
+    """
+    The writer, the reader, the change watcher and the clock of one store.
+
+    A part submits requests to the one writer, reads beside it, waits for changes, and asks for the time; it opens no
+    connection of its own.
+    """
+
+    __slots__ = ("_reader", "listening", "now", "watch", "write")
+
+    def __init__(self, write: Submit, reader: Reader, watcher: ChangeWatcher, now: Callable[[], Moment]) -> None:
+        self._reader = reader
+        self.now = now
+        # Bound once: every request looks them up.
+        self.write = write
+        self.listening = watcher.listening
+        self.watch = watcher.watch
+
+    async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
+        """The function's result over a read-only connection; at most `patience` seconds."""
+        return await self._reader.read(function, patience=patience)

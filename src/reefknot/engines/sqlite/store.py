@@ -8,8 +8,7 @@ is over.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline, agreed_boot_time
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.connection import Opener, migrate, open_connection, plain_opener
-from reefknot.engines.sqlite.context import StoreContext
+from reefknot.engines.sqlite.connection import Opener, immediate, migrate, open_connection, plain_opener
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
-from reefknot.engines.sqlite.reads import ChangeWatcher, Reader
+from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext
 from reefknot.engines.sqlite.transport import SqliteTransport
 from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact, newest_record_at
 from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
@@ -94,7 +92,7 @@ class SqliteStore:
         self._reader = Reader(connect, path=self.path, patience=patience, inline=inline)
         self._retention_lock = RetentionLock(self.path)
         self._is_open = False
-        context = StoreContext(self._writer, self._reader, self._watcher, now)
+        context = StoreContext(self._writer.submit, self._reader, self._watcher, now)
         self._context = context
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
@@ -169,7 +167,7 @@ class SqliteStore:
 
 def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable[[], int]) -> None:
     """End leases that end later than now plus their length: those are of a steady clock that began anew since."""
-    with _locked(connection):
+    with immediate(connection):
         now = steady()  # read under the lock: while this waited for it, another process may have claimed
         for table, state in (("idempotency", "in_progress"), ("work", "running")):
             statement = f"UPDATE {table} SET lease_until = 0 WHERE state = ? AND lease_until > ? + lease_ms"  # noqa: S608
@@ -180,7 +178,7 @@ def _agree_on_time(connection: apsw.Connection, boot: str, timeline: Timeline, c
     """Go by the wall time that the processes of this boot agreed on; be the first to say it when there is none."""
     if not boot:
         return
-    with _locked(connection):
+    with immediate(connection):
         known: Any = connection.execute("SELECT began_at FROM boot WHERE name = ?", (boot,)).get
         now_ms = 0 if known is None else known + int(clock.now() * 1000)
         in_use: Any = connection.execute(_IN_USE, (now_ms,)).get
@@ -189,16 +187,3 @@ def _agree_on_time(connection: apsw.Connection, boot: str, timeline: Timeline, c
             connection.execute("DELETE FROM boot")
             connection.execute("INSERT INTO boot VALUES (?, ?)", (boot, agreed))
     timeline.offset = agreed / 1000
-
-
-@contextmanager
-def _locked(connection: apsw.Connection) -> Iterator[None]:
-    """A transaction that has the write lock from the start."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")

@@ -8,11 +8,13 @@ back: a key that was just claimed is about to be finished, an item that was just
 `PRAGMA data_version` says that no other connection has written, a cached record is the record in the file.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import apsw
+from msgspec import Struct, structs
 
 from reefknot.core.audit.chain import Head, link
 from reefknot.core.idempotency import KeyRecord
@@ -21,6 +23,7 @@ from reefknot.core.work import WorkItem
 from reefknot.ports.audit_log import AuditEntry
 
 R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 LARGEST = 10_000
 """Records a cache may hold; a larger one is emptied."""
@@ -124,22 +127,16 @@ class BulkStatement:
 _SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?"
 
 
-class StoreCounters:
+class StoreCounters(Struct):
     """Last fence, number of idempotency keys, last command sequence: counted by all processes together."""
 
-    __slots__ = ("command", "fence", "keys")
-
-    def __init__(self, fence: int, keys: int, command: int) -> None:
-        self.fence = fence
-        self.keys = keys
-        self.command = command
-
-    @property
-    def values(self) -> tuple[int, int, int]:
-        return self.fence, self.keys, self.command
+    fence: int
+    keys: int
+    command: int
 
 
 _INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_indexed = attrgetter("at", "event_type", "correlation_id", "trace_id", "work_id")
 
 
 class Transaction:
@@ -154,7 +151,7 @@ class Transaction:
         self.touched: set[str] = set()
         self._events: list[AuditEntry] = []
         self._counters: StoreCounters | None = None
-        self._saved: tuple[int, int, int] = (0, 0, 0)
+        self._saved: tuple[int, ...] = ()
 
     def add_events(self, events: Iterable[AuditEntry]) -> None:
         """Append these events to the audit log with this transaction."""
@@ -176,8 +173,9 @@ class Transaction:
         A transaction that touched no topic is not counted: no waiter of another process need look at it.
         """
         is_news = bool(self.touched or self._events)
-        if self._counters is not None and self._counters.values != self._saved:
-            self.connection.execute(_SAVE_COUNTERS, (*self._counters.values, is_news))
+        counters = () if self._counters is None else structs.astuple(self._counters)
+        if counters != self._saved:
+            self.connection.execute(_SAVE_COUNTERS, (*counters, is_news))
         elif is_news:
             self.connection.execute("UPDATE counter SET transactions = transactions + 1")
         if self._events:
@@ -192,20 +190,18 @@ class Transaction:
         rows = []
         for entry in self._events:
             head, hashed = link(head, entry.body)
-            rows.append(
-                (
-                    head.sequence,
-                    hashed,
-                    entry.at,
-                    entry.event_type,
-                    entry.correlation_id,
-                    entry.trace_id,
-                    entry.work_id,
-                    entry.body.decode(),
-                )
-            )
+            rows.append((head.sequence, hashed, *_indexed(entry), entry.body.decode()))
         self.connection.executemany(_INSERT_EVENT, rows)
         self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
         self._events.clear()
         self.touched.add("audit")
         return head
+
+
+def each(handle: Callable[[Transaction, *Ts], R]) -> Callable[[Transaction, list[tuple[*Ts]]], list[R]]:
+    """A handler for the writer that answers the requests of a batch one by one; a request is a tuple of arguments."""
+
+    def handle_batch(transaction: Transaction, batch: list[tuple[*Ts]]) -> list[R]:
+        return [handle(transaction, *request) for request in batch]
+
+    return handle_batch

@@ -19,12 +19,13 @@ from contextlib import suppress
 from functools import partial
 
 import apsw
-from msgspec import Struct, json
+from msgspec import json
 
 from reefknot.engines.sqlite import message_rows as rows
-from reefknot.engines.sqlite.context import StoreContext, until
+from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.errors import ReefknotError
 from reefknot.ports.transport import Delivery
+from reefknot.runtime.changes import until
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 
@@ -145,14 +146,20 @@ class _Subscription:
     def read_to(self) -> int:
         return self.taken if self.from_elsewhere else self.fetched
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether it has read so far that a sender who waits should be told."""
+        return self.read_to - self.announced_to >= max(1, self.limit // 4)
+
     def offer(self, row: rows.Row) -> bool:
         """Take it in, if there is room."""
-        if row.subject in self.subjects:
+        seq, _, delivery = row
+        if delivery.subject in self.subjects:
             if self.unread.full():
                 return False
-            self.unread.put_nowait((row.seq, row.delivery))
+            self.unread.put_nowait((seq, delivery))
             self.from_elsewhere += 1
-        self.fetched = row.seq
+        self.fetched = seq
         return True
 
     def got(self, seq: int) -> None:
@@ -162,13 +169,6 @@ class _Subscription:
 
     def listener(self, origin: str) -> rows.Listener:
         return rows.Listener(self.name, origin, self.subjects, self.limit, self.read_to)
-
-
-class _Others(Struct, frozen=True):
-    """The listeners of other processes, as last seen."""
-
-    origins: frozenset[str] = frozenset()
-    subjects: frozenset[str] = frozenset()
 
 
 class SqliteTransport:
@@ -182,7 +182,9 @@ class SqliteTransport:
         self._nudge = nudge
         self._origin = new_id()
         self._lines: list[_Subscription] = []
-        self._others = _Others()
+        self._other_origins: frozenset[str] = frozenset()
+        self._other_subjects: frozenset[str] = frozenset()
+        """Of the listeners of other processes, as last seen."""
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
         self._announces_now = False
@@ -193,8 +195,6 @@ class SqliteTransport:
         self._following: asyncio.Task[None] | None = None
         self._closed = False
 
-    # ---- out --------------------------------------------------------------------------------------------------------
-
     async def publish(
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
     ) -> None:
@@ -203,7 +203,7 @@ class SqliteTransport:
             return
         here = [line for line in self._lines if subject in line.subjects]
         try:
-            if not here or subject in self._others.subjects:
+            if not here or subject in self._other_subjects:
                 encoded = json.encode(headers or {}).decode()
                 await self._outgoing.put(name, (self._origin, subject, message_id or None, encoded, body))
             for line in here:
@@ -224,8 +224,6 @@ class SqliteTransport:
         """Forget a message id whose publish failed, so that a retry is not taken for a duplicate."""
         self._seen.pop(name, None)
 
-    # ---- in ---------------------------------------------------------------------------------------------------------
-
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         """Deliver everything that is committed after this call: the position is read here and now."""
         connection = self._connect()
@@ -239,8 +237,7 @@ class SqliteTransport:
         if self._following is None:
             loop = asyncio.get_running_loop()
             self._following = loop.create_task(self._follow(), name="messages from other processes")
-        self._announce_at, self._is_announced = 0.0, False
-        self._nudge(rows.TOPIC)
+        self._announce_anew()
         return self._read(line)
 
     async def _read(self, line: _Subscription) -> AsyncIterator[Delivery]:
@@ -248,14 +245,17 @@ class SqliteTransport:
             while (one := await line.unread.get()) is not None:
                 was_full = line.unread.qsize() == line.limit - 1
                 line.got(one[0])
-                if was_full or line.read_to - line.announced_to >= max(1, line.limit // 4):
+                if was_full or line.has_moved:
                     self._nudge(rows.TOPIC)
                 yield one[1]
         finally:
             if line in self._lines:
                 self._lines.remove(line)
-                self._announce_at, self._is_announced = 0.0, False
-                self._nudge(rows.TOPIC)
+                self._announce_anew()
+
+    def _announce_anew(self) -> None:
+        self._announce_at, self._is_announced = 0.0, False
+        self._nudge(rows.TOPIC)
 
     async def _follow(self) -> None:
         """Fetch what others sent, and tell them how far it was read."""
@@ -264,7 +264,7 @@ class SqliteTransport:
             with self._context.listening(rows.TOPIC) as change:
                 try:
                     more = await self._fetch()
-                    if loop.time() >= self._announce_at or any(_has_moved(line) for line in self._lines):
+                    if loop.time() >= self._announce_at or any(line.has_moved for line in self._lines):
                         self._announce_at = loop.time() + SEEN_EVERY_S
                         self._announce()
                 except Exception as error:
@@ -284,10 +284,10 @@ class SqliteTransport:
         last, found = await self._context.read(
             partial(rows.news, origin=self._origin, after=start, subjects=subjects, limit=PAGE)
         )
-        if any(row.origin not in self._others.origins for row in found):
+        if any(origin not in self._other_origins for _, origin, _ in found):
             self._know(await self._context.read(partial(rows.listeners, now=self._context.now())))
         for row in found:
-            lines = [line for line in lines if row.seq <= line.fetched or line.offer(row)]
+            lines = [line for line in lines if row[0] <= line.fetched or line.offer(row)]
         if len(found) < PAGE:
             for line in lines:
                 line.fetched = max(line.fetched, last)
@@ -295,7 +295,7 @@ class SqliteTransport:
 
     def _announce(self) -> None:
         """Write that this end listens, and how far it has read; unless that is urgent, with the next transaction."""
-        is_urgent = not self._is_announced or any(_has_moved(line) for line in self._lines)
+        is_urgent = not self._is_announced or any(line.has_moved for line in self._lines)
         if self._announcing is not None and (self._announces_now or not is_urgent):
             return
         lines = [(line, line.listener(self._origin)) for line in self._lines]
@@ -315,15 +315,13 @@ class SqliteTransport:
         self._know(future.result())
         for line, one in lines:
             line.announced_to = max(line.announced_to, one.read_to)
-        if any(_has_moved(line) for line in self._lines) or not self._is_announced:
+        if any(line.has_moved for line in self._lines) or not self._is_announced:
             self._nudge(rows.TOPIC)
 
     def _know(self, listeners: list[rows.Listener]) -> None:
         others = [one for one in listeners if one.origin != self._origin]
-        subjects = frozenset().union(*(one.subjects for one in others))
-        self._others = _Others(frozenset(one.origin for one in others), subjects)
-
-    # ---- end --------------------------------------------------------------------------------------------------------
+        self._other_origins = frozenset(one.origin for one in others)
+        self._other_subjects = frozenset().union(*(one.subjects for one in others))
 
     async def close(self) -> None:
         """Stop listening. Whoever waits for messages here hears that there are no more."""
@@ -341,8 +339,3 @@ class SqliteTransport:
             if line.unread.full():
                 line.unread.get_nowait()
             line.unread.put_nowait(None)
-
-
-def _has_moved(line: _Subscription) -> bool:
-    """Far enough for a sender who waits to be told."""
-    return line.read_to - line.announced_to >= max(1, line.limit // 4)

@@ -19,9 +19,9 @@ from msgspec import Struct, json
 from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.audit import heads
-from reefknot.engines.sqlite.connection import VERSION
-from reefknot.engines.sqlite.context import StoreContext
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.connection import VERSION, query
+from reefknot.engines.sqlite.reads import StoreContext
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.errors import StoreUnavailableError
 
 _PAGES_PER_STEP = 256
@@ -132,38 +132,37 @@ def _page(
     connection: apsw.Connection, table: str, condition: str, moment: Moment, after: int
 ) -> tuple[int | None, list[int]]:
     values = (moment.wall, moment.steady, after, ROWS_PER_READ)
-    row: Any = connection.execute(_PAGE.format(table, condition), values).fetchone()
-    return row[0], json.decode(row[1], type=list[int])
+    last, found = query(connection, _PAGE.format(table, condition), *values).fetchone()
+    return last, json.decode(found, type=list[int])
 
 
-def _remove_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
-    answers = []
-    for table, condition, moment, rows in wanted:
-        name = "key" if table == "idempotency" else "id"
-        values = (moment.wall, moment.steady, json.encode(rows).decode())
-        found: Any = transaction.connection.execute(_REMOVE.format(table, condition, name), values).fetchall()
-        cache: Any = transaction.cache.keys if table == "idempotency" else transaction.cache.items
-        for (gone,) in found:
-            cache.drop(gone)
-        if table == "idempotency":
-            transaction.counters.keys -= len(found)
-        answers.append(len(found))
-    return answers
+@each
+def _remove_batch(transaction: Transaction, table: str, condition: str, moment: Moment, rows: list[int]) -> int:
+    values = (moment.wall, moment.steady, json.encode(rows).decode())
+    name = "key" if table == "idempotency" else "id"
+    found = query(transaction.connection, _REMOVE.format(table, condition, name), *values)
+    return _forget(transaction, table, found.fetchall())
 
 
 def make_room(transaction: Transaction, *, keep: list[str]) -> int:
     """Remove some keys past their retention inside this transaction, none of `keep`. Returns how many."""
     now = transaction.now
-    query = (
+    statement = (
         f"DELETE FROM idempotency WHERE seq IN (SELECT seq FROM idempotency WHERE {SPENT} "  # noqa: S608 - constant text
         "AND key NOT IN (SELECT value FROM json_each(?3)) LIMIT ?4) RETURNING key"
     )
     values = (now.wall, now.steady, json.encode(keep).decode(), ROWS_PER_DELETE)
-    found: Any = transaction.connection.execute(query, values).fetchall()
-    for (gone,) in found:
-        transaction.cache.keys.drop(gone)
-    transaction.counters.keys -= len(found)
-    return len(found)
+    return _forget(transaction, "idempotency", query(transaction.connection, statement, *values).fetchall())
+
+
+def _forget(transaction: Transaction, table: str, removed: list[tuple[str]]) -> int:
+    """Bring cache and counters in line with the rows that were removed. Returns their number."""
+    cache: Any = transaction.cache.keys if table == "idempotency" else transaction.cache.items
+    for (name,) in removed:
+        cache.drop(name)
+    if table == "idempotency":
+        transaction.counters.keys -= len(removed)
+    return len(removed)
 
 
 _NEWEST = (

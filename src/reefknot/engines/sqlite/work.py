@@ -10,31 +10,29 @@ import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
+from math import inf
 from typing import Any
 
 import apsw
 from msgspec import json
 
 from reefknot.core import work as core
-from reefknot.core.overload.admission import Accept, Arrival, Reject
+from reefknot.core.overload.admission import Accept, Reject
 from reefknot.core.overload.submission import (
     Displace,
-    OpenWork,
-    Stage,
     SubmissionRules,
-    Waiting,
-    admit_submission,
-    in_turns,
 )
-from reefknot.core.results import DROPPED
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import WorkItem, WorkState
+from reefknot.engines.sqlite import admission
 from reefknot.engines.sqlite import upkeep as retention
 from reefknot.engines.sqlite import work_rows as rows
-from reefknot.engines.sqlite.context import StoreContext, until
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.connection import query
+from reefknot.engines.sqlite.reads import StoreContext
+from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+from reefknot.runtime.changes import until
 
 LEASES_TOPIC = "leases ended"
 WATCH_S = 5.0
@@ -53,28 +51,19 @@ class SqliteLeases:
         self._context = context
 
     async def owners(self) -> list[str]:
-        return await self._context.read(_owners)
+        return await self._context.read(partial(rows.column, statement=_OWNERS))
 
     async def end(self, owners: Collection[str]) -> int:
-        if not owners:
-            return 0
-        ended: int = await self._context.write(_end_batch, json.encode(sorted(owners)).decode())
-        return ended
+        return await self._context.write(_end, (rows.listed(sorted(owners)),)) if owners else 0
 
 
-def _owners(connection: apsw.Connection) -> list[str]:
-    found: Any = connection.execute(_OWNERS)
-    return [owner for (owner,) in found]
-
-
-def _end_batch(transaction: Transaction, wanted: list[str]) -> list[int]:
-    answers = []
-    for owners in wanted:
-        transaction.connection.execute(_END, (owners,))
-        answers.append(transaction.connection.changes())
+@each
+def _end(transaction: Transaction, owners: str) -> int:
+    transaction.connection.execute(_END, (owners,))
+    ended = transaction.connection.changes()
     transaction.cache.clear()  # what is remembered of these items has the old lease in it
     transaction.touched.add(LEASES_TOPIC)
-    return answers
+    return ended
 
 
 _READY_CLASSES = """
@@ -95,24 +84,23 @@ _RECALL_READY = (
     "WHERE state = 'pending' AND ready = 1 AND resource_class = ?"
 )
 _RECALL_LATER = _RECALL_READY.replace("ready = 1", "ready = 0")
-_NEXT = (
-    "SELECT priority, due_at, seq FROM work WHERE state = 'pending' AND ready = 1 "
-    "AND resource_class = ? AND tenant_id IS ? ORDER BY priority DESC, due_at {0}, seq {0} LIMIT ?"
-)
 _CLAIM = (
     "UPDATE work SET state = 'running', owner = ?, fence = fence + 1, lease_until = ?, lease_ms = ?, updated_at = ? "  # noqa: S608
     f"WHERE seq IN (SELECT value FROM json_each(?)) RETURNING seq, {rows.FULL}"
 )
-MOST_TENANTS = 64
-"""Tenants whose queues one claim looks at; the others' turn comes with the next ones."""
 REFUSING_S = 1.0
 """How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
+_TRANSFER = "UPDATE work SET resource_class = ?, pool = ?, updated_at = ? WHERE id = ? AND state = 'pending'"
 _SOONEST = (
     "SELECT min(at) FROM ("
     "SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased WHERE state = 'running' {0} "
     "UNION ALL SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 {0} "
     "UNION ALL SELECT 0 WHERE EXISTS (SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 {0}))"
+)
+_COUNTS = (
+    "SELECT resource_class, state, count(*), count(*) FILTER (WHERE due_at <= ?1), ?1 - min(due_at) "
+    "FROM work GROUP BY resource_class, state"
 )
 _IN_CLASSES = "AND resource_class IN (SELECT value FROM json_each(?3))"
 
@@ -140,11 +128,13 @@ class SqliteWorkQueue:
     ) -> list[Enqueued | Reject]:
         loop = asyncio.get_running_loop()
         if rules is not None and loop.time() < self._refusing_until:
-            judged = await self._context.read(partial(_judge, items=items, rules=rules, wall=self._context.now().wall))
-            if Enqueued.ACCEPTED not in judged:
-                return judged
+            answers = await self._context.read(
+                partial(admission.verdicts, items=items, rules=rules, wall=self._context.now().wall)
+            )
+            if Enqueued.ACCEPTED not in answers:
+                return answers
         wanted = (items, rules, events, owner, milliseconds(lease), drop_events)
-        answers: list[Enqueued | Reject] = await self._context.write(_enqueue_batch, wanted)
+        answers = await self._context.write(_enqueue_batch, wanted)
         if any(isinstance(answer, Reject) for answer in answers):
             self._refusing_until = loop.time() + REFUSING_S
         return answers
@@ -158,10 +148,7 @@ class SqliteWorkQueue:
         lease: float = 60.0,
         events: Sequence[AuditEntry] = (),
     ) -> list[WorkItem | None]:
-        kept: list[WorkItem | None] = await self._context.write(
-            _assign_batch, (items, start, owner, milliseconds(lease), events)
-        )
-        return kept
+        return await self._context.write(_assign_batch, (items, start, owner, milliseconds(lease), events))
 
     async def claim(
         self,
@@ -175,31 +162,25 @@ class SqliteWorkQueue:
         crash_events: CrashEvents | None = None,
     ) -> list[WorkItem]:
         wanted = (n, owner, tuple(classes), milliseconds(lease), newest_first, crash_limit, crash_events)
-        taken: list[WorkItem] = await self._context.write(_claim_batch, wanted)
-        return taken
+        return await self._context.write(_claim, wanted)
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
-        answers: list[bool] = await self._context.write(_renew_batch, (held, milliseconds(lease)))
-        return answers
+        return await self._context.write(_renew, (held, milliseconds(lease)))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        answers: list[bool] = await self._context.write(_settle_batch, settlements)
-        return answers
+        return await self._context.write(_settle_batch, settlements)
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
-        cancelled: bool = await self._context.write(_cancel_batch, (work_id, reason, who, events))
-        return cancelled
+        return await self._context.write(_cancel_batch, (work_id, reason, who, events))
 
     async def transfer(self, work_id: str, resource_class: str) -> bool:
-        moved: bool = await self._context.write(_transfer_batch, (work_id, resource_class))
-        return moved
+        return await self._context.write(_transfer, (work_id, resource_class))
 
     async def open_classes(self) -> list[str]:
-        return await self._context.read(_open_classes)
+        return await self._context.read(partial(rows.column, statement=_OPEN_CLASSES))
 
     async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
-        number: int = await self._context.write(_recall_batch, (tuple(classes), crash_events))
-        return number
+        return await self._context.write(_recall, (tuple(classes), crash_events))
 
     async def get(self, work_id: str) -> WorkItem | None:
         return await self._context.read(lambda connection: rows.one(connection, work_id))
@@ -226,17 +207,12 @@ class SqliteWorkQueue:
         return await retention.purge_work(self._context, before)
 
     async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        deadline = self._context.deadline(timeout)
-        topics = [LEASES_TOPIC, *(rows.CLASS_TOPIC + name for name in classes)] if classes else [""]
-        while True:
-            with self._context.listening(*topics) as change:
-                soonest = await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
-                if soonest is not None and soonest <= 0:
-                    return True
-                left = self._context.left(deadline)
-                if not left:
-                    return False
-                await until(change, left if soonest is None else min(left, soonest / 1000))
+        topics = (LEASES_TOPIC, *(rows.CLASS_TOPIC + name for name in classes)) if classes else ("",)
+
+        async def soonest() -> float:
+            return await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
+
+        return await self._context.watch(soonest, *topics, pause=float, timeout=timeout) <= 0
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
@@ -283,7 +259,7 @@ class SqliteWorkQueue:
 
 def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
-    entrance = _Entrance(transaction.connection, transaction.now.wall)
+    entrance = admission.Entrance(transaction.connection, transaction.now.wall)
     new: list[WorkItem] = []
     answers: list[list[Enqueued | Reject]] = []
     for items, rules, events, owner, lease_ms, drop_events in wanted:
@@ -300,7 +276,7 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
             if isinstance(verdict, Displace):
                 rows.insert(transaction, new)
                 new.clear()
-                _displace(transaction, accepted.pool, verdict, drop_events)
+                admission.displace(transaction, accepted.pool, verdict, drop_events)
             known.add(item.id)
             answer.append(Enqueued.ACCEPTED)
             new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
@@ -309,53 +285,6 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
         answers.append(answer)
     rows.insert(transaction, new)
     return answers
-
-
-class _Entrance:
-    """Admission of the arrivals of one moment: each counts for those after it."""
-
-    def __init__(self, connection: apsw.Connection, wall: int) -> None:
-        self._connection = connection
-        self._wall = wall
-        self._pools: dict[str, tuple[OpenWork, SubmissionRules | None]] = {}
-
-    def admit(self, item: WorkItem, rules: SubmissionRules) -> Accept | Displace | Reject:
-        if item.pool not in self._pools:
-            self._pools[item.pool] = rows.open_work(self._connection, item.pool, self._wall)
-        work, published = self._pools[item.pool]
-        deadline = None if item.deadline_at is None else float(item.deadline_at - self._wall)
-        tenant = item.tenant_id or ""
-        verdict = admit_submission(work, Arrival(item.priority, deadline, tenant), published or rules)
-        if not isinstance(verdict, Reject):
-            work.add(Stage.SUBMITTED, item.priority, tenant)
-        if isinstance(verdict, Displace):
-            work.add(Stage.SUBMITTED, verdict.priority, verdict.tenant, -1)
-        return verdict
-
-
-def _judge(
-    connection: apsw.Connection, items: Sequence[WorkItem], rules: SubmissionRules, wall: int
-) -> list[Enqueued | Reject]:
-    """The answers that `enqueue` would give now. Nothing is written."""
-    known = rows.known(connection, [item.id for item in items])
-    entrance = _Entrance(connection, wall)
-    now = Moment(0, wall)
-    answers: list[Enqueued | Reject] = []
-    for item in items:
-        verdict = Accept() if item.id in known else entrance.admit(core.accepted(item, now), rules)
-        accepted = Enqueued.DUPLICATE if item.id in known else Enqueued.ACCEPTED
-        answers.append(verdict if isinstance(verdict, Reject) else accepted)
-    return answers
-
-
-def _displace(transaction: Transaction, pool: str, verdict: Displace, drop_events: CrashEvents | None) -> None:
-    """End the oldest submission of this priority and tenant, to make room."""
-    victim = rows.oldest_submission(transaction.connection, pool, verdict.priority, verdict.tenant)
-    if victim is not None:
-        item = rows.cached_or_loaded(transaction, [victim])[victim]
-        dropped = core.cancel(item, transaction.now, reason=DROPPED, who="admission")
-        rows.update(transaction, [dropped])
-        transaction.add_events(drop_events(dropped) if drop_events else ())
 
 
 def _started(transaction: Transaction, item: WorkItem, owner: str, lease_ms: int) -> WorkItem:
@@ -395,56 +324,32 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
     return answers
 
 
-def _claim_batch(transaction: Transaction, wanted: list[Any]) -> list[list[WorkItem]]:
+@each
+def _claim(
+    transaction: Transaction,
+    n: int,
+    owner: str,
+    classes: Sequence[str],
+    lease_ms: int,
+    newest_first: bool,
+    crash_limit: int,
+    crash_events: CrashEvents | None,
+) -> list[WorkItem]:
     connection, now = transaction.connection, transaction.now
-    answers: list[list[WorkItem]] = []
-    for n, owner, classes, lease_ms, newest_first, crash_limit, crash_events in wanted:
-        _reap(transaction, classes, crash_limit, crash_events)
-        connection.execute(
-            "UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?", (now.wall,)
-        )
-        if not classes:
-            found: Any = connection.execute(_READY_CLASSES).fetchall()
-            classes = tuple(name for (name,) in found)
-        if not classes or n <= 0:
-            answers.append([])
-            continue
-        chosen = _in_turns(transaction, classes, n, newest_first)
-        listed = json.encode(chosen).decode()
-        values = (owner, now.steady + lease_ms, lease_ms, now.wall, listed)
-        taken: Any = connection.execute(_CLAIM, values).fetchall() if chosen else []
-        order = {seq: at for at, seq in enumerate(chosen)}
-        taken.sort(key=lambda row: order[row[0]])
-        items = [rows.item_of(row[1:]) for row in taken]
-        for item in items:
-            transaction.cache.items.note(item.id, item)
-        answers.append(items)
-    return answers
-
-
-def _in_turns(transaction: Transaction, classes: Sequence[str], n: int, newest_first: bool) -> list[int]:
-    """The rows that come next, by priority, then age, tenants taking turns."""
-    statement = _NEXT.format("DESC" if newest_first else "ASC")
-    queues: dict[str, list[Waiting]] = {}
-    for name in dict.fromkeys(classes):
-        for tenant in _next_tenants(transaction, name):
-            found: Any = transaction.connection.execute(statement, (name, tenant or None, n)).fetchall()
-            queues.setdefault(tenant, []).extend(found)
-    sign = -1 if newest_first else 1
-    for queue in queues.values():
-        queue.sort(key=lambda one: (-one[0], sign * one[1], sign * one[2]))
-    taken = in_turns(queues, n, transaction.cache.last_tenant)
-    if taken:
-        transaction.cache.last_tenant = taken[-1][0]
-    return [waiting[2] for _, waiting in taken]
-
-
-def _next_tenants(transaction: Transaction, resource_class: str) -> list[str]:
-    """The tenants with pending work of a class, those behind the last one served first."""
-    names, last = rows.tenants(transaction.connection, resource_class), transaction.cache.last_tenant
-    if len(names) <= MOST_TENANTS:
-        return names
-    return sorted(names, key=lambda name: (name <= last, name))[:MOST_TENANTS]
+    _reap(transaction, classes, crash_limit, crash_events)
+    connection.execute("UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?", (now.wall,))
+    classes = classes or rows.column(connection, _READY_CLASSES)
+    if not classes or n <= 0:
+        return []
+    chosen = admission.next_rows(transaction, classes, n, newest_first)
+    values = (owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
+    taken = query(connection, _CLAIM, *values).fetchall() if chosen else []
+    order = {seq: at for at, seq in enumerate(chosen)}
+    taken.sort(key=lambda row: order[row[0]])
+    items = [rows.item_of(row[1:]) for row in taken]
+    for item in items:
+        transaction.cache.items.note(item.id, item)
+    return items
 
 
 def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, crash_events: CrashEvents | None) -> None:
@@ -455,38 +360,28 @@ def _reap(transaction: Transaction, classes: Sequence[str], crash_limit: int, cr
         transaction.add_events(crash_events(item) if crash_events else ())
 
 
-def _recall_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
-    answers = []
-    for classes, crash_events in wanted:
-        _reap(transaction, classes, core.CRASH_LIMIT, crash_events)
-        number = 0
-        for name in classes:
-            for statement in (_RECALL_READY, _RECALL_LATER):
-                transaction.connection.execute(statement, (transaction.now.wall, name))
-                number += transaction.connection.changes()
-        transaction.cache.clear()  # cached items may be among them
-        transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
-        answers.append(number)
-    return answers
+@each
+def _recall(transaction: Transaction, classes: Sequence[str], crash_events: CrashEvents | None) -> int:
+    _reap(transaction, classes, core.CRASH_LIMIT, crash_events)
+    number = 0
+    for name in classes:
+        for statement in (_RECALL_READY, _RECALL_LATER):
+            transaction.connection.execute(statement, (transaction.now.wall, name))
+            number += transaction.connection.changes()
+    transaction.cache.clear()  # cached items may be among them
+    transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
+    return number
 
 
-def _open_classes(connection: apsw.Connection) -> list[str]:
-    found: Any = connection.execute(_OPEN_CLASSES)
-    return [name for (name,) in found]
-
-
-def _renew_batch(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
-    connection, now = transaction.connection, transaction.now
-    answers = []
-    for held, lease_ms in wanted:
-        answer = []
-        for one in held:
-            values = (now.steady + lease_ms, lease_ms, one.id, one.owner, one.fence)
-            connection.execute(_RENEW, values)
-            transaction.cache.items.drop(one.id)
-            answer.append(connection.changes() == 1)
-        answers.append(answer)
-    return answers
+@each
+def _renew(transaction: Transaction, held: Sequence[Held], lease_ms: int) -> list[bool]:
+    lease_until = transaction.now.steady + lease_ms
+    answer = []
+    for one in held:
+        transaction.connection.execute(_RENEW, (lease_until, lease_ms, one.id, one.owner, one.fence))
+        transaction.cache.items.drop(one.id)
+        answer.append(transaction.connection.changes() == 1)
+    return answer
 
 
 def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
@@ -507,7 +402,7 @@ def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) 
             answer.append(ours)
         answers.append(answer)
     rows.update(transaction, list(changed.values()))
-    rows.fold_service_times(transaction.connection, took)
+    admission.fold_service_times(transaction.connection, took)
     return answers
 
 
@@ -527,29 +422,21 @@ def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
     return answers
 
 
-def _transfer_batch(transaction: Transaction, wanted: list[tuple[str, str]]) -> list[bool]:
-    connection, answers = transaction.connection, []
-    for work_id, resource_class in wanted:
-        values = (resource_class, core.pool_of(resource_class), transaction.now.wall, work_id)
-        connection.execute(
-            "UPDATE work SET resource_class = ?, pool = ?, updated_at = ? WHERE id = ? AND state = 'pending'", values
-        )
-        answers.append(connection.changes() == 1)
-        transaction.cache.items.drop(work_id)
-        transaction.touched.add(rows.CLASS_TOPIC + resource_class)
-    return answers
+@each
+def _transfer(transaction: Transaction, work_id: str, resource_class: str) -> bool:
+    transaction.connection.execute(
+        _TRANSFER, (resource_class, core.pool_of(resource_class), transaction.now.wall, work_id)
+    )
+    transaction.cache.items.drop(work_id)
+    transaction.touched.add(rows.CLASS_TOPIC + resource_class)
+    return transaction.connection.changes() == 1
 
 
 def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
     counts: dict[str, dict[WorkState, int]] = {}
     due: dict[str, int] = {}
     oldest: dict[str, int] = {}
-    found: Any = connection.execute(
-        "SELECT resource_class, state, count(*), count(*) FILTER (WHERE due_at <= ?1), ?1 - min(due_at) "
-        "FROM work GROUP BY resource_class, state",
-        (wall,),
-    )
-    for name, state, number, number_due, waited in found:
+    for name, state, number, number_due, waited in query(connection, _COUNTS, wall):
         counts.setdefault(name, {})[WorkState(state)] = number
         if state == WorkState.PENDING and number_due:
             due[name] = number_due
@@ -557,9 +444,8 @@ def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
     return WorkSnapshot(counts, due, oldest)
 
 
-def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> int | None:
-    """Milliseconds until something can be claimed, None when only a change can bring it."""
-    statement = _SOONEST.format(_IN_CLASSES if classes else "")
-    values: tuple[Any, ...] = (now.steady, now.wall)
-    found: Any = connection.execute(statement, (*values, rows.listed(list(classes))) if classes else values).get
-    return None if found is None else int(found)
+def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:
+    """Seconds until something can be claimed, infinite when only a change can bring it."""
+    in_classes, listed = (_IN_CLASSES, [rows.listed(classes)]) if classes else ("", [])
+    found = query(connection, _SOONEST.format(in_classes), now.steady, now.wall, *listed).get
+    return inf if found is None else found / 1000

@@ -1,13 +1,13 @@
 """Rows of the work table: written, read, and turned into items. Payloads are only read where they are wanted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import apsw
 from msgspec import json, structs
 
-from reefknot.core.overload.submission import Capacity, OpenWork, ServiceTime, SubmissionRules
-from reefknot.core.work import ROUTER, Budget, HistoryEntry, WorkItem, WorkState, pool_of
+from reefknot.core.work import Budget, HistoryEntry, WorkItem, WorkState
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.transaction import Transaction
 
 _FIELDS = WorkItem.__struct_fields__
@@ -18,6 +18,7 @@ _NESTED = {"budget": "json(budget)", "history": "json(history)"}
 _LIGHT = ", ".join(_NESTED.get(name, name) for name in _FIELDS[:-1])
 _AS_ONE_ROW = f"SELECT json_group_array(json_array({_LIGHT})) FROM "  # noqa: S608 - our own column names
 _LOAD = _AS_ONE_ROW + "work WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
+_KNOWN = "SELECT json_group_array(id) FROM work WHERE id IN (SELECT value FROM json_each(?))"
 # Named, because the planner would rather walk the whole table in the order of seq.
 _EXPIRED = (
     _AS_ONE_ROW  # noqa: S608 - our own column names
@@ -37,17 +38,6 @@ _OVER = (
     "AND state NOT IN ('pending', 'running')"
 )
 
-_OPEN_WORK = "SELECT stage, priority, tenant, number FROM open_work WHERE pool = ?"
-_SERVICE_TIME = "SELECT known, mean_ms FROM service_time WHERE pool = ?"
-# Literals, not parameters: only then SQLite uses the partial indexes.
-_OLDEST_SUBMISSION = (
-    "SELECT id FROM (SELECT id, seq FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = 'router' "
-    "AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3 UNION ALL SELECT id, seq FROM work INDEXED BY work_leased "
-    "WHERE state = 'running' AND resource_class = 'router' AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3) "
-    "ORDER BY seq LIMIT 1"
-)
-_capacity = json.Decoder(Capacity)
-
 CLASS_TOPIC = "work in "
 """Before the name of a class: the topic of those who wait for something to claim there."""
 ENDED_TOPIC = "work ended"
@@ -60,9 +50,14 @@ _NO_BUDGET = json.encode(_BLANK).decode()
 _STATES = {state.value: state for state in WorkState}
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """Text that `json_each` reads."""
     return json.encode(list(names)).decode()
+
+
+def column(connection: apsw.Connection, statement: str, *values: Any) -> list[Any]:
+    """The values of a query that has one column."""
+    return [value for (value,) in query(connection, statement, *values)]
 
 
 def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
@@ -91,62 +86,18 @@ def page(connection: apsw.Connection, where: Sequence[str], values: Sequence[Any
 
 def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
     """The item of this id with its payload, if there is one."""
-    row: Any = connection.execute(f"SELECT {FULL} FROM work WHERE id = ?", (work_id,)).fetchone()  # noqa: S608
+    row = query(connection, f"SELECT {FULL} FROM work WHERE id = ?", work_id).fetchone()  # noqa: S608
     return None if row is None else item_of(row)
 
 
 def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
     """Which of these ids are there already."""
-    query = "SELECT json_group_array(id) FROM work WHERE id IN (SELECT value FROM json_each(?))"
-    text: Any = connection.execute(query, (listed(ids),)).get
-    return set(json.decode(text, type=list[str]))
-
-
-def open_work(connection: apsw.Connection, pool: str, wall: int) -> tuple[OpenWork, SubmissionRules | None]:
-    """The open work of a resource class, and the rules that a router has published, if one is there."""
-    counted: Any = connection.execute(_OPEN_WORK, (pool,))
-    rows = list(counted)
-    known: Any = connection.execute(_SERVICE_TIME, (pool,)).fetchone()
-    offered: Any = connection.execute("SELECT capacity FROM status WHERE stale_at > ? ORDER BY sequence", (wall,))
-    slots, rules = 0, None
-    for (text,) in offered:
-        capacity = _capacity.decode(text)
-        slots += capacity.slots.get(pool, 0)
-        rules = rules or capacity.rules
-    return OpenWork(rows, slots=slots, service=None if known is None else ServiceTime(*known)), rules
-
-
-def fold_service_times(connection: apsw.Connection, took: Mapping[str, Sequence[float]]) -> None:
-    """Count the service times of attempts that have ended, by resource class."""
-    for pool, times in took.items():
-        known: Any = connection.execute(_SERVICE_TIME, (pool,)).fetchone()
-        mean = ServiceTime() if known is None else ServiceTime(*known)
-        for took_ms in times:
-            mean = mean.after(took_ms)
-        connection.execute("INSERT OR REPLACE INTO service_time VALUES (?, ?, ?)", (pool, mean.known, mean.mean_ms))
-
-
-def tenants(connection: apsw.Connection, resource_class: str) -> list[str]:
-    """The tenants that have pending work of this class, at whichever worker."""
-    if resource_class == ROUTER:
-        found: Any = connection.execute("SELECT DISTINCT tenant FROM open_work WHERE stage = 'submitted'")
-    else:
-        found = connection.execute(
-            "SELECT DISTINCT tenant FROM open_work WHERE pool = ? AND stage = 'queued'", (pool_of(resource_class),)
-        )
-    return [name for (name,) in found]
-
-
-def oldest_submission(connection: apsw.Connection, pool: str, priority: int, tenant: str) -> str | None:
-    """The id of the oldest submission of this priority and tenant, held by a router or by nobody."""
-    found: Any = connection.execute(_OLDEST_SUBMISSION, (pool, priority, tenant or None)).get
-    return None if found is None else str(found)
+    return json.decode(query(connection, _KNOWN, listed(ids)).get, type=set[str])
 
 
 def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
     """The items among these ids that have their result."""
-    found: Any = connection.execute(_OVER, (listed(ids),))
-    return [item_of(row) for row in found]
+    return [item_of(row) for row in query(connection, _OVER, listed(ids))]
 
 
 def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
@@ -199,5 +150,4 @@ def _row(item: WorkItem) -> list[Any]:
 
 
 def _decoded(connection: apsw.Connection, statement: str, values: tuple[Any, ...]) -> list[WorkItem]:
-    text: Any = connection.execute(statement, values).get
-    return _items.decode(text)
+    return _items.decode(query(connection, statement, *values).get)

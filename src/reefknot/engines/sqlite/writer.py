@@ -20,7 +20,6 @@ import apsw
 
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.connection import FORK_GUARD, is_fatal, translated
-from reefknot.engines.sqlite.gil import GilYield
 from reefknot.engines.sqlite.transaction import RecordCaches, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 
@@ -33,6 +32,16 @@ Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
 
 _Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
 """Handler, its argument, and the future of the answer. A bare tuple: tens of thousands are made in a second."""
+
+MAX_BLOCK_S = 0.001
+"""Longest time a loop blocks for one transaction."""
+PAUSE_AFTER_TIMEOUT_S = 0.02
+"""Time without blocking after it was in vain, because other processes hold the file's lock."""
+NUDGE_S = 0.00015
+"""Sleep of a loop that lets the thread have the GIL."""
+MIN_GAP_S = 0.0003
+MAX_GAP_S = 0.004
+"""Time between two such sleeps; doubled as long as the thread makes no progress."""
 
 
 class Writer:
@@ -190,9 +199,9 @@ class Writer:
         try:
             self._connection = self._connect()
         except BaseException as error:
-            _call(loop, _resolve, opened, translated(error, self._path))
+            _call(loop, self._deliver, [opened], [translated(error, self._path)], set())
             return
-        _call(loop, _resolve, opened, None)
+        _call(loop, self._deliver, [opened], [None], set())
         while True:
             self._wakeups.get()
             while self._write_batch():
@@ -304,9 +313,67 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argum
         loop.call_soon_threadsafe(function, *arguments)
 
 
-def _resolve(future: asyncio.Future[None], error: BaseException | None) -> None:
-    if not future.done():
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
+class GilYield:
+    """
+    Lets the writer thread have the interpreter's lock (the GIL) beside a busy event loop.
+
+    Everything the thread does before it goes to the disk needs the GIL, and two threads that compete for it are slower
+    than one after the other. So a loop that has more to do blocks after it has woken the thread, for a millisecond at
+    most, until the thread goes to the disk. A thread that comes back from the disk has to ask for the GIL again, and
+    may ask for seconds: a busy loop frees the lock at every turn and takes it back before the thread is awake. So the
+    loop sleeps for 150 µs now and then, at growing intervals, until the thread has no more to do.
+
+    The thread reports its state through the public fields.
+    """
+
+    def __init__(self) -> None:
+        self.idle = True
+        """The thread waits to be woken."""
+        self.working = False
+        """The thread has the file's lock and is not on the disk: the GIL is all it can be waiting for."""
+        self.batches = 0
+        """Batches the thread has finished."""
+        self._released = threading.Lock()
+        self._released.acquire()
+        self._blocking = False
+        self._paused_until = 0.0
+        self._nudging: asyncio.AbstractEventLoop | None = None
+
+    def wake(self, loop: asyncio.AbstractEventLoop, wakeups: SimpleQueue[None]) -> None:
+        """Wake the thread that waits on `wakeups`, block a busy loop until `release`, and begin to nudge."""
+        self.idle = False
+        self._blocking = _has_more_to_do(loop) and time.monotonic() >= self._paused_until
+        wakeups.put(None)
+        if self._blocking and not self._released.acquire(timeout=MAX_BLOCK_S):
+            self._blocking = False
+            if not self.working:
+                self._paused_until = time.monotonic() + PAUSE_AFTER_TIMEOUT_S
+        if self._nudging is not loop:
+            self._nudging = loop
+            loop.call_later(MIN_GAP_S, self.nudge, loop, MIN_GAP_S, self.batches)
+
+    def nudge(self, loop: asyncio.AbstractEventLoop, gap: float, batches: int) -> None:
+        """Sleep in a busy loop so that the thread gets the GIL, and come back after a gap until the thread is idle."""
+        if self._nudging is not loop:
+            return
+        if self.idle:
+            self._nudging = None
+            return
+        if _has_more_to_do(loop):
+            time.sleep(NUDGE_S)
+        makes_progress = self.working or self.batches != batches
+        gap = MIN_GAP_S if makes_progress else min(2 * gap, MAX_GAP_S)
+        loop.call_later(gap, self.nudge, loop, gap, self.batches)
+
+    def release(self) -> None:
+        """Unblock the loop: the thread goes to the disk, or gives up."""
+        self.working = False
+        if self._blocking:
+            self._blocking = False
+            if self._released.locked():
+                self._released.release()
+
+
+def _has_more_to_do(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop goes on at once instead of waiting. A hint: a loop without `_ready` counts as busy."""
+    return bool(getattr(loop, "_ready", True))

@@ -5,103 +5,86 @@ import asyncio
 from msgspec import structs
 
 from reefknot.core.audit.chain import Head, Link, verify
-from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.store import Store
-from reefknot.testing.conformance.harness import Harness, event, event_types
+from reefknot.testing.conformance.harness import event, event_types, story
 
 
 class AuditLogContract:
     """Tests that every audit log has to pass. A subclass provides the fixture `harness`."""
 
-    def test_events_come_back_in_the_order_they_came_with_their_bodies_byte_for_byte(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            body = '{"text":"naïve 🪢"}'.encode()
-            await store.audit.append([structs.replace(event("a"), body=body), event("b")])
-            await store.audit.append([event("c")])
-            kept = await store.audit.read()
-            assert [one.entry.event_type for one in kept] == ["a", "b", "c"]
-            assert [one.sequence for one in kept] == [1, 2, 3]
-            assert kept[0].entry.body == body
+    @story()
+    async def test_events_come_back_in_the_order_they_came_with_their_bodies_byte_for_byte(self, store: Store) -> None:
+        body = '{"text":"naïve 🪢"}'.encode()
+        await store.audit.append([structs.replace(event("a"), body=body), event("b")])
+        await store.audit.append([event("c")])
+        kept = await store.audit.read()
+        assert [one.entry.event_type for one in kept] == ["a", "b", "c"]
+        assert [one.sequence for one in kept] == [1, 2, 3]
+        assert kept[0].entry.body == body
 
-        harness.run(story)
+    @story()
+    async def test_the_stored_hashes_are_those_of_the_chain(self, store: Store) -> None:
+        head = await store.audit.append([event(f"e{number}") for number in range(20)])
+        links = [Link(one.sequence, one.hash, one.entry.body) for one in await store.audit.read()]
+        assert verify(links, head) == []
+        assert head == await store.audit.head()
+        assert await store.audit.verify() == []
+        assert await store.audit.verify(head) == []
 
-    def test_the_stored_hashes_are_those_of_the_chain(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            head = await store.audit.append([event(f"e{number}") for number in range(20)])
-            links = [Link(one.sequence, one.hash, one.entry.body) for one in await store.audit.read()]
-            assert verify(links, head) == []
-            assert head == await store.audit.head()
-            assert await store.audit.verify() == []
-            assert await store.audit.verify(head) == []
+    @story()
+    async def test_a_head_exported_from_elsewhere_or_from_the_future_is_a_mismatch(self, store: Store) -> None:
+        head = await store.audit.append([event("a"), event("b")])
+        assert await store.audit.verify(Head(head.chain, head.sequence + 1, "f" * 64))
+        assert await store.audit.verify(Head(head.chain, head.sequence, "f" * 64))
 
-        harness.run(story)
+    @story()
+    async def test_an_older_head_still_holds_after_more_was_written(self, store: Store) -> None:
+        old = await store.audit.append([event("a")])
+        await store.audit.append([event("b")])
+        assert await store.audit.verify(old) == []
 
-    def test_a_head_exported_from_elsewhere_or_from_the_future_is_a_mismatch(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            head = await store.audit.append([event("a"), event("b")])
-            assert await store.audit.verify(Head(head.chain, head.sequence + 1, "f" * 64))
-            assert await store.audit.verify(Head(head.chain, head.sequence, "f" * 64))
+    @story()
+    async def test_every_filter_narrows_and_pages_join_up(self, store: Store) -> None:
+        await store.audit.append(
+            [
+                event("a", at=10, correlation_id="c1", trace_id="t1", work_id="w1"),
+                event("b", at=20, correlation_id="c1", trace_id="t2", work_id="w2"),
+                event("a", at=30, correlation_id="c2", trace_id="t2", work_id="w2"),
+            ]
+        )
 
-        harness.run(story)
+        async def found(query: AuditQuery) -> list[int]:
+            return [one.sequence for one in await store.audit.read(query)]
 
-    def test_an_older_head_still_holds_after_more_was_written(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            old = await store.audit.append([event("a")])
-            await store.audit.append([event("b")])
-            assert await store.audit.verify(old) == []
+        assert await found(AuditQuery(event_type="a")) == [1, 3]
+        assert await found(AuditQuery(correlation_id="c1")) == [1, 2]
+        assert await found(AuditQuery(trace_id="t2")) == [2, 3]
+        assert await found(AuditQuery(work_id="w1")) == [1]
+        assert await found(AuditQuery(since=20, until=30)) == [2]
+        assert await found(AuditQuery(after=1, limit=1)) == [2]
+        assert await found(AuditQuery(event_type="a", work_id="w2")) == [3]
 
-        harness.run(story)
+    @story()
+    async def test_trimming_forgets_the_old_leaves_an_anchor_and_keeps_the_chain_whole(self, store: Store) -> None:
+        await store.audit.append([event("a", at=10), event("b", at=20), event("late", at=5), event("c", at=30)])
+        assert await store.audit.trim(20) == 1
+        assert await event_types(store) == ["b", "late", "c", "anchor"]
+        assert await store.audit.verify() == []
+        assert await store.audit.trim(20) == 0
 
-    def test_every_filter_narrows_and_pages_join_up(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.audit.append(
-                [
-                    event("a", at=10, correlation_id="c1", trace_id="t1", work_id="w1"),
-                    event("b", at=20, correlation_id="c1", trace_id="t2", work_id="w2"),
-                    event("a", at=30, correlation_id="c2", trace_id="t2", work_id="w2"),
-                ]
-            )
+    @story()
+    async def test_concurrent_writers_share_one_chain(self, store: Store) -> None:
+        await asyncio.gather(*(store.audit.append([event("a"), event("b")]) for _ in range(50)))
+        assert (await store.audit.head()).sequence == 100
+        assert await store.audit.verify() == []
+        assert await event_types(store) == ["a", "b"] * 50
 
-            async def found(query: AuditQuery) -> list[int]:
-                return [one.sequence for one in await store.audit.read(query)]
-
-            assert await found(AuditQuery(event_type="a")) == [1, 3]
-            assert await found(AuditQuery(correlation_id="c1")) == [1, 2]
-            assert await found(AuditQuery(trace_id="t2")) == [2, 3]
-            assert await found(AuditQuery(work_id="w1")) == [1]
-            assert await found(AuditQuery(since=20, until=30)) == [2]
-            assert await found(AuditQuery(after=1, limit=1)) == [2]
-            assert await found(AuditQuery(event_type="a", work_id="w2")) == [3]
-
-        harness.run(story)
-
-    def test_trimming_forgets_the_old_leaves_an_anchor_and_keeps_the_chain_whole(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.audit.append([event("a", at=10), event("b", at=20), event("late", at=5), event("c", at=30)])
-            assert await store.audit.trim(20) == 1
-            assert await event_types(store) == ["b", "late", "c", "anchor"]
-            assert await store.audit.verify() == []
-            assert await store.audit.trim(20) == 0
-
-        harness.run(story)
-
-    def test_concurrent_writers_share_one_chain(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await asyncio.gather(*(store.audit.append([event("a"), event("b")]) for _ in range(50)))
-            assert (await store.audit.head()).sequence == 100
-            assert await store.audit.verify() == []
-            assert await event_types(store) == ["a", "b"] * 50
-
-        harness.run(story)
-
-    def test_who_waits_for_the_next_event_is_woken_by_it(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            assert not await store.audit.wait(0, 0.01)
-            waiting = asyncio.create_task(store.audit.wait(0, 15))
-            await asyncio.sleep(0)
-            await store.audit.append([event("a")])
-            assert await waiting
-            assert await store.audit.wait(0, 0)
-
-        harness.run(story)
+    @story()
+    async def test_who_waits_for_the_next_event_is_woken_by_it(self, store: Store) -> None:
+        assert not await store.audit.wait(0, 0.01)
+        waiting = asyncio.create_task(store.audit.wait(0, 15))
+        await asyncio.sleep(0)
+        await store.audit.append([event("a")])
+        assert await waiting
+        assert await store.audit.wait(0, 0)

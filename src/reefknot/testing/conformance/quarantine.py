@@ -2,10 +2,9 @@
 
 from reefknot.core.work import Budget, Quarantine, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
-from reefknot.ports.quarantine import ALL, QuarantineFilter, QuarantineStats
 from reefknot.ports.store import Store
-from reefknot.ports.work_queue import Enqueued, Settlement
-from reefknot.testing.conformance.harness import Harness, event, event_types
+from reefknot.ports.work_queue import ALL, Enqueued, QuarantineFilter, QuarantineStats, Settlement
+from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
 
 PAYLOAD = bytes(range(256))
 
@@ -22,133 +21,107 @@ async def put_aside(store: Store, reason: str = "bad") -> None:
     assert await store.work.settle([Settlement(item.id, "w", item.fence, settled)]) == [True]
 
 
-def wall_ms(clock: VirtualClock) -> int:
-    return round(clock.wall() * 1000)
-
-
 class QuarantineContract:
     """Subclass it, and give it a `harness`."""
 
-    def test_it_keeps_the_payload_byte_for_byte_with_reason_failure_and_history(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await quarantined(store, "a")
-            item = await store.quarantine.show("a")
-            assert item is not None
-            assert item.payload == PAYLOAD
-            assert (item.reason, item.failure, item.attempts) == ("bad", '{"code": 1}', 1)
-            assert [entry.what for entry in item.history] == ["quarantined"]
-            assert await store.quarantine.show("b") is None
+    @story()
+    async def test_it_keeps_the_payload_byte_for_byte_with_reason_failure_and_history(self, store: Store) -> None:
+        await quarantined(store, "a")
+        item = required(await store.quarantine.show("a"))
+        assert item.payload == PAYLOAD
+        assert (item.reason, item.failure, item.attempts) == ("bad", '{"code": 1}', 1)
+        assert [entry.what for entry in item.history] == ["quarantined"]
+        assert await store.quarantine.show("b") is None
 
-        harness.run(story)
+    @story()
+    async def test_what_is_in_quarantine_is_not_claimed(self, store: Store, clock: VirtualClock) -> None:
+        await quarantined(store, "a")
+        clock.advance(1e6)
+        assert await store.work.claim(1, owner="w") == []
 
-    def test_what_is_in_quarantine_is_not_claimed(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await quarantined(store, "a")
-            clock.advance(1e6)
-            assert await store.work.claim(1, owner="w") == []
+    @story()
+    async def test_a_requeued_item_keeps_its_id_and_gets_a_fresh_budget(self, store: Store) -> None:
+        await quarantined(store, "a")
+        which = QuarantineFilter(ids=("a",))
+        assert await store.quarantine.requeue(which, who="ann", events=[event("requeued")]) == ["a"]
+        (item,) = await store.work.claim(1, owner="w")
+        assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
+        assert item.payload == PAYLOAD
+        assert [(entry.what, entry.who) for entry in item.history][-1] == ("requeued", "ann")
+        assert await event_types(store) == ["requeued"]
 
-        harness.run(story)
+    @story()
+    async def test_a_requeued_item_has_no_result_and_all_of_its_time_again(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        await store.work.enqueue([WorkItem("a", "t", deadline_at=wall_ms(clock) + 5000)])
+        (item,) = await store.work.claim(1, owner="w")
+        aside = Quarantine("bad", None, '"old"')
+        await store.work.settle([Settlement("a", "w", item.fence, aside)])
+        clock.advance(60)
+        await store.quarantine.requeue(ALL, who="ann")
+        (again,) = await store.work.claim(1, owner="w")
+        assert (again.result, again.generation) == (None, 1)
+        assert again.deadline_at == wall_ms(clock) + 5000
+        assert again.fence > item.fence
 
-    def test_a_requeued_item_keeps_its_id_and_gets_a_fresh_budget(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await quarantined(store, "a")
-            which = QuarantineFilter(ids=("a",))
-            assert await store.quarantine.requeue(which, who="ann", events=[event("requeued")]) == ["a"]
-            (item,) = await store.work.claim(1, owner="w")
-            assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
-            assert item.payload == PAYLOAD
-            assert [(entry.what, entry.who) for entry in item.history][-1] == ("requeued", "ann")
-            assert await event_types(store) == ["requeued"]
+    @story()
+    async def test_a_second_quarantine_of_the_same_item_is_fine(self, store: Store) -> None:
+        await quarantined(store, "a")
+        await store.quarantine.requeue(ALL, who="ann")
+        await put_aside(store, "bad again")
+        item = required(await store.quarantine.show("a"))
+        assert item.reason == "bad again"
+        assert [entry.what for entry in item.history] == ["quarantined", "requeued", "quarantined"]
 
-        harness.run(story)
+    @story()
+    async def test_a_dry_run_names_what_it_would_do_and_does_nothing(self, store: Store) -> None:
+        await quarantined(store, "a")
+        events = [event("never")]
+        assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=events) == ["a"]
+        assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=events) == ["a"]
+        assert await store.quarantine.purge(ALL, dry_run=True, events=events) == ["a"]
+        assert await store.quarantine.show("a") is not None
+        assert await event_types(store) == []
 
-    def test_a_requeued_item_has_no_result_and_all_of_its_time_again(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t", deadline_at=wall_ms(clock) + 5000)])
-            (item,) = await store.work.claim(1, owner="w")
-            aside = Quarantine("bad", None, '"old"')
-            await store.work.settle([Settlement("a", "w", item.fence, aside)])
-            clock.advance(60)
-            await store.quarantine.requeue(ALL, who="ann")
-            (again,) = await store.work.claim(1, owner="w")
-            assert (again.result, again.generation) == (None, 1)
-            assert again.deadline_at == wall_ms(clock) + 5000
-            assert again.fence > item.fence
+    @story()
+    async def test_every_filter_narrows_and_pages_join_up(self, store: Store, clock: VirtualClock) -> None:
+        await quarantined(store, "a", kind="t1", source="s1", reason="bad 100% _x")
+        clock.advance(10)
+        await quarantined(store, "b", kind="t2", source="s1", reason="worse")
+        await quarantined(store, "c", kind="t2", source="s2", reason="bad")
+        aside = required(await store.quarantine.show("b"))
 
-        harness.run(story)
+        async def found(which: QuarantineFilter) -> list[str]:
+            return [item.id for item in await store.quarantine.find(which)]
 
-    def test_a_second_quarantine_of_the_same_item_is_fine(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await quarantined(store, "a")
-            await store.quarantine.requeue(ALL, who="ann")
-            await put_aside(store, "bad again")
-            item = await store.quarantine.show("a")
-            assert item is not None
-            assert item.reason == "bad again"
-            assert [entry.what for entry in item.history] == ["quarantined", "requeued", "quarantined"]
+        assert await found(QuarantineFilter(ids=("a", "c", "zz"))) == ["a", "c"]
+        assert await found(QuarantineFilter(kind="t2")) == ["b", "c"]
+        assert await found(QuarantineFilter(source="s1")) == ["a", "b"]
+        assert await found(QuarantineFilter(reason_contains="100% _")) == ["a"]
+        assert await found(QuarantineFilter(before=aside.updated_at)) == ["a"]
+        page = await store.quarantine.find(limit=2)
+        rest = await store.quarantine.find(after="b")
+        assert [item.id for item in page + rest] == ["a", "b", "c"]
+        assert all(item.payload == b"" for item in page)
 
-        harness.run(story)
+    @story()
+    async def test_a_discarded_item_has_ended_and_a_purged_one_is_gone(self, store: Store) -> None:
+        await quarantined(store, "a")
+        await quarantined(store, "b")
+        assert await store.quarantine.discard(QuarantineFilter(ids=("a",)), who="ann", reason="old") == ["a"]
+        assert required(await store.work.get("a")).state is WorkState.DISCARDED
+        assert await store.quarantine.purge(ALL, events=[event("purged")]) == ["b"]
+        assert await store.work.get("b") is None
+        assert await store.quarantine.requeue(ALL, who="ann", events=[event("nothing")]) == []
+        assert await event_types(store) == ["purged"]
+        assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
 
-    def test_a_dry_run_names_what_it_would_do_and_does_nothing(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await quarantined(store, "a")
-            events = [event("never")]
-            assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=events) == ["a"]
-            assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=events) == ["a"]
-            assert await store.quarantine.purge(ALL, dry_run=True, events=events) == ["a"]
-            assert await store.quarantine.show("a") is not None
-            assert await event_types(store) == []
-
-        harness.run(story)
-
-    def test_every_filter_narrows_and_pages_join_up(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await quarantined(store, "a", kind="t1", source="s1", reason="bad 100% _x")
-            clock.advance(10)
-            await quarantined(store, "b", kind="t2", source="s1", reason="worse")
-            await quarantined(store, "c", kind="t2", source="s2", reason="bad")
-            aside = await store.quarantine.show("b")
-            assert aside is not None
-
-            async def found(which: QuarantineFilter) -> list[str]:
-                return [item.id for item in await store.quarantine.find(which)]
-
-            assert await found(QuarantineFilter(ids=("a", "c", "zz"))) == ["a", "c"]
-            assert await found(QuarantineFilter(kind="t2")) == ["b", "c"]
-            assert await found(QuarantineFilter(source="s1")) == ["a", "b"]
-            assert await found(QuarantineFilter(reason_contains="100% _")) == ["a"]
-            assert await found(QuarantineFilter(before=aside.updated_at)) == ["a"]
-            page = await store.quarantine.find(limit=2)
-            rest = await store.quarantine.find(after="b")
-            assert [item.id for item in page + rest] == ["a", "b", "c"]
-            assert all(item.payload == b"" for item in page)
-
-        harness.run(story)
-
-    def test_a_discarded_item_has_ended_and_a_purged_one_is_gone(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await quarantined(store, "a")
-            await quarantined(store, "b")
-            assert await store.quarantine.discard(QuarantineFilter(ids=("a",)), who="ann", reason="old") == ["a"]
-            item = await store.work.get("a")
-            assert item is not None
-            assert item.state is WorkState.DISCARDED
-            assert await store.quarantine.purge(ALL, events=[event("purged")]) == ["b"]
-            assert await store.work.get("b") is None
-            assert await store.quarantine.requeue(ALL, who="ann", events=[event("nothing")]) == []
-            assert await event_types(store) == ["purged"]
-            assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
-
-        harness.run(story)
-
-    def test_stats_count_by_kind_source_and_reason(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            assert await store.quarantine.stats() == QuarantineStats(0, {}, {}, {}, None)
-            await quarantined(store, "a", reason="x")
-            oldest = await store.quarantine.show("a")
-            await quarantined(store, "b", kind="u", reason="y")
-            stats = await store.quarantine.stats()
-            assert oldest is not None
-            assert stats == QuarantineStats(2, {"t": 1, "u": 1}, {"s": 2}, {"x": 1, "y": 1}, oldest.updated_at)
-
-        harness.run(story)
+    @story()
+    async def test_stats_count_by_kind_source_and_reason(self, store: Store) -> None:
+        assert await store.quarantine.stats() == QuarantineStats(0, {}, {}, {}, None)
+        await quarantined(store, "a", reason="x")
+        oldest = required(await store.quarantine.show("a"))
+        await quarantined(store, "b", kind="u", reason="y")
+        stats = await store.quarantine.stats()
+        assert stats == QuarantineStats(2, {"t": 1, "u": 1}, {"s": 2}, {"x": 1, "y": 1}, oldest.updated_at)

@@ -9,10 +9,11 @@ a word from there ends that, as it does between routers and workers.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import wraps
 
 from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.transport import Delivery, Transport
-from reefknot.testing.conformance.harness import LONGEST_STORY
+from reefknot.testing.conformance.harness import LONGEST_STORY, S
 
 Ends = tuple[Transport, Transport]
 TransportStory = Callable[[Transport, Transport, VirtualClock], Awaitable[None]]
@@ -53,132 +54,129 @@ async def until_last(line: AsyncIterator[Delivery]) -> list[bytes]:
     raise AssertionError("it ended before the last message")
 
 
+def transport_story(
+    method: Callable[[S, Transport, Transport], Awaitable[None]],
+) -> Callable[[S, TransportHarness], None]:
+    """A decorator that makes a story a test: pytest gives it `transports`, which open the two ends."""
+
+    @wraps(method)
+    def test(self: S, transports: TransportHarness) -> None:
+        transports.run(lambda near, far, clock: method(self, near, far))
+
+    vars(test).pop("__wrapped__")  # pytest asks for the fixtures of the test, not of the story
+    return test
+
+
 class TransportContract:
     """Subclass it, and give it a `transports`."""
 
-    def test_everybody_who_listens_hears_it_in_order_at_both_ends(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            lines = [near.subscribe("a", "b"), far.subscribe("a", "b"), far.subscribe("b")]
-            await _acquainted(near, far)
-            await near.publish("a", b"1")
-            await near.publish("b", b"2")
-            await near.publish("nobody", b"3")
-            await near.publish("b", LAST)
-            assert [await until_last(line) for line in lines] == [[b"1", b"2"], [b"1", b"2"], [b"2"]]
+    @transport_story
+    async def test_everybody_who_listens_hears_it_in_order_at_both_ends(self, near: Transport, far: Transport) -> None:
+        lines = [near.subscribe("a", "b"), far.subscribe("a", "b"), far.subscribe("b")]
+        await _acquainted(near, far)
+        await near.publish("a", b"1")
+        await near.publish("b", b"2")
+        await near.publish("nobody", b"3")
+        await near.publish("b", LAST)
+        assert [await until_last(line) for line in lines] == [[b"1", b"2"], [b"1", b"2"], [b"2"]]
 
-        transports.run(story)
+    @transport_story
+    async def test_subject_body_and_headers_arrive_as_they_were_sent(self, near: Transport, far: Transport) -> None:
+        large = bytes(range(256)) * 4096
+        line = far.subscribe("a.b")
+        await near.publish("a.b", large, headers={"trace_id": "naïve 🪢"})
+        await near.publish("a.b", b"")
+        one, two = await anext(line), await anext(line)
+        assert (one.subject, one.body, dict(one.headers)) == ("a.b", large, {"trace_id": "naïve 🪢"})
+        assert (two.body, dict(two.headers)) == (b"", {})
 
-    def test_subject_body_and_headers_arrive_as_they_were_sent(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            large = bytes(range(256)) * 4096
-            line = far.subscribe("a.b")
-            await near.publish("a.b", large, headers={"trace_id": "naïve 🪢"})
-            await near.publish("a.b", b"")
-            one, two = await anext(line), await anext(line)
-            assert (one.subject, one.body, dict(one.headers)) == ("a.b", large, {"trace_id": "naïve 🪢"})
-            assert (two.body, dict(two.headers)) == (b"", {})
+    @transport_story
+    async def test_what_was_sent_before_one_listens_is_not_heard(self, near: Transport, far: Transport) -> None:
+        first = far.subscribe("a")
+        await near.publish("a", b"early")
+        assert await receive(first, 1) == [b"early"]
+        line = far.subscribe("a")
+        await near.publish("a", LAST)
+        assert await until_last(line) == []
 
-        transports.run(story)
+    @transport_story
+    async def test_one_id_is_delivered_once_for_each_subject_and_no_id_every_time(
+        self, near: Transport, far: Transport
+    ) -> None:
+        line = far.subscribe("a", "b")
+        for subject, name in (("a", "x"), ("a", "x"), ("b", "x"), ("a", ""), ("a", "")):
+            await near.publish(subject, f"{subject}{name}".encode(), message_id=name)
+        await near.publish("a", LAST)
+        assert await until_last(line) == [b"ax", b"bx", b"a", b"a"]
 
-    def test_what_was_sent_before_one_listens_is_not_heard(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            first = far.subscribe("a")
-            await near.publish("a", b"early")
-            assert await receive(first, 1) == [b"early"]
-            line = far.subscribe("a")
-            await near.publish("a", LAST)
-            assert await until_last(line) == []
+    @transport_story
+    async def test_nothing_is_lost_or_doubled_when_many_send_at_once(self, near: Transport, far: Transport) -> None:
+        lines = [near.subscribe("a", limit=50), far.subscribe("a", limit=50)]
+        reading = [asyncio.ensure_future(receive(line, 400)) for line in lines]
+        sent = [(end, f"{name}{n}".encode()) for end, name in ((near, "n"), (far, "f")) for n in range(200)]
+        await _acquainted(near, far)
+        await asyncio.gather(*(end.publish("a", body, message_id=body.decode()) for end, body in sent))
+        for found in await asyncio.gather(*reading):
+            assert sorted(found) == sorted(body for _, body in sent)
 
-        transports.run(story)
+    @transport_story
+    async def test_a_sender_that_gets_ahead_waits_and_nothing_is_lost(self, near: Transport, far: Transport) -> None:
+        line = far.subscribe("a", limit=2)
+        await _acquainted(near, far)
+        sent, waiting = await _sent_until_it_waits(near)
+        assert sorted(await receive(line, sent + 1), key=int) == [str(n).encode() for n in range(sent + 1)]
+        await waiting
 
-    def test_one_id_is_delivered_once_for_each_subject_and_no_id_every_time(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            line = far.subscribe("a", "b")
-            for subject, name in (("a", "x"), ("a", "x"), ("b", "x"), ("a", ""), ("a", "")):
-                await near.publish(subject, f"{subject}{name}".encode(), message_id=name)
-            await near.publish("a", LAST)
-            assert await until_last(line) == [b"ax", b"bx", b"a", b"a"]
+    @transport_story
+    async def test_who_gave_up_waiting_may_send_again_under_the_same_id(self, near: Transport, far: Transport) -> None:
+        line = far.subscribe("a", limit=2)
+        await _acquainted(near, far)
+        sent, waiting = await _sent_until_it_waits(near)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert sorted(await receive(line, sent), key=int) == [str(n).encode() for n in range(sent)]
+        await near.publish("a", str(sent).encode(), message_id=str(sent))
+        assert await receive(line, 1) == [str(sent).encode()]
 
-        transports.run(story)
+    @transport_story
+    async def test_who_does_not_read_holds_up_nobody_elses_messages(self, near: Transport, far: Transport) -> None:
+        far.subscribe("full", limit=1)
+        line = far.subscribe("a")
+        await _acquainted(near, far)
+        waiting = asyncio.ensure_future(_flood(near, "full"))
+        await near.publish("a", b"1")
+        assert await receive(line, 1) == [b"1"]
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
-    def test_nothing_is_lost_or_doubled_when_many_send_at_once(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            lines = [near.subscribe("a", limit=50), far.subscribe("a", limit=50)]
-            reading = [asyncio.ensure_future(receive(line, 400)) for line in lines]
-            sent = [(end, f"{name}{n}".encode()) for end, name in ((near, "n"), (far, "f")) for n in range(200)]
-            await _acquainted(near, far)
-            await asyncio.gather(*(end.publish("a", body, message_id=body.decode()) for end, body in sent))
-            for found in await asyncio.gather(*reading):
-                assert sorted(found) == sorted(body for _, body in sent)
+    @transport_story
+    async def test_who_stops_listening_holds_up_nobody(self, near: Transport, far: Transport) -> None:
+        line = far.subscribe("a", limit=1)
+        await _acquainted(near, far)
+        await near.publish("a", b"x")
+        assert await receive(line, 1) == [b"x"]
+        listening = asyncio.ensure_future(until_last(line))
+        await asyncio.sleep(0)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        for _ in range(5):
+            await near.publish("a", b"y")
 
-        transports.run(story)
-
-    def test_a_sender_that_gets_ahead_waits_and_nothing_is_lost(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            line = far.subscribe("a", limit=2)
-            await _acquainted(near, far)
-            sent, waiting = await _sent_until_it_waits(near)
-            assert sorted(await receive(line, sent + 1), key=int) == [str(n).encode() for n in range(sent + 1)]
-            await waiting
-
-        transports.run(story)
-
-    def test_who_gave_up_waiting_may_send_again_under_the_same_id(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            line = far.subscribe("a", limit=2)
-            await _acquainted(near, far)
-            sent, waiting = await _sent_until_it_waits(near)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            assert sorted(await receive(line, sent), key=int) == [str(n).encode() for n in range(sent)]
-            await near.publish("a", str(sent).encode(), message_id=str(sent))
-            assert await receive(line, 1) == [str(sent).encode()]
-
-        transports.run(story)
-
-    def test_who_does_not_read_holds_up_nobody_elses_messages(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            far.subscribe("full", limit=1)
-            line = far.subscribe("a")
-            await _acquainted(near, far)
-            waiting = asyncio.ensure_future(_flood(near, "full"))
-            await near.publish("a", b"1")
-            assert await receive(line, 1) == [b"1"]
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-
-        transports.run(story)
-
-    def test_who_stops_listening_holds_up_nobody(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            line = far.subscribe("a", limit=1)
-            await _acquainted(near, far)
-            await near.publish("a", b"x")
-            assert await receive(line, 1) == [b"x"]
-            listening = asyncio.ensure_future(until_last(line))
-            await asyncio.sleep(0)
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
-            for _ in range(5):
-                await near.publish("a", b"y")
-
-        transports.run(story)
-
-    def test_closing_ends_the_listeners_of_that_end_and_holds_up_nobody(self, transports: TransportHarness) -> None:
-        async def story(near: Transport, far: Transport, clock: VirtualClock) -> None:
-            here, empty, full = near.subscribe("a"), far.subscribe("a"), far.subscribe("b", limit=1)
-            await _acquainted(near, far)
-            await near.publish("b", b"x")
-            await far.close()
-            await far.close()
-            assert [delivery.body async for delivery in empty] == []
-            assert len([delivery async for delivery in full]) <= 1
-            for _ in range(3):
-                await near.publish("b", b"y")
-            await near.publish("a", b"z")
-            assert await receive(here, 1) == [b"z"]
-
-        transports.run(story)
+    @transport_story
+    async def test_closing_ends_the_listeners_of_that_end_and_holds_up_nobody(
+        self, near: Transport, far: Transport
+    ) -> None:
+        here, empty, full = near.subscribe("a"), far.subscribe("a"), far.subscribe("b", limit=1)
+        await _acquainted(near, far)
+        await near.publish("b", b"x")
+        await far.close()
+        await far.close()
+        assert [delivery.body async for delivery in empty] == []
+        assert len([delivery async for delivery in full]) <= 1
+        for _ in range(3):
+            await near.publish("b", b"y")
+        await near.publish("a", b"z")
+        assert await receive(here, 1) == [b"z"]
 
 
 async def _flood(end: Transport, subject: str) -> None:

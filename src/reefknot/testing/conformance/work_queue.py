@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 
-from reefknot.core.overload.admission import Reject, RejectReason
-from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.core.work import (
     ROUTER,
     Budget,
@@ -22,7 +20,8 @@ from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
-from reefknot.testing.conformance.harness import Harness, event, event_types
+from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
+from reefknot.testing.conformance.submissions import SubmissionContract
 
 
 def report(item: WorkItem, settled: Settled, *events: AuditEntry) -> Settlement:
@@ -30,557 +29,413 @@ def report(item: WorkItem, settled: Settled, *events: AuditEntry) -> Settlement:
     return Settlement(item.id, item.owner, item.fence, settled, events)
 
 
-def wall(clock: VirtualClock) -> int:
-    return round(clock.wall() * 1000)
-
-
 async def take(store: Store, n: int = 1, *, classes: Sequence[str] = (), lease: float = 60.0) -> list[WorkItem]:
     return await store.work.claim(n, owner="w", classes=classes, lease=lease)
 
 
-async def state_of(store: Store, work_id: str) -> WorkState | None:
-    item = await store.work.get(work_id)
-    return None if item is None else item.state
-
-
-class WorkQueueContract:
+class WorkQueueContract(SubmissionContract):
     """Subclass it, and give it a `harness`."""
 
-    def test_what_was_accepted_is_claimed_once_and_as_it_came(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            given = WorkItem(
-                "a", "http.request", "io", "src", "ten", "cor", "tra", 3, deadline_at=5, payload=bytes(range(256))
-            )
-            assert await store.work.enqueue([given], events=[event("admission")]) == [Enqueued.ACCEPTED]
-            (item,) = await take(store)
-            assert item.payload == given.payload
-            same = ("id", "kind", "resource_class", "source", "tenant_id", "correlation_id", "trace_id", "deadline_at")
-            assert all(getattr(item, name) == getattr(given, name) for name in (*same, "priority"))
-            assert (item.state, item.owner, item.attempts) == (WorkState.RUNNING, "w", 0)
-            assert await take(store) == []
-            assert await event_types(store) == ["admission"]
+    @story()
+    async def test_what_was_accepted_is_claimed_once_and_as_it_came(self, store: Store) -> None:
+        given = WorkItem(
+            "a", "http.request", "io", "src", "ten", "cor", "tra", 3, deadline_at=5, payload=bytes(range(256))
+        )
+        assert await store.work.enqueue([given], events=[event("admission")]) == [Enqueued.ACCEPTED]
+        (item,) = await take(store)
+        assert item.payload == given.payload
+        same = ("id", "kind", "resource_class", "source", "tenant_id", "correlation_id", "trace_id", "deadline_at")
+        assert all(getattr(item, name) == getattr(given, name) for name in (*same, "priority"))
+        assert (item.state, item.owner, item.attempts) == (WorkState.RUNNING, "w", 0)
+        assert await take(store) == []
+        assert await event_types(store) == ["admission"]
 
-        harness.run(story)
+    @story()
+    async def test_the_same_id_again_is_a_duplicate_in_whatever_state_it_is(self, store: Store) -> None:
+        twice = [WorkItem("a", "t"), WorkItem("a", "t")]
+        assert await store.work.enqueue(twice) == [Enqueued.ACCEPTED, Enqueued.DUPLICATE]
+        (item,) = await take(store)
+        assert await store.work.enqueue(twice[:1], events=[event("never")]) == [Enqueued.DUPLICATE]
+        await store.work.settle([report(item, WorkDone())])
+        assert await store.work.enqueue(twice[:1]) == [Enqueued.DUPLICATE]
+        assert await take(store) == []
+        assert await event_types(store) == []
 
-    def test_the_same_id_again_is_a_duplicate_in_whatever_state_it_is(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            twice = [WorkItem("a", "t"), WorkItem("a", "t")]
-            assert await store.work.enqueue(twice) == [Enqueued.ACCEPTED, Enqueued.DUPLICATE]
-            (item,) = await take(store)
-            assert await store.work.enqueue(twice[:1], events=[event("never")]) == [Enqueued.DUPLICATE]
-            await store.work.settle([report(item, WorkDone())])
-            assert await store.work.enqueue(twice[:1]) == [Enqueued.DUPLICATE]
-            assert await take(store) == []
-            assert await event_types(store) == []
+    @story()
+    async def test_events_of_items_that_were_not_accepted_are_not_kept(self, store: Store) -> None:
+        def of(name: str) -> AuditEntry:
+            return AuditEntry(b"{}", f"admission of {name}", 1, work_id=name)
 
-        harness.run(story)
+        await store.work.enqueue([WorkItem("a", "t")])
+        items = [WorkItem("a", "t"), WorkItem("b", "t")]
+        events = [of("a"), of("b"), of("somebody else"), event("of all")]
+        assert await store.work.enqueue(items, events=events) == [Enqueued.DUPLICATE, Enqueued.ACCEPTED]
+        assert await event_types(store) == ["admission of b", "admission of somebody else", "of all"]
 
-    def test_events_of_items_that_were_not_accepted_are_not_kept(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            def of(name: str) -> AuditEntry:
-                return AuditEntry(b"{}", f"admission of {name}", 1, work_id=name)
-
-            await store.work.enqueue([WorkItem("a", "t")])
-            items = [WorkItem("a", "t"), WorkItem("b", "t")]
-            events = [of("a"), of("b"), of("somebody else"), event("of all")]
-            assert await store.work.enqueue(items, events=events) == [Enqueued.DUPLICATE, Enqueued.ACCEPTED]
-            assert await event_types(store) == ["admission of b", "admission of somebody else", "of all"]
-
-        harness.run(story)
-
-    def test_a_full_class_refuses_and_the_others_do_not(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            items = [WorkItem(f"a{number}", "t", ROUTER, pool="io") for number in range(3)]
-            accepted, two = Enqueued.ACCEPTED, SubmissionRules(size=2)
-            *first, third = await store.work.enqueue(items, rules=two)
-            assert first == [accepted, accepted]
-            assert isinstance(third, Reject)
-            assert third.reason is RejectReason.QUEUE_FULL
-            assert await state_of(store, "a2") is None
-            assert await store.work.enqueue([WorkItem("b", "t", ROUTER, pool="cpu")], rules=two) == [accepted]
-            await store.work.cancel("a0")
-            assert await store.work.enqueue(items, rules=two) == [Enqueued.DUPLICATE, Enqueued.DUPLICATE, accepted]
-
-        harness.run(story)
-
-    def test_what_is_handed_in_with_an_owner_is_its_at_once_and_fenced_like_a_claim(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            waiting = [WorkItem("w", "t", "io")]
-            assert await store.work.enqueue(waiting) == [Enqueued.ACCEPTED]
-            own = [WorkItem("a", "t", "io", payload=b"p"), WorkItem("b", "t", "io")]
-            taken = [Enqueued.ACCEPTED, Enqueued.ACCEPTED]
-            assert await store.work.enqueue(own, owner="o", lease=10) == taken
-            assert await store.work.enqueue(own, owner="x") == [Enqueued.DUPLICATE, Enqueued.DUPLICATE]
-            assert [item.id for item in await take(store, 9, classes=("io",))] == ["w"]
-            found = await store.work.get("a")
-            assert found is not None
-            assert (found.state, found.owner, found.payload) == (WorkState.RUNNING, "o", b"p")
-            assert await store.work.settle([Settlement("a", "x", FIRST_FENCE, WorkDone())]) == [False]
-            assert await store.work.settle([Settlement("a", "o", FIRST_FENCE, WorkDone())]) == [True]
-            assert await store.work.renew([Held("b", "o", FIRST_FENCE)], lease=20) == [True]
-            clock.advance(19)
-            assert await take(store) == []
-            clock.advance(2)
-            (late,) = await take(store)
-            assert (late.id, late.crashes, late.fence > FIRST_FENCE) == ("b", 1, True)
-
-        harness.run(story)
-
-    def test_a_higher_priority_displaces_the_oldest_of_the_lowest_which_ends_as_dropped(self, harness: Harness) -> None:
-        def drop_events(item: WorkItem) -> list[AuditEntry]:
-            return [event(f"dropped {item.id} {item.state}")]
-
-        async def story(store: Store, clock: VirtualClock) -> None:
-            items = [WorkItem(f"a{number}", "t", ROUTER, pool="io", priority=-number // 2) for number in range(4)]
-            full = SubmissionRules(size=4)
-            await store.work.enqueue(items, rules=full)
-            high = WorkItem("high", "t", ROUTER, pool="io", priority=9)
-            assert await store.work.enqueue([high], rules=full, drop_events=drop_events) == [Enqueued.ACCEPTED]
-            dropped = await store.work.get("a3")
-            assert dropped is not None
-            assert (dropped.state, dropped.reason) == (WorkState.CANCELLED, "dropped_oldest")
-            assert await event_types(store) == ["dropped a3 cancelled"]
-            (refused,) = await store.work.enqueue([WorkItem("b", "t", ROUTER, pool="io", priority=-9)], rules=full)
-            assert isinstance(refused, Reject)
-
-        harness.run(story)
-
-    def test_work_that_would_wait_too_long_for_its_deadline_is_refused(self, harness: Harness) -> None:
-        """Two slots and steps of a second: six waiting are three seconds, of ten that is too much of the deadline."""
-
-        async def story(store: Store, clock: VirtualClock) -> None:
-            def arrival(name: str, seconds: float) -> WorkItem:
-                return WorkItem(name, "t", ROUTER, pool="io", deadline_at=wall(clock) + int(seconds * 1000))
-
-            rules = SubmissionRules()
-            assert await store.work.enqueue([arrival("first", 0.1)], rules=rules) == [Enqueued.ACCEPTED]
-            await store.control.report("system", "{}", keep=60, capacity=Capacity({"io": 2}, rules))
-            for number in range(100):
-                await store.work.assign([WorkItem(f"s{number}", "t", "io@w")], start={f"s{number}"}, owner="w")
-                done = Settlement(f"s{number}", "w", FIRST_FENCE, WorkDone(), took_ms=1000.0)
-                assert await store.work.settle([done]) == [True]
-            await store.work.enqueue([WorkItem(f"a{number}", "t", ROUTER, pool="io") for number in range(6)])
-            kept, refused = await store.work.enqueue([arrival("b", 20), arrival("c", 5)], rules=rules)
-            assert kept is Enqueued.ACCEPTED
-            assert isinstance(refused, Reject)
-            assert refused.reason is RejectReason.WOULD_MISS_DEADLINE
-            (again,) = await store.work.enqueue([arrival("c", 5)], rules=rules)
-            assert again == refused, "by a read, too"
-            assert await state_of(store, "c") is None
-
-        harness.run(story)
-
-    def test_tenants_take_turns_within_a_priority(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            flood = [WorkItem(f"a{number}", "t", "io", tenant_id="a") for number in range(6)]
-            await store.work.enqueue(flood)
-            clock.advance(1)
-            others = [WorkItem(f"{name}{number}", "t", "io", tenant_id=name) for name in "bc" for number in range(2)]
-            await store.work.enqueue([*others, WorkItem("high", "t", "io", tenant_id="a", priority=1)])
-            assert [item.id for item in await take(store, 4)] == ["high", "a0", "b0", "c0"]
-            assert [item.id for item in await take(store, 1)] == ["a1"]
-            assert [item.id for item in await take(store, 2)] == ["b1", "c1"]
-            assert [item.id for item in await take(store, 9)] == ["a2", "a3", "a4", "a5"]
-
-        harness.run(story)
-
-    def test_higher_priority_comes_first_and_then_the_oldest(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("old", "t"), WorkItem("high", "t", "io", priority=5)])
-            clock.advance(1)
-            await store.work.enqueue([WorkItem("young", "t", "io"), WorkItem("low", "t", priority=-1)])
-            assert [item.id for item in await take(store, 3)] == ["high", "old", "young"]
-            assert [item.id for item in await take(store, 3)] == ["low"]
-
-        harness.run(story)
-
-    def test_on_request_the_newest_of_a_priority_comes_first(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            for name in ("a", "b", "c"):
-                await store.work.enqueue([WorkItem(name, "t")])
-                clock.advance(1)
-            await store.work.enqueue([WorkItem("high", "t", "io", priority=1)])
-            taken = await store.work.claim(3, owner="w", newest_first=True)
-            assert [item.id for item in taken] == ["high", "c", "b"]
-            assert [item.id for item in await take(store, 3)] == ["a"]
-
-        harness.run(story)
-
-    def test_only_the_classes_that_were_named_are_claimed(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem(name, "t", name) for name in ("cpu", "gpu", "io")])
-            assert await take(store, 9, classes=["none"]) == []
-            assert [item.id for item in await take(store, 9, classes=["io", "cpu", "io"])] == ["cpu", "io"]
-            assert await take(store, 0) == []
-
-        harness.run(story)
-
-    def test_work_is_not_claimed_before_it_is_due(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue(
-                [WorkItem("later", "t", priority=9, due_at=wall(clock) + 5000), WorkItem("now", "t")]
-            )
-            assert [item.id for item in await take(store, 9)] == ["now"]
-            clock.advance(4.9)
-            assert await take(store) == []
-            clock.advance(0.2)
-            assert [item.id for item in await take(store)] == ["later"]
-
-        harness.run(story)
-
-    def test_a_retry_spends_an_attempt_and_waits_for_its_time(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t", payload=b"p")])
-            (item,) = await take(store)
-            again = TryAgain(wall(clock) + 60_000, '{"code": 3001}', "transient", delay_ms=60_000, reason="network")
-            assert await store.work.settle([report(item, again, event("retry_attempt"))]) == [True]
-            assert await take(store) == []
-            clock.advance(60)
-            (second,) = await take(store)
-            assert (second.attempts, second.failure, second.payload) == (1, '{"code": 3001}', b"p")
-            assert second.fence > item.fence
-            budget = second.budget
-            assert (budget.attempts, budget.failure_type, budget.total_delay_ms) == (1, "transient", 60_000)
-            assert budget.trigger == "network"
-            await store.work.settle([report(second, WorkDone("7"))])
-            ended = await store.work.get("a")
-            assert ended is not None
-            assert (ended.state, ended.attempts, ended.result) == (WorkState.SUCCEEDED, 2, "7")
-            assert ended.budget == Budget()
-
-        harness.run(story)
-
-    def test_snoozes_and_shutdowns_spend_no_attempts(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t")])
-            (item,) = await take(store)
-            await store.work.settle([report(item, Snooze(wall(clock) + 1000, "source cools"))])
-            clock.advance(1)
-            (item,) = await take(store)
-            await store.work.settle([report(item, Interrupted())])
-            (item,) = await take(store)
-            assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 1, 1, 0)
-
-        harness.run(story)
-
-    def test_failures_for_good_and_quarantine_end_it_with_what_is_known(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t"), WorkItem("b", "t")])
-            first, second = await take(store, 2)
-            await store.work.settle(
-                [
-                    report(first, WorkFailed('"f"', '"r"', "refused"), event("failed")),
-                    report(second, Quarantine("poison", '"f"', '"r"'), event("quarantined")),
-                ]
-            )
-            for work_id, state, reason in (("a", WorkState.FAILED, "refused"), ("b", WorkState.QUARANTINED, "poison")):
-                item = await store.work.get(work_id)
-                assert item is not None
-                assert (item.state, item.reason, item.failure, item.result) == (state, reason, '"f"', '"r"')
-                assert (item.attempts, item.owner) == (1, "")
-            assert await event_types(store) == ["failed", "quarantined"]
-
-        harness.run(story)
-
-    def test_a_lease_that_ran_out_comes_back_as_a_crash_and_the_late_owner_is_refused(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t")])
-            (zombie,) = await take(store, lease=5)
-            clock.advance(5)
-            (heir,) = await store.work.claim(1, owner="heir")
-            assert (heir.crashes, heir.attempts) == (1, 0)
-            assert heir.fence > zombie.fence
-            late = [report(zombie, WorkDone('"late"'), event("late"))]
-            assert await store.work.settle(late) == [False]
-            assert await store.work.renew([Held("a", "w", zombie.fence)]) == [False]
-            assert await store.work.settle([report(heir, WorkDone('"heir"'))]) == [True]
-            item = await store.work.get("a")
-            assert item is not None
-            assert item.result == '"heir"'
-            assert await event_types(store) == []
-
-        harness.run(story)
-
-    def test_a_renewed_lease_does_not_run_out(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t")])
-            (item,) = await take(store, lease=5)
-            clock.advance(4)
-            assert await store.work.renew([Held("a", "w", item.fence), Held("zz", "w", 1)], lease=5) == [True, False]
-            clock.advance(4)
-            assert await take(store) == []
-            assert await store.work.settle([report(item, WorkDone())]) == [True]
-
-        harness.run(story)
-
-    def test_the_time_budget_counts_from_the_first_start_whatever_crashed_and_however_long_it_ran(
-        self, harness: Harness
+    @story()
+    async def test_what_is_handed_in_with_an_owner_is_its_at_once_and_fenced_like_a_claim(
+        self, store: Store, clock: VirtualClock
     ) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t")])
-            clock.advance(7)
-            (item,) = await take(store, lease=5)
-            for _ in range(3):
-                clock.advance(4)
-                assert await store.work.renew([Held("a", "w", item.fence)], lease=5) == [True]
-            clock.advance(5)
-            (heir,) = await store.work.claim(1, owner="heir", lease=5)
-            clock.advance(5)
-            (second,) = await store.work.claim(1, owner="second")
-            assert heir.budget.first_attempt_at == second.budget.first_attempt_at == item.updated_at
-            assert item.updated_at - item.created_at == 7000
+        waiting = [WorkItem("w", "t", "io")]
+        assert await store.work.enqueue(waiting) == [Enqueued.ACCEPTED]
+        own = [WorkItem("a", "t", "io", payload=b"p"), WorkItem("b", "t", "io")]
+        taken = [Enqueued.ACCEPTED, Enqueued.ACCEPTED]
+        assert await store.work.enqueue(own, owner="o", lease=10) == taken
+        assert await store.work.enqueue(own, owner="x") == [Enqueued.DUPLICATE, Enqueued.DUPLICATE]
+        assert [item.id for item in await take(store, 9, classes=("io",))] == ["w"]
+        found = required(await store.work.get("a"))
+        assert (found.state, found.owner, found.payload) == (WorkState.RUNNING, "o", b"p")
+        assert await store.work.settle([Settlement("a", "x", FIRST_FENCE, WorkDone())]) == [False]
+        assert await store.work.settle([Settlement("a", "o", FIRST_FENCE, WorkDone())]) == [True]
+        assert await store.work.renew([Held("b", "o", FIRST_FENCE)], lease=20) == [True]
+        clock.advance(19)
+        assert await take(store) == []
+        clock.advance(2)
+        (late,) = await take(store)
+        assert (late.id, late.crashes, late.fence > FIRST_FENCE) == ("b", 1, True)
 
-        harness.run(story)
+    @story()
+    async def test_higher_priority_comes_first_and_then_the_oldest(self, store: Store, clock: VirtualClock) -> None:
+        await store.work.enqueue([WorkItem("old", "t"), WorkItem("high", "t", "io", priority=5)])
+        clock.advance(1)
+        await store.work.enqueue([WorkItem("young", "t", "io"), WorkItem("low", "t", priority=-1)])
+        assert [item.id for item in await take(store, 3)] == ["high", "old", "young"]
+        assert [item.id for item in await take(store, 3)] == ["low"]
 
-    def test_the_third_crash_puts_it_into_quarantine_with_an_event(self, harness: Harness) -> None:
+    @story()
+    async def test_on_request_the_newest_of_a_priority_comes_first(self, store: Store, clock: VirtualClock) -> None:
+        for name in ("a", "b", "c"):
+            await store.work.enqueue([WorkItem(name, "t")])
+            clock.advance(1)
+        await store.work.enqueue([WorkItem("high", "t", "io", priority=1)])
+        taken = await store.work.claim(3, owner="w", newest_first=True)
+        assert [item.id for item in taken] == ["high", "c", "b"]
+        assert [item.id for item in await take(store, 3)] == ["a"]
+
+    @story()
+    async def test_only_the_classes_that_were_named_are_claimed(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem(name, "t", name) for name in ("cpu", "gpu", "io")])
+        assert await take(store, 9, classes=["none"]) == []
+        assert [item.id for item in await take(store, 9, classes=["io", "cpu", "io"])] == ["cpu", "io"]
+        assert await take(store, 0) == []
+
+    @story()
+    async def test_work_is_not_claimed_before_it_is_due(self, store: Store, clock: VirtualClock) -> None:
+        await store.work.enqueue(
+            [WorkItem("later", "t", priority=9, due_at=wall_ms(clock) + 5000), WorkItem("now", "t")]
+        )
+        assert [item.id for item in await take(store, 9)] == ["now"]
+        clock.advance(4.9)
+        assert await take(store) == []
+        clock.advance(0.2)
+        assert [item.id for item in await take(store)] == ["later"]
+
+    @story()
+    async def test_a_retry_spends_an_attempt_and_waits_for_its_time(self, store: Store, clock: VirtualClock) -> None:
+        await store.work.enqueue([WorkItem("a", "t", payload=b"p")])
+        (item,) = await take(store)
+        again = TryAgain(wall_ms(clock) + 60_000, '{"code": 3001}', "transient", delay_ms=60_000, reason="network")
+        assert await store.work.settle([report(item, again, event("retry_attempt"))]) == [True]
+        assert await take(store) == []
+        clock.advance(60)
+        (second,) = await take(store)
+        assert (second.attempts, second.failure, second.payload) == (1, '{"code": 3001}', b"p")
+        assert second.fence > item.fence
+        budget = second.budget
+        assert (budget.attempts, budget.failure_type, budget.total_delay_ms) == (1, "transient", 60_000)
+        assert budget.trigger == "network"
+        await store.work.settle([report(second, WorkDone("7"))])
+        ended = required(await store.work.get("a"))
+        assert (ended.state, ended.attempts, ended.result) == (WorkState.SUCCEEDED, 2, "7")
+        assert ended.budget == Budget()
+
+    @story()
+    async def test_snoozes_and_shutdowns_spend_no_attempts(self, store: Store, clock: VirtualClock) -> None:
+        await store.work.enqueue([WorkItem("a", "t")])
+        (item,) = await take(store)
+        await store.work.settle([report(item, Snooze(wall_ms(clock) + 1000, "source cools"))])
+        clock.advance(1)
+        (item,) = await take(store)
+        await store.work.settle([report(item, Interrupted())])
+        (item,) = await take(store)
+        assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 1, 1, 0)
+
+    @story()
+    async def test_failures_for_good_and_quarantine_end_it_with_what_is_known(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem("a", "t"), WorkItem("b", "t")])
+        first, second = await take(store, 2)
+        await store.work.settle(
+            [
+                report(first, WorkFailed('"f"', '"r"', "refused"), event("failed")),
+                report(second, Quarantine("poison", '"f"', '"r"'), event("quarantined")),
+            ]
+        )
+        for work_id, state, reason in (("a", WorkState.FAILED, "refused"), ("b", WorkState.QUARANTINED, "poison")):
+            item = required(await store.work.get(work_id))
+            assert (item.state, item.reason, item.failure, item.result) == (state, reason, '"f"', '"r"')
+            assert (item.attempts, item.owner) == (1, "")
+        assert await event_types(store) == ["failed", "quarantined"]
+
+    @story()
+    async def test_a_lease_that_ran_out_comes_back_as_a_crash_and_the_late_owner_is_refused(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        await store.work.enqueue([WorkItem("a", "t")])
+        (zombie,) = await take(store, lease=5)
+        clock.advance(5)
+        (heir,) = await store.work.claim(1, owner="heir")
+        assert (heir.crashes, heir.attempts) == (1, 0)
+        assert heir.fence > zombie.fence
+        late = [report(zombie, WorkDone('"late"'), event("late"))]
+        assert await store.work.settle(late) == [False]
+        assert await store.work.renew([Held("a", "w", zombie.fence)]) == [False]
+        assert await store.work.settle([report(heir, WorkDone('"heir"'))]) == [True]
+        assert required(await store.work.get("a")).result == '"heir"'
+        assert await event_types(store) == []
+
+    @story()
+    async def test_a_renewed_lease_does_not_run_out(self, store: Store, clock: VirtualClock) -> None:
+        await store.work.enqueue([WorkItem("a", "t")])
+        (item,) = await take(store, lease=5)
+        clock.advance(4)
+        assert await store.work.renew([Held("a", "w", item.fence), Held("zz", "w", 1)], lease=5) == [True, False]
+        clock.advance(4)
+        assert await take(store) == []
+        assert await store.work.settle([report(item, WorkDone())]) == [True]
+
+    @story()
+    async def test_the_time_budget_counts_from_the_first_start_whatever_crashed_and_however_long_it_ran(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        await store.work.enqueue([WorkItem("a", "t")])
+        clock.advance(7)
+        (item,) = await take(store, lease=5)
+        for _ in range(3):
+            clock.advance(4)
+            assert await store.work.renew([Held("a", "w", item.fence)], lease=5) == [True]
+        clock.advance(5)
+        (heir,) = await store.work.claim(1, owner="heir", lease=5)
+        clock.advance(5)
+        (second,) = await store.work.claim(1, owner="second")
+        assert heir.budget.first_attempt_at == second.budget.first_attempt_at == item.updated_at
+        assert item.updated_at - item.created_at == 7000
+
+    @story()
+    async def test_the_third_crash_puts_it_into_quarantine_with_an_event(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
         def crash_events(item: WorkItem) -> list[AuditEntry]:
             return [event(f"crash {item.crashes} {item.state}")]
 
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t")])
-            for crash in range(3):
-                taken = await store.work.claim(1, owner=f"w{crash}", lease=5, crash_events=crash_events)
-                assert len(taken) == 1
-                clock.advance(5)
-            assert await store.work.claim(1, owner="w", crash_events=crash_events) == []
-            assert await state_of(store, "a") is WorkState.QUARANTINED
-            assert await event_types(store) == ["crash 1 pending", "crash 2 pending", "crash 3 quarantined"]
-
-        harness.run(story)
-
-    def test_a_claim_brings_back_crashed_work_of_its_own_classes_only(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "k", "io"), WorkItem("b", "k", "cpu")])
-            await take(store, 2, lease=1)
-            clock.advance(2)
-            assert await take(store, 0, classes=["io"]) == []
-            assert await state_of(store, "a") is WorkState.PENDING
-            assert await state_of(store, "b") is WorkState.RUNNING
-            assert [item.id for item in await take(store, 9)] == ["a", "b"]
-
-        harness.run(story)
-
-    def test_pending_work_goes_over_to_another_class_and_only_its_claimers_find_it(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            later = wall(clock) + 5000
-            await store.work.enqueue([WorkItem("a", "k", "io"), WorkItem("b", "k", "io", due_at=later)])
-            assert await store.work.transfer("a", "cpu")
-            assert await store.work.transfer("a", "cpu")
-            assert await store.work.transfer("b", "cpu")
-            assert await take(store, 9, classes=["io"]) == []
-            assert [item.id for item in await take(store, 9, classes=["cpu"])] == ["a"]
-            assert not await store.work.transfer("a", "io")
-            assert not await store.work.transfer("none", "io")
+        await store.work.enqueue([WorkItem("a", "t")])
+        for crash in range(3):
+            taken = await store.work.claim(1, owner=f"w{crash}", lease=5, crash_events=crash_events)
+            assert len(taken) == 1
             clock.advance(5)
-            assert await take(store, 9, classes=["io"]) == []
-            assert [item.id for item in await take(store, 9, classes=["cpu"])] == ["b"]
+        assert await store.work.claim(1, owner="w", crash_events=crash_events) == []
+        assert required(await store.work.get("a")).state is WorkState.QUARANTINED
+        assert await event_types(store) == ["crash 1 pending", "crash 2 pending", "crash 3 quarantined"]
 
-        harness.run(story)
+    @story()
+    async def test_a_claim_brings_back_crashed_work_of_its_own_classes_only(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        await store.work.enqueue([WorkItem("a", "k", "io"), WorkItem("b", "k", "cpu")])
+        await take(store, 2, lease=1)
+        clock.advance(2)
+        assert await take(store, 0, classes=["io"]) == []
+        assert required(await store.work.get("a")).state is WorkState.PENDING
+        assert required(await store.work.get("b")).state is WorkState.RUNNING
+        assert [item.id for item in await take(store, 9)] == ["a", "b"]
 
-    def test_pending_and_running_work_can_be_cancelled_and_ended_work_cannot(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t"), WorkItem("b", "t")])
-            (running,) = await take(store)
-            for work_id in ("a", "b"):
-                assert await store.work.cancel(work_id, reason="enough", who="ann", events=[event("cancelled")])
-                assert not await store.work.cancel(work_id, events=[event("never")])
-                assert await state_of(store, work_id) is WorkState.CANCELLED
-            assert not await store.work.cancel("zz")
-            assert await store.work.settle([report(running, WorkDone())]) == [False]
-            assert await take(store) == []
-            assert await event_types(store) == ["cancelled"] * 2
+    @story()
+    async def test_pending_work_goes_over_to_another_class_and_only_its_claimers_find_it(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        later = wall_ms(clock) + 5000
+        await store.work.enqueue([WorkItem("a", "k", "io"), WorkItem("b", "k", "io", due_at=later)])
+        assert await store.work.transfer("a", "cpu")
+        assert await store.work.transfer("a", "cpu")
+        assert await store.work.transfer("b", "cpu")
+        assert await take(store, 9, classes=["io"]) == []
+        assert [item.id for item in await take(store, 9, classes=["cpu"])] == ["a"]
+        assert not await store.work.transfer("a", "io")
+        assert not await store.work.transfer("none", "io")
+        clock.advance(5)
+        assert await take(store, 9, classes=["io"]) == []
+        assert [item.id for item in await take(store, 9, classes=["cpu"])] == ["b"]
 
-        harness.run(story)
+    @story()
+    async def test_pending_and_running_work_can_be_cancelled_and_ended_work_cannot(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem("a", "t"), WorkItem("b", "t")])
+        (running,) = await take(store)
+        for work_id in ("a", "b"):
+            assert await store.work.cancel(work_id, reason="enough", who="ann", events=[event("cancelled")])
+            assert not await store.work.cancel(work_id, events=[event("never")])
+            assert required(await store.work.get(work_id)).state is WorkState.CANCELLED
+        assert not await store.work.cancel("zz")
+        assert await store.work.settle([report(running, WorkDone())]) == [False]
+        assert await take(store) == []
+        assert await event_types(store) == ["cancelled"] * 2
 
-    def test_concurrent_claims_never_get_the_same_item(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem(f"{number:03}", "t") for number in range(100)])
-            taken = await asyncio.gather(*(store.work.claim(7, owner=f"w{number}") for number in range(20)))
-            ids = [item.id for batch in taken for item in batch]
-            assert sorted(ids) == [f"{number:03}" for number in range(100)]
+    @story()
+    async def test_concurrent_claims_never_get_the_same_item(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem(f"{number:03}", "t") for number in range(100)])
+        taken = await asyncio.gather(*(store.work.claim(7, owner=f"w{number}") for number in range(20)))
+        ids = [item.id for batch in taken for item in batch]
+        assert sorted(ids) == [f"{number:03}" for number in range(100)]
 
-        harness.run(story)
+    @story()
+    async def test_items_are_listed_by_filter_in_pages_without_their_payloads(self, store: Store) -> None:
+        items = [WorkItem("b", "t1", source="s1", payload=b"p"), WorkItem("a", "t2", source="s1"), WorkItem("c", "t1")]
+        await store.work.enqueue(items)
+        await take(store)
 
-    def test_items_are_listed_by_filter_in_pages_without_their_payloads(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            items = [
-                WorkItem("b", "t1", source="s1", payload=b"p"),
-                WorkItem("a", "t2", source="s1"),
-                WorkItem("c", "t1"),
-            ]
-            await store.work.enqueue(items)
-            await take(store)
+        async def found(**filters: str) -> list[str]:
+            return [item.id for item in await store.work.find(**filters)]  # type: ignore[arg-type]
 
-            async def found(**filters: str) -> list[str]:
-                return [item.id for item in await store.work.find(**filters)]  # type: ignore[arg-type]
+        assert await found() == ["a", "b", "c"]
+        assert await found(kind="t1") == ["b", "c"]
+        assert await found(source="s1") == ["a", "b"]
+        assert await found(state=WorkState.RUNNING) == ["b"]
+        assert await found(after="a") == ["b", "c"]
+        page = await store.work.find(limit=2)
+        assert [item.payload for item in page] == [b"", b""]
+        assert await store.work.get("zz") is None
 
-            assert await found() == ["a", "b", "c"]
-            assert await found(kind="t1") == ["b", "c"]
-            assert await found(source="s1") == ["a", "b"]
-            assert await found(state=WorkState.RUNNING) == ["b"]
-            assert await found(after="a") == ["b", "c"]
-            page = await store.work.find(limit=2)
-            assert [item.payload for item in page] == [b"", b""]
-            assert await store.work.get("zz") is None
+    @story()
+    async def test_the_snapshot_counts_by_class_and_tells_how_long_the_oldest_waits(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        later = WorkItem("later", "t", "io", due_at=wall_ms(clock) + 10_000)
+        await store.work.enqueue([WorkItem("a", "t", "io"), WorkItem("b", "t"), later])
+        clock.advance(2)
+        await take(store, classes=["cpu"])
+        snapshot = await store.work.snapshot()
+        assert snapshot.counts == {"io": {WorkState.PENDING: 2}, "cpu": {WorkState.RUNNING: 1}}
+        assert snapshot.due == {"io": 1}
+        assert snapshot.oldest_due_ms == {"io": 2000}
 
-        harness.run(story)
+    @story()
+    async def test_purging_removes_what_ended_long_ago_and_nothing_else(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        await store.work.enqueue([WorkItem(name, "t") for name in ("done", "aside", "pending")])
+        done, aside = await take(store, 2)
+        await store.work.settle([report(done, WorkDone()), report(aside, Quarantine("bad"))])
+        assert await store.work.purge(wall_ms(clock)) == 0
+        clock.advance(1)
+        assert await store.work.purge(wall_ms(clock)) == 1
+        assert [item.id for item in await store.work.find()] == ["aside", "pending"]
 
-    def test_the_snapshot_counts_by_class_and_tells_how_long_the_oldest_waits(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            later = WorkItem("later", "t", "io", due_at=wall(clock) + 10_000)
-            await store.work.enqueue([WorkItem("a", "t", "io"), WorkItem("b", "t"), later])
-            clock.advance(2)
-            await take(store, classes=["cpu"])
-            snapshot = await store.work.snapshot()
-            assert snapshot.counts == {"io": {WorkState.PENDING: 2}, "cpu": {WorkState.RUNNING: 1}}
-            assert snapshot.due == {"io": 1}
-            assert snapshot.oldest_due_ms == {"io": 2000}
+    @story()
+    async def test_who_waits_for_work_is_woken_when_there_is_some(self, store: Store) -> None:
+        assert not await store.work.wait(0.01)
+        waiting = asyncio.create_task(store.work.wait(15, classes=["io"]))
+        await asyncio.sleep(0)
+        await store.work.enqueue([WorkItem("a", "t", "io")])
+        assert await waiting
+        assert await store.work.wait(0)
+        assert not await store.work.wait(0.01, classes=["cpu"])
 
-        harness.run(story)
+    @story()
+    async def test_an_assigned_submission_is_the_same_record_in_the_workers_class(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        submission = WorkItem("a", "t", ROUTER, correlation_id="r", deadline_at=wall_ms(clock) + 9_000, payload=b"p")
+        await store.work.enqueue([submission], owner="router", lease=30)
+        for_worker = WorkItem("a", "t", "cpu@w", correlation_id="r", admission='{"queue_depth":1}', payload=b"p")
+        kept = required(*await store.work.assign([for_worker], events=[event("admitted")]))
+        assert (kept.resource_class, kept.state, kept.owner) == ("cpu@w", WorkState.PENDING, "")
+        assert (kept.deadline_at, kept.admission) == (submission.deadline_at, '{"queue_depth":1}')
+        late = Settlement("a", "router", FIRST_FENCE, WorkDone("{}"))
+        assert await store.work.settle([late]) == [False], "its router's claim is void"
+        assert await take(store, classes=[ROUTER]) == []
+        (item,) = await take(store, classes=["cpu@w"])
+        assert (item.id, item.payload, item.admission) == ("a", b"p", '{"queue_depth":1}')
+        assert await store.work.settle([report(item, WorkDone('"result"'))]) == [True]
+        found = required(await store.work.get("a"))
+        assert (found.state, found.result) == (WorkState.SUCCEEDED, '"result"')
+        assert [one.id for one in await store.work.find()] == ["a"]
+        assert await event_types(store) == ["admitted"]
 
-    def test_purging_removes_what_ended_long_ago_and_nothing_else(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem(name, "t") for name in ("done", "aside", "pending")])
-            done, aside = await take(store, 2)
-            await store.work.settle([report(done, WorkDone()), report(aside, Quarantine("bad"))])
-            assert await store.work.purge(wall(clock)) == 0
-            clock.advance(1)
-            assert await store.work.purge(wall(clock)) == 1
-            assert [item.id for item in await store.work.find()] == ["aside", "pending"]
+    @story()
+    async def test_what_is_assigned_with_a_start_is_its_owners_at_once(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem("a", "t", ROUTER, correlation_id="r")])
+        items = [
+            WorkItem("a", "t", "cpu@w", correlation_id="r"),
+            WorkItem("b", "t", "cpu@w"),
+            WorkItem("c", "t", "cpu@w"),
+        ]
+        kept = await store.work.assign(items, start={"a", "b"}, owner="w#1", lease=10)
+        assert [one and one.state for one in kept] == [WorkState.RUNNING, WorkState.RUNNING, WorkState.PENDING]
+        assert [item.id for item in await take(store, 9)] == ["c"]
+        held = [one for one in kept if one is not None and one.owner == "w#1"]
+        assert await store.work.settle([report(one, WorkDone()) for one in held]) == [True, True]
 
-        harness.run(story)
+    @story()
+    async def test_an_id_that_a_worker_has_or_that_has_ended_is_not_assigned_again(self, store: Store) -> None:
+        def of(name: str) -> AuditEntry:
+            return AuditEntry(b"{}", f"admission of {name}", 1, work_id=name)
 
-    def test_who_waits_for_work_is_woken_when_there_is_some(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            assert not await store.work.wait(0.01)
-            waiting = asyncio.create_task(store.work.wait(15, classes=["io"]))
-            await asyncio.sleep(0)
-            await store.work.enqueue([WorkItem("a", "t", "io")])
-            assert await waiting
-            assert await store.work.wait(0)
-            assert not await store.work.wait(0.01, classes=["cpu"])
+        await store.work.enqueue([WorkItem("ended", "t", ROUTER), WorkItem("other", "t", ROUTER, correlation_id="r")])
+        await store.work.cancel("ended")
+        await store.work.assign([WorkItem("here", "t", "cpu@w")])
+        names = ("ended", "other", "here", "new")
+        again = [WorkItem(name, "t", "cpu@x") for name in names]
+        kept = await store.work.assign(again, events=[of(name) for name in names])
+        assert [one is not None for one in kept] == [False, False, False, True]
+        assert await event_types(store) == ["admission of new"]
+        where = {item.id: item.resource_class for item in await store.work.find()}
+        assert where == {"ended": ROUTER, "other": ROUTER, "here": "cpu@w", "new": "cpu@x"}
 
-        harness.run(story)
+    @story()
+    async def test_who_waits_for_an_end_is_given_the_item_as_it_ended(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem(name, "t", payload=b"p") for name in ("a", "b", "c")])
+        assert await store.work.ended("a", 0.01) is None
+        waiting = [asyncio.create_task(store.work.ended(name, 15)) for name in ("a", "a", "b", "c")]
+        await asyncio.sleep(0)
+        a, b = await take(store, 2)
+        await store.work.settle([report(a, WorkDone('"A"')), report(b, Quarantine("bad"))])
+        await store.work.cancel("c")
+        items = await asyncio.gather(*waiting)
+        assert [one and (one.id, one.state.value) for one in items] == [
+            ("a", "succeeded"),
+            ("a", "succeeded"),
+            ("b", "quarantined"),
+            ("c", "cancelled"),
+        ]
+        assert required(await store.work.ended("a", 0)).result == '"A"'
 
-    def test_an_assigned_submission_is_the_same_record_in_the_workers_class(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            submission = WorkItem("a", "t", ROUTER, correlation_id="r", deadline_at=wall(clock) + 9_000, payload=b"p")
-            await store.work.enqueue([submission], owner="router", lease=30)
-            for_worker = WorkItem("a", "t", "cpu@w", correlation_id="r", admission='{"queue_depth":1}', payload=b"p")
-            (kept,) = await store.work.assign([for_worker], events=[event("admitted")])
-            assert kept is not None
-            assert (kept.resource_class, kept.state, kept.owner) == ("cpu@w", WorkState.PENDING, "")
-            assert (kept.deadline_at, kept.admission) == (submission.deadline_at, '{"queue_depth":1}')
-            late = Settlement("a", "router", FIRST_FENCE, WorkDone("{}"))
-            assert await store.work.settle([late]) == [False], "its router's claim is void"
-            assert await take(store, classes=[ROUTER]) == []
-            (item,) = await take(store, classes=["cpu@w"])
-            assert (item.id, item.payload, item.admission) == ("a", b"p", '{"queue_depth":1}')
-            assert await store.work.settle([report(item, WorkDone('"result"'))]) == [True]
-            found = await store.work.get("a")
-            assert found is not None
-            assert (found.state, found.result) == (WorkState.SUCCEEDED, '"result"')
-            assert [one.id for one in await store.work.find()] == ["a"]
-            assert await event_types(store) == ["admitted"]
+    @story()
+    async def test_recalled_work_of_a_gone_worker_is_a_submission_again(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        queued = [WorkItem("due", "t", "cpu@gone", payload=b"p"), WorkItem("here", "t", "cpu@here")]
+        later = WorkItem("later", "t", "io@gone", due_at=wall_ms(clock) + 5_000)
+        await store.work.assign([*queued, later])
+        crashed = WorkItem("crashed", "t", "cpu@gone")
+        await store.work.assign([crashed], start={"crashed"}, owner="gone#1", lease=10)
+        running = WorkItem("running", "t", "cpu@gone")
+        await store.work.assign([running], start={"running"}, owner="gone#1", lease=100)
+        assert await store.work.open_classes() == ["cpu@gone", "cpu@here", "io@gone"]
+        clock.advance(20)
+        assert await store.work.recall(["cpu@gone", "io@gone"], crash_events=lambda item: [event("lost")]) == 3
+        where = {item.id: item.resource_class for item in await store.work.find()}
+        assert where == {"due": ROUTER, "here": "cpu@here", "later": ROUTER, "crashed": ROUTER, "running": "cpu@gone"}
+        assert await event_types(store) == ["lost"]
+        claimed = {item.id: item for item in await take(store, 9, classes=[ROUTER])}
+        assert claimed.keys() == {"due", "later", "crashed"}
+        assert (claimed["crashed"].crashes, claimed["due"].crashes) == (1, 0)
+        assert all(item.admission for item in claimed.values()), "a worker had accepted them"
+        again = WorkItem("crashed", "t", "cpu@here")
+        kept = required(*await store.work.assign([again]))
+        assert kept.crashes == 1, "a poison is not forgotten when its worker changes"
 
-        harness.run(story)
-
-    def test_what_is_assigned_with_a_start_is_its_owners_at_once(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t", ROUTER, correlation_id="r")])
-            items = [
-                WorkItem("a", "t", "cpu@w", correlation_id="r"),
-                WorkItem("b", "t", "cpu@w"),
-                WorkItem("c", "t", "cpu@w"),
-            ]
-            kept = await store.work.assign(items, start={"a", "b"}, owner="w#1", lease=10)
-            assert [one and one.state for one in kept] == [WorkState.RUNNING, WorkState.RUNNING, WorkState.PENDING]
-            assert [item.id for item in await take(store, 9)] == ["c"]
-            held = [one for one in kept if one is not None and one.owner == "w#1"]
-            assert await store.work.settle([report(one, WorkDone()) for one in held]) == [True, True]
-
-        harness.run(story)
-
-    def test_an_id_that_a_worker_has_or_that_has_ended_is_not_assigned_again(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            def of(name: str) -> AuditEntry:
-                return AuditEntry(b"{}", f"admission of {name}", 1, work_id=name)
-
-            await store.work.enqueue(
-                [WorkItem("ended", "t", ROUTER), WorkItem("other", "t", ROUTER, correlation_id="r")]
-            )
-            await store.work.cancel("ended")
-            await store.work.assign([WorkItem("here", "t", "cpu@w")])
-            names = ("ended", "other", "here", "new")
-            again = [WorkItem(name, "t", "cpu@x") for name in names]
-            kept = await store.work.assign(again, events=[of(name) for name in names])
-            assert [one is not None for one in kept] == [False, False, False, True]
-            assert await event_types(store) == ["admission of new"]
-            where = {item.id: item.resource_class for item in await store.work.find()}
-            assert where == {"ended": ROUTER, "other": ROUTER, "here": "cpu@w", "new": "cpu@x"}
-
-        harness.run(story)
-
-    def test_who_waits_for_an_end_is_given_the_item_as_it_ended(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem(name, "t", payload=b"p") for name in ("a", "b", "c")])
-            assert await store.work.ended("a", 0.01) is None
-            waiting = [asyncio.create_task(store.work.ended(name, 15)) for name in ("a", "a", "b", "c")]
-            await asyncio.sleep(0)
-            a, b = await take(store, 2)
-            await store.work.settle([report(a, WorkDone('"A"')), report(b, Quarantine("bad"))])
-            await store.work.cancel("c")
-            items = await asyncio.gather(*waiting)
-            assert [one and (one.id, one.state.value) for one in items] == [
-                ("a", "succeeded"),
-                ("a", "succeeded"),
-                ("b", "quarantined"),
-                ("c", "cancelled"),
-            ]
-            again = await store.work.ended("a", 0)
-            assert again is not None
-            assert again.result == '"A"'
-
-        harness.run(story)
-
-    def test_recalled_work_of_a_gone_worker_is_a_submission_again(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            queued = [WorkItem("due", "t", "cpu@gone", payload=b"p"), WorkItem("here", "t", "cpu@here")]
-            later = WorkItem("later", "t", "io@gone", due_at=wall(clock) + 5_000)
-            await store.work.assign([*queued, later])
-            crashed = WorkItem("crashed", "t", "cpu@gone")
-            await store.work.assign([crashed], start={"crashed"}, owner="gone#1", lease=10)
-            running = WorkItem("running", "t", "cpu@gone")
-            await store.work.assign([running], start={"running"}, owner="gone#1", lease=100)
-            assert await store.work.open_classes() == ["cpu@gone", "cpu@here", "io@gone"]
+    @story()
+    async def test_a_router_that_vanishes_is_not_charged_to_the_work(self, store: Store, clock: VirtualClock) -> None:
+        await store.work.enqueue([WorkItem("a", "t", ROUTER)])
+        for _ in range(5):
+            (item,) = await take(store, classes=[ROUTER], lease=10)
+            assert (item.crashes, item.budget) == (0, Budget())
             clock.advance(20)
-            assert await store.work.recall(["cpu@gone", "io@gone"], crash_events=lambda item: [event("lost")]) == 3
-            where = {item.id: item.resource_class for item in await store.work.find()}
-            assert where == {
-                "due": ROUTER,
-                "here": "cpu@here",
-                "later": ROUTER,
-                "crashed": ROUTER,
-                "running": "cpu@gone",
-            }
-            assert await event_types(store) == ["lost"]
-            claimed = {item.id: item for item in await take(store, 9, classes=[ROUTER])}
-            assert claimed.keys() == {"due", "later", "crashed"}
-            assert (claimed["crashed"].crashes, claimed["due"].crashes) == (1, 0)
-            assert all(item.admission for item in claimed.values()), "a worker had accepted them"
-            again = WorkItem("crashed", "t", "cpu@here")
-            (kept,) = await store.work.assign([again])
-            assert kept is not None
-            assert kept.crashes == 1, "a poison is not forgotten when its worker changes"
-
-        harness.run(story)
-
-    def test_a_router_that_vanishes_is_not_charged_to_the_work(self, harness: Harness) -> None:
-        async def story(store: Store, clock: VirtualClock) -> None:
-            await store.work.enqueue([WorkItem("a", "t", ROUTER)])
-            for _ in range(5):
-                (item,) = await take(store, classes=[ROUTER], lease=10)
-                assert (item.crashes, item.budget) == (0, Budget())
-                clock.advance(20)
-
-        harness.run(story)

@@ -2,10 +2,24 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 
-from reefknot.core.audit.chain import GENESIS, ChainVerifier, Head, Link, Mismatch, anchor_body, anchor_in, link, verify
+from reefknot.core.audit.chain import (
+    GENESIS,
+    ChainVerifier,
+    Head,
+    Link,
+    Mismatch,
+    Removal,
+    RetentionInForce,
+    anchor_body,
+    anchor_in,
+    file_rule,
+    link,
+    verify,
+)
 from tests.rows import for_each_row
 
 
@@ -188,3 +202,99 @@ def test_two_heads_that_say_the_same_are_one_finding() -> None:
     verifier.add(links)
 
     assert verifier.result() == [Mismatch(5, "the hash is not the one of the head")]
+
+
+# ---- what an anchor proves -------------------------------------------------------------------------------------------
+
+DAY = 86_400_000
+NOW = 100 * DAY
+
+
+def event_of(day: int) -> bytes:
+    return json.dumps({"timestamp": f"1970-{1 + day // 31:02d}-{1 + day % 31:02d}T00:00:00.000Z"}).encode()
+
+
+def trimmed(*steps: int, rule: str = "retention 30 days", **lies: Any) -> tuple[list[Link], Head, Head]:
+    """
+    What is left of 60 events, one a day, after these steps of retention, each up to the event of this number.
+
+    `lies` replace fields of the last removal. Returns the links, the anchor and the head.
+    """
+    links, head, anchor = [], Head("c"), Head("c")
+    for day in range(60):
+        head, hashed = link(head, event_of(day))
+        links.append(Link(head.sequence, hashed, event_of(day)))
+    for number, last in enumerate(steps, 1):
+        fields: dict[str, Any] = {
+            "rule": rule,
+            "count": last - anchor.sequence,
+            "previous": links[last - 2].hash if last > 1 else GENESIS,
+            "last": links[last - 1].body,
+        }
+        removal = Removal(**(fields | (lies if number == len(steps) else {})))
+        anchor = Head("c", last, links[last - 1].hash)
+        body = anchor_body(anchor, NOW, removal)
+        head, hashed = link(head, body)
+        links.append(Link(head.sequence, hashed, body))
+    return links[anchor.sequence :], anchor, head
+
+
+def problems(left: tuple[list[Link], Head, Head], in_force: RetentionInForce | None) -> list[str]:
+    links, anchor, head = left
+    return [one.problem for one in verify(links, head, start=anchor, in_force=in_force)]
+
+
+def keeping(days: float | None, **more: Any) -> RetentionInForce:
+    return RetentionInForce(None if days is None else days * 86_400, NOW, **more)
+
+
+def test_an_anchor_over_events_that_retention_lets_go_is_fine() -> None:
+    assert problems(trimmed(10, 20), keeping(30, needs_proof=True)) == []
+    assert problems(trimmed(1), keeping(30, needs_proof=True)) == []
+
+
+def test_an_event_that_retention_keeps_cannot_be_removed_by_any_anchor() -> None:
+    """Day 80 of a hundred, a retention of 50 days: whatever the anchor calls its rule."""
+    (found,) = problems(trimmed(55, rule="retention 1 second"), keeping(50))
+    assert (
+        found
+        == "an event of 1970-02-24T00:00:00.000Z was removed, and the retention in force keeps events for 4.32e+06 s"
+    )
+    (found,) = problems(trimmed(10), keeping(None))
+    assert "for ever" in found
+
+
+@pytest.mark.parametrize("lies", [{"last": event_of(3)}, {"previous": GENESIS}])
+def test_an_anchor_cannot_show_another_event_than_the_last_one(lies: dict[str, Any]) -> None:
+    (found,) = problems(trimmed(55, **lies), None)
+    assert found == "the last removed event that the anchor shows is not the one that was there"
+
+
+def test_an_anchor_without_its_last_event_proves_nothing() -> None:
+    """As earlier versions wrote them: accepted, unless the chain is compared with a head from elsewhere."""
+    bare = trimmed(55, rule="", last=b"", previous="", count=0)
+    assert problems(bare, keeping(50)) == []
+    (found,) = problems(bare, keeping(50, needs_proof=True))
+    assert found == "the anchor does not show what was removed, so its age is not known"
+
+
+def test_a_log_that_keeps_a_number_of_files_removes_by_size() -> None:
+    left = trimmed(55, rule=file_rule(3))
+    assert problems(left, keeping(50, files=3)) == []
+    assert len(problems(left, keeping(50, files=4))) == 1
+    assert len(problems(left, keeping(50))) == 1
+
+
+def test_an_anchor_continues_the_count() -> None:
+    (found,) = problems(trimmed(10, 20, count=15), None)
+    assert found == "the anchor does not continue the count of removed events"
+    assert problems(trimmed(10, 20, 20), None) == [], "a crash may write it twice"
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b"no json", b'{"timestamp":"soon"}'])
+def test_the_age_of_a_body_that_is_no_event_is_not_known(body: bytes) -> None:
+    first, hashed = link(Head("c"), body)
+    anchor = anchor_body(first, NOW, Removal("by hand", 1, GENESIS, body))
+    head, second = link(first, anchor)
+    assert verify([Link(2, second, anchor)], head, start=first, in_force=keeping(30, needs_proof=True)) == []
+    assert hashed == first.hash

@@ -164,6 +164,38 @@ def test_a_newcomer_of_higher_priority_drops_a_lower_one() -> None:
     assert admit(view(1000, oldest=Oldest("a", 6, 1)), Arrival(5), rules(DROP)) == full()
 
 
+# ---- preemption -----------------------------------------------------------------------------------------------------
+
+
+@for_each_row("policy", [REJECT, DEFER, DEGRADE])
+def test_at_the_bound_a_higher_priority_takes_the_place_of_the_lowest(policy: RejectionPolicy) -> None:
+    """However long that one has waited."""
+    lowest = view(1000, oldest=Oldest("a", -10, 10**9))
+
+    assert admit(lowest, Arrival(20), rules(policy)) == AcceptDropping("a")
+    assert isinstance(admit(lowest, Arrival(-10), rules(policy)), Reject)
+    assert isinstance(admit(view(1000), Arrival(20), rules(policy)), Reject), "nobody there may go"
+
+
+@for_each_row(
+    ("policy", "answer"),
+    [
+        (REJECT, full()),
+        (DROP, AcceptDropping("a")),
+        (DEFER, AcceptDropping("a")),
+        (DEGRADE, AcceptDropping("a")),
+    ],
+)
+def test_only_reject_new_can_do_without_preemption(policy: RejectionPolicy, answer: Reject | AcceptDropping) -> None:
+    lower = view(1000, oldest=Oldest("a", -10, 5))
+
+    assert admit(lower, NEW, rules(policy, preempt=False)) == answer
+
+
+def test_while_there_is_room_nobody_is_preempted() -> None:
+    assert admit(view(999, oldest=Oldest("a", -10, 5)), Arrival(20), rules()) == Accept()
+
+
 # ---- defer ----------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +324,13 @@ def test_slots_share_the_queue() -> None:
     assert expected_wait_ms(view(40, concurrency=8, mean_service_ms=100.0)) == 500.0
     assert not would_miss_deadline(view(40, concurrency=8, **KNOWN), Arrival(0, 1000.0), rules())
     assert would_miss_deadline(view(41, concurrency=8, **KNOWN), Arrival(0, 1000.0), rules())
+
+
+def test_those_that_an_arrival_overtakes_do_not_delay_it() -> None:
+    assert expected_wait_ms(view(40, behind=30, mean_service_ms=100.0)) == 1000.0
+    assert expected_wait_ms(view(1, behind=2, mean_service_ms=100.0)) == 0.0, "one has left meanwhile"
+    assert would_miss_deadline(view(40, **KNOWN), Arrival(0, 2000.0), rules())
+    assert not would_miss_deadline(view(40, behind=30, **KNOWN), Arrival(0, 2000.0), rules())
 
 
 @for_each_row(

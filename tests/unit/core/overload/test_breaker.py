@@ -58,6 +58,24 @@ def test_a_success_between_starts_the_count_again() -> None:
     assert breaker.snapshot(0.0).failures == 1
 
 
+def test_failures_that_may_not_open_it_count_and_the_next_that_may_does() -> None:
+    breaker = Breaker("billing", failures=2)
+    for _ in range(5):
+        breaker.failed(admitted(breaker, 1.0), 1.0, may_open=False)
+    assert breaker.snapshot(1.0) == BreakerSnapshot("billing", CLOSED, failures=5, opened=0, retry_after=0.0)
+
+    breaker.failed(admitted(breaker, 1.0), 1.0, may_open=True)
+    assert breaker.state(1.0) is OPEN
+
+
+def test_a_failed_probe_opens_it_whoever_sent_it() -> None:
+    breaker = opened()
+    probe = admitted(breaker, 30.0)
+    breaker.failed(probe, 31.0, may_open=False)
+
+    assert breaker.state(60.9) is OPEN
+
+
 def test_one_failure_may_be_enough() -> None:
     assert opened(failures=1).state(0.0) is OPEN
 

@@ -308,3 +308,7 @@ def test_what_is_no_spelling_is_no_category(value: Any) -> None:
 
 def test_a_name_of_ones_own_is_a_target_in_lower_case() -> None:
     assert operation_target("Billing.Charge") == "operation:billing.charge"
+
+
+def test_a_book_shows_its_hash_and_not_its_layers() -> None:
+    assert repr(builtin_book("0123456789abcdef")) == "<Book 0123456789ab>"

@@ -15,7 +15,7 @@ from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore, idempotency, work
+from reefknot.engines.sqlite import SqliteStore, admission, idempotency, work
 from reefknot.engines.sqlite import work_rows as items
 from reefknot.engines.sqlite.connection import FORK_GUARD, VERSION, translated
 from reefknot.engines.sqlite.transaction import RecordCaches
@@ -464,14 +464,14 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
     [
         items._EXPIRED,
         items._LOAD,
-        items._OLDEST_SUBMISSION,
-        items._OPEN_WORK,
+        admission._OLDEST_SUBMISSION,
+        admission._OPEN_WORK,
         idempotency._LOAD,
         *(text for _, text in idempotency._UPDATE.texts),
         *(text for _, text in idempotency._REPLACE.texts),
         work._SOONEST.format(""),
         work._SOONEST.format(work._IN_CLASSES),
-        work._NEXT.format("ASC"),
+        admission._NEXT.format("ASC"),
         work._READY_CLASSES,
         "UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?",
     ],

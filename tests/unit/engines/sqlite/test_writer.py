@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from reefknot.core.idempotency import Claimed, ClaimRequest, Done
-from reefknot.engines.sqlite import SqliteStore, gil
+from reefknot.engines.sqlite import SqliteStore, writer
 from tests.unit.engines.sqlite.test_store import opened, run
 
 TURNS = 200
@@ -71,7 +71,7 @@ async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]
 
     async with opened(path) as store:
         monkeypatch.setattr(store._writer._gil, "_released", NeverReleased())
-        monkeypatch.setattr(gil, "_has_more_to_do", lambda loop: True)
+        monkeypatch.setattr(writer, "_has_more_to_do", lambda loop: True)
         given = []
         for key in ("a", "b", "c"):
             asked.clear()
@@ -87,14 +87,14 @@ async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]
 def test_after_blocking_in_vain_a_loop_does_not_block_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gil, "PAUSE_AFTER_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(writer, "PAUSE_AFTER_TIMEOUT_S", 3600.0)
     assert asyncio.run(blocked_for(tmp_path / "state.db", monkeypatch)) == [True, False, False]
 
 
 def test_without_that_pause_a_loop_would_block_in_vain_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gil, "PAUSE_AFTER_TIMEOUT_S", -3600.0)
+    monkeypatch.setattr(writer, "PAUSE_AFTER_TIMEOUT_S", -3600.0)
     assert asyncio.run(blocked_for(tmp_path / "state.db", monkeypatch)) == [True, True, True]
 
 
@@ -145,7 +145,7 @@ def test_a_busy_loop_nudges_until_the_write_is_done(tmp_path: Path, monkeypatch:
                     while len(taken) < 5:  # noqa: ASYNC110 - the loop has to be busy
                         await asyncio.sleep(0)
                 assert isinstance(await waiting, Claimed)
-                assert all(one == gil.NUDGE_S for one in taken)
+                assert all(one == writer.NUDGE_S for one in taken)
                 seen = len(taken)
                 for _ in range(TURNS):
                     await asyncio.sleep(0)
@@ -188,8 +188,8 @@ def test_the_longer_a_write_takes_the_rarer_the_nudges(tmp_path: Path, monkeypat
                     while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
                         await asyncio.sleep(0)
             await waiting
-            assert gaps[0] == gil.MIN_GAP_S
-            assert all(after == min(2 * before, gil.MAX_GAP_S) for before, after in pairwise(gaps[:7]))
-            assert gaps[6] == gil.MAX_GAP_S
+            assert gaps[0] == writer.MIN_GAP_S
+            assert all(after == min(2 * before, writer.MAX_GAP_S) for before, after in pairwise(gaps[:7]))
+            assert gaps[6] == writer.MAX_GAP_S
 
     run(story)

@@ -4,15 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from reefknot.core.audit.chain import Head, anchor_body, link
-from reefknot.core.audit.lines import (
+from reefknot.core.audit.chain import (
     EventIndex,
+    Head,
     LogHeader,
     LogLine,
+    anchor_body,
     event_line,
     header_line,
     index_of,
+    link,
     read_line,
+    time_of,
     verify_lines,
     wrong_index_field,
 )
@@ -151,3 +154,22 @@ def test_only_what_the_event_says_can_be_misfiled() -> None:
     assert wrong_index_field(body, EventIndex("a", "c", "t", "w")) is None
     assert wrong_index_field(body, EventIndex("a", "d")) == "correlation_id"
     assert index_of(b"[1]") == EventIndex()
+
+
+def test_a_field_without_a_value_can_be_misfiled_too() -> None:
+    body = b'{"event_type":"a","timestamp":"1970-01-01T00:00:01.500Z","trace_id":null,"work_id":""}'
+    assert wrong_index_field(body, EventIndex("a", "c", None, ""), 1500) is None
+    assert wrong_index_field(body, EventIndex("a", "c", "t", ""), 1500) == "trace_id"
+    assert wrong_index_field(body, EventIndex("a", "c", None, None), 1500) == "work_id"
+    assert wrong_index_field(body, EventIndex("a", "c", None, ""), 1501) == "time"
+    assert wrong_index_field(b"no json", EventIndex("a"), 7) is None
+    assert wrong_index_field(b'{"timestamp":"soon"}', EventIndex("a"), 7) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "at"), [(b'{"timestamp":"1970-01-01T00:00:01.500Z"}', 1500), (b'{"timestamp":"soon"}', 7), (b"{}", 7)]
+)
+def test_the_time_of_a_line_is_that_of_its_event(body: bytes, at: int) -> None:
+    line = read_line(event_line(Head("c", 1, "ab"), body, at=7))
+    assert isinstance(line, LogLine)
+    assert time_of(line) == at

@@ -1,0 +1,211 @@
+"""
+A record whose beginning was removed: by retention it verifies, by anybody else it does not.
+
+The forger has the store's file, knows how the chain is made, and writes an anchor as retention would. The auditor has a
+head that was exported before, and the retention in force. Every column of an event, and the stored results, are covered
+as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from reefknot.app import open_store
+from reefknot.cli.audit_source import StoreSource
+from reefknot.core.audit.chain import Head, Removal, anchor_body, link
+from reefknot.core.audit.event import OperatorAction, encode, timestamp
+from reefknot.ports.audit_log import AuditEntry
+from tests.unit.cli.running import Commands, Ended
+
+DAY_S = 86_400.0
+EVENTS = 40
+"""One every ten days, the last one five days ago: with a retention of 90 days, 31 of them may go."""
+
+
+@pytest.fixture
+def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(tmp_path, monkeypatch, capsys)
+
+
+def entry(number: int, now: float) -> AuditEntry:
+    wall = now - ((EVENTS - number) * 10 + 5) * DAY_S
+    event = OperatorAction(timestamp=timestamp(wall), actor="ann", action="forget", subject=f"key {number}")
+    return AuditEntry(encode(event), event.event_type, int(round(wall, 3) * 1000))
+
+
+@pytest.fixture
+def store(rk: Commands) -> Path:
+    """A store with its events, and a head that was exported to `kept.head.json` when all of them were there."""
+    path = rk.folder / ".reefknot" / "state.db"
+    now = float(int(time.time()))
+
+    async def main() -> Head:
+        async with open_store(f"sqlite:{path}", tidy=False) as opened:
+            return await opened.audit.append([entry(number, now) for number in range(1, EVENTS + 1)])
+
+    head = asyncio.run(main())
+    (rk.folder / "kept.head.json").write_text(json.dumps({"chain": head.chain, "sequence": EVENTS, "hash": head.hash}))
+    return path
+
+
+def verified(rk: Commands) -> Ended:
+    return rk("audit", "verify", "--head", "kept.head.json")
+
+
+class Forger:
+    """Removes the beginning of a record, and writes what retention would write."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = apsw.Connection(str(path))
+
+    def row(self, sequence: int) -> tuple[str, bytes]:
+        query = "SELECT hash, body FROM audit WHERE sequence = ?"
+        found: Any = self._database.execute(query, (sequence,)).fetchone()
+        return ("0" * 64, b"") if found is None else (found[0], found[1].encode())
+
+    def remove_up_to(self, end: int, **lies: Any) -> None:
+        execute: Any = self._database.execute
+        chain, sequence, hashed = execute("SELECT chain, sequence, hash FROM audit_head").fetchall()[0]
+        anchor = Head(chain, end, self.row(end)[0])
+        true: dict[str, Any] = {
+            "rule": "retention 7776000 s",
+            "count": end,
+            "previous": self.row(end - 1)[0],
+            "last": self.row(end)[1],
+        }
+        now = int(time.time() * 1000)
+        body = anchor_body(anchor, now, Removal(**(true | lies)))
+        head, mine = link(Head(chain, sequence, hashed), body)
+        values = (head.sequence, mine, now, "anchor", None, None, None, body.decode())
+        execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+        execute("DELETE FROM audit WHERE sequence <= ?", (end,))
+        execute("UPDATE audit_head SET sequence = ?, hash = ?, anchor_sequence = ?, anchor_hash = ?",
+                (head.sequence, mine, end, anchor.hash))  # fmt: skip
+        self._database.close()
+
+
+def test_what_retention_removed_verifies_against_the_head(rk: Commands, store: Path) -> None:
+    """The control of all below, by the product itself and by the forger's hand: 31 events are old enough."""
+
+    async def trim() -> int:
+        async with open_store(f"sqlite:{store}", tidy=False) as opened:
+            return await opened.audit.trim(int((time.time() - 90 * DAY_S) * 1000), rule="retention 7776000 s")
+
+    assert asyncio.run(trim()) == 31
+    ended = verified(rk)
+    assert (ended.code, "OK" in ended.out) == (0, True), ended.out
+
+
+def test_an_anchor_like_that_of_retention_is_accepted(rk: Commands, store: Path) -> None:
+    Forger(store).remove_up_to(31)
+
+    assert verified(rk).code == 0
+
+
+@pytest.mark.parametrize("last", [33, 39, EVENTS])
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {},
+        {"rule": "retention 1 s"},
+        {"rule": "max_files 3"},
+        {"last": encode(OperatorAction(timestamp="2001-01-01T00:00:00.000Z", actor="ann", action="forget"))},
+        {"last": b"", "previous": "", "rule": "", "count": 0},
+        {"count": 7},
+    ],
+    ids=["honest about it", "another rule", "by size", "an older event", "as earlier versions", "another count"],
+)
+def test_a_beginning_that_retention_keeps_cannot_be_removed(
+    rk: Commands, store: Path, last: int, lies: dict[str, Any]
+) -> None:
+    """In the middle, and up to the head itself."""
+    Forger(store).remove_up_to(last, **lies)
+    ended = verified(rk)
+
+    assert ended.code == 65
+    assert "event " in ended.out
+
+
+def test_the_same_forgery_passes_where_no_retention_is_compared(rk: Commands, store: Path) -> None:
+    """The control: it is the comparison that finds it; the chain itself is whole."""
+    kept = json.loads((rk.folder / "kept.head.json").read_text())
+    Forger(store).remove_up_to(39)
+
+    async def main() -> list[Any]:
+        async with open_store(f"sqlite:{store}", tidy=False) as opened:
+            source = StoreSource(opened.audit, await opened.audit.head(), "here")
+            return (await source.verify(Head(kept["chain"], kept["sequence"], kept["hash"])))[1]
+
+    assert asyncio.run(main()) == []
+
+
+def test_the_retention_in_force_is_the_configured_one(rk: Commands, store: Path) -> None:
+    Forger(store).remove_up_to(31)
+    rk.write(f"audit: {{retention_seconds: {200 * DAY_S:.0f}}}\n")
+    assert verified(rk).code == 65
+    rk.write("audit: {retention_seconds: null}\n")
+    assert "for ever" in verified(rk).out
+    rk.write(f"audit: {{retention_seconds: {30 * DAY_S:.0f}}}\n")
+    assert verified(rk).code == 0
+
+
+def test_the_anchor_says_how_many_went_by_which_rule(rk: Commands, store: Path) -> None:
+    rk.write(f"audit: {{retention_seconds: {90 * DAY_S:.0f}}}\n")
+
+    async def trim(days: int) -> int:
+        async with open_store(f"sqlite:{store}", tidy=False) as opened:
+            return await opened.audit.trim(int((time.time() - days * DAY_S) * 1000), rule=f"retention {days} days")
+
+    assert [asyncio.run(trim(200)), asyncio.run(trim(100))] == [20, 10]
+    shown = rk("audit", "tail", "--type", "anchor", "--json").out.splitlines()
+    anchors = [json.loads(line)["event"] for line in shown]
+
+    assert [(one["removed"], one["removed_now"], one["rule"]) for one in anchors] == [
+        (20, 20, "retention 200 days"),
+        (30, 10, "retention 100 days"),
+    ]
+    assert json.loads(anchors[1]["last"])["subject"] == "key 30"
+    assert verified(rk).code == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["at = at - 1", "at = 0", "trace_id = 'mine'", "work_id = ''", "correlation_id = 'x'", "event_type = 'routing'"],
+)
+def test_every_column_of_an_event_is_covered(rk: Commands, store: Path, change: str) -> None:
+    assert verified(rk).code == 0
+    database = apsw.Connection(str(store))
+    database.execute(f"UPDATE audit SET {change} WHERE sequence = 7")
+    database.close()
+    ended = verified(rk)
+
+    assert ended.code == 65
+    assert "event 7: it is filed under another" in ended.out
+
+
+@pytest.mark.parametrize("kind", ["fs.blob_get", "fs.blob_put"])
+def test_a_stored_result_is_covered_by_its_completed_event(rk: Commands, kind: str) -> None:
+    """One that succeeds at once, and one that fails: the folder is not there."""
+    rk.write("blocks: {fs: {roots: [files]}}\n")
+    if kind == "fs.blob_get":
+        (rk.folder / "files").mkdir()
+        (rk.folder / "files" / "a.txt").write_text("ahoy")
+    payload = {"path": "a.txt"} | ({} if kind == "fs.blob_get" else {"content": "x"})
+    line = {"assignment_id": "a", "job": {"type": kind, "payload": payload}}
+    rk.write(json.dumps(line) + "\n", "work.jsonl")
+    assert rk("run", "work.jsonl").code == (0 if kind == "fs.blob_get" else 1)
+    assert rk("audit", "verify").code == 0
+    database = apsw.Connection(str(rk.folder / ".reefknot" / "state.db"))
+    database.execute("""UPDATE work SET result = replace(result, '"a"', '"b"') WHERE id = 'a'""")
+    database.close()
+    ended = rk("audit", "verify")
+
+    assert ended.code == 65
+    assert "the stored result of 'a' is not the one of this event" in ended.out

@@ -1,0 +1,164 @@
+"""
+Overload, fairness and recovery as a user meets them: from other processes, against a real service, from a cold start.
+
+The system runs as `reefknot up`, clients are processes of their own that submit through `rk.connect`, the service is
+slow and real. Every promise has its control: the same story with one decision broken.
+"""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from tests.faults.outside_load import Request, Stream, goodput, percentile, sent, summary, system
+from tests.faults.points import ALL, either
+from tests.faults.stub import Stub, stub
+
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
+
+DEADLINE_S = 2.0
+SECONDS = float(either(5, 12))
+SERVICES = {20: (2, 100), 100: (8, 80)}
+"""By requests a second: how many at once, and milliseconds for each."""
+CLIENTS = 2
+SLOW_SERVICE = (8, 80)
+
+
+def overloaded(folder: Path, rate: int, times: int, variant: str = "") -> tuple[list[Request], Stub]:
+    with stub(*SERVICES[rate]) as service, system(folder, variant=variant) as engine:
+        one = Stream("load", rate * times / CLIENTS, SECONDS, service.port, deadline=DEADLINE_S)
+        found = sent(engine, *[one] * CLIENTS, variant=variant)["load"]
+    return found, service
+
+
+def wrong_with(found: list[Request], service: Stub) -> list[str]:
+    """Which promises of overload a run broke."""
+    share = goodput(found, DEADLINE_S, 0.0, SECONDS) / service.real_capacity
+    submit_s = percentile([one.submit_s for one in found], 0.99)
+    kept = [one for one in found if not one.status.startswith("refused")]
+    late = sum(one.status != "success" for one in kept)
+    print(f"goodput {share:.2f}, submit p99 {submit_s * 1000:.0f} ms, {summary(found)}")
+    broken = [] if share >= 0.9 else [f"goodput {share:.2f} of what the service can do"]
+    if submit_s > 0.2:
+        broken.append(f"submit took {submit_s:.2f} s")
+    if late > 0.1 * len(kept):
+        broken.append(f"{late} of {len(kept)} that were accepted did not succeed")
+    return broken
+
+
+@pytest.mark.parametrize(("rate", "times"), [(r, t) for r in SERVICES for t in (2, 5, 10)] if ALL else [(20, 10)])
+def test_a_cold_system_under_overload_loses_only_the_excess(tmp_path: Path, rate: int, times: int) -> None:
+    judged = []
+    for number in range(2):  # a machine that stood still is no fault of the system
+        judged.append(wrong_with(*overloaded(tmp_path / str(number), rate, times)))
+        if not judged[-1]:
+            return
+    raise AssertionError(judged)
+
+
+def test_control_admission_by_count_alone_accepts_what_it_cannot_do(tmp_path: Path) -> None:
+    found, service = overloaded(tmp_path, 20, 10, "no_time_bound")
+    assert wrong_with(found, service)
+
+
+def side_by_side(folder: Path, *streams: Stream, variant: str = "") -> dict[str, list[Request]]:
+    with stub(*SLOW_SERVICE) as service, system(folder, variant=variant) as engine:
+        found = sent(engine, *(structs.replace(one, port=service.port) for one in streams), variant=variant)
+    for name, requests in found.items():
+        took = percentile([one.took for one in requests], 0.99)
+        print(f"{name}: {summary(requests)}, p99 {took:.2f} s")
+    return found
+
+
+def served(requests: list[Request]) -> float:
+    return sum(one.status == "success" for one in requests) / len(requests)
+
+
+FLOOD = either(300, 1000)
+FEW = Stream("few", 5, SECONDS, 0, deadline=5.0, begins_s=1.0)
+MANY = Stream("many", FLOOD, SECONDS + 1, 0, deadline=float(either(6, 30)))
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tenant": ({"tenant": "a"}, {"tenant": "b"}),
+    "priority": ({"priority": -10}, {"priority": 20}),
+}
+KINDS_TRIED = list(KINDS) if ALL else ["tenant"]
+
+
+def flooded(folder: Path, kind: str, variant: str = "") -> tuple[float, float]:
+    """Few requests beside a flood of another kind: the share of the few that was served, and their p99."""
+    of_many, of_few = KINDS[kind]
+    streams = structs.replace(MANY, **of_many), structs.replace(FEW, **of_few)
+    few = side_by_side(folder, *streams, variant=variant)["few"]
+    return served(few), percentile([one.took for one in few], 0.99)
+
+
+@pytest.mark.parametrize("kind", KINDS_TRIED)
+def test_few_are_served_at_once_beside_a_flood_of_another_tenant_or_a_lower_priority(tmp_path: Path, kind: str) -> None:
+    share, p99 = flooded(tmp_path, kind)
+    assert share == 1.0
+    assert p99 < 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS_TRIED)
+def test_control_first_come_first_served_lets_a_flood_drown_others(tmp_path: Path, kind: str) -> None:
+    share, p99 = flooded(tmp_path, kind, "first_come")
+    assert p99 > 1.0 or share < 1.0
+
+
+TINY = Stream("tiny", 60, SECONDS, 0, deadline=DEADLINE_S, timeout=0.001, tenant="a")
+USUAL = Stream("usual", 30, SECONDS, 0, deadline=DEADLINE_S, tenant="b", begins_s=0.5)
+
+
+def test_tiny_time_outs_of_one_tenant_do_not_harm_another(tmp_path: Path) -> None:
+    found = side_by_side(tmp_path, TINY, USUAL)
+    assert served(found["usual"]) >= 0.99
+    assert percentile([one.took for one in found["usual"]], 0.99) < 0.5
+
+
+@pytest.mark.parametrize("tries", [1] if ALL else [])
+def test_control_attempts_without_hope_open_the_breaker_for_everybody(tmp_path: Path, tries: int) -> None:
+    found = side_by_side(tmp_path, structs.replace(TINY, per_second=200), USUAL, variant="begin_hopeless")
+    assert served(found["usual"]) < 0.99
+
+
+NORMAL_S, SLOW_S, AFTER_S = 3.0, 10.0, 6.0
+OFFERED = 70
+
+
+def brown_out(folder: Path, variant: str = "") -> tuple[float, float]:
+    """The capacity falls to a tenth and comes back. Shares of what was possible: meanwhile, and from 2 s after on."""
+    with stub(*SLOW_SERVICE) as service, system(folder, variant=variant) as engine:
+
+        def change() -> None:
+            time.sleep(2.0 + NORMAL_S)
+            service.set_pace(10 * SLOW_SERVICE[1])
+            time.sleep(SLOW_S)
+            service.set_pace(SLOW_SERVICE[1])
+
+        changing = threading.Thread(target=change)
+        changing.start()
+        stream = Stream("load", OFFERED, NORMAL_S + SLOW_S + AFTER_S, service.port, deadline=DEADLINE_S)
+        found = sent(engine, stream, variant=variant)["load"]
+        changing.join()
+    back = NORMAL_S + SLOW_S
+    meanwhile = goodput(found, DEADLINE_S, NORMAL_S, back) / (100 / 10)
+    after = goodput(found, DEADLINE_S, back + 2.0, back + AFTER_S) / OFFERED
+    print(f"brown-out: {meanwhile:.2f} meanwhile, {after:.2f} after, {summary(found)}")
+    return meanwhile, after
+
+
+@pytest.mark.parametrize("run", range(5) if ALL else [])
+def test_a_brown_out_costs_only_what_is_missing_and_is_over_two_seconds_after(tmp_path: Path, run: int) -> None:
+    judged = [brown_out(tmp_path / "first")]
+    if judged[0] < (0.8, 0.95):
+        judged.append(brown_out(tmp_path / "second"))
+    assert any(meanwhile >= 0.8 and after >= 0.95 for meanwhile, after in judged), judged
+
+
+@pytest.mark.parametrize("tries", [1] if ALL else [])
+def test_control_a_brown_out_without_a_bound_in_time_costs_more(tmp_path: Path, tries: int) -> None:
+    meanwhile, after = brown_out(tmp_path, "no_time_bound")
+    assert meanwhile < 0.8 or after < 0.95
