@@ -94,16 +94,24 @@ class SteadyClock:
 
     Stores reckon the same way, so a due time computed here comes due there, whatever happens to the machine's clock
     meanwhile. Wrapping a steady clock keeps its offset: parts that are given the same one agree to the millisecond.
+    With an `offset` its wall time is that of whoever measured it: a store's, by which all processes of a host agree.
     """
 
     _clock: Clock
     _offset: float
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, offset: float | None = None) -> None:
         if isinstance(clock, SteadyClock):
             self._clock, self._offset = clock._clock, clock._offset
         else:
             self._clock, self._offset = clock, clock.wall() - clock.now()
+        if offset is not None:
+            self._offset = offset
+
+    @property
+    def boot(self) -> str:
+        """The boot whose steady clock this is; empty when no other process can share it."""
+        return getattr(self._clock, "boot", "")
 
     def now(self) -> float:
         return self._clock.now()

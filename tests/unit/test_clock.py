@@ -154,3 +154,12 @@ def test_wrapping_it_again_changes_nothing_and_a_new_one_believes_the_machine() 
     assert SteadyClock(machine).wall() == EPOCH + 60
     asyncio.run(clock.asleep(2))
     assert clock.now() == 1002.0
+
+
+def test_an_offset_that_somebody_else_measured_counts() -> None:
+    machine = Jumping()
+    clock = SteadyClock(machine, offset=5.0)
+
+    assert clock.wall() == 1005.0
+    assert SteadyClock(clock).wall() == 1005.0
+    assert clock.boot == ""

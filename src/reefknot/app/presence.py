@@ -2,28 +2,24 @@
 Liveness of the systems over one store, and adoption of the work that dead or draining ones leave behind.
 
 A system reports its status every second and withdraws it at the end. A killed one stops, and nobody need wait until
-its status is stale: its process has a mark, in the status and in the names under which it holds leases, and any process
-of the same machine can look whether the marked one still exists. A frozen process exists, so it counts until its status
-is stale. Of another machine's processes only their silence can be noticed.
+its status is stale: its process has a mark (`runtime/processes.py`), in the status and in the names under which it
+holds leases. A frozen process exists, so it counts until its status is stale.
 
-Leases of a dead process end at once. Work that it had queued moves to workers of this process that know the step and
-have room; a worker that comes back under its old name finds the rest. Queued work of a draining worker moves likewise.
+Leases of a dead process end at once: those of work here, that of an idempotency key when somebody asks for it. Work
+that it had queued moves to workers of this process that know the step and have room; a worker that comes back under its
+old name finds the rest. Queued work of a draining worker moves likewise.
 """
 
 import asyncio
-import hashlib
 import json
-import os
-import socket
 from collections.abc import Container, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from reefknot.core.work import WorkState
 from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.processes import is_gone, owner_is_gone
 from reefknot.worker.service import Worker
 
 LOOK_S = 1.0
@@ -87,58 +83,6 @@ STORE_S = 10.0
 WHOLE_SYSTEMS_ROUTER = "router"
 
 Status = dict[str, Any]
-
-
-# ---- processes ------------------------------------------------------------------------------------------------------
-
-
-def process_mark(pid: int | None = None) -> str:
-    """A mark of this process, or of another one of this machine, that no other process ever had or will have."""
-    number = os.getpid() if pid is None else pid
-    return f"{_machine()}.{number}.{_began(number) or 0}"
-
-
-def is_gone(marked: str) -> bool:
-    """Whether the process of this mark is known to have ended. False as well when nothing can be known."""
-    machine, _, rest = marked.partition(".")
-    number, _, began = rest.partition(".")
-    if machine != _machine() or not number.isdecimal():
-        return False
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # somebody else's, and so it is there
-        return False
-    now = _began(int(number))
-    return now == "" or (began.isdecimal() and began != "0" and now is not None and now != began)
-
-
-def owner_is_gone(owner: str) -> bool:
-    """Whether the process that holds leases under this name has ended. False for a name without a mark."""
-    _, at, marked = owner.rpartition("@")
-    return bool(at) and is_gone(marked)
-
-
-@cache
-def _machine() -> str:
-    """A hash of this boot of this machine and of the namespace of process numbers: a container has its own."""
-    known = [socket.gethostname()]
-    try:
-        known.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        known.append(os.readlink("/proc/self/ns/pid"))
-    except OSError:  # another system than Linux
-        known.append("")
-    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]
-
-
-def _began(pid: int) -> str | None:
-    """Start time of a process in kernel ticks; empty when only its exit code is left, None when it is not known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return "" if fields[0] in ("Z", "X") else fields[19]
 
 
 # ---- systems --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ on, a little at a time, so that no caller waits for it. It never removes a key t
 anything in quarantine.
 
 The retention of events and work is noted beside the store, so that a process without a setting of its own does not
-remove what another one was told to keep. A script that ends sooner runs a round as it closes, when one is due.
+remove what another one was told to keep. Only a process that has had the store open for a minute removes anything, and
+none whose clock is more than a day past the newest record: a clock that is wrong makes nothing old.
 
 In a virtual loop everything runs in that loop's time and thread, and nothing is removed by itself.
 """
@@ -46,8 +47,10 @@ _ACCEPTED = "memory:, or sqlite:PATH"
 EVERY_S = 600.0
 SPREAD = 0.2
 """Random part of each wait, so that the processes of a fleet do not run at once."""
-SHORTEST_WAIT_S = 1.0
-LAST_ROUND_S = 1.0
+SHORTEST_WAIT_S = 60.0
+"""Least time for which a process has had the store open before it removes anything: short commands remove nothing."""
+NEWEST_WITHIN_S = 86_400.0
+"""Most that a clock may be past the newest record for anything to be removed."""
 KEEP_EVENTS_S = 90 * 86_400.0
 KEEP_WORK_S = 7 * 86_400.0
 MOST_NOTE_BYTES = 4096
@@ -118,6 +121,8 @@ class RetentionJob:
         self._may_run = may_run
         self._task: asyncio.Task[None] | None = None
         self._given = given
+        self._opened_at = self._doubted_until = clock.now()
+        self._has_warned = False
 
     def start(self) -> None:
         """Start the background task. In a new store the first round is due one interval from now."""
@@ -128,14 +133,10 @@ class RetentionJob:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="store retention")
 
     async def close(self) -> None:
-        """Stop the task; run a last round, for a second at most, when one is due."""
+        """Stop the task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            if self._due_in() <= 0:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LAST_ROUND_S):
-                        await self._round()
 
     @property
     def retention(self) -> Retention:
@@ -157,6 +158,7 @@ class RetentionJob:
         return removed
 
     async def _run(self) -> None:
+        await self._look_at_clock()
         while True:
             await asyncio.sleep(max(SHORTEST_WAIT_S, self._due_in()) * random.uniform(1.0, 1.0 + SPREAD))
             if self._due_in() <= 0:
@@ -164,11 +166,31 @@ class RetentionJob:
 
     async def _round(self) -> None:
         try:
-            if self._may_run():
+            if self._may_run() and await self._clock_is_plausible():
                 await self.once()
                 self._note.write(last_round_at=self._wall_ms() / 1000)
         except Exception as error:
             logger().error("the retention round failed (%s)", printable(str(error), most=300))
+
+    async def _look_at_clock(self) -> None:
+        """Note how far the clock is past the newest record, before this process writes one by the same clock."""
+        try:
+            self._doubted_until = self._opened_at + NEWEST_WITHIN_S if await self._is_far_ahead() else self._opened_at
+        except Exception as error:  # the round will say so too
+            logger().error("the newest record was not found (%s)", printable(str(error), most=300))
+
+    async def _clock_is_plausible(self) -> bool:
+        """Whether the clock can be trusted: a wrong one that was there at the start is given a day to be noticed."""
+        if self._clock.now() >= self._doubted_until and not await self._is_far_ahead():
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            logger().warning("the clock is, or was, more than a day past the newest record: nothing is removed for now")
+        return False
+
+    async def _is_far_ahead(self) -> bool:
+        newest = await self._store.newest_record_at()
+        return newest is not None and self._wall_ms() - newest > NEWEST_WITHIN_S * 1000
 
     def _wall_ms(self) -> int:
         """Wall time as the store reckons it: a wall clock that jumps while the store is open makes nothing older."""
@@ -215,7 +237,8 @@ async def open_store(
 
     Records past their retention are removed in the background, every ten minutes: keys, events after `audit_retention`
     (default: 90 days), ended work after `work_retention` (default: 7 days). None is for ever. A retention that was
-    given is noted beside the file. With `tidy=False`, and in a virtual loop, nothing is removed.
+    given is noted beside the file. A block that lasts less than a minute removes nothing, nor does one with
+    `tidy=False`, or in a virtual loop.
     """
     checks.text("url", url, _ACCEPTED)
     checks.seconds("retention", retention)
@@ -225,7 +248,7 @@ async def open_store(
     given = retention_given(audit_retention, work_retention)
     now = clock or clock_of_this_loop()
     store = await _opened(url, now, retention=retention, largest_result=largest_result, most_keys=most_keys)
-    job = _retention_job(store, now, given) if tidy and not _in_virtual_loop() else None
+    job = _retention_job(store, store.clock, given) if tidy and not _in_virtual_loop() else None
     try:
         if job is not None:
             job.start()

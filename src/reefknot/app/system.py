@@ -24,7 +24,7 @@ from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
 from reefknot.app.presence import look_for_orphans
-from reefknot.app.stores import clock_of_this_loop, open_store, options_of
+from reefknot.app.stores import open_store, options_of
 from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
@@ -42,6 +42,7 @@ from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
@@ -90,7 +91,7 @@ class System:
         self._clock = clock
         self._blocks = blocks
         self._started_at = int(clock.wall() * 1000)
-        self._process = presence.process_mark()
+        self._process = process_mark()
         self._transport = store.transport()
         shared: dict[str, Any] = {"store": store, "transport": self._transport, "clock": clock}
         shared |= {"seed": seed, "process": self._process, "secrets": secrets}
@@ -314,8 +315,9 @@ async def running_system(
     sweep = Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True)
     sweep.start()  # beside everything else: a folder may have many files, and a disk may be slow
     options = options_of(settings.configuration)
-    clock, working = SteadyClock(clock_of_this_loop()), worker_settings(settings)
-    async with open_store(url, clock=clock, **options) as store, kept_events(store, settings, secrets=secrets):
+    working = worker_settings(settings)
+    async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets):
+        clock = SteadyClock(store.clock)
         for left in reversed(range(FREE_NAMES_TRIED)):
             living = await presence.living_systems(store)
             names = workers
@@ -370,7 +372,7 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
     """
     checks.whole_number("size", size)
     async with open_store(url) as store:
-        yield _client(store, clock_of_this_loop(), size)
+        yield _client(store, store.clock, size)
 
 
 def _client(store: Store, clock: Clock, size: int) -> Client:

@@ -3,19 +3,17 @@ The blocks of a worker by name: the standard ones, and Python functions under `@
 
 `@block("invoice.render")` registers a function of (inputs, context); a worker finds it by `--module`, or by an entry
 point of the group `reefknot.blocks`. Modules are named on the command line or by installed packages, never by data that
-came in. A plain function runs in a thread, where nobody can interrupt it. Standard blocks have short names as well:
-`http` is `http.request`.
+came in. A plain function runs in a thread, where nobody can interrupt it (`blocks/threads.py`). Standard blocks have
+short names as well: `http` is `http.request`.
 """
 
-import asyncio
 import importlib
 import inspect
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -26,6 +24,7 @@ from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders, FsSettings
 from reefknot.blocks.inputs import failed
 from reefknot.blocks.sql import SqlQuery
 from reefknot.blocks.sql_rows import SqlSettings
+from reefknot.blocks.threads import FunctionsOverdueError, function_threads
 from reefknot.core.canonical import json_value
 from reefknot.core.checks import seconds
 from reefknot.core.failure import ErrorCode
@@ -41,12 +40,6 @@ _ACCEPTED_ANSWER = "a dict of outputs, a StepResult or None"
 Outputs = Mapping[str, Any] | StepResult | None
 BlockFunction = Callable[[Mapping[str, Any], BlockContext], Outputs | Awaitable[Outputs]]
 Function = TypeVar("Function", bound=BlockFunction)
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    """The threads of plain functions. Not the loop's own: functions that wait would use them up for everybody."""
-    return ThreadPoolExecutor(64, "reefknot-block")
 
 
 class PythonBlock:
@@ -78,7 +71,10 @@ class PythonBlock:
             answer = self.function(inputs, context)
         else:
             work = partial(copy_context().run, _called, self.function, inputs, context)
-            answer = await asyncio.get_running_loop().run_in_executor(_threads(), work)
+            try:
+                answer = await function_threads().run(self.type, work)
+            except FunctionsOverdueError as error:
+                return failed(ErrorCode.resource_unavailable, str(error))
             if isinstance(answer, _Raised):
                 raise answer.error
         if inspect.isawaitable(answer):

@@ -49,12 +49,15 @@ def stats(*, options: StoreFlags = STORE) -> None:
 @app.command(help_epilogue=examples("idempotency forget order-7 --dry-run"))
 def forget(key: Key, /, *, options: OperatorFlags = OPERATOR) -> None:
     """Delete a key, so that its work may run again. A key in progress is refused (exit code 75)."""
+    from reefknot.idempotency.waiting import end_dead_lease
+
     address, dry_run = address_of(options), options.dry_run
 
     async def work(store: Store) -> KeyRecord | None:
         record = await store.idempotency.get(key)
         if record is None or dry_run:
             return record
+        await end_dead_lease(store.idempotency, record)
         events = [address.event("idempotency.forget", key, state=record.state.value)]
         return record if await store.idempotency.forget(key, events=events) else None
 

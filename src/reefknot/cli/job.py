@@ -254,7 +254,6 @@ def cancel(
 
 async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_run: bool) -> tuple[str, str]:
     """The states before and after. The router that has the job cancels it; without any, the store does at once."""
-    from reefknot.engines.clocks import SystemClock
     from reefknot.router.client import Client
 
     job, work_id, reason = cancel.assignment_id, cancel.record_id, cancel.reason or ""
@@ -266,7 +265,7 @@ async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_ru
         raise CommandError(f"{printable(job)} is {before.value}: there is nothing to cancel", Exit.FAILED)
     if dry_run:
         return before.value, before.value
-    client = Client(store, SystemClock(), has_router=has_router_soon)
+    client = Client(store, store.clock, has_router=has_router_soon)
     event = address.event("job.cancel", job, tenant_id=cancel.tenant_id, reason=reason)
     if await client.cancel(job, reason, tenant_id=cancel.tenant_id, who=address.actor, events=[event]):
         return before.value, "cancelled"

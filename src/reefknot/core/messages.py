@@ -327,8 +327,18 @@ def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def read_assignment(body: bytes, headers: Mapping[str, str] | None = None) -> ExecAssignment | InvalidMessage:
-    """The assignment of these bytes, checked. Headers override the payload."""
+DEADLINE_AT = "deadline_at"
+"""The header of an assignment with its deadline by its worker's clock, in milliseconds UTC."""
+
+
+def read_assignment(
+    body: bytes, headers: Mapping[str, str] | None = None, wall_ms: int | None = None
+) -> ExecAssignment | InvalidMessage:
+    """
+    The assignment of these bytes, checked. Headers override the payload.
+
+    At `wall_ms` it has no more of its deadline than is left by the header `DEADLINE_AT`.
+    """
     if len(body) > LARGEST_MESSAGE:
         text = f"the message: it has {len(body)} bytes; accepted: at most {LARGEST_MESSAGE}"
         return _refused(body, "", text)
@@ -338,11 +348,15 @@ def read_assignment(body: bytes, headers: Mapping[str, str] | None = None) -> Ex
         return _invalid(body, error)
     except _UNREADABLE as error:
         return InvalidMessage(f"the message: not JSON: {error}", readable=False)
-    return checked(_with_headers(assignment, headers or {}))
+    return checked(_with_headers(assignment, headers, wall_ms) if headers else assignment)
 
 
-def _with_headers(assignment: ExecAssignment, headers: Mapping[str, str]) -> ExecAssignment:
+def _with_headers(assignment: ExecAssignment, headers: Mapping[str, str], wall_ms: int | None) -> ExecAssignment:
     changes: dict[str, Any] = {}
+    deadline_ms, ends = assignment.options.deadline_ms, headers.get(DEADLINE_AT, "")
+    if wall_ms is not None and deadline_ms is not None and deadline_ms > 0 and ends.isdecimal() and len(ends) < 16:
+        left = max(1, min(deadline_ms, int(ends) - wall_ms))
+        changes["options"] = msgspec.structs.replace(assignment.options, deadline_ms=left)
     if headers.get("version"):
         changes["version"] = headers["version"]
     if headers.get("tenant_id"):

@@ -18,11 +18,14 @@ from reefknot.core.messages import (
     ResultStatus,
 )
 from reefknot.core.overload.admission import RejectReason
-from reefknot.core.work import WorkItem, WorkState, is_over
+from reefknot.core.work import WorkItem, WorkState, is_over, is_workers
 
 EXPIRED = "expired while queued"
 """The reason that is kept with an assignment whose deadline passed before it could run."""
 EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was not run"
+OVERDUE = "no result by its deadline"
+"""The reason that is kept with an assignment which a worker was running, and did not end, when its deadline passed."""
+OVERDUE_MESSAGE = "the deadline passed, and the worker that was running the assignment did not answer"
 DROPPED = RejectReason.DROPPED_OLDEST.value
 DROPPED_MESSAGE = "Assignment dropped from a full queue to make room for newer work"
 
@@ -33,7 +36,12 @@ _assignments = msgspec.json.Decoder(ExecAssignment)
 def cancel_reason(given: str | None) -> str:
     """A caller's reason to cancel, bounded; never one of the reasons that mean another end."""
     reason = (given or "").strip()[:300] or "cancelled"
-    return f"cancelled: {reason}" if reason in (DROPPED, EXPIRED) else reason
+    return f"cancelled: {reason}" if reason in (DROPPED, EXPIRED, OVERDUE) else reason
+
+
+def overdue_reason(item: WorkItem) -> str:
+    """The reason to end an assignment whose deadline has passed, by whether a worker runs it."""
+    return OVERDUE if item.state is WorkState.RUNNING and is_workers(item) else EXPIRED
 
 
 def assignment_of(item: WorkItem) -> ExecAssignment:
@@ -80,6 +88,8 @@ def _end_of(item: WorkItem) -> tuple[ResultStatus, ErrorCode, str]:
             return ResultStatus.ERROR, ErrorCode.system_overload, DROPPED_MESSAGE
         if item.reason == EXPIRED:
             return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE
+        if item.reason == OVERDUE:
+            return ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, OVERDUE_MESSAGE
         return ResultStatus.CANCELLED, ErrorCode.cancelled_by_user, item.reason
     aside = item.state is WorkState.QUARANTINED or item.state is WorkState.DISCARDED
     return ResultStatus.ERROR, ErrorCode.internal_error, f"quarantined: {item.reason}" if aside else item.reason

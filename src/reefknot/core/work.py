@@ -174,10 +174,11 @@ class TryAgain(Struct, frozen=True):
 
 
 class Snooze(Struct, frozen=True):
-    """Report that the item was put off. Spends nothing."""
+    """Report that the item was put off. Spends nothing. `waited_ms` does not count as time of its attempts."""
 
     due_at: int
     reason: str = ""
+    waited_ms: int = 0
 
 
 class Interrupted(Struct, frozen=True):
@@ -334,8 +335,12 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             return _ended(noted, WorkState.FAILED, now, attempts=item.attempts, result=result, reason=reason)
         case TryAgain():
             return _again(item, settled, now)
-        case Snooze(due_at=due_at, reason=reason):
-            return _waiting(structs.replace(item, snoozes=item.snoozes + 1), now, due_at=due_at, reason=reason)
+        case Snooze(due_at=due_at, reason=reason, waited_ms=waited_ms):
+            began = item.budget.first_attempt_at
+            moved_on = None if began is None else began + waited_ms
+            budget = structs.replace(item.budget, first_attempt_at=moved_on)
+            put_off = structs.replace(item, snoozes=item.snoozes + 1, budget=budget)
+            return _waiting(put_off, now, due_at=due_at, reason=reason)
         case Interrupted(reason=reason):
             back = structs.replace(item, interruptions=item.interruptions + (item.resource_class != ROUTER))
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)

@@ -19,6 +19,7 @@ from math import inf, nextafter, ulp
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from reefknot.errors import VirtualDeadlockError
+from reefknot.runtime.processes import boot_name
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -35,7 +36,11 @@ _LOOP_RESOLUTION = 1e-9
 
 
 class SystemClock:
-    """The time of this machine."""
+    """The time of this machine. `boot` names the boot in which its steady clock began, for all processes alike."""
+
+    @property
+    def boot(self) -> str:
+        return boot_name() if _STEADY is not None else ""
 
     def now(self) -> float:
         return time.monotonic() if _STEADY is None else time.clock_gettime(_STEADY)

@@ -3,9 +3,10 @@
 
     claim the key → run the work under a renewed lease → record the result, outside of the work
 
-A later caller gets the recorded result, waits for the first caller, or gets `KeyInProgressError`. A result that cannot
-be recorded never repeats the effect in this process: it is remembered, answered from, and recorded later. When another
-owner took the key over, the work is cancelled: a late owner has nothing to write. The guarantee depends on the mode:
+A later caller gets the recorded result, waits for the first caller, or gets `KeyInProgressError`. A key whose process
+is gone is free at once, since nobody can renew its lease. A result that cannot be recorded never repeats the effect in
+this process: it is remembered, answered from, and recorded later. When another owner took the key over, the work is
+cancelled: a late owner has nothing to write. The guarantee depends on the mode:
 
     retry   at least once: a crash between effect and record repeats the effect
     dedup   once, if the receiver deduplicates on the key that the work is given
@@ -16,10 +17,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -54,24 +54,28 @@ from reefknot.errors import (
     StoreUnavailableError,
 )
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
+from reefknot.idempotency.waiting import (
+    HeldKey,
+    attempt_keys,
+    bounded,
+    end_dead_lease,
+    report_unknown,
+    wait_for_change,
+)
 from reefknot.retrying.failures import failure_from
 from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.processes import marked_owner
 from reefknot.runtime.redaction import redact
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
-from reefknot.runtime.timeouts import STORE_S, Timeout
+from reefknot.runtime.timeouts import Timeout
 
 if TYPE_CHECKING:
     from reefknot.idempotency.events import KeyEvents
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.idempotency_store import IdempotencyStore
 
-T = TypeVar("T")
-
 RECORD_TRIES = 5
-
-unknown_keys: ContextVar[list[str] | None] = ContextVar("reefknot_unknown_keys", default=None)
-"""Keys with an unknown outcome. A worker sets the list for each attempt: a step that leaves one is not retried."""
 
 
 class Mode(StrEnum):
@@ -126,7 +130,9 @@ class Once:
     async def _answer(
         self, key: str, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents
     ) -> Any:
-        waits_until = clock.now() + options.wait
+        attempt = attempt_keys.get()
+        wait = options.wait if attempt is None else min(options.wait, attempt.wait(asyncio.get_running_loop().time()))
+        waits_until = clock.now() + wait
         while True:
             unrecorded = self._unrecorded.get(key)
             if unrecorded is not None and await self._still_ours(unrecorded, events):
@@ -145,19 +151,21 @@ class Once:
                     raise KeyConflictError(key, recorded=record.fingerprint, given=given)
                 case Uncertain(record=record):
                     events.observed("unknown")
-                    _report_unknown(key)
+                    report_unknown(key)
                     raise OutcomeUnknownError(key, owner=record.owner)
                 case Busy(record=record, remaining_ms=remaining):
+                    if await end_dead_lease(self._store, record):
+                        continue
                     left = waits_until - clock.now()
                     if left <= 0:
                         events.observed("in_progress")
+                        if attempt is not None and wait < options.wait:
+                            attempt.held.append(HeldKey(key, record.owner, options.wait))
                         raise KeyInProgressError(key, owner=record.owner, retry_after=remaining / 1000)
-                    seconds = min(left, max(0.001, remaining / 1000))
-                    async with asyncio.timeout(seconds + STORE_S):
-                        await self._store.wait(key, seconds)
+                    await wait_for_change(self._store, record, min(left, max(0.001, remaining / 1000)))
 
     async def _claim(self, key: str, options: KeyOptions) -> ClaimResult:
-        owner = new_id()
+        owner = marked_owner(new_id())
         try:
             return await self._claim_as(owner, key, options)
         except (asyncio.CancelledError, StoreUnavailableError):  # it may have been granted all the same
@@ -172,7 +180,7 @@ class Once:
 
     async def _claim_as(self, owner: str, key: str, options: KeyOptions) -> ClaimResult:
         guard = options.mode is Mode.GUARD
-        return await _bounded(
+        return await bounded(
             self._store.claim(key, owner=owner, fingerprint=options.fingerprint, lease=options.lease, guard=guard)
         )
 
@@ -194,7 +202,7 @@ class Once:
     async def _release(self, claim: Claim, error: BaseException, options: KeyOptions, events: KeyEvents) -> None:
         """End the claim of work that failed or was cancelled: released, or unknown in mode `guard`."""
         if options.mode is Mode.GUARD:
-            _report_unknown(claim.key)
+            report_unknown(claim.key)
             message = events.safe(failure_from(error).message)
             ending: Ending = Unknown(canonical({"message": message, "exception": type(error).__name__}).decode())
             action = "unknown"
@@ -297,22 +305,7 @@ class Once:
         return trouble
 
     async def _finish(self, claim: Claim, ending: Ending, entries: Sequence[AuditEntry]) -> None:
-        await _bounded(self._store.finish(claim, ending, events=entries))
-
-
-def _report_unknown(key: str) -> None:
-    keys = unknown_keys.get()
-    if keys is not None:
-        keys.append(key)
-
-
-async def _bounded(request: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(STORE_S):
-            return await request
-    except TimeoutError as error:
-        problem = f"no answer within {STORE_S:g} s"
-        raise StoreUnavailableError("of idempotency keys", problem, "see whether it is overloaded or gone") from error
+        await bounded(self._store.finish(claim, ending, events=entries))
 
 
 def _result_not_kept(error: Exception) -> Failed:

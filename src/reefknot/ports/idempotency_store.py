@@ -32,7 +32,7 @@ class IdempotencyStore(Protocol):
         """Ask for the key. The events are stored when it was claimed. `owner` is unique to this call."""
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
-        """Extend the lease; `LeaseLostError` when another owner took over."""
+        """Extend the lease, or end it now with 0; `LeaseLostError` when another owner took over."""
 
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         """Record the ending; `LeaseLostError` when another owner took over. The same ending twice is accepted."""

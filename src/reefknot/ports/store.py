@@ -8,6 +8,7 @@ from typing import Protocol
 
 from reefknot.errors import ReefknotError
 from reefknot.ports.audit_log import AuditLog
+from reefknot.ports.clock import Clock
 from reefknot.ports.control import Control
 from reefknot.ports.idempotency_store import IdempotencyStore
 from reefknot.ports.transport import Transport
@@ -30,6 +31,10 @@ class Store(Protocol):
         """The error after which every write is refused until the store is opened again; None while it works."""
 
     @property
+    def clock(self) -> Clock:
+        """The clock of the store's records: deadlines and due times are compared with its wall time."""
+
+    @property
     def idempotency(self) -> IdempotencyStore: ...
 
     @property
@@ -46,6 +51,9 @@ class Store(Protocol):
 
     @property
     def leases(self) -> Leases: ...
+
+    async def newest_record_at(self) -> int | None:
+        """The time of the newest event, key or work item (ms UTC); None when there is none."""
 
     def transport(self) -> Transport:
         """A new transport. All transports over one database exchange messages; the caller closes it."""

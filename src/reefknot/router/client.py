@@ -57,9 +57,14 @@ class Handle:
         self._result_wait = result_wait
 
     async def result(self, timeout: float | None = None) -> ExecResult:
-        """The result, waited for at most `timeout` seconds (default: the assignment's deadline, else a minute)."""
+        """
+        The result, waited for at most `timeout` seconds (default: the assignment's deadline and a second, else a
+        minute).
+
+        Whatever died meanwhile, an assignment with a deadline has its result a second after that at the latest.
+        """
         seconds = self._result_wait if timeout is None else number("timeout", timeout, most=inf, unit=" of seconds")
-        result = await self._submissions.result(self._record_id, seconds)
+        result = await self._submissions.result_by_deadline(self._record_id, seconds)
         if result is None:
             raise ResultPendingError(assignment_id=self.assignment_id, seconds=seconds)
         return result

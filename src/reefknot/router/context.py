@@ -49,17 +49,22 @@ class RouterContext(Struct, frozen=True):
         return Requeued(**about_assignment(pending.assignment, self.clock.wall()), reason=why, generation=pending.route)
 
     def expired(self, pending: Pending) -> Event:
-        return TimeoutOccurred(
-            **about_assignment(pending.assignment, self.clock.wall()),
-            operation=pending.assignment.job.type,
-            attempt_number=0,
-            timeout_seconds=(pending.assignment.options.deadline_ms or 0) / 1000,
-            whole=True,
-        )
+        return expired_event(pending.assignment, self.clock.wall())
 
     def cancelled(self, assignment: ExecAssignment, reason: str) -> Event:
         about = about_assignment(assignment, self.clock.wall())
         return cancelled_event(about, reason, who="caller")
+
+
+def expired_event(assignment: ExecAssignment, wall: float) -> Event:
+    """The event of an assignment that nobody had ended by its deadline."""
+    return TimeoutOccurred(
+        **about_assignment(assignment, wall),
+        operation=assignment.job.type,
+        attempt_number=0,
+        timeout_seconds=(assignment.options.deadline_ms or 0) / 1000,
+        whole=True,
+    )
 
 
 def cancelled_event(about: dict[str, Any], reason: str, *, who: str) -> Event:

@@ -5,9 +5,9 @@ Dispatch: choose a worker, send, ask again, give up.
        ▲            │ none can: it waits            │ worker gone, refused, silent
        └────────────┴───────────────────────────────┘
 
-A result whose message was lost is found in the store. What was cancelled, or whose deadline has passed, is not sent
-any more. Work of a class that no worker has ends after a while and names the classes there are; as long as there is no
-worker at all, it waits.
+A result whose message was lost is found in the store. What was cancelled is not sent any more, and what has not ended
+by itself soon after its deadline is ended here, wherever it is. Work of a class that no worker has ends after a while
+and names the classes there are; as long as there is no worker at all, it waits.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
     ASSIGN,
     CANCEL,
+    DEADLINE_AT,
     FLEET,
     Cancel,
     ExecAssignment,
@@ -29,7 +30,7 @@ from reefknot.core.messages import (
     encode,
 )
 from reefknot.core.overload.admission import RejectReason
-from reefknot.core.results import EXPIRED, answer_of, unrun_result
+from reefknot.core.results import EXPIRED, answer_of, overdue_reason, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers
@@ -85,9 +86,8 @@ class Dispatcher:
             pending = self._table.cancelled[0]
             await self.end_cancelled(pending)
             self._table.cancelled.remove(pending)
-        now, wall_ms = self._clock.now(), int(self._clock.wall() * 1000)
-        for pending in self._table.overdue(wall_ms):
-            await self._end_overdue(pending, now, wall_ms)
+        await self._end_all_overdue()
+        now = self._clock.now()
         chosen: list[Pending] = []
         for name, line in self._table.lines():
             self._choose(name, line, now, inf if all_waiting else PASSED_BY, chosen)
@@ -95,22 +95,36 @@ class Dispatcher:
         while self._unknown:
             await self._end_unknown(self._unknown.pop())
 
+    async def _end_all_overdue(self) -> None:
+        now, wall_ms = self._clock.now(), int(self._clock.wall() * 1000)
+        for pending in self._table.overdue(wall_ms):
+            await self._end_overdue(pending, now, wall_ms)
+
     async def _end_overdue(self, pending: Pending, now: float, wall_ms: int) -> None:
-        """End an assignment whose deadline has passed. One that a worker may have in hand gets a while longer."""
+        """End an assignment whose deadline has passed. One that a worker may have in hand gets a moment longer."""
         assert pending.deadline_at is not None
         if pending.sent_before:
+            late = min((wall_ms - pending.deadline_at) / 1000, now - pending.since)
+            if late < LATE_S:
+                self._table.check_deadline_at(pending, wall_ms + max(1, int((LATE_S - late) * 1000)))
+                return
+            self._table.check_deadline_at(pending, wall_ms + 1000)  # should the store not answer now
             item = await self._stored(pending)
             result = None if item is None else answer_of(item)
             if result is not None:
                 self._completion.finish(pending, result)
                 return
-            late = min((wall_ms - pending.deadline_at) / 1000, now - pending.since)
-            if item is not None and is_workers(item) and late < LATE_S:
-                self._table.check_deadline_at(pending, wall_ms + max(1, int((LATE_S - late) * 1000)))
-                return
-            if item is not None and is_workers(item):  # its worker is gone, or does not end it
-                await self._end_in_store(pending, EXPIRED, self._context.expired(pending))
-                return
+            worker_id = pending.worker_id
+            if item is not None and is_workers(item):
+                await self._end_in_store(pending, overdue_reason(item), self._context.expired(pending))
+            else:
+                self._end_expired(pending)
+            if worker_id is not None:  # whether it can hear that or not
+                await self.send_cancel(pending.assignment, EXPIRED)
+            return
+        self._end_expired(pending)
+
+    def _end_expired(self, pending: Pending) -> None:
         result = unrun_result(pending.assignment, ResultStatus.TIMEOUT, ErrorCode.cancelled_by_timeout, TOO_LATE)
         self._completion.end(pending, result, self._context.expired(pending))
 
@@ -222,13 +236,20 @@ class Dispatcher:
                 self._table.back(pending)
 
     async def _publish_assignment(self, pending: Pending) -> None:
-        """Send it with what is left of its deadline: the worker's count begins when it accepts it."""
-        body = pending.body
+        """
+        Send it with what is left of its deadline, and with the end of that by the worker's own clock.
+
+        The worker's count begins when it accepts the assignment; by its clock it can tell what passed on the way.
+        """
+        body, headers = pending.body, None
         if pending.deadline_at is not None or not body:
             body = encode(self._with_deadline(pending))
+        ahead_ms = self._health.ahead_ms(pending.worker_id or SHARED)
+        if pending.deadline_at is not None and ahead_ms is not None:
+            headers = {DEADLINE_AT: str(pending.deadline_at + ahead_ms)}
         subject = assign_subject(pending.worker_id) if pending.worker_id else ASSIGN
         name = f"{pending.id}/{pending.held.fence}/{pending.route}"
-        await self._transport.publish(subject, body, message_id=name)
+        await self._transport.publish(subject, body, headers=headers, message_id=name)
 
     def _with_deadline(self, pending: Pending) -> msgspec.Struct:
         if pending.deadline_at is None:
@@ -256,6 +277,7 @@ class Dispatcher:
                 await self._check_acked(pending)
             else:
                 self._back(pending, "no ack arrived")
+        await self._end_all_overdue()
         self._end_without_class(now)
         await self._publish_fleet(now)
 

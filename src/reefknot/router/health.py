@@ -31,6 +31,25 @@ class HealthTable:
         self._slots: dict[str, tuple[int, float]] = {}
         """By class: all slots, and until when the number holds if there is no news."""
         self.draining: set[str] = set()
+        self._ahead_ms: dict[str, tuple[str, int]] = {}
+        """By worker: its incarnation, and how far its wall clock is ahead of this router's, as far as is known."""
+
+    def record_clock(self, beat: Heartbeat, wall_ms: int) -> None:
+        """
+        Measure a worker's clock by its heartbeat, which arrived at `wall_ms`.
+
+        The least delayed of its heartbeats tells most. The clock of an incarnation does not jump.
+        """
+        ahead_ms = beat.timestamp - wall_ms
+        incarnation, known_ms = self._ahead_ms.get(beat.worker_id, ("", ahead_ms))
+        if incarnation != beat.incarnation:
+            known_ms = ahead_ms
+        self._ahead_ms[beat.worker_id] = beat.incarnation, max(known_ms, ahead_ms)
+
+    def ahead_ms(self, worker_id: str) -> int | None:
+        """Milliseconds that the worker's wall clock is ahead of this router's; None when it is not known."""
+        known = self._ahead_ms.get(worker_id)
+        return None if known is None else known[1]
 
     def record_heartbeat(self, beat: Heartbeat, now: float) -> bool:
         """Update a worker's health. True when it restarted: what it was sent may be in its store only."""
@@ -113,6 +132,8 @@ class HealthTable:
         here = {worker_id for by_id in self._entries.values() for worker_id in by_id}
         for worker_id in self._incarnations.keys() - here:
             del self._incarnations[worker_id]
+        for worker_id in self._ahead_ms.keys() - here:
+            del self._ahead_ms[worker_id]
         self.draining &= here
         self._sharing &= here
         self._leaving &= here

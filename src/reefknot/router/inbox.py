@@ -98,6 +98,7 @@ class Inbox:
         return True
 
     def _read_heartbeat(self, beat: Heartbeat) -> None:
+        self._health.record_clock(beat, int(self._clock.wall() * 1000))
         if self._health.record_heartbeat(beat, self._clock.now()):
             self._restarted.append(beat.worker_id)
         self._wake()

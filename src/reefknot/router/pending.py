@@ -204,13 +204,13 @@ class PendingTable:
         self._all[pending.id] = pending
         self.of_class[resource_class] += 1
         self._stand(pending)
+        if pending.deadline_at is not None:
+            self.check_deadline_at(pending, pending.deadline_at)
         return pending
 
     def _stand(self, pending: Pending) -> None:
         self._waiting[pending.id] = pending
         self.line_up(pending)
-        if pending.deadline_at is not None:
-            self.check_deadline_at(pending, pending.deadline_at)
 
     def line_up(self, pending: Pending) -> None:
         """Queue it, where its priority and its age put it."""
@@ -229,18 +229,18 @@ class PendingTable:
                 del self._lines[name], self.of_class[name]
 
     def check_deadline_at(self, pending: Pending, wall_ms: int) -> None:
-        """Check its deadline at this time, should it still wait here."""
+        """Check its deadline at this time, should it not have ended by then."""
         heappush(self._looks, (wall_ms, self._next_place(), pending))
         if len(self._looks) > 2 * len(self._all) + _GARBAGE:
             self._looks = [one for one in self._looks if self._all.get(one[2].id) is one[2]]
             heapify(self._looks)
 
     def overdue(self, wall_ms: int) -> list[Pending]:
-        """The assignments that wait here and whose check is due."""
+        """The assignments whose check is due, wherever they are."""
         found = []
         while self._looks and self._looks[0][0] <= wall_ms:
             pending = heappop(self._looks)[2]
-            if self.waits(pending):
+            if self._all.get(pending.id) is pending:
                 found.append(pending)
         return found
 

@@ -23,9 +23,10 @@ ACK_WITHIN_S = 10.0
 """A worker that did not say a word about an assignment for so long gets it, or another one gets it, once more."""
 ASK_AGAIN_S = 15.0
 """A worker that accepted an assignment is asked for its result so often."""
-LATE_S = 30.0
-"""What was in a worker's hands is asked for that long after its deadline, or after a router took it on again: it may
-have been done in time."""
+LATE_S = 0.5
+"""How long after its deadline a worker may still end an assignment itself, which knows the last error; then its router
+does. Beyond that, with `CALLER_LATE_S`, the caller does: whatever died, an answer comes within a second."""
+CALLER_LATE_S = 0.75
 
 
 class RouterSettings(Struct, frozen=True):

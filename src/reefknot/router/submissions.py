@@ -31,15 +31,15 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import Reject, RejectReason
 from reefknot.core.overload.submission import SubmissionRules
-from reefknot.core.results import DROPPED, answer_of, assignment_of, unrun_result
-from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState
+from reefknot.core.results import DROPPED, answer_of, assignment_of, overdue_reason, unrun_result
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState, is_over
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement, WorkQueue
-from reefknot.router.context import RouterContext
+from reefknot.router.context import RouterContext, expired_event
 from reefknot.router.pending import ClaimedSubmission
-from reefknot.router.settings import LEASE_S
+from reefknot.router.settings import CALLER_LATE_S, LEASE_S
 from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
@@ -259,6 +259,38 @@ class Submissions:
         """The result as soon as there is one, or None after `timeout` seconds."""
         item = await self._work.ended(work_id, timeout)
         return None if item is None else answer_of(item)
+
+    async def result_by_deadline(self, assignment_id: str, timeout: float) -> ExecResult | None:
+        """
+        The result, or None after `timeout` seconds.
+
+        An assignment that nobody ended soon after its deadline is ended here: its router and its worker may be gone.
+        """
+        ends = self._clock.now() + timeout
+        while (left := ends - self._clock.now()) > 0:
+            overdue_in = await self._overdue_in(assignment_id)
+            result = await self.result(assignment_id, min(left, max(0.0, overdue_in)))
+            if result is not None or overdue_in > left:
+                return result
+            if await self._overdue_in(assignment_id) <= 0:  # else a person gave it another deadline meanwhile
+                await self._expire(assignment_id)
+        return await self.answer(assignment_id)
+
+    async def _overdue_in(self, assignment_id: str) -> float:
+        """Seconds until a caller may end the assignment itself; infinite without a deadline."""
+        item = await self.find(assignment_id)
+        if item is None or item.deadline_at is None or is_over(item):
+            return inf
+        return item.deadline_at / 1000 + CALLER_LATE_S - self._clock.wall()
+
+    async def _expire(self, assignment_id: str) -> None:
+        item = await self.find(assignment_id)
+        if item is None:
+            return
+        event = expired_event(assignment_of(item), self._clock.wall())
+        async with asyncio.timeout(STORE_S):
+            entries = self._journal.entries([event])
+            await self._work.cancel(assignment_id, reason=overdue_reason(item), who="caller", events=entries)
 
     async def _set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
         """Quarantine a submission that cannot be read. Its caller gets a result, and the log an event."""

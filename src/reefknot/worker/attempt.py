@@ -28,7 +28,8 @@ from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
-from reefknot.idempotency.once import unknown_keys
+from reefknot.errors import KeyInProgressError, shown
+from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
 from reefknot.ports.block import Block, BlockContext
 from reefknot.runtime import seeds
 from reefknot.worker.context import WorkerContext
@@ -61,6 +62,8 @@ from reefknot.worker.records import (
 )
 
 SHORTEST_S = 0.001
+KEY_PAUSE_S = 1.0
+"""Pause of work whose key is held by somebody else, after an attempt has waited for it."""
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
@@ -110,6 +113,7 @@ class StepRunner:
         self._redactor = context.redactor
         self._log = StepLog(context.worker_id, context.redactor)
         self.destinations = Destinations(context.settings.throttle)
+        self._key_waits = KeyWaits()
         self.counters = Counters()
 
     async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
@@ -140,6 +144,11 @@ class StepRunner:
                 destination.breaker.released(permit)
             raise
         self.counters.executions += 1
+        put_off = self._waits_for_key(attempt, ran.held)
+        if put_off is not None:
+            if isinstance(permit, Permit):
+                destination.breaker.released(permit)
+            return put_off
         step = ran.step
         failure = None if step.ok else failure_of_step(step)
         if failure is not None and not self._settings.retries_v2:
@@ -267,8 +276,9 @@ class StepRunner:
             assignment.trace_id,
         )
         began, limit = self._clock.now(), self._context.timeouts.timeout(seconds)
-        keys, slot = list[str](), asyncio.current_task()
-        unknown_keys.set(keys)
+        keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
+        attempt_keys.set(keys)
+        slot = asyncio.current_task()
         try:
             with limit:
                 ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
@@ -284,8 +294,10 @@ class StepRunner:
                 )
             else:
                 ran = outcome_of(error, lambda step: self._retry_rank(attempt, step))
+                if isinstance(error, KeyInProgressError) and keys.held:
+                    ran = msgspec.structs.replace(ran, held=keys.held[-1])
         latency = (self._clock.now() - began) * 1000
-        return self._redacted(ran, _unknown_key(ran, keys), latency)
+        return self._redacted(ran, _unknown_key(ran, keys.unknown), latency)
 
     def _redacted(self, ran: StepOutcome, unknown: str, latency: float) -> StepOutcome:
         """The outcome with its latency, without secrets, and with the guarded key that a person has to resolve."""
@@ -293,7 +305,7 @@ class StepRunner:
         message = self._redactor(as_text(step.error_message)) if step.error_message else ""
         if not unknown:
             step = msgspec.structs.replace(step, latency_ms=latency, error_message=message)
-            return StepOutcome(step, ran.timed_out, ran.verdict)
+            return msgspec.structs.replace(ran, step=step, unknown="")
         unknown = self._redactor(unknown)
         step = msgspec.structs.replace(
             step,
@@ -303,6 +315,21 @@ class StepRunner:
             latency_ms=latency,
         )
         return StepOutcome(step, ran.timed_out, verdict=False, unknown=unknown)
+
+    def _waits_for_key(self, attempt: AttemptInputs, held: HeldKey | None) -> AttemptReport | None:
+        """
+        Snooze of an attempt whose time went by while somebody else held its key; that time is not the assignment's.
+
+        None when there is no such key, or the caller of the key would not wait any longer.
+        """
+        item, now, wall = attempt.item, self._clock.now(), self._clock.wall()
+        since = self._key_waits.ended(item.id, now - (wall - attempt.began))
+        if held is None or now + KEY_PAUSE_S - since >= held.wait or not self._fits(item, KEY_PAUSE_S):
+            return None
+        self._key_waits.goes_on(item.id, since)
+        reason = self._redactor(f"key {shown(held.key)} is in progress at {held.owner}")
+        due = wall + KEY_PAUSE_S
+        return AttemptReport(Snooze(int(due * 1000), reason, int((due - attempt.began) * 1000)))
 
     def _retry_rank(self, attempt: AttemptInputs, step: StepResult) -> tuple[bool, int]:
         policy = self._policy(attempt, failure_of_step(step))

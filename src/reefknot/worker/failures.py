@@ -23,6 +23,7 @@ from reefknot.core.retry.decide import Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
+from reefknot.idempotency.waiting import HeldKey
 from reefknot.retrying.failures import failure_from
 from reefknot.retrying.functions import leaves_of
 
@@ -103,6 +104,8 @@ class StepOutcome(Struct, frozen=True):
     """False: whatever the policy says, not again."""
     unknown: str = ""
     """A guarded key whose effect may have happened or not."""
+    held: HeldKey | None = None
+    """A key that somebody else holds, and that the attempt waited for until its time was nearly over."""
 
 
 def outcome_of(error: BaseException, rank: RetryRank) -> StepOutcome:

@@ -145,7 +145,7 @@ class Intake:
         repeated: list[tuple[ExecAssignment, Delivery]] = []
         seen: set[str] = set()
         for delivery in batch:
-            read = read_assignment(delivery.body, delivery.headers)
+            read = read_assignment(delivery.body, delivery.headers, int(self._context.clock.wall() * 1000))
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 continue

@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from reefknot.app import open_store, presence
-from reefknot.app.presence import (
-    is_gone,
-    living_systems,
-    process_mark,
-    refuse_taken_names,
-    release_dead_leases,
-)
+from reefknot.app import open_store
+from reefknot.app.presence import living_systems, refuse_taken_names, release_dead_leases
 from reefknot.app.system import System
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import SystemClock
 from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
+from reefknot.runtime.processes import process_mark
 from reefknot.worker.settings import default_settings
 
 ELSEWHERE = "0123456789ab.1.1"
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives until somebody ends it."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait()
 
 
 def gone_process() -> str:
@@ -47,44 +30,6 @@ def gone_process() -> str:
     marked = process_mark(process.pid)
     process.communicate(b"")
     return marked
-
-
-def test_this_process_is_there() -> None:
-    assert not is_gone(process_mark())
-
-
-def test_a_process_that_ended_is_gone_and_one_that_is_frozen_is_not(sleeper: subprocess.Popen[bytes]) -> None:
-    marked = process_mark(sleeper.pid)
-    sleeper.send_signal(signal.SIGSTOP)
-    assert not is_gone(marked)
-    sleeper.kill()
-    sleeper.wait()
-    assert is_gone(marked)
-
-
-def test_a_process_of_which_only_the_exit_code_is_left_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
-    """Its parent has not asked for it yet, so its number is still taken."""
-    marked = process_mark(sleeper.pid)
-    sleeper.kill()
-    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-    assert is_gone(marked)
-
-
-def test_a_number_that_somebody_else_has_by_now_is_gone() -> None:
-    machine, number, began = process_mark().split(".")
-    assert is_gone(f"{machine}.{number}.{int(began) + 1}")
-    assert not is_gone(f"{machine}.{number}.{began}")
-
-
-@pytest.mark.parametrize("marked", [ELSEWHERE, "", "x", "a.b.c", "@", "999999999999999999999999.1"])
-def test_of_another_machine_or_without_a_mark_nothing_is_known(marked: str) -> None:
-    assert not is_gone(marked)
-    assert not presence.owner_is_gone(f"worker-1#5@{marked}")
-
-
-def test_an_owner_without_a_mark_is_not_gone() -> None:
-    assert not presence.owner_is_gone("worker-1#5")
-    assert presence.owner_is_gone(f"worker-1#5@{gone_process()}")
 
 
 async def reported(store: Store, *, keep: float = 300, worker: str = "worker-1", **changes: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,14 @@ from reefknot.app.stores import (
     EVERY_S,
     KEEP_EVENTS_S,
     KEEP_WORK_S,
+    SHORTEST_WAIT_S,
     Removed,
     Retention,
     RetentionJob,
     RetentionNote,
+    _retention_job,
     clock_of_this_loop,
+    retention_given,
 )
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.core.work import Quarantine, WorkDone, WorkItem
@@ -116,10 +118,14 @@ def test_a_wall_clock_that_jumps_makes_nothing_older() -> None:
 class Counting:
     """A store's parts that only count how often they were asked to tidy."""
 
-    def __init__(self, broken: bool = False) -> None:
+    def __init__(self, broken: bool = False, newest: int | None = None) -> None:
         self.rounds = 0
         self.broken = broken
+        self.newest = newest
         self.idempotency = self.work = self.audit = self
+
+    async def newest_record_at(self) -> int | None:
+        return self.newest
 
     async def purge(self, before: int = 0) -> int:
         self.rounds += not before
@@ -205,22 +211,80 @@ def types_in(path: Path, clock: VirtualClock) -> list[str]:
     return found
 
 
-def test_a_short_script_runs_a_round_when_one_is_due(tmp_path: Path) -> None:
+def rounds(path: Path, clock: VirtualClock, **options: Any) -> None:
+    """A process that has the store open for so long that it runs a round."""
+
+    async def once(store: Store) -> None:
+        await _retention_job(store, store.clock, retention_given(**{**UNSAID, **options})).once()
+
+    opened(path, clock, once, tidy=False)
+
+
+UNSAID: dict[str, Any] = {"events": ..., "work": ...}
+
+
+def test_a_short_command_removes_nothing_whatever_its_clock_says(tmp_path: Path) -> None:
     path, clock = tmp_path / "state.db", VirtualClock()
 
     async def fill(store: Store) -> None:
         await filled(store, clock.wall())
 
     opened(path, clock, fill)
-    clock.advance(KEEP_EVENTS_S + 1)
-    opened(path, clock, tidy=False)
-    assert types_in(path, clock) == ["a", "b"]  # nobody was asked to tidy
+    clock.advance(10 * KEEP_EVENTS_S)
     opened(path, clock)
-    assert types_in(path, clock) == ["anchor"]
-    clock.advance(EVERY_S / 2)
-    noted = json.loads((tmp_path / "state.db-retention").read_bytes())
-    opened(path, clock)
-    assert json.loads((tmp_path / "state.db-retention").read_bytes()) == noted  # not due
+    assert types_in(path, clock) == ["a", "b"]
+    rounds(path, clock)
+    assert types_in(path, clock) == ["anchor"], "the control: it was due"
+
+
+def test_a_process_that_runs_removes_something_only_when_it_has_had_the_store_open_for_a_while() -> None:
+    async def main() -> None:
+        store: Any = Counting()
+        note = RetentionNote(None)
+        note.write(last_round_at=1.0)
+        job = RetentionJob(store, clock_of_this_loop(), note=note)
+        job.start()
+        await asyncio.sleep(SHORTEST_WAIT_S - 1)
+        assert store.rounds == 0
+        await asyncio.sleep(SHORTEST_WAIT_S)
+        assert store.rounds == 1
+        await job.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("ahead", [0.9, 1.1, 30.0])
+def test_nothing_is_removed_while_the_clock_is_more_than_a_day_past_the_newest_record(
+    ahead: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        clock = clock_of_this_loop()
+        store: Any = Counting(newest=int((clock.wall() - ahead * DAY) * 1000))
+        job = RetentionJob(store, clock)
+        job.start()
+        await asyncio.sleep(3 * EVERY_S)
+        assert bool(store.rounds) is (ahead < 1)
+        await job.close()
+
+    run_virtual(main())
+    assert ("more than a day past the newest record" in caplog.text) is (ahead > 1)
+
+
+def test_records_that_a_process_with_a_wrong_clock_writes_itself_say_nothing_for_a_day() -> None:
+    async def main() -> None:
+        clock = clock_of_this_loop()
+        store: Any = Counting(newest=int((clock.wall() - 30 * DAY) * 1000))
+        job = RetentionJob(store, clock)
+        job.start()
+        await asyncio.sleep(60)
+        store.newest = None  # it is of now
+        await asyncio.sleep(DAY - 120)
+        assert store.rounds == 0
+        await asyncio.sleep(2 * EVERY_S)
+        assert store.rounds > 0, "somebody would have noticed by now"
+        await job.close()
+
+    run_virtual(main())
 
 
 def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> None:
@@ -231,11 +295,9 @@ def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> 
 
     opened(path, clock, fill, audit_retention=None, work_retention=1000 * DAY)
     clock.advance(KEEP_EVENTS_S + KEEP_WORK_S)
-    opened(path, clock)
+    rounds(path, clock)
     assert types_in(path, clock) == ["a", "b"]
-    opened(path, clock, audit_retention=DAY)  # now somebody says otherwise
-    clock.advance(EVERY_S)
-    opened(path, clock)
+    rounds(path, clock, events=DAY)  # now somebody says otherwise
     assert types_in(path, clock) == ["anchor"]
 
 
@@ -246,12 +308,32 @@ def test_control_without_the_note_the_events_would_be_gone(tmp_path: Path, monke
     async def fill(store: Store) -> None:
         await filled(store, clock.wall())
 
-    async def wait_long(store: Store) -> None:
-        clock.advance(KEEP_EVENTS_S + EVERY_S)
-
     opened(path, clock, fill, audit_retention=None)
-    opened(path, clock, wait_long)
+    clock.advance(KEEP_EVENTS_S + EVERY_S)
+    rounds(path, clock)
     assert types_in(path, clock) == ["anchor"]
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_the_newest_record_is_an_event_a_key_or_work(tmp_path: Path, engine: str) -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        store: Any = MemoryStore(clock)
+        if engine == "sqlite":
+            store = await SqliteStore(tmp_path / "state.db", clock, inline=True).start()
+        assert await store.newest_record_at() is None
+        for part in ("key", "work", "event"):
+            clock.advance(5)
+            if part == "key":
+                await store.idempotency.claim("k", owner="a")
+            elif part == "work":
+                await store.work.enqueue([WorkItem("w", "t")])
+            else:
+                await store.audit.append([event("a", at=int(clock.wall() * 1000))])
+            assert await store.newest_record_at() == int(clock.wall() * 1000)
+        await store.close()
+
+    run_virtual(main())
 
 
 def test_a_note_that_cannot_be_read_or_written_says_nothing(tmp_path: Path) -> None:

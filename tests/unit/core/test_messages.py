@@ -59,6 +59,34 @@ def refused(raw: bytes, headers: dict[str, str] | None = None) -> InvalidMessage
     return found
 
 
+@for_each_row(
+    ("deadline_ms", "header", "wall_ms", "left"),
+    [
+        (5_000, "104000", 100_000, 4_000),
+        (5_000, "900000", 100_000, 5_000),
+        (5_000, "99000", 100_000, 1),
+        (None, "104000", 100_000, None),
+        (5_000, "104000", None, 5_000),
+        (5_000, "", 100_000, 5_000),
+        (5_000, "soon", 100_000, 5_000),
+        (5_000, "-1", 100_000, 5_000),
+        (5_000, "9" * 16, 100_000, 5_000),
+    ],
+)
+def test_a_deadline_by_the_workers_clock_counts_what_passed_on_the_way(
+    deadline_ms: int | None, header: str, wall_ms: int | None, left: int | None
+) -> None:
+    options = {} if deadline_ms is None else {"deadline_ms": deadline_ms}
+    found = read_assignment(body(options=options), {"deadline_at": header}, wall_ms)
+    assert isinstance(found, ExecAssignment)
+    assert found.options.deadline_ms == left
+
+
+def test_a_header_makes_no_invalid_deadline_valid() -> None:
+    found = read_assignment(body(options={"deadline_ms": 0}), {"deadline_at": "104000"}, 100_000)
+    assert isinstance(found, InvalidMessage)
+
+
 def test_the_subjects_are_frozen() -> None:
     assert (messages.ASSIGN, messages.ACK, messages.RESULT, messages.CANCEL, messages.HEARTBEAT, messages.FLEET) == (
         "caf.exec.assign.v1",

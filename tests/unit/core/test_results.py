@@ -21,10 +21,13 @@ from reefknot.core.results import (
     DROPPED_MESSAGE,
     EXPIRED,
     EXPIRED_MESSAGE,
+    OVERDUE,
+    OVERDUE_MESSAGE,
     answer_of,
     assignment_of,
     cancel_reason,
     is_same_job,
+    overdue_reason,
     unrun_result,
 )
 from reefknot.core.work import WorkItem, WorkState
@@ -60,6 +63,7 @@ def test_a_stored_result_is_the_answer_as_it_was_stored(state: WorkState) -> Non
     [
         (S.CANCELLED, DROPPED, R.ERROR, ErrorCode.system_overload, DROPPED_MESSAGE),
         (S.CANCELLED, EXPIRED, R.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE),
+        (S.CANCELLED, OVERDUE, R.TIMEOUT, ErrorCode.cancelled_by_timeout, OVERDUE_MESSAGE),
         (S.CANCELLED, "no need", R.CANCELLED, ErrorCode.cancelled_by_user, "no need"),
         (S.CANCELLED, "", R.CANCELLED, ErrorCode.cancelled_by_user, None),
         (S.QUARANTINED, "crashed", R.ERROR, ErrorCode.internal_error, "quarantined: crashed"),
@@ -163,7 +167,22 @@ def test_a_reason_to_cancel_is_bounded_and_never_means_another_end() -> None:
         ("  ", "cancelled"),
         (" changed my mind ", "changed my mind"),
         (EXPIRED, f"cancelled: {EXPIRED}"),
+        (OVERDUE, f"cancelled: {OVERDUE}"),
         (DROPPED, f"cancelled: {DROPPED}"),
         ("x" * 1000, "x" * 300),
     ):
         assert cancel_reason(given) == kept, given
+
+
+@pytest.mark.parametrize(
+    ("resource_class", "state", "reason"),
+    [
+        ("cpu@w1", S.RUNNING, OVERDUE),
+        ("cpu@w1", S.PENDING, EXPIRED),
+        ("router", S.RUNNING, EXPIRED),
+    ],
+)
+def test_a_deadline_that_passed_is_told_by_whether_a_worker_was_running_it(
+    resource_class: str, state: WorkState, reason: str
+) -> None:
+    assert overdue_reason(WorkItem("a", "test.step", resource_class, state=state)) == reason

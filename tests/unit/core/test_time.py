@@ -1,6 +1,6 @@
 """Two readings of one moment."""
 
-from reefknot.core.time import Moment, Timeline, milliseconds
+from reefknot.core.time import Moment, Timeline, agreed_boot_time, milliseconds
 from tests.rows import for_each_row
 
 
@@ -13,3 +13,22 @@ def test_wall_time_goes_on_with_the_steady_clock_from_where_it_stood() -> None:
 @for_each_row(("seconds", "expected"), [(0, 0), (-1, 0), (0.0001, 1), (1.5, 1500), (60, 60_000)])
 def test_a_duration_is_never_rounded_down_to_nothing(seconds: float, expected: int) -> None:
     assert milliseconds(seconds) == expected
+
+
+@for_each_row(
+    ("known", "believed", "in_use", "agreed"),
+    [
+        (None, 5_000, False, 5_000),
+        (None, 5_000, True, 5_000),
+        (4_500, 5_000, False, 4_500),
+        (4_500, 5_000, True, 4_500),
+        (5_000, 65_000, True, 5_000),
+        (65_000, 5_000, True, 65_000),
+        (5_000, 65_000, False, 65_000),
+        (6_000, 5_000, False, 5_000),
+    ],
+)
+def test_a_boot_began_when_its_first_process_said_as_long_as_that_is_in_use(
+    known: int | None, believed: int, in_use: bool, agreed: int
+) -> None:
+    assert agreed_boot_time(known, believed, in_use=in_use) == agreed

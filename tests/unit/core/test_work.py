@@ -164,6 +164,13 @@ def test_a_snooze_spends_nothing() -> None:
     assert (item.budget, item.history, item.updated_at) == (Budget(), (), 51_000)
 
 
+def test_the_time_of_a_wait_for_somebody_elses_key_is_not_the_works_own() -> None:
+    fresh = settle(running(), Snooze(60_000, "held", 5_000), LATER)
+    assert fresh.budget == Budget()
+    failed = structs.replace(running(), budget=Budget(1, None, 40_000, 41_000))
+    assert settle(failed, Snooze(60_000, "held", 5_000), LATER).budget.first_attempt_at == 45_000
+
+
 def test_work_that_was_handed_back_keeps_its_place() -> None:
     item = settle(running(), Interrupted(), LATER)
     assert (item.state, item.due_at, item.reason, item.owner, item.lease_until) == (

@@ -19,8 +19,10 @@ from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.idempotency import unrecorded
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
+from reefknot.runtime.processes import process_mark
 from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import Failing, actions_in, key_events, once
+from tests.unit.runtime.test_processes import gone_process
 
 NOT_WAITING = KeyOptions(wait=0.0)
 
@@ -851,3 +853,76 @@ def test_a_mode_is_known_by_its_name_and_txn_is_refused_with_where_to_find_it() 
     assert [mode_named(mode) for mode in ("retry", "guard", "dedup")] == [Mode.RETRY, Mode.GUARD, Mode.DEDUP]
     with pytest.raises(errors.ParameterError, match="ledger"):
         mode_named("txn")
+
+
+# ---- owners that are gone --------------------------------------------------------------------------------------------
+
+
+async def held_by(store: Any, owner: str, mode: Mode = Mode.RETRY) -> None:
+    """The key `k` is held by this owner, for a minute."""
+    answer = await store.idempotency.claim("k", owner=owner, lease=60, guard=mode is Mode.GUARD)
+    assert isinstance(answer, Claimed)
+
+
+@pytest.mark.parametrize("mode", [Mode.RETRY, Mode.DEDUP])
+def test_a_key_whose_process_is_gone_is_free_at_once(url: str, mode: Mode) -> None:
+    async def main() -> None:
+        async with open_store(url) as store:
+            await held_by(store, f"1@{gone_process()}")
+            effect = Effect()
+            assert await once(store.idempotency, "k", effect, KeyOptions(mode, wait=0.0)) == {"time": 1}
+
+    run_virtual(main())
+
+
+def test_a_guarded_key_whose_process_is_gone_is_unknown_at_once(url: str) -> None:
+    async def main() -> None:
+        async with open_store(url) as store:
+            await held_by(store, f"1@{gone_process()}", Mode.GUARD)
+            effect = Effect()
+            with pytest.raises(errors.OutcomeUnknownError):
+                await once(store.idempotency, "k", effect, KeyOptions(Mode.GUARD, wait=0.0))
+            assert effect.times == 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("owner", ["1", "1@0123456789ab.1.1", f"1@{process_mark()}"])
+def test_a_key_whose_process_lives_or_is_not_known_is_waited_for(url: str, owner: str) -> None:
+    async def main() -> None:
+        async with open_store(url) as store:
+            await held_by(store, owner)
+            with pytest.raises(errors.KeyInProgressError, match=r"expires in 5\d"):
+                await once(store.idempotency, "k", Effect(), KeyOptions(wait=5.0))
+
+    run_virtual(main())
+
+
+def test_a_caller_that_waits_notices_that_the_process_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    monkeypatch.setattr("reefknot.idempotency.waiting.owner_is_gone", lambda owner: owner in gone)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with open_store(url) as store:
+            await held_by(store, "other")
+            waiting = asyncio.create_task(once(store.idempotency, "k", Effect()))
+            await asyncio.sleep(10.5)
+            assert not waiting.done()
+            gone.append("other")
+            began = loop.time()
+            assert await waiting == {"time": 1}
+            assert loop.time() - began <= 1.01
+
+    run_virtual(main())
+
+
+def test_of_two_callers_that_notice_it_one_takes_over(url: str) -> None:
+    async def main() -> None:
+        async with open_store(url) as store:
+            await held_by(store, f"1@{gone_process()}")
+            effect = Effect(1)
+            answers = await asyncio.gather(*(once(store.idempotency, "k", effect) for _ in range(5)))
+            assert (effect.times, answers) == (1, [{"time": 1}] * 5)
+
+    run_virtual(main())

@@ -8,24 +8,39 @@ from typing import Any
 import pytest
 
 from reefknot.core.audit.event import Requeued
-from reefknot.core.messages import ResultStatus
+from reefknot.core.messages import ACK, ASSIGN, Heartbeat, ResultStatus
 from reefknot.core.work import ROUTER, WorkItem, WorkState
+from reefknot.engines.clocks import LoopClock, VirtualLoop
 from reefknot.engines.memory import MemoryStore
 from reefknot.router.client import Client
+from reefknot.router.health import HealthTable
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
 from tests.workshop import DENIED, Shop, Step, with_shop, work
 
 
-async def foreign(shop: Shop, name: str, step: Step, **changes: Any) -> Worker:
-    """A worker that shares nothing with the router but the transport."""
+class AheadClock(LoopClock):
+    """The clock of another host, whose wall time is wrong."""
+
+    ahead = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.ahead
+
+
+async def foreign(shop: Shop, name: str, step: Step, *, ahead: float = 0.0, **changes: Any) -> Worker:
+    """A worker that shares nothing with the router but the transport; its wall clock is so many seconds ahead."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    clock = AheadClock(loop)
+    clock.ahead = ahead
     made = Worker(
         name,
         settings=default_settings(**changes),
-        store=MemoryStore(shop.clock, chain=name),
+        store=MemoryStore(clock, chain=name),
         transport=shop.transport,
         blocks={"test.step": step},
-        clock=shop.clock,
+        clock=clock,
         seed=1,
     )
     shop.members.append(made)
@@ -137,3 +152,88 @@ def test_work_of_a_foreign_worker_is_cancelled_where_it_runs() -> None:
         assert (await router.submissions.answer("a")) == await future
 
     with_shop(story)
+
+
+# ---- clocks of two hosts ---------------------------------------------------------------------------------------------
+
+DAY = 86_400.0
+
+
+def delay_assignments(shop: Shop, seconds: float) -> None:
+    """Let messages to workers take so long."""
+    transport: Any = shop.transport
+    publish = transport.publish
+
+    async def late(subject: str, body: bytes, **more: Any) -> None:
+        await asyncio.sleep(seconds)
+        await publish(subject, body, **more)
+
+    async def delayed(subject: str, body: bytes, **more: Any) -> None:
+        if subject.startswith(ASSIGN) and subject != ACK:
+            tasks.append(asyncio.create_task(late(subject, body, **more)))
+        else:
+            await publish(subject, body, **more)
+
+    tasks: list[asyncio.Task[None]] = []
+    transport.publish = delayed
+
+
+async def deadline_at_the_worker(shop: Shop, ahead: float) -> float:
+    """When an assignment with 5 s, which is 3 s on its way to a worker on another host, ends there, from its start."""
+    router = await shop.router()
+    far = await foreign(shop, "far", Step(seconds=600), ahead=ahead)
+    await asyncio.sleep(1.1)
+    delay_assignments(shop, 3)
+    began = shop.clock.wall()
+    future = await router.submit(work("a", deadline_ms=5000))
+    await asyncio.sleep(4)
+    item = await far._store.work.get("a")
+    assert item is not None
+    assert item.deadline_at is not None
+    assert (await future).status is ResultStatus.TIMEOUT
+    return item.deadline_at / 1000 - ahead - began
+
+
+@pytest.mark.parametrize("ahead", [0.0, -60.0, DAY, -DAY])
+def test_a_deadline_holds_on_a_host_with_another_clock_and_counts_the_way_there(ahead: float) -> None:
+    async def story(shop: Shop) -> None:
+        assert await deadline_at_the_worker(shop, ahead) == pytest.approx(5.0, abs=0.2)
+
+    with_shop(story)
+
+
+def test_control_without_the_measured_difference_the_time_on_the_way_is_given_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("reefknot.router.health.HealthTable.ahead_ms", lambda self, worker_id: None)
+
+    async def story(shop: Shop) -> None:
+        assert await deadline_at_the_worker(shop, DAY) > 7.5
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize("ahead", [0.0, DAY, -DAY])
+def test_work_with_a_deadline_is_done_by_a_worker_whose_clock_is_a_day_off(ahead: float) -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        await foreign(shop, "far", Step(), ahead=ahead)
+        await asyncio.sleep(1.1)
+        assert (await (await router.submit(work("a", deadline_ms=2000)))).status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_the_clock_of_a_worker_is_measured_by_its_least_delayed_heartbeat_and_anew_when_it_restarts() -> None:
+    health = HealthTable()
+    assert health.ahead_ms("w") is None
+    for timestamp, wall_ms, incarnation, ahead_ms in (
+        (1_000, 1_300, "a", -300),
+        (2_000, 2_100, "a", -100),
+        (3_000, 3_900, "a", -100),
+        (500, 4_000, "b", -3_500),
+    ):
+        health.record_clock(Heartbeat("w", timestamp, {}, incarnation=incarnation), wall_ms)
+        assert health.ahead_ms("w") == ahead_ms
+    health.forget(0.0)
+    assert health.ahead_ms("w") is None

@@ -84,7 +84,7 @@ def test_who_has_ended_does_not_come_back() -> None:
     assert not table.unacked
 
 
-def test_deadlines_are_looked_at_when_they_are_over_and_only_of_those_who_wait_here() -> None:
+def test_deadlines_are_looked_at_when_they_are_over_wherever_their_assignments_are() -> None:
     table = PendingTable()
     here, gone, away = put(table, "here", deadline_at=100), put(table, "gone", deadline_at=100), put(table, "away")
     late = put(table, "late", deadline_at=300)
@@ -92,10 +92,10 @@ def test_deadlines_are_looked_at_when_they_are_over_and_only_of_those_who_wait_h
     table.remove(gone)
     table.sent(sent, "w", 0.0)
     assert table.overdue(99) == []
-    assert table.overdue(100) == [here]
+    assert table.overdue(100) == [here, sent]
     assert table.overdue(100) == [], "once"
     table.back(sent)
-    assert table.overdue(150) == [sent]
+    assert table.overdue(150) == [], "it was looked at"
     table.check_deadline_at(sent, 200)
     assert table.overdue(300) == [sent, late]
     assert table.waits(away)

@@ -162,6 +162,79 @@ def test_who_asks_to_be_tried_again_after_a_while_is(error: Exception) -> None:
     with_shop(story)
 
 
+# ---- keys that somebody else holds ----------------------------------------------------------------------------------
+
+
+async def waits_for_a_key(shop: Shop, held_for: float, *, wait: float = 60.0, **options: Any) -> Step:
+    """A step whose key another caller holds for so long; its own time is a few seconds."""
+    name = f"held-{id(shop)}"
+
+    @rk.idempotent(key=lambda order, seconds: order, name=name, store=shop.store, wait=wait)
+    async def charge(order: str, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return order
+
+    async def outcome() -> StepResult:
+        return StepResult(outputs={"charged": await charge("order-7", held_for)})
+
+    other = asyncio.create_task(charge("order-7", held_for))
+    await asyncio.sleep(0.01)
+    step = await ran(shop, outcome, seconds=max(60.0, held_for), **options)
+    other.cancel()
+    return step
+
+
+def test_waiting_for_a_key_does_not_use_up_the_time_of_the_step() -> None:
+    async def story(shop: Shop) -> None:
+        await waits_for_a_key(shop, 20, timeout_ms=5000)
+        result = shop.result("a")
+        assert (result.status, result.output) == (ResultStatus.SUCCESS, {"charged": "order-7"})
+        item = await stored(shop, "a")
+        assert (item.attempts, item.snoozes) == (1, 3), "no attempt is spent on it"
+
+    with_shop(story)
+
+
+def test_a_step_that_waits_for_a_key_says_so() -> None:
+    async def story(shop: Shop) -> None:
+        waiting = asyncio.create_task(waits_for_a_key(shop, 20, timeout_ms=5000))
+        await asyncio.sleep(5.2)
+        item = await stored(shop, "a")
+        assert (item.state, "order-7" in item.reason) == (WorkState.PENDING, True)
+        await waiting
+
+    with_shop(story)
+
+
+def test_the_wait_for_a_key_has_the_callers_own_bound_and_its_end_names_the_key() -> None:
+    async def story(shop: Shop) -> None:
+        await waits_for_a_key(shop, 300, wait=12.0, timeout_ms=5000)
+        result = shop.result("a")
+        assert result.status is not ResultStatus.SUCCESS
+        assert "order-7" in (result.error_message or "")
+        assert (await stored(shop, "a")).snoozes == 2
+
+    with_shop(story)
+
+
+def test_the_deadline_holds_for_the_wait_too() -> None:
+    async def story(shop: Shop) -> None:
+        await waits_for_a_key(shop, 300, timeout_ms=3000, deadline_ms=6000)
+        assert shop.result("a").status is ResultStatus.TIMEOUT
+
+    with_shop(story)
+
+
+def test_a_worker_that_lets_a_step_wait_until_its_time_is_over_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.idempotency.waiting.AttemptKeys.wait", lambda self, now: 1e9)
+
+    async def story(shop: Shop) -> None:
+        await waits_for_a_key(shop, 20, timeout_ms=5000)
+        assert shop.result("a").status is ResultStatus.TIMEOUT
+
+    with_shop(story)
+
+
 # ---- guarded keys ---------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@
 It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
 """
 
+from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.engines.memory.quarantine import MemoryLeases, MemoryQuarantine
 from reefknot.engines.memory.store import (
@@ -46,8 +47,13 @@ class MemoryStore:
         self.quarantine = MemoryQuarantine(self.work, self.audit)
         self.control = MemoryControl(context, self.audit)
         self.leases = MemoryLeases(self.work)
+        self.clock = SteadyClock(clock)
         self._hub = Hub()
         self._context = context
+
+    async def newest_record_at(self) -> int | None:
+        found = [self.audit.newest_at, self.work.newest_at, self.idempotency.newest_at]
+        return max((at for at in found if at is not None), default=None)
 
     def transport(self) -> MemoryTransport:
         return MemoryTransport(self._hub)

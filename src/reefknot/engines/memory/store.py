@@ -143,6 +143,10 @@ class MemoryAuditLog:
             progress(len(self._kept))
         return verify(links, head or self._head, start=self._anchor, in_force=in_force)
 
+    @property
+    def newest_at(self) -> int | None:
+        return self._kept[-1].entry.at if self._kept else None
+
     async def trim(self, before: int, *, rule: str = "by hand") -> int:
         now = self._shared.now()
         gone = 0
@@ -260,6 +264,10 @@ class MemoryIdempotencyStore:
 
     async def purge(self) -> int:
         return self._purge(self._shared.now())
+
+    @property
+    def newest_at(self) -> int | None:
+        return max((record.updated_at for record in self._records.values()), default=None)
 
     def _purge(self, now: Moment) -> int:
         spent = [key for key, record in self._records.items() if core.is_spent(record, now)]

@@ -277,6 +277,10 @@ class MemoryWorkQueue:
                 oldest[item.resource_class] = max(waited, oldest.get(item.resource_class, 0))
         return WorkSnapshot(counts, dict(due), oldest)
 
+    @property
+    def newest_at(self) -> int | None:
+        return max((item.updated_at for item in self.items.values()), default=None)
+
     async def purge(self, before: int) -> int:
         self.shared.now()
         gone = [item.id for item in self.items.values() if item.state in ENDED and item.updated_at < before]

@@ -310,6 +310,9 @@ UPDATE work SET id = char(31) || iif(ifnull(tenant_id, '') = '', '',
     replace(replace(tenant_id, '%', '%25'), '|', '%7C')) || '|' || id
 WHERE ifnull(tenant_id, '') <> '' OR instr(id, '|') > 0;
 UPDATE work SET id = substr(id, 2) WHERE substr(id, 1, 1) = char(31);
+
+-- The wall time at which a boot of the host began, as all of its processes take it: see `core.time.agreed_boot_time`.
+CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """.format(**_STAGES, count_in=_COUNT_IN.format(**_STAGES), count_out=_COUNT_OUT.format(**_STAGES))  # noqa: S608 - our own words
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)

@@ -2,19 +2,22 @@
 `SqliteStore`: all parts of a store in one SQLite file, which several processes may open.
 
 Leases are measured with the machine's steady clock, which all processes share: a wall clock that jumps moves none of
-them. Due times and retention are wall time as each process believed it when it opened the store. After a restart of the
-machine every lease is over.
+them. Due times, deadlines and retention are wall time as all processes of the host take it that have the store open:
+whoever opens it after the clock was set goes by what the others agreed on. After a restart of the machine every lease
+is over.
 """
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import apsw
 from msgspec import structs
 
+from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.core.time import Moment, Timeline
+from reefknot.core.time import Moment, Timeline, agreed_boot_time
 from reefknot.engines.sqlite.audit import SqliteAuditLog
 from reefknot.engines.sqlite.connection import Opener, empty_log, immediate, migrate, open_connection, plain_opener
 from reefknot.engines.sqlite.control import SqliteControl
@@ -22,13 +25,15 @@ from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
 from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext
 from reefknot.engines.sqlite.transport import SqliteTransport
-from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact
+from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact, newest_record_at
 from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
 from reefknot.engines.sqlite.writer import Writer
 from reefknot.errors import ReefknotError, StoreUnavailableError
 from reefknot.ports.clock import Clock
 from reefknot.runtime import open_files
 
+_IN_USE = "SELECT EXISTS (SELECT 1 FROM open_work) OR EXISTS (SELECT 1 FROM status WHERE stale_at > ?)"
+"""Whether there is open work, or a system that lives: both are measured by the time that was agreed on."""
 WHOLE_FILE_PATIENCE_S = 3600.0
 """Limit for reads that go through the whole file."""
 
@@ -67,11 +72,14 @@ class SqliteStore:
                 empty_log(connection)
                 migrate(connection, self.path)
                 _end_leases_of_an_earlier_boot(connection, lambda: now().steady)
+                _agree_on_time(connection, getattr(clock, "boot", ""), timeline, clock)
             except BaseException:
                 connection.close()
                 raise
             return connection
 
+        self._machine_clock = clock
+        self._timeline = timeline
         self._connect = connect
         self._watcher = ChangeWatcher(
             connect,
@@ -110,6 +118,14 @@ class SqliteStore:
             self._is_open = True
             open_files.store_opened(self.path)
         return self
+
+    @property
+    def clock(self) -> SteadyClock:
+        """The clock of this store's records. All processes of one host that have the store open agree on it."""
+        return SteadyClock(self._machine_clock, offset=self._timeline.offset)
+
+    async def newest_record_at(self) -> int | None:
+        return await self._context.read(newest_record_at)
 
     def transport(self) -> SqliteTransport:
         return SqliteTransport(self._context, self._connect, self._watcher.wake)
@@ -162,3 +178,18 @@ def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable
         for table, state in (("idempotency", "in_progress"), ("work", "running")):
             statement = f"UPDATE {table} SET lease_until = 0 WHERE state = ? AND lease_until > ? + lease_ms"  # noqa: S608
             connection.execute(statement, (state, now))
+
+
+def _agree_on_time(connection: apsw.Connection, boot: str, timeline: Timeline, clock: Clock) -> None:
+    """Go by the wall time that the processes of this boot agreed on; be the first to say it when there is none."""
+    if not boot:
+        return
+    with immediate(connection):
+        known: Any = connection.execute("SELECT began_at FROM boot WHERE name = ?", (boot,)).get
+        now_ms = 0 if known is None else known + int(clock.now() * 1000)
+        in_use: Any = connection.execute(_IN_USE, (now_ms,)).get
+        agreed = agreed_boot_time(known, round(timeline.offset * 1000), in_use=bool(in_use))
+        if agreed != known:
+            connection.execute("DELETE FROM boot")
+            connection.execute("INSERT INTO boot VALUES (?, ?)", (boot, agreed))
+    timeline.offset = agreed / 1000

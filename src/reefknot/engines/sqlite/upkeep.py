@@ -165,6 +165,19 @@ def _forget(transaction: Transaction, table: str, removed: list[tuple[str]]) -> 
     return len(removed)
 
 
+_NEWEST = (
+    "SELECT max(at) FROM (SELECT max(at) AS at FROM (SELECT at FROM audit ORDER BY sequence DESC LIMIT ?1) "
+    "UNION ALL SELECT max(updated_at) FROM (SELECT updated_at FROM work ORDER BY seq DESC LIMIT ?1) "
+    "UNION ALL SELECT max(updated_at) FROM (SELECT updated_at FROM idempotency ORDER BY seq DESC LIMIT ?1))"
+)
+
+
+def newest_record_at(connection: apsw.Connection) -> int | None:
+    """The time of the newest event, key or work item (ms UTC), looked for among those that came last."""
+    found: Any = connection.execute(_NEWEST, (ROWS_PER_READ,)).get
+    return None if found is None else int(found)
+
+
 class RetentionLock:
     """
     A lock on a file beside the database, held by the one process of this host that applies retention.

@@ -89,6 +89,16 @@ class IdempotencyContract:
         assert isinstance(await store.idempotency.claim("k", owner="other"), Busy)
 
     @story()
+    async def test_a_lease_that_is_renewed_for_no_time_ends_and_is_taken_over(self, store: Store) -> None:
+        gone = await claimed(store, lease=60)
+        assert isinstance(await store.idempotency.claim("k", owner="other"), Busy)
+        await store.idempotency.renew(gone.claim, lease=0)
+        heir = await claimed(store)
+        assert heir.taken_over
+        with pytest.raises(LeaseLostError):
+            await store.idempotency.renew(gone.claim, lease=0)
+
+    @story()
     async def test_a_lease_that_ran_out_but_that_nobody_took_is_still_the_owners(
         self, store: Store, clock: VirtualClock
     ) -> None:

@@ -617,3 +617,71 @@ def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_momen
         await living.close()
 
     run(story)
+
+
+# ---- the time of a host ----------------------------------------------------------------------------------------------
+
+
+class HostClock(VirtualClock):
+    """A clock whose steady part all processes of a boot share, and whose wall part somebody sets."""
+
+    def __init__(self, ahead: float = 0.0, boot: str = "this boot") -> None:
+        super().__init__()
+        self.boot = boot
+        self._ahead = ahead
+
+    def wall(self) -> float:
+        return super().wall() + self._ahead
+
+
+DAY = 86_400.0
+
+
+def in_half_a_minute(store: SqliteStore) -> WorkItem:
+    return WorkItem("a", "t", due_at=int((store.clock.wall() + 30) * 1000))
+
+
+@pytest.mark.parametrize("ahead", [-DAY, -60.0, 60.0, DAY])
+def test_processes_of_one_boot_agree_on_the_time_while_anything_is_open(tmp_path: Path, ahead: float) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "s.db", HostClock()) as first:
+            await first.work.enqueue([in_half_a_minute(first)])
+        clock = HostClock(ahead)
+        async with opened(tmp_path / "s.db", clock) as later:
+            assert later.clock.wall() == first.clock.wall()
+            clock.advance(29)
+            assert await later.work.claim(1, owner="me") == []
+            clock.advance(2)
+            assert [one.id for one in await later.work.claim(1, owner="me")] == ["a"], "it is due, whatever the clock"
+            async with opened(tmp_path / "s.db", HostClock(ahead, "another boot")) as other:
+                assert other.clock.wall() == first.clock.wall() + ahead, "by wall time alone"
+            async with opened(tmp_path / "s.db", VirtualClock()) as unknown:
+                assert unknown.clock.wall() == first.clock.wall()
+
+    run(story)
+
+
+def test_a_system_that_lives_keeps_its_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "s.db", HostClock()) as first:
+            await first.control.report("system", "{}", keep=5)
+            async with opened(tmp_path / "s.db", HostClock(DAY)) as later:
+                assert later.clock.wall() == first.clock.wall()
+                assert len(await later.control.reports()) == 1
+            await first.control.withdraw("system")
+        async with opened(tmp_path / "s.db", HostClock(DAY)) as after:
+            assert after.clock.wall() == first.clock.wall() + DAY, "nothing is open any more"
+
+    run(story)
+
+
+def test_control_processes_that_believe_their_own_clocks_disagree(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "s.db", HostClock(boot="")) as first:
+            await first.work.enqueue([in_half_a_minute(first)])
+        clock = HostClock(-60.0, boot="")
+        async with opened(tmp_path / "s.db", clock) as later:
+            clock.advance(31)
+            assert await later.work.claim(1, owner="me") == []
+
+    run(story)

@@ -258,7 +258,7 @@ def test_a_file_without_messages_gets_its_tables_and_keeps_what_it_has(tmp_path:
     old = apsw.Connection(str(path))
     old.execute(
         "DROP TABLE message; DROP TABLE listener; DROP TABLE status; DROP TABLE open_work; DROP TABLE service_time; "
-        "DROP TRIGGER work_counted_in; DROP TRIGGER work_counted_over; DROP TRIGGER work_counted_out; "
+        "DROP TABLE boot; DROP TRIGGER work_counted_in; DROP TRIGGER work_counted_over; DROP TRIGGER work_counted_out; "
         "ALTER TABLE work DROP COLUMN admission; ALTER TABLE work DROP COLUMN pool; "
         "ALTER TABLE counter DROP COLUMN transactions; PRAGMA user_version = 1"
     )

@@ -1,0 +1,154 @@
+"""
+Threads of plain functions: bounded in number, and never waited for when the process ends.
+
+Nobody can interrupt a function in a thread. One whose attempt is over goes on, and keeps its thread until it returns:
+then another thread takes its place, up to a limit. A block that leaves many such functions behind is refused further
+ones, so that it does not take all threads from the others. The threads are daemons: a shutdown does not depend on them.
+"""
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from reefknot.runtime.log import LogBudget, logger, printable
+
+MOST_THREADS = 256
+MOST_OVERDUE = 16
+"""Functions of one block that may still run although their attempts are over."""
+IDLE_S = 60.0
+"""How long a thread without work is kept."""
+
+
+class FunctionsOverdueError(Exception):
+    """Too many functions of this block still run although their attempts are over."""
+
+    def __init__(self, name: str, number: int) -> None:
+        super().__init__(
+            f"{number} functions of the block {name} still run although their time is over, and a plain function "
+            "cannot be interrupted; give their calls a time limit, or write the block as an async function"
+        )
+
+
+class _FunctionCall:
+    """Call of a function, from its request to its return."""
+
+    __slots__ = ("function", "future", "has_begun", "has_ended", "is_overdue", "loop", "name")
+
+    def __init__(self, name: str, function: Callable[[], Any]) -> None:
+        self.name = name
+        self.function = function
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.has_begun = False
+        self.has_ended = False
+        self.is_overdue = False
+
+    def run(self) -> None:
+        """Call the function, and give its result or its exception to whoever still waits for it."""
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = self.function()
+        except StopIteration as stop:  # a future cannot carry it
+            error = RuntimeError(f"the function raised {stop!r}")
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: the process ends
+            self.loop.call_soon_threadsafe(self._resolve, value, error)
+
+    def _resolve(self, value: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+
+
+class FunctionThreads:
+    """A pool of daemon threads that starts a thread when none is idle, up to `most` of them."""
+
+    def __init__(self, *, most: int = MOST_THREADS, most_overdue: int = MOST_OVERDUE) -> None:
+        self._most = most
+        self._most_overdue = most_overdue
+        self._changed = threading.Condition()
+        self._waiting: deque[_FunctionCall] = deque()
+        self._threads = 0
+        self._idle = 0
+        self._overdue: Counter[str] = Counter()
+        """By block: functions that still run although their attempts are over."""
+        self._lines = LogBudget()
+
+    async def run(self, name: str, function: Callable[[], Any]) -> Any:
+        """The function's result, from a thread; `FunctionsOverdueError` when its block has left too many behind."""
+        if self._overdue[name] >= self._most_overdue:
+            raise FunctionsOverdueError(name, self._overdue[name])
+        call = _FunctionCall(name, function)
+        self._put(call)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self._leave(call)
+            raise
+
+    def _put(self, call: _FunctionCall) -> None:
+        with self._changed:
+            self._waiting.append(call)
+            wants_thread = self._idle < len(self._waiting)
+            may_start = wants_thread and self._threads < self._most
+            self._threads += may_start
+            self._changed.notify()
+        if may_start:
+            threading.Thread(target=self._serve, name="reefknot-block", daemon=True).start()
+        elif wants_thread:
+            self._warn(call, "all %d threads of plain functions are taken; a step of the block %s waits", self._most)
+
+    def _leave(self, call: _FunctionCall) -> None:
+        """Forget a call that nobody waits for any more. One that runs counts as overdue until it returns."""
+        with self._changed:
+            if not call.has_begun:
+                self._waiting.remove(call)
+                return
+            if call.has_ended:
+                return
+            call.is_overdue = True
+            self._overdue[call.name] += 1
+            number = self._overdue[call.name]
+        text = "%d plain functions run on although their attempts have ended; they cannot be interrupted (block %s)"
+        self._warn(call, text, number)
+
+    def _warn(self, call: _FunctionCall, text: str, number: int) -> None:
+        if self._lines.take(call.loop.time()) is not None:
+            logger().warning(text, number, printable(call.name, most=100))
+
+    def _serve(self) -> None:
+        """Run calls, one after the other, until there was none for a while."""
+        while (call := self._next()) is not None:
+            call.run()
+            with self._changed:
+                call.has_ended = True
+                if call.is_overdue:
+                    self._overdue[call.name] -= 1
+
+    def _next(self) -> _FunctionCall | None:
+        with self._changed:
+            while not self._waiting:
+                self._idle += 1
+                is_notified = self._changed.wait(IDLE_S)
+                self._idle -= 1
+                if not is_notified and not self._waiting:
+                    self._threads -= 1
+                    return None
+            call = self._waiting.popleft()
+            call.has_begun = True
+            return call
+
+
+@cache
+def function_threads() -> FunctionThreads:
+    """The threads of this process. Not the loop's own: functions that wait would use them up for everybody."""
+    return FunctionThreads()
