@@ -50,22 +50,12 @@ class Service:
         self.at_once = at_once
         self.pace = 1.0
         """The factor by which it is slower than it was."""
-        self.served = 0
+        self.ended: list[tuple[float, float]] = []
+        """Of each request that was served: when it ended, and the seconds it took."""
         self._service_s = service_s
         self._rng = rng
         self._free = asyncio.Semaphore(at_once)
-        self._busy_s = 0.0
         self._at_work: set[asyncio.Task[None]] = set()
-
-    @property
-    def capacity(self) -> float:
-        """Requests a second, as it was meant."""
-        return self.at_once / self._service_s
-
-    @property
-    def real_capacity(self) -> float:
-        """Requests a second, by the times that this seed drew."""
-        return self.at_once * self.served / self._busy_s if self.served else self.capacity
 
     def destination(self, inputs: Mapping[str, Any]) -> str:
         return "service"
@@ -81,8 +71,7 @@ class Service:
         async with self._free:
             seconds = self.pace * self._rng.gammavariate(SHAPE, self._service_s / SHAPE)
             await asyncio.sleep(seconds)
-            self.served += 1
-            self._busy_s += seconds
+            self.ended.append((asyncio.get_running_loop().time(), seconds))
 
     async def close(self) -> None: ...
 
@@ -113,8 +102,20 @@ class Load:
     unwatched: frozenset[str] = frozenset()
     """Streams whose results nobody waits for: a flood only has to come."""
     found: dict[str, list[Request]] = field(default_factory=dict)
-    capacity: float = 0.0
-    """Requests a second that the service could do, by the times it drew."""
+    served: list[tuple[float, float]] = field(default_factory=list)
+    """Of each request that the service served: when it ended, and the seconds it took."""
+
+    def capacity(self, begin: float, end: float) -> float:
+        """Requests a second that the service could do in a part of the run, by the times that this seed drew."""
+        took = [seconds for ended, seconds in self.served if begin <= ended < end]
+        return self.at_once * len(took) / sum(took)
+
+    def goodput(self, begin: float, end: float, *names: str) -> float:
+        """Requests a second of these streams (default: all) that succeeded in time, and ended in a part of the run."""
+        streams = [one for one in self.streams if one.name in (names or self.found)]
+        every = [(one, found) for one in streams for found in self.found[one.name]]
+        good = [one.came + one.took for stream, one in every if one.status == "success" and one.took <= stream.deadline]
+        return sum(begin <= ended < end for ended in good) / (end - begin)
 
     def run(self) -> Load:
         """Run to the end, in virtual time."""
@@ -145,7 +146,7 @@ class Load:
             ]
             await asyncio.gather(*clients)
             await system.stop()
-        self.capacity = service.real_capacity
+        self.served = [(ended - self._began, seconds) for ended, seconds in service.ended]
 
     async def _send(self, stream: Stream, client: Client, rng: Random) -> None:
         loop = asyncio.get_running_loop()
