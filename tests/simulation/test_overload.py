@@ -1,8 +1,8 @@
 """
 Overload, brown-outs and fairness in virtual time: the promises of `tests/faults/test_outside.py`, for many seeds.
 
-`make test` runs a few seeds of each scenario, `make soak` fifty (`LOAD_SEEDS=<n>`); every eighth is on SQLite, the others
-in memory. Every promise has its control: the same scenario with one decision of the product broken.
+`make test` runs a few seeds of each scenario, `make soak` fifty (`LOAD_SEEDS=<n>`); every eighth is on SQLite, the
+others in memory. Every promise has its control: the same scenario with one decision of the product broken.
 """
 
 from __future__ import annotations
