@@ -13,6 +13,7 @@ EXTRAS := dev,bench,all
 CODE := $(wildcard src tests tools bench examples)
 ARGS ?=
 SEEDS ?= 5000
+LOADS ?= 50
 FLOOD ?= 1000000
 JOBS ?= logical
 # The files with tests marked `alone`: collecting all others, only to leave them out, takes ten seconds.
@@ -55,8 +56,9 @@ mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices
 	@$(BIN)/mutmut export-cicd-stats
 	@$(BIN)/python tools/mutant_score.py
 
-soak: $(STAMP) ## the whole-system simulation, many seeds: SEEDS=5000; and a flood of keys: FLOOD=1000000
+soak: $(STAMP) ## many seeds of the whole-system simulation (SEEDS=5000) and of overload (LOADS=50); FLOOD=1000000 keys
 	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/simulation/test_whole_system.py -k every_promise $(ARGS)
+	@LOAD_SEEDS=$(LOADS) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/simulation/test_overload.py $(ARGS)
 	@FLOOD_KEYS=$(FLOOD) $(BIN)/python -m pytest -q -s tests/security/test_key_flood.py $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what can be fixed

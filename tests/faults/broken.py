@@ -3,7 +3,8 @@ Broken variants of the product: what the tests of overload and fairness must cat
 
     python -m tests.faults.broken VARIANT up --engine …
 
-A variant replaces one decision, in the system and in its clients alike.
+A variant replaces one decision, in the system and in its clients alike. It does so by a `patch` that it is given: for
+good in a process of its own, or as pytest's `monkeypatch.setattr`, which restores the product after the test.
 """
 
 import sys
@@ -14,24 +15,31 @@ import msgspec
 
 from reefknot.core.overload import submission
 from reefknot.core.overload.submission import OpenWork, Waiting
+from reefknot.engines.memory import work as memory_work
 from reefknot.engines.sqlite import admission
 from reefknot.worker.attempt import StepRunner
 from reefknot.worker.destinations import Destination
 from reefknot.worker.queue import BoundedQueue
 
+Patch = Callable[[Any, str, Any], None]
+"""Replaces an attribute: `setattr`, or one that remembers what was there."""
+ENGINES = (admission, memory_work)
+"""The modules that import the decisions by name."""
 
-def _no_time_bound() -> None:
+
+def _no_time_bound(patch: Patch) -> None:
     """Submissions are admitted by count alone, whatever their deadlines are."""
     admit = submission.admit_submission
 
     def by_count(open_work: OpenWork, arrival: Any, rules: Any) -> Any:
         return admit(open_work, msgspec.structs.replace(arrival, deadline_ms=None), rules)
 
-    setattr(admission, "admit_submission", by_count)  # noqa: B010 - a name that the module imported
-    _begin_hopeless()
+    for engine in ENGINES:
+        patch(engine, "admit_submission", by_count)
+    _begin_hopeless(patch)
 
 
-def _begin_hopeless() -> None:
+def _begin_hopeless(patch: Patch) -> None:
     """Attempts are begun however little time is left, and one that runs out of it counts against the destination."""
     report = StepRunner._report_to_breaker
 
@@ -40,11 +48,11 @@ def _begin_hopeless() -> None:
             ran = msgspec.structs.replace(ran, timed_out=msgspec.structs.replace(ran.timed_out, whole=False))
         return report(self, destination, permit, ran, failure, "")
 
-    StepRunner._report_to_breaker = counted  # type: ignore[method-assign]
-    Destination.usual = lambda self, now: 0.0  # type: ignore[method-assign]
+    patch(StepRunner, "_report_to_breaker", counted)
+    patch(Destination, "usual", lambda self, now: 0.0)
 
 
-def _first_come() -> None:
+def _first_come(patch: Patch) -> None:
     """Neither priorities nor tenants count: who comes first is served first."""
 
     def by_age(queues: Mapping[str, Sequence[Waiting]], n: int, after: str = "") -> list[tuple[str, Waiting]]:
@@ -54,23 +62,24 @@ def _first_come() -> None:
     def everything(self: OpenWork, priority: int, tenant: str) -> int:
         return sum(self._counts.values())
 
-    setattr(admission, "in_turns", by_age)  # noqa: B010
-    OpenWork.ahead = everything  # type: ignore[method-assign]
-    OpenWork.lowest = lambda self, tenant=None: None  # type: ignore[method-assign]
-    OpenWork.submitted_by_tenant = lambda self: {"": self.submitted}  # type: ignore[method-assign]
-    BoundedQueue.behind = lambda self, priority, tenant: 0  # type: ignore[method-assign]
+    for engine in ENGINES:
+        patch(engine, "in_turns", by_age)
+    patch(OpenWork, "ahead", everything)
+    patch(OpenWork, "lowest", lambda self, tenant=None: None)
+    patch(OpenWork, "submitted_by_tenant", lambda self: {"": self.submitted})
+    patch(BoundedQueue, "behind", lambda self, priority, tenant: 0)
 
 
-VARIANTS: dict[str, Callable[[], None]] = {
+VARIANTS: dict[str, Callable[[Patch], None]] = {
     "no_time_bound": _no_time_bound,
     "begin_hopeless": _begin_hopeless,
     "first_come": _first_come,
 }
 
 
-def break_product(variant: str) -> None:
+def break_product(variant: str, patch: Patch = setattr) -> None:
     """Break this process."""
-    VARIANTS[variant]()
+    VARIANTS[variant](patch)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ RESERVED = 10
 """One place in so many is for work above the default priority."""
 MARGIN = 0.7
 """Of the wait that the rules allow. The worker judges again, by its own times; who passes here should pass there."""
+LONG_STEP = 2.0
+"""Times the mean service time that must be left after the wait: steps that take longer than the mean should end too."""
 ASSUMED_MS = 200.0
 ASSUMED_WEIGHT = 4
 """Answers that the assumption is worth."""
@@ -160,7 +162,7 @@ def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -
     wait = work.wait_ms(arrival.priority, tenant)
     if arrival.deadline_ms is not None and rules.max_wait_fraction is not None and wait > 0:
         allowed = MARGIN * rules.max_wait_fraction * arrival.deadline_ms
-        if wait > allowed or wait + work.service.mean_ms > arrival.deadline_ms:
+        if wait > allowed or wait + LONG_STEP * work.service.mean_ms > arrival.deadline_ms:
             ahead = work.ahead(arrival.priority, tenant)
             return Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES_MESSAGE, _retry_after_ms(wait), ahead)
     held = work.submitted_by_tenant()

@@ -38,7 +38,7 @@ from reefknot.ports.work_queue import (
     events_to_keep,
 )
 
-CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC = "work in ", "work ended", "leases ended"
+CLASS_TOPIC, END_TOPIC, LEASES_TOPIC = "work in ", "end of ", "leases ended"
 MOST_ENDED = 10_000
 """Ended items that are kept; the first to end goes first. Work in quarantine waits for an operator, and stays."""
 
@@ -298,7 +298,9 @@ class MemoryWorkQueue:
             item = await self.get(work_id)
             return item if item is not None and core.is_over(item) else None
 
-        return await self.shared.watch(over, ENDED_TOPIC, pause=lambda item: 0.0 if item else inf, timeout=timeout)
+        return await self.shared.watch(
+            over, END_TOPIC + work_id, pause=lambda item: 0.0 if item else inf, timeout=timeout
+        )
 
     def wake(self, *topics: str) -> None:
         """Wake those who wait for what has changed since the last call."""
@@ -326,7 +328,7 @@ class MemoryWorkQueue:
             self._running.add(item.id)
             self._next_lease_end = min(self._next_lease_end, item.lease_until)
         elif item.state is not WorkState.PENDING:
-            self._touched.add(ENDED_TOPIC)
+            self._touched.add(END_TOPIC + item.id)
         else:
             self._touched.add(CLASS_TOPIC + item.resource_class)
             heapq.heappush(self._later, (item.due_at, self._order[item.id], item.id))

@@ -265,10 +265,10 @@ def test_work_whose_turn_would_come_too_late_is_refused_with_the_time_to_come_ba
 
 
 def test_work_that_would_begin_in_time_and_end_too_late_is_refused_as_well() -> None:
-    """Half a second of waiting and a second of service do not fit into 1.4 s, whatever share may be waited."""
+    """Half a second of waiting and twice a second of service do not fit into 2.4 s, whatever share may be waited."""
     rules = SubmissionRules(max_wait_fraction=1.0)
-    assert isinstance(admit_submission(behind(2), Arrival(0, 1400), rules), Reject)
-    assert admit_submission(behind(2), Arrival(0, 1500), rules) == Accept()
+    assert isinstance(admit_submission(behind(2), Arrival(0, 2400), rules), Reject)
+    assert admit_submission(behind(2), Arrival(0, 2500), rules) == Accept()
 
 
 @for_each_row(

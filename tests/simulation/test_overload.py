@@ -1,0 +1,168 @@
+"""
+Overload, brown-outs and fairness in virtual time: the promises of `tests/faults/test_outside.py`, for many seeds.
+
+`make test` runs a few seeds of each scenario, `make soak` fifty (`LOAD_SEEDS=<n>`); every eighth is on SQLite, the
+others in memory. Every promise has its control: the same scenario with one decision of the product broken.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from tests.faults import broken
+from tests.faults.outside_load import Request, Stream, percentile, summary
+from tests.simulation.overload import Load
+
+pytestmark = pytest.mark.slow
+
+SEEDS = range(1, 1 + int(os.environ.get("LOAD_SEEDS", "3")))
+DEADLINE_S = 2.0
+SERVICES = {20: (2, 0.1, 5.0), 100: (8, 0.08, 3.0)}
+"""By requests a second: how many at once, seconds for each, and for how many seconds too many come."""
+REST_S = 2.0
+
+
+def served(requests: list[Request]) -> float:
+    return sum(one.status == "success" for one in requests) / len(requests)
+
+
+def p99(requests: list[Request]) -> float:
+    return percentile([one.took for one in requests], 0.99)
+
+
+def wrong_under_overload(seed: int, rate: int, times: int) -> list[str]:
+    """Which promises a run breaks: too many requests from a cold start, a rest, and too many once more."""
+    at_once, service_s, seconds = SERVICES[rate]
+    again = seconds + REST_S
+    cold = Stream("cold", rate * times, seconds, 0, DEADLINE_S)
+    streams = cold, Stream("rest", rate / 2, REST_S, 0, DEADLINE_S, begins_s=seconds)
+    load = Load(seed, [*streams, structs.replace(cold, name="warm", begins_s=again)], at_once, service_s).run()
+    found = [one for requests in load.found.values() for one in requests]
+    wrong = []
+    for name, begin in (("cold", 0.0), ("warm", again)):
+        share = load.goodput(begin, begin + seconds) / load.capacity(begin, begin + seconds)
+        print(f"seed {seed}, {times} times {rate}/s, {name}: goodput {share:.3f}, {summary(load.found[name])}")
+        if share < 0.9:
+            wrong.append(f"{name}: goodput {share:.3f} of what the service can do")
+    submit_s = percentile([one.submit_s for one in found], 0.99)
+    if submit_s > 0.2:
+        wrong.append(f"submit took {submit_s:.2f} s")
+    kept = [one for one in found if not one.status.startswith("refused")]
+    if served(kept) < 0.9:
+        wrong.append(f"of what was accepted, {served(kept):.2f} succeeded")
+    return wrong
+
+
+@pytest.mark.parametrize("rate", SERVICES)
+@pytest.mark.parametrize("times", [2, 5, 10])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cold_and_a_warm_system_under_overload_lose_only_the_excess(seed: int, times: int, rate: int) -> None:
+    assert wrong_under_overload(seed, rate, times) == []
+
+
+def test_control_admission_by_count_alone_accepts_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken.break_product("no_time_bound", monkeypatch.setattr)
+    assert wrong_under_overload(1, 20, 10)
+
+
+def test_the_same_seed_gives_the_same_load() -> None:
+    streams = [Stream("load", 200, 2.0, 0, DEADLINE_S)]
+    assert Load(5, streams).run().found == Load(5, streams).run().found
+
+
+# ---- a brown-out ----------------------------------------------------------------------------------------------------
+
+NORMAL_S, SLOW_S, AFTER_S = 3.0, 20.0, 6.0
+OFFERED = 70
+
+
+def brown_out(seed: int) -> tuple[float, float]:
+    """The capacity falls to a tenth and comes back. Shares of what was possible: meanwhile, and from 2 s after on."""
+    back = NORMAL_S + SLOW_S + seed % 2 * 10.0
+    streams = [Stream("load", OFFERED, back + AFTER_S, 0, DEADLINE_S)]
+    load = Load(seed, streams, slow=(NORMAL_S, back, 10.0)).run()
+    meanwhile = load.goodput(NORMAL_S, back) / load.capacity(NORMAL_S, back)
+    after = served([one for one in load.found["load"] if one.came >= back + 2.0])
+    last = max((one.came - back for one in load.found["load"] if one.status != "success"), default=0.0)
+    print(f"seed {seed}: {meanwhile:.3f} meanwhile, {after:.3f} after, the last one lost came {last:.2f} s after")
+    return meanwhile, after
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_brown_out_costs_only_what_is_missing_and_is_over_two_seconds_after(seed: int) -> None:
+    meanwhile, after = brown_out(seed)
+    assert meanwhile >= 0.8
+    assert after >= 0.95
+
+
+def test_control_a_brown_out_without_a_bound_in_time_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken.break_product("no_time_bound", monkeypatch.setattr)
+    meanwhile, after = brown_out(2)
+    assert meanwhile < 0.8 or after < 0.95
+
+
+# ---- side by side ---------------------------------------------------------------------------------------------------
+
+FEW = Stream("few", 5, 4.0, 0, deadline=5.0, begins_s=1.0)
+MANY = Stream("many", 300, 5.0, 0, deadline=10.0)
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tenant": ({"tenant": "a"}, {"tenant": "b"}),
+    "priority": ({"priority": -10}, {"priority": 20}),
+}
+
+
+def flooded(seed: int, kind: str) -> tuple[float, float]:
+    """Few requests beside a flood of another kind: the share of the few that was served, and their p99."""
+    of_many, of_few = KINDS[kind]
+    streams = [structs.replace(MANY, **of_many), structs.replace(FEW, **of_few)]
+    load = Load(seed, streams, unwatched=frozenset({"many"})).run()
+    few = load.found["few"]
+    print(
+        f"seed {seed}, {kind}: {served(few):.2f} of the few, p99 {p99(few):.2f} s; many: {summary(load.found['many'])}"
+    )
+    return served(few), p99(few)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_few_are_served_at_once_beside_a_flood_of_another_tenant_or_a_lower_priority(seed: int, kind: str) -> None:
+    share, slowest = flooded(seed, kind)
+    assert share == 1.0
+    assert slowest < 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_first_come_first_served_lets_a_flood_drown_others(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    broken.break_product("first_come", monkeypatch.setattr)
+    share, slowest = flooded(1, kind)
+    assert share < 1.0 or slowest >= 1.0
+
+
+TINY = Stream("tiny", 200, 5.0, 0, deadline=DEADLINE_S, timeout=0.001, tenant="a")
+USUAL = Stream("usual", 30, 4.5, 0, deadline=DEADLINE_S, tenant="b", begins_s=0.5)
+QUICK = (8, 0.02)
+"""A service that has time for the abandoned requests too: what is lost is lost by the breaker."""
+
+
+def beside_tiny_time_outs(seed: int) -> tuple[float, float]:
+    load = Load(seed, [TINY, USUAL], *QUICK).run()
+    usual = load.found["usual"]
+    print(f"seed {seed}: {served(usual):.3f} of the usual, p99 {p99(usual):.3f} s, {summary(usual)}")
+    return served(usual), p99(usual)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tiny_time_outs_of_one_tenant_do_not_harm_another(seed: int) -> None:
+    share, slowest = beside_tiny_time_outs(seed)
+    assert share >= 0.99
+    assert slowest < 0.5
+
+
+def test_control_attempts_without_hope_open_the_breaker_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken.break_product("begin_hopeless", monkeypatch.setattr)
+    share, slowest = beside_tiny_time_outs(1)
+    assert share < 0.99 or slowest >= 0.5
