@@ -887,7 +887,9 @@ def test_a_guarded_key_whose_process_is_gone_is_unknown_at_once(url: str) -> Non
     run_virtual(main())
 
 
-@pytest.mark.parametrize("owner", ["1", "1@0123456789ab.1.1", f"1@{process_mark()}"])
+@pytest.mark.parametrize(
+    "owner", ["1", "1@0123456789ab.1.1", f"1@{process_mark()}"], ids=["plain", "foreign", "living"]
+)
 def test_a_key_whose_process_lives_or_is_not_known_is_waited_for(url: str, owner: str) -> None:
     async def main() -> None:
         async with open_store(url) as store:
