@@ -114,8 +114,9 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
         message = f"<{cls.__name__} cannot be shown>"
     names, kind, has_no_attributes = _traits_of.get(cls) or _class_traits(cls)
     try:
-        if kind is None and isinstance(error, OSError) and error.errno in _UNREACHABLE:
-            names = (_UNREACHABLE[error.errno], *names)
+        number = getattr(error, "errno", None) if kind is None and issubclass(cls, OSError) else None
+        if number in _UNREACHABLE:
+            names = (_UNREACHABLE[number], *names)
             kind = kind_of_class(names)
         if has_no_attributes and not error.__dict__:
             exhausted = error.__cause__ is not None and is_exhausted(error, since)

@@ -294,7 +294,7 @@ class StepRunner:
                 )
             else:
                 ran = outcome_of(error, lambda step: self._retry_rank(attempt, step))
-                if isinstance(error, KeyInProgressError) and keys.held:
+                if issubclass(kind, KeyInProgressError) and keys.held:
                     ran = msgspec.structs.replace(ran, held=keys.held[-1])
         latency = (self._clock.now() - began) * 1000
         return self._redacted(ran, _unknown_key(ran, keys.unknown), latency)
