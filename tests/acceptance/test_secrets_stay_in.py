@@ -32,6 +32,7 @@ from reefknot.cli.serve import UpSession, startup
 from reefknot.core.messages import ExecAssignment, Job
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.policy import RetryPolicy
+from reefknot.core.work import record_id
 from reefknot.engines.clocks import LoopClock, SystemClock, VirtualLoop
 from reefknot.engines.jsonlines import JsonLinesLog
 from reefknot.engines.log_sink import LogSink
@@ -398,9 +399,9 @@ def test_a_system_that_is_up_keeps_secrets_out_of_refusals_and_cancel_reasons(
             await system.submit(waiting)
         with pytest.raises(QueueFullError):
             await system.submit(ExecAssignment("refused", ROUTED, nobody, tenant_id=ROUTED, resource_class="nowhere"))
-        await system.router.cancel("w0", f"it is about {ROUTED}")
-        await Client(system.store, SystemClock()).cancel("w1", f"and this about {ROUTED}")
-        while await system.router.submissions.answer("w1") is None:  # noqa: ASYNC110 - the store tells nobody
+        await system.router.cancel("w0", f"it is about {ROUTED}", tenant_id=ROUTED)
+        await Client(system.store, SystemClock()).cancel("w1", f"and this about {ROUTED}", tenant_id=ROUTED)
+        while await system.router.submissions.answer(record_id("w1", ROUTED)) is None:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.01)
 
     assert asyncio.run(UpSession(startup(None, None)).serve(60, drain=0, beside=beside)) == 0
