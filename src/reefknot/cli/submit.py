@@ -99,7 +99,7 @@ class Submission:
 
     async def submit(self, work: str | ExecAssignment) -> None:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
-        from reefknot.app.system import connect
+        from reefknot.app.stores import connect
 
         async with connect(self._address.url, size=self._size) as client:
             if isinstance(work, str):
