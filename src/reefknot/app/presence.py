@@ -71,9 +71,9 @@ async def _adopt(
 ) -> None:
     after, number = "", 0
     while True:
-        items = await store.work.find(state=state, after=after, limit=PAGE)
+        items = await store.work.find(state=state, classes=left, after=after, limit=PAGE)
         for item in items:
-            if item.resource_class not in left or item.kind not in steps:
+            if item.kind not in steps:
                 continue
             worker = workers[number % len(workers)]
             pool = worker.pools.get(item.resource_class.rpartition("@")[0])

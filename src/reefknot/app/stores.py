@@ -251,7 +251,7 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
         yield client_of(store, clock_of_this_loop(), size)
 
 
-def client_of(store: Store, clock: Clock, size: int) -> Client:
+def client_of(store: Store, clock: Clock, size: int = 1000) -> Client:
     """A client over an open store."""
     from reefknot.app import presence
     from reefknot.router.client import Client

@@ -49,9 +49,10 @@ class StoreSource:
         self.head = head
         self.name = name
 
-    async def events(self, label: str) -> AsyncIterator[NumberedBody]:
+    async def events(self, label: str, *, since: int | None = None) -> AsyncIterator[NumberedBody]:
+        """The events, or those filed since a time (ms UTC)."""
         with progress(label, self.head.sequence) as advance:
-            async for kept in pages_of(self.log, until=self.head.sequence):
+            async for kept in pages_of(self.log, AuditQuery(since=since), until=self.head.sequence):
                 for one in kept:
                     yield one.sequence, one.entry.body
                 advance(len(kept))
@@ -78,7 +79,8 @@ class FileSource:
         self._files = files_of(path)
         self._size = sum(file.stat().st_size for file in self._files)
 
-    async def events(self, label: str) -> AsyncIterator[NumberedBody]:
+    async def events(self, label: str, *, since: int | None = None) -> AsyncIterator[NumberedBody]:
+        """The events: all of them, since a line has to be read to know its time."""
         self._require_header()
         with progress(label, self._size) as advance:
             for text in self._lines(advance):

@@ -59,13 +59,21 @@ def show(data: object, text: Callable[[], None], *, json: bool) -> None:
         text()
 
 
-def put_json(value: object) -> None:
-    """A JSON document, in which a control character is an escape."""
+def put_json(value: object, *, first: tuple[str, Iterable[str]] | None = None) -> None:
+    """
+    A JSON document, in which a control character is an escape.
+
+    `first` is a field before those of an object, its value as pieces of JSON: it may be larger than memory.
+    """
     from json import dumps
 
     text = dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
     if not text.isascii():
         text = "".join(char if char.isprintable() or char == "\n" else dumps(char)[1:-1] for char in text)
+    if first is not None:
+        sys.stdout.write(f"{{\n  {dumps(first[0])}: ")
+        sys.stdout.writelines(first[1])
+        text = "," + text.removeprefix("{")
     print(text)
 
 

@@ -123,6 +123,9 @@ def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], *, 
     return asyncio.run(main())
 
 
+_POLL_S = 0.1
+
+
 async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:
     """The first result of `look` that is enough, else the last one within these seconds."""
     found = await look()
@@ -136,32 +139,18 @@ async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Ca
 
 # ---- running systems -------------------------------------------------------------------------------------------------
 
-PATIENCE_S = 1.5
-"""A system writes its status every second; one that has just started may not have done so yet."""
-_POLL_S = 0.1
-
 
 def has_part(systems: list[dict[str, Any]], part: str) -> bool:
     """True when one of the systems has the part, `worker` or `router`."""
     return any(one["workers"] if part == "worker" else one["router"] for one in systems)
 
 
-async def running_systems(store: Store) -> list[dict[str, Any]]:
-    """The status of every system that runs over this store; empty when none reports within `PATIENCE_S`."""
-    from reefknot.app.presence import living_systems
-
-    return await polled(lambda: living_systems(store), PATIENCE_S)
-
-
-async def has_router_soon(store: Store) -> bool:
-    """True when a router runs over this store, or reports within `PATIENCE_S`."""
-    return has_part(await running_systems(store), "router")
-
-
 async def systems_with(part: str, store: Store, address: StoreAddress) -> list[dict[str, Any]]:
     """The status of every running system. With no `part` (worker or router) among them, an error that says how to
-    start one."""
-    found = await running_systems(store)
+    start one. A system reports before it says that it is ready, so nothing has to be waited for."""
+    from reefknot.app.presence import living_systems
+
+    found = await living_systems(store)
     if not has_part(found, part):
         ways = f"reefknot up --engine {address.url} (or, alone: reefknot {part} start --engine {address.url})"
         raise CommandError(f"no {part} is running on {address.url}; start one with: {ways}", Exit.UNREACHABLE)

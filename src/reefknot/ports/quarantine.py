@@ -71,5 +71,8 @@ class QuarantineStore(Protocol):
     ) -> list[str]:
         """Delete items, permanently."""
 
+    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        """The number of items by kind, the most frequent first."""
+
     async def stats(self) -> QuarantineStats:
         """The number of items, by kind, source and reason."""

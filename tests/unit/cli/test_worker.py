@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli import parts, stores
+from reefknot.cli import parts
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
 
 @pytest.fixture
 def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(stores, "PATIENCE_S", 0.1)
     monkeypatch.setattr(parts, "OBEY_WAIT_S", 0.1)
     path = rk.folder / ".reefknot" / "state.db"
     work_items.submitted(path, "x")

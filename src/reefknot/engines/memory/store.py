@@ -229,6 +229,10 @@ class MemoryQuarantine:
             self._append_for(items, events)
         return [item.id for item in items]
 
+    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        self._work.shared.now()
+        return dict(Counter(item.kind for item in self._meant(which)).most_common())
+
     async def stats(self) -> QuarantineStats:
         self._work.shared.now()
         items = self._meant(ALL)

@@ -16,7 +16,7 @@ import apsw
 from reefknot.core.audit import chain
 from reefknot.core.audit.chain import ANCHOR, Head, Mismatch
 from reefknot.engines.sqlite.context import StoreContext, until
-from reefknot.engines.sqlite.transaction import Transaction
+from reefknot.engines.sqlite.transaction import EVENTS_PER_BLOCK, Transaction
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 
 LINKS_PER_READ = 1000
@@ -35,7 +35,7 @@ _FILTERS = (
     ("since", "at >= ?"),
     ("until", "at < ?"),
 )
-_INDEXED = ("correlation_id", "trace_id", "work_id")
+_INDEXED = ("event_type", "correlation_id", "trace_id", "work_id")
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
 
 SOON_S = 0.1
@@ -57,14 +57,14 @@ class SqliteAuditLog:
         return self._context.write(_append_batch, entries, within=SOON_S)
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
-        given = [(words, getattr(query, name)) for name, words in _FILTERS if getattr(query, name) is not None]
-        is_indexed = not given or any(getattr(query, name) is not None for name in _INDEXED)
+        start, end = await self._context.read(partial(_bounds, query=query))
+        step = end - start if _is_indexed(query) else ROWS_PER_READ
         found: list[KeptEntry] = []
-        after: int | None = query.after
-        while after is not None:
-            left, rows = query.limit - len(found), None if is_indexed else ROWS_PER_READ
-            page, after = await self._context.read(partial(_read_page, given=given, after=after, left=left, rows=rows))
-            found += page
+        while start < end and len(found) < query.limit:
+            low, high = (max(start, end - step), end) if query.newest_first else (start, min(end, start + step))
+            left = query.limit - len(found)
+            found += await self._context.read(partial(_read_rows, query=query, after=low, last=high, limit=left))
+            start, end = (start, low) if query.newest_first else (high, end)
         return found
 
     async def head(self) -> Head:
@@ -194,25 +194,38 @@ def _remove_batch(transaction: Transaction, wanted: list[None]) -> list[int]:
         return [0] * len(wanted)
     last = min(anchor, first + ROWS_PER_DELETE - 1)
     transaction.connection.execute("DELETE FROM audit WHERE sequence <= ?", (last,))
-    return [transaction.connection.changes()] * len(wanted)
+    gone = transaction.connection.changes()
+    transaction.connection.execute("DELETE FROM audit_block WHERE block < ?", (last // EVENTS_PER_BLOCK,))
+    return [gone] * len(wanted)
 
 
-def _read_page(
-    connection: apsw.Connection, given: list[tuple[str, Any]], after: int, left: int, rows: int | None
-) -> tuple[list[KeptEntry], int | None]:
-    """Events that one read finds, and where the next read goes on: None when that was all, or the page is full."""
+def _is_indexed(query: AuditQuery) -> bool:
+    """Whether a read comes by no row that is not wanted, and need not be cut into pieces."""
+    return any(getattr(query, name) is not None for name in _INDEXED) or (query.since is None and query.until is None)
+
+
+def _bounds(connection: apsw.Connection, query: AuditQuery) -> tuple[int, int]:
+    """The sequence before the first event that can be meant, and that of the last one."""
     stored, anchor = heads(connection)
-    start = max(after, anchor.sequence)
-    where = ["sequence > ?", *(words for words, _ in given)]
-    values = [start, *(value for _, value in given)]
-    if rows is not None:
-        where.append("sequence <= ?")
-        values.append(start + rows)
-    found: Any = connection.execute(f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?", (*values, left))
-    kept = [
+    start, end = max(query.after, anchor.sequence), stored.sequence
+    if query.before is not None:
+        end = min(end, query.before - 1)
+    if query.since is not None:
+        block: Any = connection.execute("SELECT min(block) FROM audit_block WHERE latest_at >= ?", (query.since,)).get
+        start = end if block is None else max(start, block * EVENTS_PER_BLOCK - 1)
+    return start, end
+
+
+def _read_rows(connection: apsw.Connection, query: AuditQuery, after: int, last: int, limit: int) -> list[KeptEntry]:
+    """Events that meet the query, behind `after` and up to `last`."""
+    given = [(words, getattr(query, name)) for name, words in _FILTERS if getattr(query, name) is not None]
+    if any(getattr(query, name) is not None for name in _INDEXED[1:]):  # there are few of one id, and many of one type
+        given = [(f"+{words}" if words.startswith("event_type") else words, value) for words, value in given]
+    where = " AND ".join(["sequence > ?", "sequence <= ?", *(words for words, _ in given)])
+    order = "DESC" if query.newest_first else "ASC"
+    values = (after, last, *(value for _, value in given), limit)
+    found: Any = connection.execute(f"{_ROWS} WHERE {where} ORDER BY sequence {order} LIMIT ?", values)
+    return [
         KeptEntry(sequence, hashed, AuditEntry(body.encode(), event_type, at, correlation_id, trace_id, work_id))
         for sequence, hashed, at, event_type, correlation_id, trace_id, work_id, body in found
     ]
-    if rows is None or len(kept) >= left or start + rows >= stored.sequence:
-        return kept, None
-    return kept, start + rows

@@ -9,6 +9,7 @@ machine every lease is over.
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import apsw
 from msgspec import structs
@@ -151,15 +152,24 @@ class SqliteStore:
 
 
 def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable[[], int]) -> None:
-    """End leases that end later than now plus their length: those are of a steady clock that began anew since."""
+    """
+    End leases that end later than now plus their length: those are of a steady clock that began anew since.
+
+    Of keys there is none if the last change of a key is not in the future: a lease begins with a change.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         now = steady()  # read under the lock: while this waited for it, another process may have claimed
-        for table, state in (("idempotency", "in_progress"), ("work", "running")):
-            statement = f"UPDATE {table} SET lease_until = 0 WHERE state = ? AND lease_until > ? + lease_ms"  # noqa: S608
-            connection.execute(statement, (state, now))
+        connection.execute(_END_EARLIER.format("work INDEXED BY work_leased", "running"), (now,))
+        changed_at: Any = connection.execute("SELECT steady FROM counter").get
+        if changed_at > now:
+            connection.execute(_END_EARLIER.format("idempotency", "in_progress"), (now,))
+            connection.execute("UPDATE counter SET steady = ?", (now,))
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+_END_EARLIER = "UPDATE {} SET lease_until = 0 WHERE state = '{}' AND lease_until > ? + lease_ms"

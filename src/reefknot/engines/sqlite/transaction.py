@@ -121,7 +121,8 @@ class BulkStatement:
                 at += size
 
 
-_SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?"
+_SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?, steady = ?"
+_COUNT_NEWS = "UPDATE counter SET transactions = transactions + 1, steady = ?"
 
 
 class StoreCounters:
@@ -140,6 +141,11 @@ class StoreCounters:
 
 
 _INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+EVENTS_PER_BLOCK = 1024
+"""Events that share a row of `audit_block`, which has the time of the latest of them."""
+_EXTEND_BLOCK = (
+    "INSERT INTO audit_block VALUES (?, ?) ON CONFLICT DO UPDATE SET latest_at = max(latest_at, excluded.latest_at)"
+)
 
 
 class Transaction:
@@ -177,9 +183,9 @@ class Transaction:
         """
         is_news = bool(self.touched or self._events)
         if self._counters is not None and self._counters.values != self._saved:
-            self.connection.execute(_SAVE_COUNTERS, (*self._counters.values, is_news))
+            self.connection.execute(_SAVE_COUNTERS, (*self._counters.values, is_news, self.now.steady))
         elif is_news:
-            self.connection.execute("UPDATE counter SET transactions = transactions + 1")
+            self.connection.execute(_COUNT_NEWS, (self.now.steady,))
         if self._events:
             self.flush_events()
 
@@ -190,8 +196,11 @@ class Transaction:
         if not self._events:
             return head
         rows = []
+        blocks: dict[int, int] = {}
         for entry in self._events:
             head, hashed = link(head, entry.body)
+            block = head.sequence // EVENTS_PER_BLOCK
+            blocks[block] = max(entry.at, blocks.get(block, entry.at))
             rows.append(
                 (
                     head.sequence,
@@ -205,6 +214,7 @@ class Transaction:
                 )
             )
         self.connection.executemany(_INSERT_EVENT, rows)
+        self.connection.executemany(_EXTEND_BLOCK, blocks.items())
         self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
         self._events.clear()
         self.touched.add("audit")

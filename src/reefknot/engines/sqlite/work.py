@@ -77,19 +77,6 @@ def _end_batch(transaction: Transaction, wanted: list[str]) -> list[int]:
     return answers
 
 
-_READY_CLASSES = """
-WITH RECURSIVE ready(name) AS (
-    SELECT min(resource_class) FROM work WHERE state = 'pending' AND ready = 1
-    UNION ALL
-    SELECT (SELECT min(resource_class) FROM work WHERE state = 'pending' AND ready = 1 AND resource_class > name)
-    FROM ready WHERE name IS NOT NULL
-) SELECT name FROM ready WHERE name IS NOT NULL
-"""
-_OPEN_CLASSES = (
-    _READY_CLASSES.strip()  # noqa: S608 - our own words
-    + " UNION SELECT DISTINCT resource_class FROM work INDEXED BY work_later WHERE state = 'pending' AND ready = 0"
-    + " UNION SELECT DISTINCT resource_class FROM work INDEXED BY work_leased WHERE state = 'running'"
-)
 _RECALL_READY = (
     "UPDATE work SET resource_class = 'router', admission = iif(admission = '', '{}', admission), updated_at = ? "
     "WHERE state = 'pending' AND ready = 1 AND resource_class = ?"
@@ -108,13 +95,18 @@ MOST_TENANTS = 64
 REFUSING_S = 1.0
 """How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
-_SOONEST = (
-    "SELECT min(at) FROM ("
-    "SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased WHERE state = 'running' {0} "
-    "UNION ALL SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 {0} "
-    "UNION ALL SELECT 0 WHERE EXISTS (SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 {0}))"
+_PROMOTE = (
+    "UPDATE work INDEXED BY work_later SET ready = 1 "
+    "WHERE state = 'pending' AND ready = 0 AND resource_class = ? AND due_at <= ?"
 )
-_IN_CLASSES = "AND resource_class IN (SELECT value FROM json_each(?3))"
+_SOONEST = (
+    "SELECT min(at) FROM (SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased "
+    "WHERE state = 'running' AND (NOT ?4 OR resource_class IN (SELECT value FROM json_each(?3))) "
+    "UNION ALL SELECT (SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 "
+    "AND resource_class = class.value) FROM json_each(?3) AS class "
+    "UNION ALL SELECT 0 FROM json_each(?3) AS class WHERE EXISTS "
+    "(SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = class.value))"
+)
 
 
 class SqliteWorkQueue:
@@ -195,7 +187,7 @@ class SqliteWorkQueue:
         return moved
 
     async def open_classes(self) -> list[str]:
-        return await self._context.read(_open_classes)
+        return await self._context.read(partial(rows.classes_with, states=("pending", "running")))
 
     async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
         number: int = await self._context.write(_recall_batch, (tuple(classes), crash_events))
@@ -209,14 +201,12 @@ class SqliteWorkQueue:
         *,
         state: WorkState | None = None,
         kind: str | None = None,
-        source: str | None = None,
+        classes: Collection[str] = (),
         after: str = "",
         limit: int = 100,
     ) -> list[WorkItem]:
-        given = (("state", state), ("kind", kind), ("source", source))
-        where = ["id > ?", *(f"{name} = ?" for name, value in given if value is not None)]
-        values = [after, *(value for _, value in given if value is not None)]
-        return await self._context.read(lambda connection: rows.page(connection, where, values, limit))
+        wanted = rows.Wanted(state, kind, tuple(classes), after, limit)
+        return await self._context.read(partial(rows.newest, wanted=wanted))
 
     async def snapshot(self) -> WorkSnapshot:
         now = self._context.now()
@@ -400,12 +390,9 @@ def _claim_batch(transaction: Transaction, wanted: list[Any]) -> list[list[WorkI
     answers: list[list[WorkItem]] = []
     for n, owner, classes, lease_ms, newest_first, crash_limit, crash_events in wanted:
         _reap(transaction, classes, crash_limit, crash_events)
-        connection.execute(
-            "UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?", (now.wall,)
-        )
-        if not classes:
-            found: Any = connection.execute(_READY_CLASSES).fetchall()
-            classes = tuple(name for (name,) in found)
+        classes = classes or tuple(rows.classes_with(connection, ("pending",)))
+        for name in classes:
+            connection.execute(_PROMOTE, (name, now.wall))
         if not classes or n <= 0:
             answers.append([])
             continue
@@ -468,11 +455,6 @@ def _recall_batch(transaction: Transaction, wanted: list[Any]) -> list[int]:
         transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
         answers.append(number)
     return answers
-
-
-def _open_classes(connection: apsw.Connection) -> list[str]:
-    found: Any = connection.execute(_OPEN_CLASSES)
-    return [name for (name,) in found]
 
 
 def _renew_batch(transaction: Transaction, wanted: list[Any]) -> list[list[bool]]:
@@ -542,24 +524,15 @@ def _transfer_batch(transaction: Transaction, wanted: list[tuple[str, str]]) -> 
 
 def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
     counts: dict[str, dict[WorkState, int]] = {}
-    due: dict[str, int] = {}
-    oldest: dict[str, int] = {}
-    found: Any = connection.execute(
-        "SELECT resource_class, state, count(*), count(*) FILTER (WHERE due_at <= ?1), ?1 - min(due_at) "
-        "FROM work GROUP BY resource_class, state",
-        (wall,),
-    )
-    for name, state, number, number_due, waited in found:
+    found: Any = connection.execute("SELECT resource_class, state, number FROM work_count")
+    for name, state, number in found:
         counts.setdefault(name, {})[WorkState(state)] = number
-        if state == WorkState.PENDING and number_due:
-            due[name] = number_due
-            oldest[name] = waited
-    return WorkSnapshot(counts, due, oldest)
+    oldest: Any = connection.execute(rows.OLDEST_DUE).get
+    return WorkSnapshot(counts, 0 if oldest is None else max(0, wall - oldest))
 
 
 def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> int | None:
     """Milliseconds until something can be claimed, None when only a change can bring it."""
-    statement = _SOONEST.format(_IN_CLASSES if classes else "")
-    values: tuple[Any, ...] = (now.steady, now.wall)
-    found: Any = connection.execute(statement, (*values, rows.listed(list(classes))) if classes else values).get
+    names = classes or rows.classes_with(connection, ("pending",))
+    found: Any = connection.execute(_SOONEST, (now.steady, now.wall, rows.listed(list(names)), bool(classes))).get
     return None if found is None else int(found)
