@@ -291,11 +291,11 @@ def options_of(configuration: Configuration) -> StoreOptions:
     }
 
 
-def store_url(settings: Settings, engine: str | None = None) -> str:
+def store_url(settings: Settings | None, engine: str | None = None) -> str:
     """The address of a process's store: `engine`, else the configured one, else the default. Its path is absolute."""
-    folder, url = settings.folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}"
-    if engine is not None:
-        folder, url = Path.cwd(), engine
+    folder, url = Path.cwd(), f"sqlite:{DEFAULT_STORE}" if engine is None else engine
+    if engine is None and settings is not None:
+        folder, url = settings.folder, settings.configuration.engine or url
     scheme, _, path = url.partition(":")
     path = path.removeprefix("//")
     return f"sqlite:{folder / path}" if scheme == "sqlite" and path else url

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import OperatorFlags, StoreFlags, settings
+from reefknot.cli.options import OperatorFlags, StoreFlags, is_unconfigured, settings
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ R = TypeVar("R")
 
 
 class StoreAddress(Struct, frozen=True):
-    """The store of a command: its URL, the settings in force, the redactor of their secrets, the value of `--as`."""
+    """The store of a command: its URL, the settings in force (None when nothing is configured), the redactor of their
+    secrets, the value of `--as`."""
 
     url: str
     settings: Any
@@ -91,11 +92,11 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
     from reefknot.config.secrets import secret_texts
     from reefknot.core.redaction import Redactor
 
-    found = settings(options.config)
+    found = None if is_unconfigured(options.config) else settings(options.config)
     url = store_url(found, options.engine)
     if url.rstrip(":") == "memory":
         raise CommandError("--engine: memory: ends with the process that opened it; accepted here: sqlite:PATH")
-    secrets, _ = secret_texts(found.tree, found.path, environ=os.environ)
+    secrets = () if found is None else secret_texts(found.tree, found.path, environ=os.environ)[0]
     return StoreAddress(url, found, Redactor(secrets), options.actor if isinstance(options, OperatorFlags) else actor)
 
 
@@ -109,7 +110,8 @@ async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncItera
     if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:
         text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
         raise CommandError(text, Exit.UNREACHABLE)
-    async with open_store(address.url, **options_of(address.settings.configuration), tidy=False) as store:
+    options: Any = {} if address.settings is None else options_of(address.settings.configuration)
+    async with open_store(address.url, **options, tidy=False) as store:
         yield store
 
 

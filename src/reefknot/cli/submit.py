@@ -11,7 +11,7 @@ import msgspec
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
-from reefknot.cli.options import STORE, StoreFlags, arg
+from reefknot.cli.options import STORE, StoreFlags, arg, settings
 from reefknot.cli.output import put, put_table, say
 from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.core.messages import ExecAssignment, ExecResult
@@ -92,7 +92,7 @@ class Submission:
         self.ids: list[str] = []
         self.mistakes = 0
         self._address = address
-        configuration = address.settings.configuration
+        configuration = (address.settings or settings(None)).configuration
         self._size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
         self._wait = wait
         self._results: dict[str, ExecResult | None] = {}

@@ -98,7 +98,8 @@ def _count(connection: apsw.Connection, which: QuarantineFilter) -> dict[str, in
         return _sums(connection, "kind")
     conditions = _conditions(which)
     where = " AND ".join(["state = 'quarantined'", *conditions])
-    query = f"SELECT kind, count(*) FROM work WHERE {where} GROUP BY kind ORDER BY 2 DESC, 1"  # noqa: S608 - our own words
+    index = "work_quarantined" if which.ids else "work_listed"
+    query = f"SELECT kind, count(*) FROM work INDEXED BY {index} WHERE {where} GROUP BY kind ORDER BY 2 DESC, 1"  # noqa: S608
     found: Any = connection.execute(query, tuple(conditions.values()))
     return dict(found)
 
