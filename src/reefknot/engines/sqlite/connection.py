@@ -61,7 +61,7 @@ def open_connection(
     try:
         _make_file(path)
         connection = opener(path, _READ_WRITE)
-        connection.set_busy_handler(_busy_handler(patience))
+        connection.set_busy_handler(busy_handler(patience))
         _enable_wal(connection, path, patience)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -6000")
@@ -113,7 +113,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def _busy_handler(patience: float) -> Callable[[int], bool]:
+def busy_handler(patience: float) -> Callable[[int], bool]:
     """Waits for other processes in pauses of `_pause`, for `patience` seconds in all."""
     began = 0.0
 

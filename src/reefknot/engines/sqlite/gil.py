@@ -43,7 +43,7 @@ class GilYield:
     def wake(self, loop: asyncio.AbstractEventLoop, wakeups: SimpleQueue[None]) -> None:
         """Wake the thread that waits on `wakeups`, block a busy loop until `release`, and begin to nudge."""
         self.idle = False
-        self._blocking = _has_more_to_do(loop) and time.monotonic() >= self._paused_until
+        self._blocking = has_more_to_do(loop) and time.monotonic() >= self._paused_until
         wakeups.put(None)
         if self._blocking and not self._released.acquire(timeout=MAX_BLOCK_S):
             self._blocking = False
@@ -60,7 +60,7 @@ class GilYield:
         if self.idle:
             self._nudging = None
             return
-        if _has_more_to_do(loop):
+        if has_more_to_do(loop):
             time.sleep(NUDGE_S)
         makes_progress = self.working or self.batches != batches
         gap = MIN_GAP_S if makes_progress else min(2 * gap, MAX_GAP_S)
@@ -75,6 +75,6 @@ class GilYield:
                 self._released.release()
 
 
-def _has_more_to_do(loop: asyncio.AbstractEventLoop) -> bool:
+def has_more_to_do(loop: asyncio.AbstractEventLoop) -> bool:
     """Whether the loop goes on at once instead of waiting. A hint: a loop without `_ready` counts as busy."""
     return bool(getattr(loop, "_ready", True))
