@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,16 @@ def test_every_router_on_the_store_is_listed(rk: Commands) -> None:
 
     assert len({one["system_id"] for one in found}) == 2
     assert rk("router", "status").out.count("router of pid") == 2
+
+
+@pytest.mark.parametrize("words", [("worker", "list"), ("router", "status"), ("worker", "pause")])
+def test_that_nothing_runs_is_told_without_waiting(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    async def waited(seconds: float) -> None:
+        raise AssertionError(f"waited for {seconds} s")
+
+    monkeypatch.setattr(asyncio, "sleep", waited)
+    ended = rk(*words)
+
+    assert (ended.code, "start one with: reefknot up" in ended.err) == (69, True)

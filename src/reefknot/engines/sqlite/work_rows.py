@@ -160,8 +160,8 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[tuple[str, tup
         return [("true", ())]
     ways: list[tuple[str, tuple[str, ...]]] = []
     for state in WorkState if wanted.state is None else (wanted.state,):
-        kinds: Any = [(wanted.kind,)] if wanted.kind is not None else connection.execute(_KINDS, (state.value,))
-        ways += [(_OF_STATE, (state.value, kind)) for (kind,) in kinds]
+        kinds: Any = [(wanted.kind,)] if wanted.kind is not None else connection.execute(_KINDS, (str(state),))
+        ways += [(_OF_STATE, (str(state), kind)) for (kind,) in kinds]
     return ways
 
 
