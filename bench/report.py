@@ -56,14 +56,33 @@ def shown(seconds: float, per_second: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _cells(row: Row, result: Result) -> tuple[str, str, str, str, str]:
+def _judged(row: Row) -> tuple[str, str]:
+    """Targets and verdict."""
     targets = "; ".join(str(verdict.target) for verdict in row.verdicts)
     missed = [str(verdict) for verdict in row.verdicts if verdict.missed is not None]
-    verdict = "; ".join(missed) or ("met" if row.verdicts else "")
-    return row.name, shown(row.seconds, result.table.unit.per_second), f"{row.ratio:.2f}", targets, verdict
+    return targets, "; ".join(missed) or ("met" if row.verdicts else "")
+
+
+def _cells(row: Row, result: Result) -> tuple[str, ...]:
+    return row.name, shown(row.seconds, result.table.unit.per_second), f"{row.ratio:.2f}", *_judged(row)
+
+
+def _matrix(result: Result) -> list[tuple[str, ...]]:
+    """A line for the contestants whose names differ in the column only. The targets are those of the last one."""
+    lines: dict[str, list[Row]] = {}
+    for row in result.rows:
+        lines.setdefault(row.name.rpartition(", ")[0], []).append(row)
+    unit = result.table.unit
+    grid: list[tuple[str, ...]] = [("", *(f"{column}, {unit.name}" for column in result.columns), "target", "verdict")]
+    for name, rows in lines.items():
+        judged = (cell.replace(f"{name}, ", "") for cell in _judged(rows[-1]))
+        grid.append((name, *(shown(row.seconds, unit.per_second) for row in rows), *judged))
+    return grid
 
 
 def _grid(result: Result) -> list[tuple[str, ...]]:
+    if result.columns:
+        return _matrix(result)
     heading = ("", result.table.unit.name, f"× {result.table.reference}", "target", "verdict")
     return [heading, *(_cells(row, result) for row in result.rows)]
 
@@ -79,7 +98,7 @@ def text(result: Result) -> str:
     widths = [max(len(cells[column]) for cells in grid) for column in range(len(grid[0]))]
     lines = [
         "  ".join(
-            cell.rjust(width) if column in (1, 2) else cell.ljust(width)
+            cell.rjust(width) if 0 < column < len(cells) - 2 else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ).rstrip()
         for cells in grid
@@ -96,7 +115,7 @@ def section(result: Result, *, date: str, machine: Machine) -> str:
         result.table.about,
         "",
         f"| {' | '.join(heading)} |",
-        "| --- | ---: | ---: | --- | --- |",
+        f"| --- |{' ---: |' * (len(heading) - 3)} --- | --- |",
         *(f"| {' | '.join(cells)} |" for cells in body),
         "",
         *(line for remark in result.remarks for line in (remark, "")),

@@ -33,6 +33,10 @@ class Run:
 
     timings: Timings
     remarks: tuple[str, ...] = ()
+    targets: Mapping[str, tuple[Target, ...]] | None = None
+    """In place of the table's own, when they depend on what ran."""
+    columns: tuple[str, ...] = ()
+    """Not empty: a contestant's name is that of its row, a comma, and one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Result:
     table: Table
     rows: tuple[Row, ...]
     remarks: tuple[str, ...]
+    columns: tuple[str, ...]
     spread: tuple[float, float]
     """How far the middle batch lay above the fastest: of the steadiest contestant, and of the least steady."""
 
@@ -84,7 +89,8 @@ class Result:
 def filled(table: Table, run: Run) -> Result:
     """The timings beside the reference and the targets. A target for somebody who did not run is a mistake."""
     figures = {name: timing.best for name, timing in run.timings.items()}
-    strangers = set(table.targets) - set(figures)
+    targets = table.targets if run.targets is None else run.targets
+    strangers = set(targets) - set(figures)
     if strangers:
         raise ValueError(f"{table.name}: targets for {sorted(strangers)}, who did not run")
     rows = tuple(
@@ -92,13 +98,13 @@ def filled(table: Table, run: Run) -> Result:
             name,
             timing.best,
             timing.middle,
-            ratio(figures, name, table.reference),
-            tuple(judge(target, name, figures) for target in table.targets.get(name, ())),
+            ratio(figures, name, table.reference or name),
+            tuple(judge(target, name, figures) for target in targets.get(name, ())),
         )
         for name, timing in run.timings.items()
     )
     spreads = [timing.spread for timing in run.timings.values()]
-    return Result(table, rows, run.remarks, (min(spreads), max(spreads)))
+    return Result(table, rows, run.remarks, run.columns, (min(spreads), max(spreads)))
 
 
 def registered() -> tuple[Table, ...]:

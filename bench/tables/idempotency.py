@@ -21,8 +21,9 @@ import diskcache
 import redis
 import redis.asyncio
 
-from bench.measure import Contestant, Effort, measure
+from bench.measure import FULL, Contestant, Effort, measure
 from bench.table import MICROSECONDS, Run, Table
+from bench.tables.growth import fill_keys, made
 from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.engines.clocks import SystemClock
@@ -33,6 +34,7 @@ RAW = f"raw SQLite, FULL, {CALLERS} at a time"
 OURS = f"reefknot, {CALLERS} callers"
 BUSY = f"reefknot, {CALLERS} callers beside a busy loop"
 LONE = "reefknot, one caller"
+GROWN = f"reefknot, {CALLERS} callers, a million keys"
 DISKCACHE = "diskcache, FULL"
 REDIS = f"Redis, AOF always, {CALLERS} callers"
 
@@ -40,6 +42,7 @@ RESULT = '{"status":"charged","amount":1250}'
 ROUND = 16 * CALLERS
 """Keys in one batch: sixteen for every caller. The figures are for one key."""
 
+KEYS = 1_000_000
 _keys = (sha256(b"%d" % number).hexdigest() for number in count())
 
 
@@ -190,8 +193,11 @@ def run(effort: Effort) -> Run:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runner = stack.enter_context(asyncio.Runner())
 
-        def once(name: str) -> Callable[[str], Awaitable[object]]:
-            """In a file of its own: a fuller one is slower, and nobody is to write in another's."""
+        def once(name: str, keys: int = 0) -> Callable[[str], Awaitable[object]]:
+            """In a file of its own, with so many keys in it: nobody is to write in another's."""
+            if keys:
+                runner.run(made(folder / f"{name}.db"))
+                fill_keys(folder / f"{name}.db", keys)
             store = runner.run(SqliteStore(folder / f"{name}.db", SystemClock()).start())
             stack.callback(lambda: runner.run(store.close()))
             return ours(store)
@@ -201,6 +207,7 @@ def run(effort: Effort) -> Run:
             by_callers(OURS, runner, once("ours"), callers=CALLERS),
             by_callers(BUSY, runner, once("busy"), callers=CALLERS, busy=True),
             by_callers(LONE, runner, once("lone"), callers=1),
+            by_callers(GROWN, runner, once("grown", KEYS if effort is FULL else 0), callers=CALLERS),
             with_diskcache(folder),
         ]
         if program is not None:
@@ -235,6 +242,8 @@ TABLES = (
         targets={
             OURS: (AtMostTimes(1 / 0.55, RAW), AheadOf((DISKCACHE,))),
             BUSY: (AtMostSeconds(100e-6),),
+            LONE: (AtMostTimes(1.0, DISKCACHE),),
+            GROWN: (AtMostTimes(1 / 0.8, OURS),),
         },
         packages=("reefknot", "apsw", "diskcache", "redis"),
         run=run,

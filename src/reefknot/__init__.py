@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from reefknot.app.managers import RetryManager as RetryManager
     from reefknot.app.managers import get_retry_manager as get_retry_manager
     from reefknot.app.managers import open_manager as open_manager
+    from reefknot.app.stores import connect as connect
     from reefknot.app.stores import open_audit_log as open_audit_log
     from reefknot.app.stores import open_store as open_store
-    from reefknot.app.system import connect as connect
     from reefknot.audit.journal import FanOut as FanOut
     from reefknot.blocks.python import block as block
     from reefknot.config.book import PolicyBook as PolicyBook
@@ -99,8 +99,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "reefknot.app.managers": "IdempotencyManager RetryManager get_retry_manager open_manager",
-    "reefknot.app.stores": "open_audit_log open_store",
-    "reefknot.app.system": "connect",
+    "reefknot.app.stores": "connect open_audit_log open_store",
     "reefknot.audit.journal": "FanOut",
     "reefknot.blocks.python": "block",
     "reefknot.config.book": "PolicyBook",

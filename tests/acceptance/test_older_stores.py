@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from reefknot.core.messages import ExecAssignment, ExecResult, Job, ResultStatus
 from reefknot.core.results import assignment_of, unrun_result
 from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id
 from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION
+from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.block import BlockContext
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import ALL
@@ -93,6 +95,11 @@ def test_each_assignment_of_an_older_store_has_one_record_under_its_own_id(path:
                 assert (assignment.tenant_id, item.tenant_id) == (TENANT, TENANT)
                 assert item.id == assignment.record_id
             assert await store.audit.verify() == []
+            counted = Counter((one.resource_class, one.state) for one in items.values())
+            snapshot = (await store.work.snapshot()).counts
+            assert {(name, state): n for name, by in snapshot.items() for state, n in by.items()} == counted
+            assert (await store.quarantine.stats()).total == 1
+            assert len(await store.audit.read(AuditQuery(since=1))) == (await store.audit.head()).sequence
         connection = apsw.Connection(str(path))
         assert connection.pragma("user_version") == VERSION
         connection.close()

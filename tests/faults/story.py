@@ -190,7 +190,7 @@ def _sink(folder: Path, way: Way, hook: Hook) -> Sink:
 
 
 async def _state(store: SqliteStore) -> dict[str, Any]:
-    items = await store.work.find()
+    items = sorted(await store.work.find(), key=lambda item: item.id)
     keys = await stored_keys(store)
     recorded = await store.audit.read(AuditQuery(event_type="idempotency"))
     events = await store.audit.read()

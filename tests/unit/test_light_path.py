@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 HEAVY = ("typing", "re", "msgspec", "asyncio", "logging", "inspect", "dataclasses")
 
 
-def loaded_by(code: str) -> set[str]:
+def loaded_by(code: str, heavy: Sequence[str] = HEAVY) -> set[str]:
     """Those of the heavy modules that are there after the code ran. `-S`: what a site brings along is not ours."""
     paths = [path for path in sys.path if path]
-    program = f"import sys; sys.path[:] = {paths!r}\n{code}\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    program = f"import sys; sys.path[:] = {paths!r}\n{code}\nprint([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=30, check=True)
     return set(done.stdout.strip("[]\n").replace("'", "").split(", ")) - {""}
 
@@ -44,3 +45,25 @@ except ValueError:
     pass
 """
     assert {"typing", "re", "msgspec"} <= loaded_by(code)
+
+
+CONNECTING = "import asyncio\nfrom reefknot import connect\n"
+SYSTEM = ("pydantic", "yaml", "cyclopts", "reefknot.worker.service", "reefknot.config.schema", "reefknot.app.managers")
+
+
+def test_a_client_loads_neither_the_configuration_nor_the_system_it_is_a_client_of() -> None:
+    code = """
+async def main():
+    async with connect("memory:") as client:
+        await client.submit("demo.step")
+
+asyncio.run(main())
+"""
+    assert loaded_by(CONNECTING + code, SYSTEM) == set()
+
+
+def test_a_system_does_load_them() -> None:
+    """The control."""
+    assert set(SYSTEM) - {"cyclopts", "yaml"} <= loaded_by(
+        CONNECTING + "import reefknot.app.managers, reefknot.app.system\n", SYSTEM
+    )

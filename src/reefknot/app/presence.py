@@ -13,21 +13,23 @@ old name finds the rest. Queued work of a draining worker moves likewise.
 import asyncio
 import json
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reefknot.core.work import WorkState
 from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import is_gone, owner_is_gone
-from reefknot.worker.service import Worker
+
+if TYPE_CHECKING:
+    from reefknot.worker.service import Worker
 
 LOOK_S = 1.0
 ADOPT_EVERY_S = 10.0
 PAGE = 500
 
 
-async def look_for_orphans(store: Store, workers: Sequence[Worker], steps: Container[str]) -> None:
+async def look_for_orphans(store: Store, workers: "Sequence[Worker]", steps: Container[str]) -> None:
     """Release leases of dead processes every second, which costs little; adopt queued work now and then. Never ends."""
     loop = asyncio.get_running_loop()
     adopt_at = loop.time()
@@ -42,7 +44,7 @@ async def look_for_orphans(store: Store, workers: Sequence[Worker], steps: Conta
         await asyncio.sleep(LOOK_S)
 
 
-async def adopt(store: Store, workers: Sequence[Worker], steps: Container[str]) -> None:
+async def adopt(store: Store, workers: "Sequence[Worker]", steps: Container[str]) -> None:
     """Take over work that is queued for workers which no living system has, or which are draining."""
     systems = await living_systems(store)
     living = worker_names(systems) | {worker.worker_id for worker in workers}
@@ -61,13 +63,13 @@ async def adopt(store: Store, workers: Sequence[Worker], steps: Container[str]) 
 
 
 async def _adopt(
-    store: Store, workers: Sequence[Worker], steps: Container[str], state: WorkState, left: set[str]
+    store: Store, workers: "Sequence[Worker]", steps: Container[str], state: WorkState, left: set[str]
 ) -> None:
     after, number = "", 0
     while True:
-        items = await store.work.find(state=state, after=after, limit=PAGE)
+        items = await store.work.find(state=state, classes=left, after=after, limit=PAGE)
         for item in items:
-            if item.resource_class not in left or item.kind not in steps:
+            if item.kind not in steps:
                 continue
             worker = workers[number % len(workers)]
             pool = worker.pools.get(item.resource_class.rpartition("@")[0])

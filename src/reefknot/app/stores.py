@@ -12,6 +12,8 @@ none whose clock is more than a day past the newest record: a clock that is wron
 In a virtual loop everything runs in that loop's time and thread, and nothing is removed by itself.
 """
 
+from __future__ import annotations
+
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
@@ -25,19 +27,19 @@ from msgspec import Struct
 
 from reefknot.core import checks
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.core.redaction import redact
 from reefknot.core.time import Timeline
 from reefknot.errors import ParameterError
 from reefknot.idempotency.decorator import in_scope
-from reefknot.ports.audit_log import AuditLog
-from reefknot.ports.clock import Clock
-from reefknot.ports.store import Store
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
     from reefknot.config.schema import Configuration
     from reefknot.config.settings import Settings
+    from reefknot.ports.audit_log import AuditLog
+    from reefknot.ports.clock import Clock
+    from reefknot.ports.store import Store
+    from reefknot.router.client import Client
 
 DEFAULT_STORE = ".reefknot/state.db"
 _ACCEPTED = "memory:, or sqlite:PATH"
@@ -260,6 +262,26 @@ async def open_store(
         await store.close()
 
 
+@asynccontextmanager
+async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
+    """
+    A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`.
+
+    `size` bounds what may wait there for a router.
+    """
+    checks.whole_number("size", size)
+    async with open_store(url) as store:
+        yield client_of(store, store.clock, size)
+
+
+def client_of(store: Store, clock: Clock, size: int = 1000) -> Client:
+    """A client over an open store."""
+    from reefknot.app import presence
+    from reefknot.router.client import Client
+
+    return Client(store, clock, size=size, has_router=presence.has_router)
+
+
 def _retention_job(store: Store, clock: Clock, given: Retention | None) -> RetentionJob:
     if store.durable:
         from reefknot.engines.sqlite import SqliteStore
@@ -280,7 +302,7 @@ class StoreOptions(TypedDict):
     work_retention: float | None
 
 
-def options_of(configuration: "Configuration") -> StoreOptions:
+def options_of(configuration: Configuration) -> StoreOptions:
     """The settings of the sections `idempotency` and `audit`, and the worker's retention."""
     keys = configuration.idempotency
     return {
@@ -292,11 +314,11 @@ def options_of(configuration: "Configuration") -> StoreOptions:
     }
 
 
-def store_url(settings: "Settings", engine: str | None = None) -> str:
+def store_url(settings: Settings | None, engine: str | None = None) -> str:
     """The address of a process's store: `engine`, else the configured one, else the default. Its path is absolute."""
-    folder, url = settings.folder, settings.configuration.engine or f"sqlite:{DEFAULT_STORE}"
-    if engine is not None:
-        folder, url = Path.cwd(), engine
+    folder, url = Path.cwd(), f"sqlite:{DEFAULT_STORE}" if engine is None else engine
+    if engine is None and settings is not None:
+        folder, url = settings.folder, settings.configuration.engine or url
     scheme, _, path = url.partition(":")
     path = path.removeprefix("//")
     return f"sqlite:{folder / path}" if scheme == "sqlite" and path else url
@@ -341,6 +363,8 @@ async def _opened(url: str, clock: Clock, *, retention: float, largest_result: i
         return await SqliteStore(
             path, clock, retention=retention, largest_result=largest_result, most_keys=most_keys, inline=inline
         ).start()
+    from reefknot.core.redaction import redact
+
     coming = "; nats:// needs the extra 'nats' and an engine that this version does not have yet"
     raise ParameterError("url", redact(url), _ACCEPTED + (coming if scheme in ("nats", "tls") else ""))
 

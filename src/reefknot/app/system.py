@@ -24,12 +24,11 @@ from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
 from reefknot.app.presence import look_for_orphans
-from reefknot.app.stores import open_store, options_of
+from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
-from reefknot.core import checks
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
 from reefknot.errors import NameTakenError, StoreUnavailableError
@@ -37,7 +36,6 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
-from reefknot.router.client import Client
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
@@ -99,7 +97,7 @@ class System:
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared)
         shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
         self.workers = [Worker(name, **shared) for name in workers]
-        self.client = _client(store, clock, self.routing.rules.size)
+        self.client = client_of(store, clock, self.routing.rules.size)
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
 
@@ -361,19 +359,3 @@ def _free(kind: str, count: int, taken: set[str]) -> list[str]:
     """`worker-1`, `worker-2`, …, without those that a system which runs here already has."""
     names = (f"{kind}-{number}" for number in range(1, count + len(taken) + 1))
     return [name for name in names if name not in taken][:count]
-
-
-@asynccontextmanager
-async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
-    """
-    A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`.
-
-    `size` bounds what may wait there for a router.
-    """
-    checks.whole_number("size", size)
-    async with open_store(url) as store:
-        yield _client(store, store.clock, size)
-
-
-def _client(store: Store, clock: Clock, size: int) -> Client:
-    return Client(store, clock, size=size, has_router=presence.has_router)

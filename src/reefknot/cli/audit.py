@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,20 +115,19 @@ class EventFilter(Struct, frozen=True):
         return canonical_category(_fields(kept.entry.body).get("retry_category")) == self.category
 
     async def last(self, log: AuditLog, head: Head, lines: int) -> list[KeptEntry]:
-        """The last matching entries. Only without a filter is it known where they begin."""
-        if lines == 0:
-            return []
-        query = self.query
-        if self.category is None and query == AuditQuery():
-            query = AuditQuery(after=max(0, head.sequence - lines))
-        found: deque[KeptEntry] = deque(maxlen=lines)
-        at = query.after
-        with progress("searching", head.sequence - at) as advance:
-            async for page in pages_of(log, query, until=head.sequence):
-                found.extend(filter(self.matches, page))
-                advance(page[-1].sequence - at)
-                at = page[-1].sequence
-        return list(found)
+        """The last matching entries, found from the end on."""
+        found: list[KeptEntry] = []
+        limit, before = min(lines, PAGE) if self.category is None else PAGE, head.sequence + 1
+        with progress("searching", head.sequence) as advance:
+            while len(found) < lines:
+                query = msgspec.structs.replace(self.query, before=before, limit=limit, newest_first=True)
+                page = await log.read(query)
+                found += filter(self.matches, page)
+                if len(page) < limit:
+                    break
+                advance(before - page[-1].sequence)
+                before = page[-1].sequence
+        return found[:lines][::-1]
 
 
 async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds: float | None, json: bool) -> None:
@@ -379,7 +377,7 @@ async def _analyse(
     """The analysis of the whole log, or of the events since a time; and the number of unreadable events."""
     unreadable = 0
     async with audit_source(file, options) as source:
-        async for _, body in source.events("analysing"):
+        async for _, body in source.events("analysing", since=since):
             try:
                 event = decode(body)
             except msgspec.DecodeError:

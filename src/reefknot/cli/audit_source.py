@@ -60,9 +60,10 @@ class StoreSource:
         self.name = name
         self._retention = retention
 
-    async def events(self, label: str) -> AsyncIterator[NumberedBody]:
+    async def events(self, label: str, *, since: int | None = None) -> AsyncIterator[NumberedBody]:
+        """The events, or those filed since a time (ms UTC)."""
         with progress(label, self.head.sequence) as advance:
-            async for kept in pages_of(self.log, until=self.head.sequence):
+            async for kept in pages_of(self.log, AuditQuery(since=since), until=self.head.sequence):
                 for one in kept:
                     yield one.sequence, one.entry.body
                 advance(len(kept))
@@ -93,7 +94,8 @@ class FileSource:
         self._files = files_of(path)
         self._size = sum(file.stat().st_size for file in self._files)
 
-    async def events(self, label: str) -> AsyncIterator[NumberedBody]:
+    async def events(self, label: str, *, since: int | None = None) -> AsyncIterator[NumberedBody]:
+        """The events: all of them, since a line has to be read to know its time."""
         self._require_header()
         with progress(label, self._size) as advance:
             for text in self._lines(advance):
@@ -160,15 +162,16 @@ async def audit_source(file: Path | None, options: StoreFlags) -> AsyncIterator[
         options = replace(options, engine=engine)
     address = address_of(options)
     async with opened(address) as store:
-        retention = _retention_of(address.settings.configuration.audit, address.path)
+        configured = None if address.settings is None else address.settings.configuration.audit
+        retention = _retention_of(configured, address.path)
         yield StoreSource(store.audit, await store.audit.head(), address.url, retention)
 
 
-def _retention_of(audit: AuditSection, store: Path) -> float | None:
+def _retention_of(audit: AuditSection | None, store: Path) -> float | None:
     """The retention of events in force: as configured, else as noted beside the store, else the built-in one."""
     from reefknot.app.stores import Retention, RetentionNote
 
-    if "retention_seconds" in audit.model_fields_set:
+    if audit is not None and "retention_seconds" in audit.model_fields_set:
         return audit.retention_seconds
     return (RetentionNote(str(store)).read().retention or Retention()).events
 

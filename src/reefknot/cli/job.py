@@ -11,10 +11,10 @@ import msgspec
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, one_of
 from reefknot.cli.output import age, put, put_fields, put_jobs, put_json, say, show, time_text
-from reefknot.cli.stores import StoreAddress, address_of, has_router_soon, polled, with_store
+from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
-from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id
+from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, record_id
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from reefknot.ports.audit_log import KeptEntry
     from reefknot.ports.store import Store
 
-PAGE = 500
 MOST_EVENTS = 100
 CANCEL_WAIT_S = 5.0
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
@@ -78,18 +77,6 @@ def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
         return redactor(text if isinstance(text, str) else text.decode("utf-8", "replace"))
 
 
-async def _find(store: Store, state: WorkState | None, kind: str | None, after: str, limit: int) -> list[WorkItem]:
-    """The next jobs by id, read in pages."""
-    found: list[WorkItem] = []
-    while len(found) < limit:
-        page = await store.work.find(state=state, kind=kind, after=after, limit=min(PAGE, limit - len(found)))
-        if not page:
-            break
-        found += page
-        after = page[-1].id
-    return found
-
-
 async def _counts(store: Store) -> dict[str, Any]:
     """The number of jobs in each state, and the age of the oldest due one. A router that holds a job waits with it."""
     snapshot = await store.work.snapshot()
@@ -101,7 +88,7 @@ async def _counts(store: Store) -> dict[str, Any]:
     return {
         "states": states,
         "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
-        "oldest_due_s": max(snapshot.oldest_due_ms.values(), default=0) / 1000,
+        "oldest_due_s": snapshot.oldest_due_ms / 1000,
     }
 
 
@@ -121,13 +108,18 @@ def list_(
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
     options: StoreFlags = STORE,
 ) -> None:
-    """List jobs by id; pending ones with their due time."""
+    """List jobs, the newest first; pending ones with their due time."""
     check_whole("--limit", limit)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
     address = address_of(options)
 
     async def work(store: Store) -> tuple[list[WorkItem], dict[str, Any]]:
-        return await _find(store, wanted, type_, unquote(after), limit), await _counts(store)
+        last = unquote(after)
+        if last and await store.work.get(last) is None:
+            gone = named(*assignment_and_tenant(last))
+            text = f"--after: there is no job {gone} any more; start again without --after"
+            raise CommandError(text, Exit.FAILED)
+        return await store.work.find(state=wanted, kind=type_, after=last, limit=limit), await _counts(store)
 
     found, counts = with_store(address, work)
     following = quote(found[-1].id) if len(found) == limit else None
@@ -254,7 +246,7 @@ def cancel(
 
 async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_run: bool) -> tuple[str, str]:
     """The states before and after. The router that has the job cancels it; without any, the store does at once."""
-    from reefknot.router.client import Client
+    from reefknot.app.stores import client_of
 
     job, work_id, reason = cancel.assignment_id, cancel.record_id, cancel.reason or ""
     found = await store.work.get(work_id)
@@ -265,7 +257,7 @@ async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_ru
         raise CommandError(f"{printable(job)} is {before.value}: there is nothing to cancel", Exit.FAILED)
     if dry_run:
         return before.value, before.value
-    client = Client(store, store.clock, has_router=has_router_soon)
+    client = client_of(store, store.clock)
     event = address.event("job.cancel", job, tenant_id=cancel.tenant_id, reason=reason)
     if await client.cancel(job, reason, tenant_id=cancel.tenant_id, who=address.actor, events=[event]):
         return before.value, "cancelled"

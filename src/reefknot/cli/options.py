@@ -151,6 +151,20 @@ def time_ms(flag: str, text: str | None, *, now: datetime | None = None) -> int 
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
+def is_unconfigured(config: str | None) -> bool:
+    """True when neither a flag, a file nor the environment says anything: then the configuration reader, slow to
+    import, need not be loaded. A gate in the environment is checked all the same."""
+    from reefknot.config.layers import PREFIX, QUEUE, RETRIES, find, gate
+
+    if config is not None or any(name.startswith(PREFIX) for name in os.environ):
+        return False
+    if find(None, environ=os.environ, cwd=Path.cwd()) is not None:
+        return False
+    for name in (QUEUE, RETRIES):
+        gate(name, os.environ, None)  # raises for a value that it does not accept
+    return True
+
+
 def load(config: str | None, *, forgiving: bool = False) -> Settings:
     """The settings in force, or an error with every mistake in them."""
     with _without_plugins():

@@ -66,13 +66,21 @@ def show(data: object, text: Callable[[], None], *, json: bool) -> None:
         text()
 
 
-def put_json(value: object) -> None:
-    """A JSON document, in which a control character is an escape."""
+def put_json(value: object, *, first: Mapping[str, Iterable[str]] | None = None) -> None:
+    """
+    A JSON document, in which a control character is an escape.
+
+    `first` are fields before those of an object, each value as pieces of JSON: it may be larger than memory.
+    """
     from json import dumps
 
     text = dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
     if not text.isascii():
         text = "".join(char if char.isprintable() or char == "\n" else dumps(char)[1:-1] for char in text)
+    for name, pieces in (first or {}).items():
+        sys.stdout.write(f"{text[0]}\n  {dumps(name)}: ")
+        sys.stdout.writelines(pieces)
+        text = "," + text[1:]
     print(text)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from sys import float_info
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -18,7 +17,17 @@ from cyclopts import Parameter
 
 from reefknot.cli import policy_view as view
 from reefknot.cli.app import CommandError, examples, noun
-from reefknot.cli.options import COMMON, CommonFlags, Json, arg, check_number, one_of, settings, unknown
+from reefknot.cli.options import (
+    COMMON,
+    CommonFlags,
+    Json,
+    arg,
+    check_number,
+    is_unconfigured,
+    one_of,
+    settings,
+    unknown,
+)
 from reefknot.cli.output import put, put_document, put_table, relative, say, show
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import Book, FieldOrigin, Request
@@ -117,14 +126,11 @@ class ActiveBook(NamedTuple):
 
 
 def active_book(config: str | None) -> ActiveBook:
-    """The book and the gate. Without any configuration the configuration reader, slow to import, is not loaded."""
-    from reefknot.config.layers import PREFIX, QUEUE, RETRIES, find, gate
-
-    unset = config is None and not any(name.startswith(PREFIX) for name in os.environ)
-    if unset and find(None, environ=os.environ, cwd=Path.cwd()) is None:
+    """The book and the gate."""
+    if is_unconfigured(config):
+        from reefknot.config.layers import RETRIES, gate
         from reefknot.core.retry.defaults import builtin_book
 
-        gate(QUEUE, os.environ, None)  # raises for a value that it does not accept
         return ActiveBook(builtin_book(), gate(RETRIES, os.environ, None))
     found = settings(config)
     return ActiveBook(found.book, found.retries_gate)

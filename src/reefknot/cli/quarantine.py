@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from json import dumps, loads
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, unquote
 
 from cyclopts import Parameter
@@ -13,7 +14,7 @@ from cyclopts import Parameter
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.job import job_details, named, tenant_hint
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, time_ms
-from reefknot.cli.output import progress, put, put_fields, put_jobs, put_table, say, show, time_text
+from reefknot.cli.output import progress, put, put_fields, put_jobs, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.core.work import WorkItem, assignment_and_tenant, record_id
 from reefknot.ports.work_queue import QuarantineFilter
@@ -180,6 +181,31 @@ def _selected(ids: tuple[str, ...], tenant: str | None, flags: QuarantineFlags, 
     return flags.filter(tuple(dict.fromkeys(record_id(one, tenant) for one in ids)))
 
 
+class ChangedJobs:
+    """The records that an action has changed: the first few, their number, and all of them as lines of JSON on disk."""
+
+    def __init__(self, wanted: tuple[str, ...], lines: IO[str]) -> None:
+        self.first: list[str] = []
+        self.count = 0
+        self.missing = set(wanted)
+        self._lines = lines
+
+    def add(self, ids: Sequence[str]) -> None:
+        self.first += ids[: MOST_SHOWN - len(self.first)]
+        self.count += len(ids)
+        self.missing.difference_update(ids)
+        self._lines.writelines(f"{dumps(one)}\n" for one in ids)
+
+    def as_json(self, part: int) -> Iterator[str]:
+        """The assignment ids (part 0) or the tenants (part 1) as a list of JSON, in pieces."""
+        self._lines.seek(0)
+        before = "["
+        for line in self._lines:
+            yield f"{before}\n    {dumps(assignment_and_tenant(loads(line))[part])}"
+            before = ","
+        yield "[]" if before == "[" else "\n  ]"
+
+
 class BulkAction:
     """An audited action on the selected jobs, in chunks. Their number is printed before the first is changed."""
 
@@ -192,50 +218,44 @@ class BulkAction:
 
     def run(self, act: Act, wanted: QuarantineFilter) -> int:
         dry_run, done = self._options.dry_run, self._participle
-        changed = with_store(self.address, lambda store: self._apply(store, act, wanted))
-        missing = sorted(set(wanted.ids) - set(changed))
-
-        jobs = [assignment_and_tenant(one) for one in changed]
-
-        def text() -> None:
-            for name, tenant in jobs[:MOST_SHOWN]:
+        with TemporaryFile("w+", encoding="utf-8") as lines:
+            changed = ChangedJobs(wanted.ids, lines)
+            with_store(self.address, lambda store: self._apply(store, act, wanted, changed))
+            missing = [assignment_and_tenant(one)[0] for one in sorted(changed.missing)]
+            if self._options.json:
+                fields = {"missing": missing, "count": changed.count, "actor": self.address.actor, "dry_run": dry_run}
+                put_json(fields, first={done: changed.as_json(0), "tenant_ids": changed.as_json(1)})
+        if not self._options.json:
+            for name, tenant in map(assignment_and_tenant, changed.first):
                 put(f"{name}{f' of {tenant}' if tenant else ''} {'would be ' if dry_run else ''}{done}")
-            if len(changed) > MOST_SHOWN:
-                put(f"… and {len(changed) - MOST_SHOWN} more")
-
-        data = {
-            done: [name for name, _ in jobs],
-            "tenant_ids": [tenant for _, tenant in jobs],
-            "missing": [assignment_and_tenant(one)[0] for one in missing],
-            "count": len(changed),
-            "actor": self.address.actor,
-            "dry_run": dry_run,
-        }
-        show(data, text, json=self._options.json)
-        if self._verb == "requeue" and changed and not dry_run:
+            if changed.count > MOST_SHOWN:
+                put(f"… and {changed.count - MOST_SHOWN} more")
+        if self._verb == "requeue" and changed.count and not dry_run:
             say("a running system picks them up within seconds; to start one: reefknot up")
         return Exit.FAILED if missing else Exit.FINE
 
-    async def _apply(self, store: Store, act: Act, wanted: QuarantineFilter) -> list[str]:
-        """The records that were changed, or with --dry-run would be."""
+    async def _apply(self, store: Store, act: Act, wanted: QuarantineFilter, changed: ChangedJobs) -> None:
+        """Change the jobs, or with --dry-run only collect their records."""
         dry_run = self._options.dry_run
-        items = await _find_all(store, wanted)
-        counts = ", ".join(f"{number} {kind}" for kind, number in Counter(item.kind for item in items).most_common())
-        if items:
-            say(f"{len(items)} {'would be' if dry_run else 'to be'} {self._participle}: {counts}")
+        counts = await store.quarantine.count(wanted)
+        total = sum(counts.values())
+        if total:
+            kinds = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+            say(f"{total} {'would be' if dry_run else 'to be'} {self._participle}: {kinds}")
         elif not wanted.ids:
             say("no job matches")
-        await _report_missing(store, sorted(set(wanted.ids) - {item.id for item in items}))
-        if dry_run:
-            return [item.id for item in items]
-        changed = []
-        with progress(self._verb, len(items)) as advance:
-            for first in range(0, len(items), CHUNK):
-                chunk = items[first : first + CHUNK]
-                chosen = QuarantineFilter(ids=tuple(item.id for item in chunk))
-                changed += await act(store, chosen, self._events(chunk))
+        if dry_run and not self._options.json and not wanted.ids:  # what is shown is enough
+            changed.add([item.id for item in await store.quarantine.find(wanted, limit=MOST_SHOWN)])
+            changed.count = total
+            return
+        after = ""
+        with progress(self._verb, total) as advance:
+            while chunk := await store.quarantine.find(wanted, after=after, limit=CHUNK):
+                ids, after = tuple(item.id for item in chunk), chunk[-1].id
+                done = ids if dry_run else await act(store, QuarantineFilter(ids=ids), self._events(chunk))
+                changed.add(done)
                 advance(len(chunk))
-        return changed
+        await _report_missing(store, sorted(changed.missing))
 
     def _events(self, items: list[WorkItem]) -> list[AuditEntry]:
         """Audit entries: one for the action, and for `requeue` one per job."""
@@ -259,13 +279,6 @@ class BulkAction:
             ]
             events += Journal(None, redactor=self.address.redactor).entries(returning)
         return events
-
-
-async def _find_all(store: Store, wanted: QuarantineFilter) -> list[WorkItem]:
-    items: list[WorkItem] = []
-    while page := await store.quarantine.find(wanted, after=items[-1].id if items else "", limit=CHUNK):
-        items += page
-    return items
 
 
 async def _report_missing(store: Store, names: list[str]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.options import OperatorFlags, StoreFlags, settings
+from reefknot.cli.options import OperatorFlags, StoreFlags, is_unconfigured, settings
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ R = TypeVar("R")
 
 
 class StoreAddress(Struct, frozen=True):
-    """The store of a command: its URL, the settings in force, the redactor of their secrets, the value of `--as`."""
+    """The store of a command: its URL, the settings in force (None when nothing is configured), the redactor of their
+    secrets, the value of `--as`."""
 
     url: str
     settings: Any
@@ -93,11 +94,11 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
     from reefknot.config.secrets import secret_texts
     from reefknot.core.redaction import Redactor
 
-    found = settings(options.config)
+    found = None if is_unconfigured(options.config) else settings(options.config)
     url = store_url(found, options.engine)
     if url.rstrip(":") == "memory":
         raise CommandError("--engine: memory: ends with the process that opened it; accepted here: sqlite:PATH")
-    secrets, _ = secret_texts(found.tree, found.path, environ=os.environ)
+    secrets = () if found is None else secret_texts(found.tree, found.path, environ=os.environ)[0]
     return StoreAddress(url, found, Redactor(secrets), options.actor if isinstance(options, OperatorFlags) else actor)
 
 
@@ -111,7 +112,8 @@ async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncItera
     if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:
         text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
         raise CommandError(text, Exit.UNREACHABLE)
-    async with open_store(address.url, **options_of(address.settings.configuration), tidy=False) as store:
+    options: Any = {} if address.settings is None else options_of(address.settings.configuration)
+    async with open_store(address.url, **options, tidy=False) as store:
         yield store
 
 
@@ -123,6 +125,9 @@ def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], *, 
             return await work(store)
 
     return asyncio.run(main())
+
+
+_POLL_S = 0.1
 
 
 async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Callable[[R], object] = bool) -> R:
@@ -138,32 +143,18 @@ async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Ca
 
 # ---- running systems -------------------------------------------------------------------------------------------------
 
-PATIENCE_S = 1.5
-"""A system writes its status every second; one that has just started may not have done so yet."""
-_POLL_S = 0.1
-
 
 def has_part(systems: list[dict[str, Any]], part: str) -> bool:
     """True when one of the systems has the part, `worker` or `router`."""
     return any(one["workers"] if part == "worker" else one["router"] for one in systems)
 
 
-async def running_systems(store: Store) -> list[dict[str, Any]]:
-    """The status of every system that runs over this store; empty when none reports within `PATIENCE_S`."""
-    from reefknot.app.presence import living_systems
-
-    return await polled(lambda: living_systems(store), PATIENCE_S)
-
-
-async def has_router_soon(store: Store) -> bool:
-    """True when a router runs over this store, or reports within `PATIENCE_S`."""
-    return has_part(await running_systems(store), "router")
-
-
 async def systems_with(part: str, store: Store, address: StoreAddress) -> list[dict[str, Any]]:
     """The status of every running system. With no `part` (worker or router) among them, an error that says how to
-    start one."""
-    found = await running_systems(store)
+    start one. A system reports before it says that it is ready, so nothing has to be waited for."""
+    from reefknot.app.presence import living_systems
+
+    found = await living_systems(store)
     if not has_part(found, part):
         ways = f"reefknot up --engine {address.url} (or, alone: reefknot {part} start --engine {address.url})"
         raise CommandError(f"no {part} is running on {address.url}; start one with: {ways}", Exit.UNREACHABLE)

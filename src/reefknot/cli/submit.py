@@ -11,7 +11,7 @@ import msgspec
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
-from reefknot.cli.options import STORE, StoreFlags, arg
+from reefknot.cli.options import STORE, StoreFlags, arg, settings
 from reefknot.cli.output import put, put_jobs, say
 from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.core.messages import ExecAssignment, ExecResult
@@ -107,14 +107,14 @@ class Submission:
         self.handles: list[Handle] = []
         self.mistakes = 0
         self._address = address
-        configuration = address.settings.configuration
+        configuration = (address.settings or settings(None)).configuration
         self._size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
         self._wait = wait
         self._results: dict[Handle, ExecResult | None] = {}
 
     async def submit(self, work: str | ExecAssignment) -> None:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
-        from reefknot.app.system import connect
+        from reefknot.app.stores import connect
 
         async with connect(self._address.url, size=self._size) as client:
             if isinstance(work, str):

@@ -78,7 +78,7 @@ class Show:
 
     async def play(self, system: System) -> None:
         """Play all scenes; the system shuts down afterwards."""
-        from reefknot.app.system import connect
+        from reefknot.app.stores import connect
 
         self._began = monotonic()
         async with connect(self._url, size=QUEUE_SIZE) as client:

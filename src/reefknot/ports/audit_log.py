@@ -33,9 +33,10 @@ class KeptEntry(Struct, frozen=True):
 
 
 class AuditQuery(Struct, frozen=True):
-    """A filter for reading, oldest first. All given fields must match."""
+    """A filter for reading. All given fields must match; `after` and `before` are sequences, both exclusive."""
 
     after: int = 0
+    before: int | None = None
     event_type: str | None = None
     correlation_id: str | None = None
     trace_id: str | None = None
@@ -43,9 +44,10 @@ class AuditQuery(Struct, frozen=True):
     since: int | None = None
     until: int | None = None
     limit: int = 1000
+    newest_first: bool = False
 
     def matches(self, entry: AuditEntry) -> bool:
-        """Whether an event has everything that is asked for; `after` and `limit` are the reader's to apply."""
+        """Whether an event has everything that is asked for; sequences, order and limit are the reader's to apply."""
         return (
             self.event_type in (None, entry.event_type)
             and self.correlation_id in (None, entry.correlation_id)
@@ -66,7 +68,7 @@ class AuditLog(Protocol):
         """Store these events, all or none; returns the new head of the chain."""
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
-        """A page of events; `after` the last one's sequence gives the next page."""
+        """A page of events; `after` the last one's sequence (`before`, newest first) gives the next page."""
 
     async def head(self) -> Head:
         """The current head of the chain. Kept elsewhere, it proves later that no event was cut off."""

@@ -65,11 +65,10 @@ class Held(Struct, frozen=True):
 
 
 class WorkSnapshot(Struct, frozen=True):
-    """The queue at one moment: how many in each state of each class, how many are due, how long the oldest waits."""
+    """The queue at one moment: how many in each state of each class, and how long the oldest due one waits."""
 
     counts: dict[str, dict[WorkState, int]]
-    due: dict[str, int]
-    oldest_due_ms: dict[str, int]
+    oldest_due_ms: int = 0
 
 
 CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
@@ -176,11 +175,15 @@ class WorkQueue(Protocol):
         *,
         state: WorkState | None = None,
         kind: str | None = None,
-        source: str | None = None,
+        classes: Collection[str] = (),
         after: str = "",
         limit: int = 100,
     ) -> list[WorkItem]:
-        """Items in the order of their ids, without payloads; `after` the last one's id gives the next page."""
+        """
+        Items, the newest first, without payloads; `after` the last one's id gives the next page.
+
+        Behind an id that is gone there is nothing. With `classes`, only open items of these resource classes.
+        """
 
     async def snapshot(self) -> WorkSnapshot:
         """The queue at this moment, by class."""
@@ -251,6 +254,9 @@ class QuarantineStore(Protocol):
         self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
         """Delete items, permanently."""
+
+    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        """The number of items by kind, the most frequent first."""
 
     async def stats(self) -> QuarantineStats:
         """The number of items, by kind, source and reason."""

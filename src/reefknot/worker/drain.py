@@ -61,14 +61,14 @@ class Drain:
 
     async def _queued(self) -> list[WorkItem]:
         """The items that the store has queued for this worker; those handed back are in no pool's queue."""
-        names = {pool.queue_name for pool in self._pools.values()}
+        names = [pool.queue_name for pool in self._pools.values()]
         found, after = list[WorkItem](), ""
         while True:
             with self._context.timeouts.timeout(STORE_S):
                 page: Sequence[WorkItem] = await self._context.work.find(
-                    state=WorkState.PENDING, after=after, limit=PAGE
+                    state=WorkState.PENDING, classes=names, after=after, limit=PAGE
                 )
-            found += [item for item in page if item.resource_class in names]
+            found += page
             if len(page) < PAGE:
                 return found
             after = page[-1].id

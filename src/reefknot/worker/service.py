@@ -160,11 +160,10 @@ class Worker:
         names = {pool.queue_name: pool for pool in self.pools.values()}
         after = ""
         while True:
-            items = await self._store.work.find(state=state, after=after, limit=PAGE)
+            items = await self._store.work.find(state=state, classes=names.keys(), after=after, limit=PAGE)
             for item in items:
-                pool = names.get(item.resource_class)
-                if pool is not None:
-                    pool.put(self._recovered(item, pool))
+                pool = names[item.resource_class]
+                pool.put(self._recovered(item, pool))
             if len(items) < PAGE:
                 return
             after = items[-1].id

@@ -66,7 +66,7 @@ def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(caplo
         clock.advance(5 * DAY)
         assert await job.once() == Removed(events=2)
         assert not await job.once()
-        assert [one.id for one in await store.work.find()] == ["running", "stuck", "waiting"]
+        assert [one.id for one in await store.work.find()] == ["waiting", "stuck", "running"]
         assert await store.idempotency.get("guarded") is not None
         assert await store.audit.verify() == []
 

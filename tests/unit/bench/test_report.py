@@ -190,3 +190,20 @@ def test_a_processor_is_known_by_its_model_or_else_by_its_architecture(tmp_path:
 
 def test_a_package_that_is_missing_is_said_to_be() -> None:
     assert versions(["no-such-package-anywhere"]) == {"no-such-package-anywhere": "not installed"}
+
+
+def test_a_table_with_columns_has_one_line_for_contestants_that_differ_in_the_column_only() -> None:
+    def run(effort: Effort) -> Run:
+        seconds = {"get, few": 2e-6, "get, many": 3e-6, "find, few": 5e-6, "find, many": 5e-6}
+        targets = {f"{who}, many": (AtMostTimes(1.3, f"{who}, few"),) for who in ("get", "find")}
+        timings = {who: Timing(taken, taken) for who, taken in seconds.items()}
+        return Run(timings, targets=targets, columns=("few", "many"))
+
+    table = Table("grown", "Grown", "About.", MICROSECONDS, "", {}, (), run)
+    result = filled(table, run(Effort(1, 0.0, 1)))
+    page = report.section(result, date="2026-01-25", machine=MACHINE)
+
+    assert "|  | few, µs per call | many, µs per call | target | verdict |\n| --- | ---: | ---: | --- | --- |" in page
+    assert "| get | 2.00 | 3.00 | ≤ 1.3 × few | MISSED: 1.50 × few |" in page
+    assert "| find | 5.00 | 5.00 | ≤ 1.3 × few | met |" in page
+    assert result.missed == ("grown: get, many: ≤ 1.3 × get, few: 1.50 × get, few",)

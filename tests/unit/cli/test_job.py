@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.cli import stores
 from reefknot.core.work import TryAgain, WorkDone, WorkFailed
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
@@ -14,7 +13,6 @@ from tests.unit.cli.running import Commands
 
 @pytest.fixture
 def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(stores, "PATIENCE_S", 0.1)
     return rk.folder / ".reefknot" / "state.db"
 
 
@@ -24,15 +22,15 @@ def test_a_store_that_does_not_exist_is_not_created(rk: Commands, words: list[st
     assert not (rk.folder / ".reefknot").exists()
 
 
-def test_every_job_is_listed_once_with_its_state_and_attempts(rk: Commands, store: Path) -> None:
+def test_every_job_is_listed_once_with_its_state_and_attempts_the_newest_first(rk: Commands, store: Path) -> None:
     work_items.submitted(store, "waits", "done")
     work_items.accepted(store, "done", WorkDone("{}"))
     work_items.accepted(store, "failed", WorkFailed(None, None, "attempts_spent"))
     found = rk("job", "list", "--json").json
 
     assert [(one["id"], one["state"], one["attempts"]) for one in found["jobs"]] == [
-        ("done", "succeeded", 1),
         ("failed", "failed", 1),
+        ("done", "succeeded", 1),
         ("waits", "pending", 0),
     ]
     assert (found["states"]["succeeded"], found["waiting_for_router"], found["next"]) == (1, 1, None)
@@ -46,10 +44,12 @@ def test_a_list_narrows_by_state_and_type_and_goes_on_where_it_ended(rk: Command
         return [one["id"] for one in rk("job", "list", "--json", *words).json["jobs"]]
 
     assert ids("--state", "succeeded") == ["c"]
-    assert ids("--type", "fs.blob_get") == ["a", "b"]
+    assert ids("--type", "fs.blob_get") == ["b", "a"]
     first = rk("job", "list", "--json", "--limit", "2").json
-    assert [one["id"] for one in first["jobs"]] == ["a", "b"]
-    assert ids("--after", first["next"]) == ["c"]
+    assert [one["id"] for one in first["jobs"]] == ["c", "b"]
+    assert ids("--after", first["next"]) == ["a"]
+    gone = rk("job", "list", "--after", "purged")
+    assert (gone.code, "no job 'purged' any more; start again without --after" in gone.err) == (1, True)
 
 
 def test_a_job_that_waits_for_its_retry_says_when_it_is_due(rk: Commands, store: Path) -> None:

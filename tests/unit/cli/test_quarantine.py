@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from reefknot.core.work import WorkDone
+from reefknot.cli import quarantine
+from reefknot.core.work import WorkDone, WorkItem
+from reefknot.engines.sqlite.quarantine import SqliteQuarantine
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
@@ -166,3 +169,35 @@ def test_control_without_a_requeue_the_old_result_stays(rk: Commands) -> None:
     ended = rk("run", file, "--json")
     assert (ended.code, ended.json["failed"]) == (1, 1)
     assert "had finished in an earlier run" in ended.err
+
+
+def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_change(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "CHUNK", 2)
+    for name in ("c", "d\u200be", "f"):
+        work_items.quarantined(store, name)
+    asked: list[int] = []
+    find = SqliteQuarantine.find
+
+    async def counted(self: SqliteQuarantine, *given: Any, limit: int, **options: Any) -> list[WorkItem]:
+        asked.append(limit)
+        return await find(self, *given, limit=limit, **options)
+
+    monkeypatch.setattr(SqliteQuarantine, "find", counted)
+    names = ["a", "b", "c", "d\u200be", "f"]
+    dry = rk("quarantine", "requeue", "--all", "--dry-run", "--json")
+    assert (dry.json["requeued"], dry.json["count"], dry.json["dry_run"]) == (names, 5, True)
+    assert rk("quarantine", "requeue", "--all", "--json").json["requeued"] == names
+    assert set(asked) == {2}
+    assert rk("quarantine", "requeue", "--all", "--json").json["requeued"] == []
+
+
+def test_a_dry_run_for_people_reads_no_more_than_it_shows(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "MOST_SHOWN", 1)
+    ended = rk("quarantine", "requeue", "--all", "--dry-run")
+
+    assert ended.out == "a would be requeued\n… and 1 more\n"
+    assert "2 would be requeued: 1 fs.blob_get, 1 other.type" in ended.err

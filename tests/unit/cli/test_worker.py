@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from reefknot.cli import parts, stores
+from reefknot.cli import parts
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 
 
 @pytest.fixture
 def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(stores, "PATIENCE_S", 0.1)
     monkeypatch.setattr(parts, "OBEY_WAIT_S", 0.1)
     path = rk.folder / ".reefknot" / "state.db"
     work_items.submitted(path, "x")
@@ -135,3 +135,16 @@ def test_every_router_on_the_store_is_listed(rk: Commands) -> None:
 
     assert len({one["system_id"] for one in found}) == 2
     assert rk("router", "status").out.count("router of pid") == 2
+
+
+@pytest.mark.parametrize("words", [("worker", "list"), ("router", "status"), ("worker", "pause")])
+def test_that_nothing_runs_is_told_without_waiting(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    async def waited(seconds: float) -> None:
+        raise AssertionError(f"waited for {seconds} s")
+
+    monkeypatch.setattr(asyncio, "sleep", waited)
+    ended = rk(*words)
+
+    assert (ended.code, "start one with: reefknot up" in ended.err) == (69, True)

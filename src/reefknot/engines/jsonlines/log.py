@@ -5,6 +5,7 @@ File work is done in a thread of its own, everything else in the event loop.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -162,16 +163,16 @@ def _page(files: list[Path], query: AuditQuery) -> list[KeptEntry]:
     for number, file in enumerate(files):
         if opening_head(file).sequence <= query.after:
             first = number
-    found: list[KeptEntry] = []
+    found: deque[KeptEntry] = deque(maxlen=query.limit)
     for text in lines_of(files[first:]):
-        if len(found) >= query.limit:
+        if len(found) >= query.limit and not query.newest_first:
             break
         line = read_line(text)
-        if isinstance(line, LogLine) and line.sequence > query.after:
+        if isinstance(line, LogLine) and query.after < line.sequence < (query.before or inf):
             entry = _entry(line)
             if query.matches(entry):
                 found.append(KeptEntry(line.sequence, line.hash, entry))
-    return found
+    return list(reversed(found) if query.newest_first else found)
 
 
 def _entry(line: LogLine) -> AuditEntry:

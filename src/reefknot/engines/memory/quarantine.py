@@ -77,6 +77,10 @@ class MemoryQuarantine:
     ) -> list[str]:
         return self._change(which, None, dry_run, events)
 
+    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        self._work.shared.now()
+        return dict(Counter(item.kind for item in self._meant(which)).most_common())
+
     async def stats(self) -> QuarantineStats:
         self._work.shared.now()
         items = self._meant(ALL)

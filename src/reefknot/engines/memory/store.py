@@ -9,7 +9,7 @@ A message id that was published lately is not delivered again.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
@@ -118,8 +118,10 @@ class MemoryAuditLog:
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         self._shared.now()
         start = bisect_right(self._kept, query.after, key=lambda kept: kept.sequence)
+        end = None if query.before is None else bisect_left(self._kept, query.before, key=lambda kept: kept.sequence)
         found: list[KeptEntry] = []
-        for kept in self._kept[start:]:
+        page = self._kept[start:end]
+        for kept in reversed(page) if query.newest_first else page:
             if len(found) >= query.limit:
                 break
             if query.matches(kept.entry):

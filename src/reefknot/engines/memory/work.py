@@ -249,33 +249,34 @@ class MemoryWorkQueue:
         *,
         state: WorkState | None = None,
         kind: str | None = None,
-        source: str | None = None,
+        classes: Collection[str] = (),
         after: str = "",
         limit: int = 100,
     ) -> list[WorkItem]:
         self.shared.now()
-        found: list[WorkItem] = []
-        for work_id in sorted(key for key in self.items if key > after):
-            item = self.items[work_id]
-            if state in (None, item.state) and kind in (None, item.kind) and source in (None, item.source):
-                found.append(structs.replace(item, payload=b""))
-            if len(found) >= limit:
-                break
-        return found
+        if after and after not in self.items:
+            return []
+        last = self._order[after] if after else inf
+        found = [
+            item
+            for item in self.items.values()
+            if state in (None, item.state) and kind in (None, item.kind) and self._order[item.id] < last
+        ]
+        if classes:
+            found = [item for item in found if core.stage_of(item) is not None and item.resource_class in classes]
+        found = heapq.nlargest(limit, found, key=lambda item: self._order[item.id])
+        return [structs.replace(item, payload=b"") for item in found]
 
     async def snapshot(self) -> WorkSnapshot:
         now = self.shared.now()
         counts: dict[str, dict[WorkState, int]] = {}
-        due: Counter[str] = Counter()
-        oldest: dict[str, int] = {}
+        oldest = 0
         for item in self.items.values():
             of_class = counts.setdefault(item.resource_class, {})
             of_class[item.state] = of_class.get(item.state, 0) + 1
-            if item.state is WorkState.PENDING and item.due_at <= now.wall:
-                due[item.resource_class] += 1
-                waited = now.wall - item.due_at
-                oldest[item.resource_class] = max(waited, oldest.get(item.resource_class, 0))
-        return WorkSnapshot(counts, dict(due), oldest)
+            if item.state is WorkState.PENDING:
+                oldest = max(oldest, now.wall - item.due_at)
+        return WorkSnapshot(counts, oldest)
 
     @property
     def newest_at(self) -> int | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
 from math import inf
-from typing import Any
 
 import apsw
 
@@ -19,7 +18,7 @@ from reefknot.core.audit import chain
 from reefknot.core.audit.chain import ANCHOR, Head, Mismatch, Removal, RetentionInForce
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
-from reefknot.engines.sqlite.transaction import Transaction, each
+from reefknot.engines.sqlite.transaction import EVENTS_PER_BLOCK, Transaction, each
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 
 LINKS_PER_READ = 1000
@@ -30,15 +29,16 @@ ROWS_PER_DELETE = 1000
 """Rows that one transaction removes."""
 
 _ROWS = "SELECT sequence, hash, at, event_type, correlation_id, trace_id, work_id, body FROM audit"
-_INDEXED = ("correlation_id", "trace_id", "work_id")
-_FILTERS = {name: f"{name} = ?" for name in ("event_type", *_INDEXED)} | {"since": "at >= ?", "until": "at < ?"}
+_IDS = ("correlation_id", "trace_id", "work_id")
+_INDEXED = ("event_type", *_IDS)
+_FILTERS = {name: f"{name} = ?" for name in _INDEXED} | {"since": "at >= ?", "until": "at < ?"}
 _LINKS = "SELECT sequence, hash, body FROM audit WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
 _HEADS = "SELECT chain, sequence, hash, anchor_sequence, anchor_hash FROM audit_head"
 
 _RESULTS = (
     "SELECT work.seq, work.id, work.result, audit.sequence, audit.body FROM work LEFT JOIN audit ON audit.sequence = ("
     "SELECT max(sequence) FROM audit WHERE work_id = substr(work.id, instr(work.id, '|') + 1) "
-    "AND event_type = 'completed' AND ifnull(json_extract(body, '$.tenant_id'), '') = ifnull(work.tenant_id, '')) "
+    "AND +event_type = 'completed' AND ifnull(json_extract(body, '$.tenant_id'), '') = ifnull(work.tenant_id, '')) "
     "WHERE work.seq > ? ORDER BY work.seq LIMIT ?"
 )
 
@@ -60,14 +60,16 @@ class SqliteAuditLog:
         return self._context.write(_append_batch, entries, within=SOON_S)
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
-        given = [(words, getattr(query, name)) for name, words in _FILTERS.items() if getattr(query, name) is not None]
-        is_indexed = not given or any(getattr(query, name) is not None for name in _INDEXED)
+        start, end = await self._context.read(partial(_bounds, wanted=query))
+        step = end - start if _is_indexed(query) else ROWS_PER_READ
         found: list[KeptEntry] = []
-        after: int | None = query.after
-        while after is not None:
-            left, rows = query.limit - len(found), None if is_indexed else ROWS_PER_READ
-            page, after = await self._context.read(partial(_read_page, given=given, after=after, left=left, rows=rows))
-            found += page
+        is_done = False
+        while not is_done:  # an empty log is asked as well: a filter that is no text is refused there too
+            low, high = (max(start, end - step), end) if query.newest_first else (start, min(end, start + step))
+            left = query.limit - len(found)
+            found += await self._context.read(partial(_read_rows, wanted=query, after=low, last=high, limit=left))
+            start, end = (start, low) if query.newest_first else (high, end)
+            is_done = start >= end or len(found) >= query.limit
         return found
 
     async def head(self) -> Head:
@@ -215,26 +217,42 @@ def _remove_batch(transaction: Transaction) -> int:
     ).fetchone()
     if first is None or first > anchor:
         return 0
-    connection.execute("DELETE FROM audit WHERE sequence <= ?", (min(anchor, first + ROWS_PER_DELETE - 1),))
-    return connection.changes()
+    last = min(anchor, first + ROWS_PER_DELETE - 1)
+    connection.execute("DELETE FROM audit WHERE sequence <= ?", (last,))
+    gone = connection.changes()
+    connection.execute("DELETE FROM audit_block WHERE block < ?", (last // EVENTS_PER_BLOCK,))
+    return gone
 
 
-def _read_page(
-    connection: apsw.Connection, given: list[tuple[str, Any]], after: int, left: int, rows: int | None
-) -> tuple[list[KeptEntry], int | None]:
-    """Events that one read finds, and where the next read goes on: None when that was all, or the page is full."""
+def _is_indexed(wanted: AuditQuery) -> bool:
+    """Whether a read comes by no row that is not wanted, and need not be cut into pieces."""
+    return any(getattr(wanted, name) is not None for name in _INDEXED) or (
+        wanted.since is None and wanted.until is None
+    )
+
+
+def _bounds(connection: apsw.Connection, wanted: AuditQuery) -> tuple[int, int]:
+    """The sequence before the first event that can be meant, and that of the last one."""
     stored, anchor = heads(connection)
-    start = max(after, anchor.sequence)
-    where = ["sequence > ?", *(words for words, _ in given)]
-    values = [start, *(value for _, value in given)]
-    if rows is not None:
-        where.append("sequence <= ?")
-        values.append(start + rows)
-    found = query(connection, f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY sequence LIMIT ?", *values, left)
-    kept = [
+    start, end = max(wanted.after, anchor.sequence), stored.sequence
+    if wanted.before is not None:
+        end = min(end, wanted.before - 1)
+    if wanted.since is not None:
+        block = query(connection, "SELECT min(block) FROM audit_block WHERE latest_at >= ?", wanted.since).get
+        start = end if block is None else max(start, block * EVENTS_PER_BLOCK - 1)
+    return start, end
+
+
+def _read_rows(connection: apsw.Connection, wanted: AuditQuery, after: int, last: int, limit: int) -> list[KeptEntry]:
+    """Events that meet the query, behind `after` and up to `last`."""
+    given = {words: value for name, words in _FILTERS.items() if (value := getattr(wanted, name)) is not None}
+    if any(getattr(wanted, name) is not None for name in _IDS):  # there are few of one id, and many of one type
+        given = {words.replace("event_type", "+event_type"): value for words, value in given.items()}
+    where = " AND ".join(["sequence > ?", "sequence <= ?", *given])
+    order = "DESC" if wanted.newest_first else "ASC"
+    statement = f"{_ROWS} WHERE {where} ORDER BY sequence {order} LIMIT ?"
+    found = query(connection, statement, after, last, *given.values(), limit)
+    return [
         KeptEntry(sequence, hashed, AuditEntry(body.encode(), event_type, at, correlation_id, trace_id, work_id))
         for sequence, hashed, at, event_type, correlation_id, trace_id, work_id, body in found
     ]
-    if rows is None or len(kept) >= left or start + rows >= stored.sequence:
-        return kept, None
-    return kept, start + rows

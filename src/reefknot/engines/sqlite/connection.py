@@ -66,7 +66,7 @@ def open_connection(
     try:
         _make_file(path)
         connection = opener(path, _READ_WRITE)
-        connection.set_busy_handler(_busy_handler(patience))
+        connection.set_busy_handler(busy_handler(patience))
         _enable_wal(connection, path, patience)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute(f"PRAGMA journal_size_limit = {LARGEST_IDLE_LOG}")
@@ -142,7 +142,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def _busy_handler(patience: float) -> Callable[[int], bool]:
+def busy_handler(patience: float) -> Callable[[int], bool]:
     """Waits for other processes in pauses of `_pause`, for `patience` seconds in all."""
     began = 0.0
 
@@ -271,6 +271,32 @@ _COUNT_OUT = (
     "AND tenant = ifnull(old.tenant_id, '') AND number <= 0;"
 )
 _STAGES = {name: _STAGE.format(name) for name in ("work", "old", "new")}
+
+# Counters of all rows, kept in the same way, so that no list or snapshot has to count.
+_COUNTED = "INSERT INTO {0} VALUES ({1}, 1) ON CONFLICT DO UPDATE SET number = number + 1;"
+_UNCOUNTED = (
+    "UPDATE {0} SET number = number - 1 WHERE ({1}) = ({2}); DELETE FROM {0} WHERE ({1}) = ({2}) AND number <= 0;"
+)
+
+
+def _counter(table: str, columns: str, *, only: str = "") -> str:
+    """A table with the number of rows of `work` by these columns, and its triggers; `only` limits the rows."""
+    old, new = (", ".join(f"{row}.{name}" for name in columns.split(", ")) for row in ("old", "new"))
+    counted, uncounted = _COUNTED.format(table, new), _UNCOUNTED.format(table, columns, old)
+    was, is_now, now_in = (only.format(row) or "true" for row in ("old", "new", "work"))
+    typed = columns.replace(",", " TEXT NOT NULL,")
+    return f"""
+CREATE TABLE {table} ({typed} TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY ({columns})) STRICT, WITHOUT ROWID;
+INSERT INTO {table} SELECT {columns}, count(*) FROM work WHERE {now_in} GROUP BY {columns};
+CREATE TRIGGER {table}_in AFTER INSERT ON work WHEN {is_now} BEGIN {counted} END;
+CREATE TRIGGER {table}_left AFTER UPDATE OF state, {columns} ON work
+    WHEN {was} AND NOT ({is_now} AND ({old}) = ({new})) BEGIN {uncounted} END;
+CREATE TRIGGER {table}_joined AFTER UPDATE OF state, {columns} ON work
+    WHEN {is_now} AND NOT ({was} AND ({old}) = ({new})) BEGIN {counted} END;
+CREATE TRIGGER {table}_out AFTER DELETE ON work WHEN {was} BEGIN {uncounted} END;
+"""  # noqa: S608 - our own words
+
+
 _ADMISSION = """
 ALTER TABLE work ADD COLUMN pool TEXT NOT NULL DEFAULT '';
 UPDATE work SET tenant_id = NULL WHERE tenant_id = '';
@@ -313,7 +339,26 @@ UPDATE work SET id = substr(id, 2) WHERE substr(id, 1, 1) = char(31);
 
 -- The wall time at which a boot of the host began, as all of its processes take it: see `core.time.agreed_boot_time`.
 CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-""".format(**_STAGES, count_in=_COUNT_IN.format(**_STAGES), count_out=_COUNT_OUT.format(**_STAGES))  # noqa: S608 - our own words
+
+-- What lists and snapshots read: indexes that lead to the rows of a page, and counters of all rows.
+DROP INDEX work_later;
+CREATE INDEX work_later ON work (resource_class, due_at) WHERE state = 'pending' AND ready = 0;
+CREATE INDEX work_listed ON work (state, kind);
+CREATE INDEX work_quarantined_since ON work (updated_at) WHERE state = 'quarantined';
+{work_count}{quarantine_count}
+-- The latest event of every 1024: where the events since a time begin.
+CREATE TABLE audit_block (block INTEGER PRIMARY KEY, latest_at INTEGER NOT NULL) STRICT;
+INSERT INTO audit_block SELECT sequence / 1024, max(at) FROM audit GROUP BY 1;
+CREATE INDEX audit_type ON audit (event_type);
+-- Steady time of the last change of a key: no lease of a later one can be there. Of an older file it is not known.
+ALTER TABLE counter ADD COLUMN steady INTEGER NOT NULL DEFAULT 9223372036854775807;
+""".format(  # noqa: S608 - our own words
+    **_STAGES,
+    count_in=_COUNT_IN.format(**_STAGES),
+    count_out=_COUNT_OUT.format(**_STAGES),
+    work_count=_counter("work_count", "resource_class, state"),
+    quarantine_count=_counter("quarantine_count", "kind, source, reason", only="{0}.state = 'quarantined'"),
+)
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
 VERSION = len(MIGRATIONS)

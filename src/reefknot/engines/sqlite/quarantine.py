@@ -1,6 +1,5 @@
 """The quarantine of a SQLite store: rows of the work table that wait for a person to decide."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from reefknot.core import work as core
 from reefknot.core.time import Moment
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import work_rows as rows
+from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
@@ -55,15 +55,11 @@ class SqliteQuarantine:
     ) -> list[str]:
         return await self._change(which, None, dry_run, events)
 
+    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        return await self._context.read(lambda connection: _count(connection, which))
+
     async def stats(self) -> QuarantineStats:
-        items = await self._context.read(lambda connection: _matching(connection, ALL, "", _NO_LIMIT))
-        return QuarantineStats(
-            total=len(items),
-            by_kind=dict(Counter(item.kind for item in items)),
-            by_source=dict(Counter(item.source for item in items)),
-            by_reason=dict(Counter(item.reason for item in items)),
-            oldest_at=min((item.updated_at for item in items), default=None),
-        )
+        return await self._context.read(_stats)
 
     async def _change(
         self, which: QuarantineFilter, change: _Change | None, dry_run: bool, events: Sequence[AuditEntry]
@@ -91,8 +87,35 @@ def _change(
     return ids
 
 
+def _count(connection: apsw.Connection, which: QuarantineFilter) -> dict[str, int]:
+    if which == ALL:
+        return _sums(connection, "kind")
+    conditions = _conditions(which)
+    where = " AND ".join(["state = 'quarantined'", *conditions])
+    index = "work_quarantined" if which.ids else "work_listed"
+    counted = f"SELECT kind, count(*) FROM work INDEXED BY {index} WHERE {where} GROUP BY kind ORDER BY 2 DESC, 1"  # noqa: S608
+    return dict(query(connection, counted, *conditions.values()))
+
+
+def _sums(connection: apsw.Connection, column: str) -> dict[str, int]:
+    summed = f"SELECT {column}, sum(number) FROM quarantine_count GROUP BY 1 ORDER BY 2 DESC, 1"  # noqa: S608
+    return dict(query(connection, summed))
+
+
+def _stats(connection: apsw.Connection) -> QuarantineStats:
+    by_kind, by_source, by_reason = (_sums(connection, column) for column in ("kind", "source", "reason"))
+    oldest = "SELECT min(updated_at) FROM work INDEXED BY work_quarantined_since WHERE state = 'quarantined'"
+    return QuarantineStats(sum(by_kind.values()), by_kind, by_source, by_reason, query(connection, oldest).get)
+
+
 def _matching(connection: apsw.Connection, which: QuarantineFilter, after: str, limit: int) -> list[WorkItem]:
     """Quarantined items that meet the filter, in the order of their ids, without payloads."""
+    found = rows.quarantined(connection, {"id > ?": after, **_conditions(which)}, limit)
+    return [structs.replace(item, payload=b"") for item in found]
+
+
+def _conditions(which: QuarantineFilter) -> dict[str, Any]:
+    """The conditions of a filter, each with its value."""
     given: dict[str, Any] = {
         "id IN (SELECT value FROM json_each(?))": rows.listed(which.ids) if which.ids else None,
         "kind = ?": which.kind,
@@ -100,7 +123,4 @@ def _matching(connection: apsw.Connection, which: QuarantineFilter, after: str, 
         "instr(reason, ?) > 0": which.reason_contains,
         "updated_at < ?": which.before,
     }
-    conditions = {words: value for words, value in given.items() if value is not None}
-    where = ["state = 'quarantined'", "id > ?", *conditions]
-    found = rows.page(connection, where, [after, *conditions.values()], limit)
-    return [structs.replace(item, payload=b"") for item in found]
+    return {words: value for words, value in given.items() if value is not None}

@@ -34,6 +34,7 @@ from reefknot.runtime import open_files
 
 _IN_USE = "SELECT EXISTS (SELECT 1 FROM open_work) OR EXISTS (SELECT 1 FROM status WHERE stale_at > ?)"
 """Whether there is open work, or a system that lives: both are measured by the time that was agreed on."""
+_END_EARLIER = "UPDATE {} SET lease_until = 0 WHERE state = '{}' AND lease_until > ? + lease_ms"
 WHOLE_FILE_PATIENCE_S = 3600.0
 """Limit for reads that go through the whole file."""
 
@@ -172,12 +173,18 @@ class SqliteStore:
 
 
 def _end_leases_of_an_earlier_boot(connection: apsw.Connection, steady: Callable[[], int]) -> None:
-    """End leases that end later than now plus their length: those are of a steady clock that began anew since."""
+    """
+    End leases that end later than now plus their length: those are of a steady clock that began anew since.
+
+    Of keys there is none if the last change of a key is not in the future: a lease begins with a change.
+    """
     with immediate(connection):
         now = steady()  # read under the lock: while this waited for it, another process may have claimed
-        for table, state in (("idempotency", "in_progress"), ("work", "running")):
-            statement = f"UPDATE {table} SET lease_until = 0 WHERE state = ? AND lease_until > ? + lease_ms"  # noqa: S608
-            connection.execute(statement, (state, now))
+        connection.execute(_END_EARLIER.format("work INDEXED BY work_leased", "running"), (now,))
+        changed_at: Any = connection.execute("SELECT steady FROM counter").get
+        if changed_at > now:
+            connection.execute(_END_EARLIER.format("idempotency", "in_progress"), (now,))
+            connection.execute("UPDATE counter SET steady = ?", (now,))
 
 
 def _agree_on_time(connection: apsw.Connection, boot: str, timeline: Timeline, clock: Clock) -> None:

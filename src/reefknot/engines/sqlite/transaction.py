@@ -124,7 +124,8 @@ class BulkStatement:
                 at += size
 
 
-_SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?"
+_SAVE_COUNTERS = "UPDATE counter SET fence = ?, keys = ?, command = ?, transactions = transactions + ?, steady = ?"
+_COUNT_NEWS = "UPDATE counter SET transactions = transactions + 1, steady = ?"
 
 
 class StoreCounters(Struct):
@@ -137,6 +138,11 @@ class StoreCounters(Struct):
 
 _INSERT_EVENT = "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _indexed = attrgetter("at", "event_type", "correlation_id", "trace_id", "work_id")
+EVENTS_PER_BLOCK = 1024
+"""Events that share a row of `audit_block`, which has the time of the latest of them."""
+_EXTEND_BLOCK = (
+    "INSERT INTO audit_block VALUES (?, ?) ON CONFLICT DO UPDATE SET latest_at = max(latest_at, excluded.latest_at)"
+)
 
 
 class Transaction:
@@ -175,9 +181,9 @@ class Transaction:
         is_news = bool(self.touched or self._events)
         counters = () if self._counters is None else structs.astuple(self._counters)
         if counters != self._saved:
-            self.connection.execute(_SAVE_COUNTERS, (*counters, is_news))
+            self.connection.execute(_SAVE_COUNTERS, (*counters, is_news, self.now.steady))
         elif is_news:
-            self.connection.execute("UPDATE counter SET transactions = transactions + 1")
+            self.connection.execute(_COUNT_NEWS, (self.now.steady,))
         if self._events:
             self.flush_events()
 
@@ -188,10 +194,14 @@ class Transaction:
         if not self._events:
             return head
         rows = []
+        blocks: dict[int, int] = {}
         for entry in self._events:
             head, hashed = link(head, entry.body)
             rows.append((head.sequence, hashed, *_indexed(entry), entry.body.decode()))
+            block = head.sequence // EVENTS_PER_BLOCK
+            blocks[block] = max(entry.at, blocks.get(block, entry.at))
         self.connection.executemany(_INSERT_EVENT, rows)
+        self.connection.executemany(_EXTEND_BLOCK, blocks.items())
         self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
         self._events.clear()
         self.touched.add("audit")

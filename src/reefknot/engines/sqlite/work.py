@@ -66,19 +66,6 @@ def _end(transaction: Transaction, owners: str) -> int:
     return ended
 
 
-_READY_CLASSES = """
-WITH RECURSIVE ready(name) AS (
-    SELECT min(resource_class) FROM work WHERE state = 'pending' AND ready = 1
-    UNION ALL
-    SELECT (SELECT min(resource_class) FROM work WHERE state = 'pending' AND ready = 1 AND resource_class > name)
-    FROM ready WHERE name IS NOT NULL
-) SELECT name FROM ready WHERE name IS NOT NULL
-"""
-_OPEN_CLASSES = (
-    _READY_CLASSES.strip()  # noqa: S608 - our own words
-    + " UNION SELECT DISTINCT resource_class FROM work INDEXED BY work_later WHERE state = 'pending' AND ready = 0"
-    + " UNION SELECT DISTINCT resource_class FROM work INDEXED BY work_leased WHERE state = 'running'"
-)
 _RECALL_READY = (
     "UPDATE work SET resource_class = 'router', admission = iif(admission = '', '{}', admission), updated_at = ? "
     "WHERE state = 'pending' AND ready = 1 AND resource_class = ?"
@@ -92,17 +79,18 @@ REFUSING_S = 1.0
 """How long after a refusal the next arrival is first judged by a read, which costs the writer nothing."""
 _RENEW = "UPDATE work SET lease_until = ?, lease_ms = ? WHERE id = ? AND owner = ? AND fence = ? AND state = 'running'"
 _TRANSFER = "UPDATE work SET resource_class = ?, pool = ?, updated_at = ? WHERE id = ? AND state = 'pending'"
+_PROMOTE = (
+    "UPDATE work INDEXED BY work_later SET ready = 1 "
+    "WHERE state = 'pending' AND ready = 0 AND resource_class = ? AND due_at <= ?"
+)
 _SOONEST = (
-    "SELECT min(at) FROM ("
-    "SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased WHERE state = 'running' {0} "
-    "UNION ALL SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 {0} "
-    "UNION ALL SELECT 0 WHERE EXISTS (SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 {0}))"
+    "SELECT min(at) FROM (SELECT min(lease_until) - ?1 AS at FROM work INDEXED BY work_leased "
+    "WHERE state = 'running' AND (NOT ?4 OR resource_class IN (SELECT value FROM json_each(?3))) "
+    "UNION ALL SELECT (SELECT min(due_at) - ?2 FROM work WHERE state = 'pending' AND ready = 0 "
+    "AND resource_class = class.value) FROM json_each(?3) AS class "
+    "UNION ALL SELECT 0 FROM json_each(?3) AS class WHERE EXISTS "
+    "(SELECT 1 FROM work WHERE state = 'pending' AND ready = 1 AND resource_class = class.value))"
 )
-_COUNTS = (
-    "SELECT resource_class, state, count(*), count(*) FILTER (WHERE due_at <= ?1), ?1 - min(due_at) "
-    "FROM work GROUP BY resource_class, state"
-)
-_IN_CLASSES = "AND resource_class IN (SELECT value FROM json_each(?3))"
 
 
 class SqliteWorkQueue:
@@ -177,7 +165,7 @@ class SqliteWorkQueue:
         return await self._context.write(_transfer, (work_id, resource_class))
 
     async def open_classes(self) -> list[str]:
-        return await self._context.read(partial(rows.column, statement=_OPEN_CLASSES))
+        return await self._context.read(partial(rows.classes_with, states=("pending", "running")))
 
     async def recall(self, classes: Sequence[str], *, crash_events: CrashEvents | None = None) -> int:
         return await self._context.write(_recall, (tuple(classes), crash_events))
@@ -190,14 +178,12 @@ class SqliteWorkQueue:
         *,
         state: WorkState | None = None,
         kind: str | None = None,
-        source: str | None = None,
+        classes: Collection[str] = (),
         after: str = "",
         limit: int = 100,
     ) -> list[WorkItem]:
-        given = (("state", state), ("kind", kind), ("source", source))
-        where = ["id > ?", *(f"{name} = ?" for name, value in given if value is not None)]
-        values = [after, *(value for _, value in given if value is not None)]
-        return await self._context.read(lambda connection: rows.page(connection, where, values, limit))
+        wanted = rows.Wanted(state, kind, tuple(classes), after, limit)
+        return await self._context.read(partial(rows.newest, wanted=wanted))
 
     async def snapshot(self) -> WorkSnapshot:
         now = self._context.now()
@@ -337,8 +323,9 @@ def _claim(
 ) -> list[WorkItem]:
     connection, now = transaction.connection, transaction.now
     _reap(transaction, classes, crash_limit, crash_events)
-    connection.execute("UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?", (now.wall,))
-    classes = classes or rows.column(connection, _READY_CLASSES)
+    classes = classes or rows.classes_with(connection, ("pending",))
+    for name in classes:
+        connection.execute(_PROMOTE, (name, now.wall))
     if not classes or n <= 0:
         return []
     chosen = admission.next_rows(transaction, classes, n, newest_first)
@@ -434,18 +421,14 @@ def _transfer(transaction: Transaction, work_id: str, resource_class: str) -> bo
 
 def _snapshot(connection: apsw.Connection, wall: int) -> WorkSnapshot:
     counts: dict[str, dict[WorkState, int]] = {}
-    due: dict[str, int] = {}
-    oldest: dict[str, int] = {}
-    for name, state, number, number_due, waited in query(connection, _COUNTS, wall):
+    for name, state, number in query(connection, "SELECT resource_class, state, number FROM work_count"):
         counts.setdefault(name, {})[WorkState(state)] = number
-        if state == WorkState.PENDING and number_due:
-            due[name] = number_due
-            oldest[name] = waited
-    return WorkSnapshot(counts, due, oldest)
+    oldest = query(connection, rows.OLDEST_DUE).get
+    return WorkSnapshot(counts, 0 if oldest is None else max(0, wall - oldest))
 
 
 def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:
     """Seconds until something can be claimed, infinite when only a change can bring it."""
-    in_classes, listed = (_IN_CLASSES, [rows.listed(classes)]) if classes else ("", [])
-    found = query(connection, _SOONEST.format(in_classes), now.steady, now.wall, *listed).get
+    names = classes or rows.classes_with(connection, ("pending",))
+    found = query(connection, _SOONEST, now.steady, now.wall, rows.listed(names), bool(classes)).get
     return inf if found is None else found / 1000

@@ -1,10 +1,10 @@
 """Rows of the work table: written, read, and turned into items. Payloads are only read where they are wanted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apsw
-from msgspec import json, structs
+from msgspec import Struct, json, structs
 
 from reefknot.core.work import Budget, HistoryEntry, WorkItem, WorkState
 from reefknot.engines.sqlite.connection import query
@@ -37,6 +37,43 @@ _OVER = (
     f"SELECT {FULL} FROM work WHERE id IN (SELECT value FROM json_each(?)) "  # noqa: S608 - our own column names
     "AND state NOT IN ('pending', 'running')"
 )
+
+# The oldest of each queue of `work_ready`, whose tenants and priorities are counted, and of what nobody has promoted.
+OLDEST_DUE = (
+    "SELECT min(due_at) FROM (SELECT (SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 1 "
+    "AND resource_class = class.resource_class AND tenant_id IS nullif(open.tenant, '') AND priority = open.priority) "
+    "AS due_at FROM work_count AS class JOIN open_work AS open ON class.state = 'pending' "
+    "AND iif(class.resource_class = 'router', open.stage = 'submitted', open.stage = 'queued' "
+    "AND substr(class.resource_class, 1, length(open.pool) + 1) IN (open.pool, open.pool || '@')) "
+    "UNION ALL SELECT (SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 0 "
+    "AND resource_class = class.resource_class) FROM work_count AS class WHERE class.state = 'pending')"
+)
+_CLASSES = "SELECT DISTINCT resource_class FROM work_count WHERE state IN (SELECT value FROM json_each(?)) ORDER BY 1"
+_KINDS = """
+WITH RECURSIVE kinds(name) AS (
+    SELECT min(kind) FROM work WHERE state = ?1
+    UNION ALL SELECT (SELECT min(kind) FROM work WHERE state = ?1 AND kind > name) FROM kinds WHERE name IS NOT NULL
+) SELECT name FROM kinds WHERE name IS NOT NULL
+"""
+_NEWEST = "SELECT seq FROM work WHERE {} AND seq < ? ORDER BY seq DESC LIMIT ?"
+_OF_STATE = "state = ? AND kind = ?"
+_OF_CLASS = {
+    WorkState.PENDING: ("state = 'pending' AND ready = 1", "state = 'pending' AND ready = 0"),
+    WorkState.RUNNING: ("state = 'running'",),
+}
+_BY_SEQ = _AS_ONE_ROW + "(SELECT * FROM work WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq DESC)"  # noqa: S608
+_LAST = (1 << 63) - 1
+
+
+class Wanted(Struct, frozen=True):
+    """A page of `find`."""
+
+    state: WorkState | None
+    kind: str | None
+    classes: tuple[str, ...]
+    after: str
+    limit: int
+
 
 CLASS_TOPIC = "work in "
 """Before the name of a class: the topic of those who wait for something to claim there."""
@@ -78,10 +115,53 @@ def expired(connection: apsw.Connection, steady: int, classes: Sequence[str] = (
     return _decoded(connection, _EXPIRED, (steady, listed(classes)))
 
 
-def page(connection: apsw.Connection, where: Sequence[str], values: Sequence[Any], limit: int) -> list[WorkItem]:
-    """Items in the order of their ids, without payloads."""
-    chosen = f"(SELECT * FROM work WHERE {' AND '.join(where)} ORDER BY id LIMIT ?)"  # noqa: S608 - our own words
-    return _decoded(connection, _AS_ONE_ROW + chosen, (*values, limit))
+def quarantined(connection: apsw.Connection, conditions: Mapping[str, Any], limit: int) -> list[WorkItem]:
+    """Quarantined items that meet these conditions, in the order of their ids, without payloads."""
+    where = " AND ".join(["state = 'quarantined'", *conditions])
+    chosen = f"(SELECT * FROM work INDEXED BY work_quarantined WHERE {where} ORDER BY id LIMIT ?)"  # noqa: S608
+    return _decoded(connection, _AS_ONE_ROW + chosen, (*conditions.values(), limit))
+
+
+def newest(connection: apsw.Connection, wanted: Wanted) -> list[WorkItem]:
+    """
+    The items of this page, the newest first, without payloads, all of one snapshot.
+
+    Each statement follows one index to rows that all belong to the page, so that none reads more rows than it returns.
+    """
+    connection.execute("BEGIN")
+    try:
+        last: Any = _LAST
+        if wanted.after:
+            last = query(connection, "SELECT seq FROM work WHERE id = ?", wanted.after).get
+        found: list[int] = []
+        for where, values in _ways_to(connection, wanted) if last is not None else ():
+            found += column(connection, _NEWEST.format(where), *values, last, wanted.limit)
+        chosen = sorted(found, reverse=True)[: wanted.limit]
+        return _decoded(connection, _BY_SEQ, (json.encode(chosen).decode(),)) if chosen else []
+    finally:
+        connection.execute("COMMIT")
+
+
+def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[tuple[str, tuple[str, ...]]]:
+    """Conditions that together meet what is wanted, each of them the beginning of an index."""
+    if wanted.classes:
+        kind = "" if wanted.kind is None else " AND kind = ?"
+        states = _OF_CLASS if wanted.state is None else {wanted.state: _OF_CLASS.get(wanted.state, ())}
+        places = [place for state in states for place in _OF_CLASS.get(state, ())]
+        values = () if wanted.kind is None else (wanted.kind,)
+        return [(f"{one} AND resource_class = ?{kind}", (name, *values)) for one in places for name in wanted.classes]
+    if wanted.state is None and wanted.kind is None:
+        return [("true", ())]
+    ways: list[tuple[str, tuple[str, ...]]] = []
+    for state in WorkState if wanted.state is None else (wanted.state,):
+        kinds = [wanted.kind] if wanted.kind is not None else column(connection, _KINDS, str(state))
+        ways += [(_OF_STATE, (str(state), kind)) for kind in kinds]
+    return ways
+
+
+def classes_with(connection: apsw.Connection, states: Sequence[str]) -> list[str]:
+    """The resource classes that have items in one of these states."""
+    return column(connection, _CLASSES, listed(states))
 
 
 def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:

@@ -5,6 +5,10 @@ Whatever was submitted by the time the thread is free becomes one transaction, o
 loop. A lone request does not wait for others. A handler takes all requests of its kind at once and answers each with a
 value or an error of its own. If a whole batch fails, its requests are done one by one, so that a bad one harms no
 other. After an error of the disk nothing more is written: nobody knows what the disk has kept.
+
+A lone request on a disk that has been quick is written by the loop itself, if no other process holds the file's lock:
+two handovers between threads take longer than such a write. A disk that is slow, and the checkpoints of the write-ahead
+log, are left to the thread.
 """
 
 import asyncio
@@ -19,7 +23,7 @@ from typing import Any, TypeVar
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import FORK_GUARD, close_connection, is_fatal, translated
+from reefknot.engines.sqlite.connection import FORK_GUARD, busy_handler, close_connection, is_fatal, translated
 from reefknot.engines.sqlite.transaction import RecordCaches, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 
@@ -42,6 +46,12 @@ NUDGE_S = 0.00015
 MIN_GAP_S = 0.0003
 MAX_GAP_S = 0.004
 """Time between two such sleeps; doubled as long as the thread makes no progress."""
+
+QUICK_S = 0.002
+QUICK_IN_A_ROW = 16
+"""So many transactions in a row that took less than `QUICK_S` make a disk a quick one."""
+CHECKPOINT_PAGES = 1000
+"""Pages in the write-ahead log after which the thread brings them over to the file."""
 
 
 class Writer:
@@ -82,6 +92,12 @@ class Writer:
         self.failure: ReefknotError | None = None
         """The error after which nothing more is written."""
         self._connection: apsw.Connection | None = None
+        self._in_use = threading.Lock()
+        """Held by whoever uses the connection: the thread, or a loop with a lone request."""
+        self._busy_handler = busy_handler(patience)
+        self._quick = 0
+        """Quick transactions in a row."""
+        self._log_pages = 0
         self._thread: threading.Thread | None = None
         self.transactions = 0
         """Transactions committed so far that touched a topic: those the file counts."""
@@ -178,8 +194,40 @@ class Writer:
     def _wake(self) -> None:
         """Wake the thread. Runs after every task of this turn of the loop has submitted: they share a transaction."""
         self._waking = None
-        if self._gil.idle and self._submitted:
-            self._gil.wake(asyncio.get_running_loop(), self._wakeups)
+        loop = asyncio.get_running_loop()
+        if self._gil.idle and self._submitted and not self._write_here(loop):
+            self._gil.wake(loop, self._wakeups)
+
+    def _write_here(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Write a lone request in this loop. False when that could make the loop wait, or more is waiting."""
+        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop):
+            return False
+        if self.failure is not None or self._log_pages >= CHECKPOINT_PAGES or not self._in_use.acquire(blocking=False):
+            return False
+        try:
+            return self._write_lone(loop)
+        finally:
+            self._in_use.release()
+
+    def _write_lone(self, loop: asyncio.AbstractEventLoop) -> bool:
+        connection, gil = self._connection, self._gil
+        assert connection is not None
+        connection.set_busy_timeout(0)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except apsw.Error:  # another process has the lock, or the thread meets the same error
+            return False
+        finally:
+            connection.set_busy_handler(self._busy_handler)
+        gil.idle = False
+        self._batch_began = time.monotonic()
+        while self._submitted:
+            self._batch.append(self._submitted.popleft())
+        self._answer(*self._write_out(), here=loop)
+        gil.idle = True
+        if self._submitted or self._log_pages >= CHECKPOINT_PAGES:  # of another loop, or work for the thread
+            gil.wake(loop, self._wakeups)
+        return True
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail the requests of this loop when the disk does not answer: no caller waits for ever."""
@@ -202,11 +250,13 @@ class Writer:
         except BaseException as error:
             _call(loop, self._deliver, [opened], [translated(error, self._path)], set())
             return
+        self._connection.set_wal_hook(self._logged)
         _call(loop, self._deliver, [opened], [None], set())
         while True:
             self._wakeups.get()
             while self._write_batch():
                 continue
+            self._checkpoint()
             if self._closing:
                 close_connection(self._connection)
                 return
@@ -220,19 +270,61 @@ class Writer:
             gil.idle = True
             # A request may have come between the last look and the flag.
             return bool(submitted) and not self.failure
-        self._take_unhurried(batch)
         gil.idle = False
         self._batch_began = time.monotonic()
-        answers, touched = self._execute(batch)
-        self._batch = []
-        gil.batches += 1
+        with self._in_use:
+            written = self._write_out()
         gil.idle = not submitted
         more = bool(submitted)  # a request may have come between the look and the flag
         if more:
             gil.idle = False
-        for loop, places in _indexes_by_kind([future.get_loop() for _, _, future in batch]).items():
-            _call(loop, self._deliver, [batch[at][2] for at in places], [answers[at] for at in places], touched)
+        self._answer(*written)
+        if self._log_pages >= 4 * CHECKPOINT_PAGES:  # so much comes that the thread never rests
+            self._checkpoint()
         return more
+
+    def _write_out(self) -> tuple[list[_Request], list[Any], set[str]]:
+        """The batch, joined by the requests that waited for one, its answers, and the topics it has changed."""
+        self._take_unhurried(self._batch)
+        batch = self._batch
+        answers, touched = self._execute(batch)
+        self._batch = []
+        self._gil.batches += 1
+        return batch, answers, touched
+
+    def _answer(
+        self,
+        batch: list[_Request],
+        answers: list[Any],
+        touched: set[str],
+        *,
+        here: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Answer every loop that has requests in the batch: `here` at once, the others by a call into them."""
+        for loop, places in _indexes_by_kind([future.get_loop() for _, _, future in batch]).items():
+            arguments = [batch[at][2] for at in places], [answers[at] for at in places], touched
+            if loop is here:
+                self._deliver(*arguments)
+            else:
+                _call(loop, self._deliver, *arguments)
+
+    def _logged(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        """SQLite tells how long the write-ahead log is. In place of its own checkpoint, for which a caller waits."""
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self) -> None:
+        """Bring the pages of a long write-ahead log over to the file, as far as no reader needs them."""
+        if self._log_pages < CHECKPOINT_PAGES or self.failure is not None:
+            return
+        self._log_pages = 0
+        assert self._connection is not None
+        try:
+            with self._in_use:
+                self._connection.wal_checkpoint()
+        except apsw.Error as error:
+            if is_fatal(error):
+                self.failure = translated(error, self._path)
 
     def _execute(self, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         """The answers of a batch and the topics it has changed. A batch that fails is split into single requests."""
@@ -259,7 +351,9 @@ class Writer:
     def _transact(self, connection: apsw.Connection, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         answers: list[Any] = [None] * len(batch)
         is_counted = False
-        connection.execute("BEGIN IMMEDIATE")
+        if connection.get_autocommit():
+            connection.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
         self._gil.working = True
         try:
             self._cache.check(connection)
@@ -275,6 +369,7 @@ class Writer:
             self.transactions += is_counted  # before others can see it, so that none of ours is taken for theirs
             connection.execute("COMMIT")
             self._cache.committed()
+            self._quick = self._quick + 1 if time.monotonic() - began < QUICK_S else 0
         except BaseException:
             self.transactions -= is_counted
             self._gil.release()

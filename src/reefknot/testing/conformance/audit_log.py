@@ -64,6 +64,12 @@ class AuditLogContract:
         assert await found(AuditQuery(since=20, until=30)) == [2]
         assert await found(AuditQuery(after=1, limit=1)) == [2]
         assert await found(AuditQuery(event_type="a", work_id="w2")) == [3]
+        assert await found(AuditQuery(newest_first=True)) == [3, 2, 1]
+        assert await found(AuditQuery(newest_first=True, limit=2)) == [3, 2]
+        assert await found(AuditQuery(newest_first=True, before=3, limit=1)) == [2]
+        assert await found(AuditQuery(newest_first=True, event_type="a", since=10)) == [3, 1]
+        assert await found(AuditQuery(before=3, after=1)) == [2]
+        assert await found(AuditQuery(since=31)) == []
 
     @story()
     async def test_trimming_forgets_the_old_leaves_an_anchor_and_keeps_the_chain_whole(self, store: Store) -> None:

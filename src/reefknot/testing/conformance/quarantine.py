@@ -125,3 +125,12 @@ class QuarantineContract:
         await quarantined(store, "b", kind="u", reason="y")
         stats = await store.quarantine.stats()
         assert stats == QuarantineStats(2, {"t": 1, "u": 1}, {"s": 2}, {"x": 1, "y": 1}, oldest.updated_at)
+        await quarantined(store, "c", kind="u", reason="x")
+        assert list((await store.quarantine.count()).items()) == [("u", 2), ("t", 1)]
+        assert await store.quarantine.count(QuarantineFilter(reason_contains="x")) == {"t": 1, "u": 1}
+        await store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="ann")
+        await store.quarantine.discard(QuarantineFilter(ids=("b",)), who="ann")
+        stats = await store.quarantine.stats()
+        assert (stats.total, stats.by_kind, stats.by_reason) == (1, {"u": 1}, {"x": 1})
+        await store.quarantine.purge(ALL)
+        assert await store.quarantine.stats() == QuarantineStats(0, {}, {}, {}, None)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from reefknot.core.work import (
     ROUTER,
@@ -286,21 +287,30 @@ class WorkQueueContract(SubmissionContract):
         assert sorted(ids) == [f"{number:03}" for number in range(100)]
 
     @story()
-    async def test_items_are_listed_by_filter_in_pages_without_their_payloads(self, store: Store) -> None:
-        items = [WorkItem("b", "t1", source="s1", payload=b"p"), WorkItem("a", "t2", source="s1"), WorkItem("c", "t1")]
-        await store.work.enqueue(items)
-        await take(store)
+    async def test_items_are_listed_by_filter_in_pages_without_their_payloads(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        later = WorkItem("d", "t1", "io", due_at=wall_ms(clock) + 10_000)
+        first = WorkItem("b", "t1", payload=b"p")
+        await store.work.enqueue([first, WorkItem("a", "t2"), WorkItem("c", "t1"), later])
+        await take(store, classes=["cpu"])
 
-        async def found(**filters: str) -> list[str]:
-            return [item.id for item in await store.work.find(**filters)]  # type: ignore[arg-type]
+        async def found(**filters: Any) -> str:
+            return "".join([item.id for item in await store.work.find(**filters)])
 
-        assert await found() == ["a", "b", "c"]
-        assert await found(kind="t1") == ["b", "c"]
-        assert await found(source="s1") == ["a", "b"]
-        assert await found(state=WorkState.RUNNING) == ["b"]
-        assert await found(after="a") == ["b", "c"]
+        assert await found() == "dcab"
+        assert await found(kind="t1") == "dcb"
+        assert await found(state=WorkState.RUNNING) == "b"
+        assert await found(state=WorkState.PENDING) == "dca"
+        assert await found(state=WorkState.PENDING, kind="t1") == "dc"
+        assert await found(after="c") == "ab"
+        assert await found(after="c", kind="t1") == "b"
+        assert await found(after="gone") == ""
+        assert await found(classes=["cpu"]) == "cab"
+        assert await found(classes=["io", "cpu"], state=WorkState.PENDING, kind="t1") == "dc"
+        assert await found(classes=["cpu"], state=WorkState.RUNNING) == "b"
         page = await store.work.find(limit=2)
-        assert [item.payload for item in page] == [b"", b""]
+        assert [(item.id, item.payload) for item in page] == [("d", b""), ("c", b"")]
         assert await store.work.get("zz") is None
 
     @story()
@@ -313,8 +323,17 @@ class WorkQueueContract(SubmissionContract):
         await take(store, classes=["cpu"])
         snapshot = await store.work.snapshot()
         assert snapshot.counts == {"io": {WorkState.PENDING: 2}, "cpu": {WorkState.RUNNING: 1}}
-        assert snapshot.due == {"io": 1}
-        assert snapshot.oldest_due_ms == {"io": 2000}
+        assert snapshot.oldest_due_ms == 2000
+        clock.advance(20)
+        assert (await store.work.snapshot()).oldest_due_ms == 22_000
+        (first,) = await take(store, classes=["io"])
+        assert (await store.work.snapshot()).oldest_due_ms == 12_000, "that of the one that nobody has promoted"
+        await store.work.settle([report(first, WorkDone())])
+        await take(store, classes=["io"])
+        snapshot = await store.work.snapshot()
+        running = {WorkState.RUNNING: 1}
+        assert snapshot.counts == {"io": {**running, WorkState.SUCCEEDED: 1}, "cpu": running}
+        assert snapshot.oldest_due_ms == 0
 
     @story()
     async def test_purging_removes_what_ended_long_ago_and_nothing_else(
@@ -326,7 +345,7 @@ class WorkQueueContract(SubmissionContract):
         assert await store.work.purge(wall_ms(clock)) == 0
         clock.advance(1)
         assert await store.work.purge(wall_ms(clock)) == 1
-        assert [item.id for item in await store.work.find()] == ["aside", "pending"]
+        assert [item.id for item in await store.work.find()] == ["pending", "aside"]
 
     @story()
     async def test_who_waits_for_work_is_woken_when_there_is_some(self, store: Store) -> None:

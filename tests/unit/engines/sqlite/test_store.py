@@ -15,7 +15,7 @@ from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
 from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.sqlite import SqliteStore, admission, connection, idempotency, work
+from reefknot.engines.sqlite import SqliteStore, admission, connection, idempotency, store, work
 from reefknot.engines.sqlite import work_rows as items
 from reefknot.engines.sqlite.connection import FORK_GUARD, LARGEST_IDLE_LOG, VERSION, translated
 from reefknot.engines.sqlite.transaction import RecordCaches
@@ -509,22 +509,27 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
         idempotency._LOAD,
         *(text for _, text in idempotency._UPDATE.texts),
         *(text for _, text in idempotency._REPLACE.texts),
-        work._SOONEST.format(""),
-        work._SOONEST.format(work._IN_CLASSES),
+        work._SOONEST,
         admission._NEXT.format("ASC"),
-        work._READY_CLASSES,
-        "UPDATE work SET ready = 1 WHERE state = 'pending' AND ready = 0 AND due_at <= ?",
+        work._PROMOTE,
+        items.OLDEST_DUE,
+        items._CLASSES,
+        items._KINDS,
+        items._BY_SEQ,
+        *(items._NEWEST.format(f"{one} AND resource_class = ?") for ones in items._OF_CLASS.values() for one in ones),
+        items._NEWEST.format(items._OF_STATE),
+        store._END_EARLIER.format("work INDEXED BY work_leased", "running"),
     ],
 )
 def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path, statement: str) -> None:
     async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
+        async with opened(tmp_path / "state.db") as opened_store:
 
             def plan(connection: apsw.Connection) -> list[str]:
                 rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * _places(statement))
                 return [str(row[3]) for row in rows]
 
-            steps = await store._context.read(plan)
+            steps = await opened_store._context.read(plan)
             assert not [step for step in steps if step.startswith("SCAN") and step.endswith((" work", " idempotency"))]
 
     run(story)
@@ -532,7 +537,7 @@ def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path,
 
 def _places(statement: str) -> int:
     """The number of values of a statement, numbered or not."""
-    return max((number for number in (1, 2, 3) if f"?{number}" in statement), default=statement.count("?"))
+    return max((number for number in (1, 2, 3, 4) if f"?{number}" in statement), default=statement.count("?"))
 
 
 def test_in_a_virtual_loop_the_store_lives_in_virtual_time(tmp_path: Path) -> None:

@@ -256,11 +256,14 @@ def test_a_file_without_messages_gets_its_tables_and_keeps_what_it_has(tmp_path:
 
     asyncio.run(made(SqliteStore(path, VirtualClock())))
     old = apsw.Connection(str(path))
+    triggers: Any = old.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+    old.execute("".join(f"DROP TRIGGER {name}; " for (name,) in triggers))
     old.execute(
         "DROP TABLE message; DROP TABLE listener; DROP TABLE status; DROP TABLE open_work; DROP TABLE service_time; "
-        "DROP TABLE boot; DROP TRIGGER work_counted_in; DROP TRIGGER work_counted_over; DROP TRIGGER work_counted_out; "
+        "DROP TABLE boot; DROP TABLE work_count; DROP TABLE quarantine_count; DROP TABLE audit_block; "
+        "DROP INDEX work_listed; DROP INDEX work_quarantined_since; DROP INDEX audit_type; "
         "ALTER TABLE work DROP COLUMN admission; ALTER TABLE work DROP COLUMN pool; "
-        "ALTER TABLE counter DROP COLUMN transactions; PRAGMA user_version = 1"
+        "ALTER TABLE counter DROP COLUMN transactions; ALTER TABLE counter DROP COLUMN steady; PRAGMA user_version = 1"
     )
     old.close()
 

@@ -14,6 +14,7 @@ import pytest
 
 from reefknot.core.idempotency import Claimed, ClaimRequest, Done
 from reefknot.engines.sqlite import SqliteStore, writer
+from reefknot.errors import StoreError
 from tests.unit.engines.sqlite.test_store import opened, run
 
 TURNS = 200
@@ -193,3 +194,100 @@ def test_the_longer_a_write_takes_the_rarer_the_nudges(tmp_path: Path, monkeypat
             assert gaps[6] == writer.MAX_GAP_S
 
     run(story)
+
+
+# ---- a lone caller on a quick disk -----------------------------------------------------------------------------------
+
+
+def whose(_transaction: Any, wanted: list[Any]) -> list[int]:
+    """The thread that writes."""
+    return [threading.get_ident()] * len(wanted)
+
+
+def call_it_quick(store: SqliteStore) -> None:
+    """As if the last transactions had been quick, however slow the disk of a test is."""
+    store._writer._quick = writer.QUICK_IN_A_ROW
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_lone_request_is_written_by_the_loop_itself_if_the_disk_has_been_quick(tmp_path: Path, quick: bool) -> None:
+    """With the control: a disk of which that is not known is left to the thread."""
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            if quick:
+                call_it_quick(store)
+            assert (await store._writer.submit(whose, None) == threading.get_ident()) is quick
+
+    run(story)
+
+
+def test_callers_that_come_together_share_the_threads_transaction_on_a_quick_disk_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            call_it_quick(store)
+            threads = await asyncio.gather(*(store._writer.submit(whose, None) for _ in range(64)))
+            assert store.batches == 1
+            assert threading.get_ident() not in threads
+
+    run(story)
+
+
+def test_a_lone_request_on_a_quick_disk_does_not_hold_its_loop_up_while_others_have_the_lock(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            call_it_quick(store)
+            with locked(tmp_path / "state.db"):
+                waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                assert not waiting.done()
+            assert isinstance(await waiting, Claimed)
+
+    run(story)
+
+
+def test_a_slow_transaction_sends_the_next_request_to_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            call_it_quick(store)
+            monkeypatch.setattr(writer, "QUICK_S", -1.0)
+            here = threading.get_ident()
+            assert [await store._writer.submit(whose, None) == here for _ in range(2)] == [True, False]
+
+    run(story)
+
+
+def test_a_lone_request_that_fails_is_answered_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    def fails(transaction: Any, wanted: list[Any]) -> list[Any]:
+        transaction.connection.execute("UPDATE counter SET keys = 99")
+        raise ZeroDivisionError
+
+    async def story() -> None:
+        async with opened(tmp_path / "state.db") as store:
+            call_it_quick(store)
+            with pytest.raises(StoreError, match="ZeroDivisionError"):
+                await store._writer.submit(fails, None)
+            assert await store._context.read(lambda connection: connection.execute("SELECT keys FROM counter").get) == 0
+            assert isinstance(await store.idempotency.claim("k", owner="me"), Claimed)
+
+    run(story)
+
+
+@pytest.mark.parametrize("pages", [20, 1 << 30])
+def test_the_write_ahead_log_of_a_lone_caller_stays_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """With the control: a log that is never brought over to the file grows with every write."""
+    monkeypatch.setattr(writer, "CHECKPOINT_PAGES", pages)
+
+    async def story() -> int:
+        async with opened(tmp_path / "state.db") as store:
+            for number in range(60):
+                call_it_quick(store)
+                await store.idempotency.claim(f"{number}", owner="me")
+            return (tmp_path / "state.db-wal").stat().st_size // 4096
+
+    assert (asyncio.run(story()) < 100) is (pages == 20)
