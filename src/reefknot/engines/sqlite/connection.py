@@ -66,12 +66,16 @@ def open_connection(
     try:
         _make_file(path)
         connection = opener(path, _READ_WRITE)
+    except (apsw.Error, OSError) as error:
+        raise translated(error, path) from error
+    try:
         connection.set_busy_handler(busy_handler(patience))
         _enable_wal(connection, path, patience)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute(f"PRAGMA journal_size_limit = {LARGEST_IDLE_LOG}")
         connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -6000")
-    except (apsw.Error, OSError) as error:
+    except apsw.Error as error:
+        close_connection(connection)  # left open, it would share the log of a file that is put in the place of this one
         raise translated(error, path) from error
     return connection
 
