@@ -175,7 +175,7 @@ class _Run:
         except QueueFullError as full:
             status = "refused"
             self.waits.append(full.retry_after or 0.0)
-            self.said["router", f"a{number}", "rejected"] += 1
+            self.said["router", "", "rejected"] += 1
         finally:
             self.ends.append((status, loop.time() - self.began, loop.time() - came))
 
@@ -183,6 +183,13 @@ class _Run:
         async for delivery in self.system._transport.subscribe(ACK, limit=1_000_000):
             ack = _acks.decode(delivery.body)
             self.said["worker", ack.assignment_id, ack.reason or ack.status.value] += 1
+
+    def _refused_last(self) -> int:
+        """Refusals of the last second or so: they are counted by the next event, which never came."""
+        ends = max((at for _, at, _ in self.ends), default=0.0)
+        return sum(
+            status == "refused" and at > ends - 2.5 - self.load.deadline_ms / 1000 for status, at, _ in self.ends
+        )
 
     def findings(self, recorded: Counter[tuple[str, str, str]]) -> Findings:
         load = self.load
@@ -200,7 +207,7 @@ class _Run:
             refused_by_workers=sum(n for (who, _, why), n in self.said.items() if (who, why) != ("worker", "accepted"))
             - len(self.waits),
             unacked=(recorded - self.said).total(),
-            unrecorded=(self.said - recorded).total(),
+            unrecorded=max(0, (self.said - recorded).total() - self._refused_last()),
             rss_mb=self.memory,
             deepest=self.deepest,
             stood_still_s=self.stood_still,
@@ -217,7 +224,7 @@ async def _recorded(system: System) -> Counter[tuple[str, str, str]]:
         for one in page:
             event: dict[str, Any] = json.loads(one.entry.body)
             if event["resource_class"] == "router":
-                found["router", event["work_id"], event["status"]] += 1
+                found["router", "", event["status"]] += sum(event["inputs"]["refused"].values())
             else:
                 found["worker", event["work_id"], event.get("reason") or event["status"]] += 1
     return found

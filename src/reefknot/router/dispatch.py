@@ -49,6 +49,8 @@ REFUSED_FOR_S = 1.0
 """How long a worker that refused is not asked, when its ack did not say."""
 UNKNOWN_FOR_S = 5.0
 """How long workers that do not know a step are not asked, while one that knew it is gone."""
+UNKNOWN_GRACE_S = 2.0
+"""How long a step that no live worker knows waits: one that has just started may not have been heard of yet."""
 SHARED = ""
 """The worker id of those that listen on the shared subject."""
 PASSED_BY = 64
@@ -204,6 +206,8 @@ class Dispatcher:
         """Whether each live worker has answered that it does not know the step: then it ends."""
         everybody = self._health.all().get(pending.resource_class, {}).values()  # one that is paused may know it
         if not self._table.known_nowhere(pending, {one.worker_id for one in everybody if not one.gone(now)}):
+            return False
+        if now - pending.since < UNKNOWN_GRACE_S:
             return False
         self._unknown.append(pending)
         return True
