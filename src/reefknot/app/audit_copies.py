@@ -65,10 +65,11 @@ class Copier:
         failures = 0
         await self._read_cursor()
         while True:
+            is_last = ending.is_set()  # before the read: what was written during it is copied by another one
             try:
                 if await self.step():
                     failures = 0
-                elif ending.is_set():
+                elif is_last:
                     return
                 else:
                     await _either(self._log.wait(self._after, LONGEST_WAIT_S), ending)
