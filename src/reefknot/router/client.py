@@ -51,6 +51,7 @@ class Handle:
         self.assignment_id = assignment.assignment_id
         self.tenant_id = assignment.tenant_id
         self._record_id = assignment.record_id
+        self._wait = submissions.result if assignment.options.deadline_ms is None else submissions.result_by_deadline
         self._has_router = has_router
         self._submissions = submissions
         self._store = store
@@ -64,7 +65,7 @@ class Handle:
         Whatever died meanwhile, an assignment with a deadline has its result a second after that at the latest.
         """
         seconds = self._result_wait if timeout is None else number("timeout", timeout, most=inf, unit=" of seconds")
-        result = await self._submissions.result_by_deadline(self._record_id, seconds)
+        result = await self._wait(self._record_id, seconds)
         if result is None:
             raise ResultPendingError(assignment_id=self.assignment_id, seconds=seconds)
         return result
