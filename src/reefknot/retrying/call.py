@@ -6,8 +6,9 @@
 `CallState.record_failure` tells it, one step after another. The state holds what one call has spent and never an
 exception: whatever an attempt referred to is free again before the wait begins.
 
-A retry is told by one log line, bounded by the retrier's budget of lines, and by a hook; the end by a note on the
-exception and a hook. Call arguments never appear. A hook that raises is logged and changes nothing.
+A retry is told by one log line, bounded by the budget of lines of its name, and by a hook; the end by a note on the
+exception and a hook. Call arguments go to hooks alone. A hook that raises is logged and changes nothing; an async one
+is awaited by async callers (`await_hooks`).
 """
 
 from __future__ import annotations
@@ -23,43 +24,69 @@ from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, 
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
 from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from, retryable_by_default
-from reefknot.retrying.functions import ALWAYS_RETRIED
-from reefknot.retrying.plan import Plan, exhaustions
+from reefknot.retrying.functions import ALWAYS_RETRIED, REQUESTED, RejectedResult
+from reefknot.retrying.plan import Plan, exhaustions, retries_off
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
-from reefknot.runtime.log import log_callback_failure, logger, printable, seconds
+from reefknot.runtime.log import budget_of, log_callback_failure, logger, printable, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping
+    from logging import Logger
+    from typing import Any, TypedDict
 
+    from reefknot.core.retry.decide import ThrottleView
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.functions import Verdict
     from reefknot.retrying.types import Hook
+
+    class _DecisionInputs(TypedDict, total=False):
+        verdict: bool | None
+        throttle: ThrottleView | None
+        breaker_open: bool
+        wait: float | None
+        stopped: bool
+
 
 WHY = {
     Reason.NOT_RETRYABLE: "not retried: this failure is not retryable",
     Reason.INNER_EXHAUSTED: "not retried: an inner retry already gave up on it",
     Reason.ATTEMPTS_SPENT: "gave up: all attempts are spent",
+    Reason.STOPPED: "gave up: asked to stop",
     Reason.BREAKER_OPEN: "gave up: the circuit breaker is open",
     Reason.HINT_TOO_LONG: "gave up: the server asked for a longer wait than max_retry_after",
     Reason.BUDGET_SPENT: "gave up: another attempt would not fit into the deadline",
     Reason.THROTTLED: "gave up: the retry throttle is empty",
 }
 
-_EXHAUSTED = frozenset({Reason.ATTEMPTS_SPENT, Reason.BUDGET_SPENT, Reason.THROTTLED, Reason.HINT_TOO_LONG})
+_EXHAUSTED = frozenset(
+    {Reason.ATTEMPTS_SPENT, Reason.STOPPED, Reason.BUDGET_SPENT, Reason.THROTTLED, Reason.HINT_TOO_LONG}
+)
 """Reasons that mark the exception, so that an outer retry does not multiply the attempts."""
+
+_NOTHING: dict[str, object] = {}
+"""Keyword arguments of a call that has none, such as a loop."""
 
 
 class CallState:
     """State of one call: attempts, time and waits spent so far, and its failures as data."""
 
     __slots__ = (
-        *("_records", "attempts", "delay", "key", "observe", "plan"),
+        *("_awaited", "_held", "_records", "args", "attempts", "delay", "key", "kwargs", "observe", "plan"),
         *("reason", "redact", "resolve", "rule", "since", "started"),
     )
 
-    def __init__(self, plan: Plan, started: float | None, since: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        started: float | None,
+        since: int,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = _NOTHING,
+    ) -> None:
         self.plan = plan
+        self.args = args
+        self.kwargs = kwargs
         self.started = started
         self.since = since
         """`exhaustions.count` when the call began."""
@@ -75,6 +102,10 @@ class CallState:
         self.redact: Callable[[str], str] | None = None
         """Removes configured secrets from a failure's message before anything is decided or told."""
         self._records: list[tuple[Failure, float, float | None, float]] = []
+        self._awaited: list[tuple[str, Awaitable[object]]] | None = None
+        """What async hooks returned and `await_hooks` has to await."""
+        self._held: tuple[Exception, Failure, RetryPolicy] | None = None
+        """The last failure, kept through the wait only by a plan with `stop=`, which may end the wait with it."""
         self.rule = plan.rule
         if self.rule is None and self.resolve is None:
             policy = plan.policy
@@ -106,7 +137,7 @@ class CallState:
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
         if self.attempts and self.plan.on_recover is not None:
-            _call_hook(self.plan.on_recover, "on_recover", self._event(self.attempts + 1))
+            self._call_hook(self.plan.on_recover, "on_recover", self._event(self.attempts + 1))
 
     def record_failure(self, error: Exception) -> float | None:
         """Take in a failed attempt: returns the seconds to wait before the next, or None: the error is the caller's."""
@@ -128,19 +159,24 @@ class CallState:
         if self.started is None:
             self.started = now
         policy = plan.policy if self.resolve is None else self.resolve(failure)
+        if retries_off.get():
+            policy = policy.replace(max_attempts=1)
         history = History(attempts, now - self.started, self.delay)
         drawn = 0.0
         if policy.base_delay or failure.retry_after is not None:
             drawn = draw(seeds.process_seed if plan.seed is None else plan.seed, self.key, attempts - 1)
         throttle = None if plan.throttle is None else plan.throttle.view(now)
         broken = plan.breaker is not None and _is_open(plan.breaker, error)
-        decision = decide(policy, history, failure, drawn, verdict=verdict, throttle=throttle, breaker_open=broken)
+        more: _DecisionInputs = {"verdict": verdict, "throttle": throttle, "breaker_open": broken}
+        if plan.wait is not None:
+            more["wait"] = plan.wait(attempts)
+        if plan.stop is not None:
+            more["stopped"] = plan.stop.is_set()
+        decision = decide(policy, history, failure, drawn, **more)
 
         # Record.
         if self.observe is not None:
-            self.observe(
-                decision, policy, history, failure, drawn, verdict=verdict, throttle=throttle, breaker_open=broken
-            )
+            self.observe(decision, policy, history, failure, drawn, **more)
         delay = decision.delay if type(decision) is Again else None
         self._records.append((failure, history.elapsed, delay, drawn))
 
@@ -149,19 +185,67 @@ class CallState:
             self._give_up(decision, error, failure, policy)
             return None
         self.delay = delay
+        plan.statistics.retries += 1
         if plan.throttle is not None:
             plan.throttle.spend()
-        left_out = plan.log_budget.take(now)
+        if plan.stop is not None:
+            self._held = error, failure, policy
+        left_out = self._take_line(error, now)
         if left_out is not None or plan.on_retry is not None:
             self._report_retry(error, failure, policy, left_out)
         return delay
 
+    def stop_waiting(self) -> Exception:
+        """End the call in the middle of a wait; returns the last failure, for the caller."""
+        assert self._held is not None
+        error, failure, policy = self._held
+        self.plan.statistics.retries -= 1
+        failure, elapsed, _, drawn = self._records[-1]
+        self._records[-1] = failure, elapsed, None, drawn
+        self._give_up(Stop(Reason.STOPPED), error, failure, policy)
+        self._held = None
+        return error
+
+    async def await_hooks(self) -> None:
+        """Await what async hooks returned. Their time counts against the deadline, which does not cut them short."""
+        awaited, self._awaited = self._awaited, None
+        for option, result in awaited or ():
+            try:
+                await result
+            except Exception as broken:
+                log_callback_failure(option, broken)
+
+    @property
+    def has_awaited_hooks(self) -> bool:
+        return self._awaited is not None
+
+    def _call_hook(self, hook: Hook, option: str, event: RetryEvent) -> None:
+        try:
+            result = hook(event)
+        except Exception as broken:
+            log_callback_failure(option, broken)
+            return
+        if result is not None and hasattr(result, "__await__"):
+            self._awaited = [*(self._awaited or ()), (option, result)]
+
+    def _take_line(self, error: Exception, now: float) -> int | None:
+        """Take a log line from the budget of this name; None when there is none, or nobody would see it."""
+        plan = self.plan
+        if plan.log is False:
+            return None
+        if isinstance(error, REQUESTED) and not _logger_of(plan).isEnabledFor(_level_of(plan, error)):
+            return None
+        budget = plan.log_budget
+        if budget is None:
+            budget = plan.log_budget = budget_of(plan.name)
+        return budget.take(now)
+
     def _report_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
         event = self._event(self.attempts, failure, error, policy)
         if left_out is not None:
-            _log_retry(event, left_out)
+            _log_retry(self.plan, error, event, left_out)
         if self.plan.on_retry is not None:
-            _call_hook(self.plan.on_retry, "on_retry", event)
+            self._call_hook(self.plan.on_retry, "on_retry", event)
 
     def _give_up(self, decision: Decision, error: Exception, failure: Failure, policy: RetryPolicy) -> None:
         assert isinstance(decision, Stop)
@@ -172,9 +256,12 @@ class CallState:
             _mark(error, exhaustions.count)
         if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
+        self.plan.statistics.give_ups += 1
         _annotate(error, event, policy)
+        if type(error) is RejectedResult:
+            error.records, error.reason = self.records, self.reason
         if self.plan.on_give_up is not None:
-            _call_hook(self.plan.on_give_up, "on_give_up", event)
+            self._call_hook(self.plan.on_give_up, "on_give_up", event)
 
     def _event(
         self,
@@ -186,7 +273,11 @@ class CallState:
         most = (policy or self.plan.policy).max_attempts
         delay = self.delay if failure is not None and self.reason is None else None
         name = self.plan.name or "unnamed"
-        return RetryEvent(name, attempt, most, failure, error, delay, self.elapsed, self.reason)
+        value = None
+        if type(error) is RejectedResult:
+            value, error = error.value, None
+        about_call = self.elapsed, self.reason, self.args, self.kwargs
+        return RetryEvent(name, attempt, most, failure, error, delay, *about_call, value)
 
 
 def _resolve_verdict(
@@ -227,7 +318,9 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
     hint = event.failure.retry_after if event.failure is not None else None
     asked = f"; the server asked for {hint:g} s" if hint is not None and event.reason is not Reason.BREAKER_OPEN else ""
     count = "1 attempt" if event.attempt == 1 else f"{event.attempt} attempts"
-    note = f"{head}: {WHY[event.reason]}{asked} ({count}, {seconds(event.elapsed)} s; policy: {policy.describe()})"
+    off = "; retries are turned off" if retries_off.get() else ""
+    spent = f"{count}, {seconds(event.elapsed)} s"
+    note = f"{head}: {WHY[event.reason]}{asked}{off} ({spent}; policy: {policy.describe()})"
     try:
         notes = getattr(error, "__notes__", None)
         if notes:
@@ -237,21 +330,28 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
         return
 
 
-def _log_retry(event: RetryEvent, left_out: int) -> None:
-    logger().warning(
-        "%s: attempt %d of %d failed with %s; trying again in %s s%s",
+def _logger_of(plan: Plan) -> Logger:
+    return logger() if isinstance(plan.log, int) else plan.log
+
+
+def _level_of(plan: Plan, error: Exception) -> int:
+    """The level that `log=` names, else a warning; a wait that was asked for is no failure, and only informs."""
+    if isinstance(plan.log, int) and not isinstance(plan.log, bool):
+        return plan.log
+    return 20 if isinstance(error, REQUESTED) else 30
+
+
+def _log_retry(plan: Plan, error: Exception, event: RetryEvent, left_out: int) -> None:
+    verb = "asked to try again:" if isinstance(error, REQUESTED) else "failed with"
+    _logger_of(plan).log(
+        _level_of(plan, error),
+        "%s: attempt %d of %d %s %s; trying again in %s s%s",
         printable(event.name, most=100),
         event.attempt,
         event.max_attempts,
+        verb,
         printable(str(event.failure), most=300),
         seconds(event.delay or 0.0),
         f" ({left_out} such lines left out)" if left_out else "",
-        extra={"retry_attempt": event.attempt, "retry_delay": event.delay},
+        extra={"retry_name": event.name, "retry_attempt": event.attempt, "retry_delay": event.delay},
     )
-
-
-def _call_hook(hook: Hook, option: str, event: RetryEvent) -> None:
-    try:
-        hook(event)
-    except Exception as broken:
-        log_callback_failure(option, broken)
