@@ -141,7 +141,7 @@ __all__ = ["__version__", "testing", *sorted(_HOME_OF)]  # noqa: PLE0604 - strin
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         from importlib import import_module
 
         if name == "testing":

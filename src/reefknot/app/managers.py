@@ -57,6 +57,7 @@ from reefknot.retrying.call import CallState
 from reefknot.retrying.functions import what_to_pass
 from reefknot.retrying.plan import Plan, exhaustions
 from reefknot.retrying.wrappers import attempt_within
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class IdempotencyManager:
     """
 
     def __init__(self, store: IdempotencyStore | None = None) -> None:
+        require_asyncio("IdempotencyManager")
         self.store = _keys_in_scope() if store is None else store
         self.once = Once(self.store)
         self._journal = Journal(None)
@@ -231,6 +233,7 @@ class RetryManager:
         `coro` is a function to call for every attempt. With a key, the result is recorded and every caller of the key
         gets it; a recorded None is a result.
         """
+        require_asyncio("RetryManager")
         if not callable(coro):
             raise ParameterTypeError("coro", coro, what_to_pass(coro))
         checks.text("operation", operation, "a text that names the operation")

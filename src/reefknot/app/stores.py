@@ -32,6 +32,7 @@ from reefknot.idempotency.decorator import in_scope
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger, printable
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ async def open_store(
     (default: 90 days), ended work after `work_retention` (default: 7 days). None is for ever. A retention that was
     given is noted beside the file. With `tidy=False`, and in a virtual loop, nothing is removed.
     """
+    require_asyncio("open_store")
     checks.text("url", url, _ACCEPTED)
     checks.seconds("retention", retention)
     checks.whole_number("largest_result", largest_result)
@@ -296,6 +298,7 @@ async def open_audit_log(
     """
     from reefknot.engines.jsonlines import JsonLinesLog
 
+    require_asyncio("open_audit_log")
     log = await JsonLinesLog.open(
         path, clock or clock_of_this_loop(), largest=largest, keep=keep, fsync=fsync, inline=_in_virtual_loop()
     )

@@ -39,6 +39,7 @@ from reefknot.router.client import Client
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.worker.service import Worker
@@ -340,6 +341,7 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
 
     `size` bounds what may wait there for a router.
     """
+    require_asyncio("connect")
     checks.whole_number("size", size)
     async with open_store(url) as store:
         yield _client(store, clock_of_this_loop(), size)

@@ -55,6 +55,7 @@ from reefknot.errors import (
 )
 from reefknot.idempotency.unrecorded import UnrecordedResult, unrecorded_of
 from reefknot.retrying.failures import failure_from
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
@@ -111,6 +112,7 @@ class Once:
 
     async def run(self, key: str, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents) -> Any:
         """The result of the key, recorded before or by running `work` now. Writes its events, however it ends."""
+        require_asyncio("an idempotency key")
         try:
             answer = await self._answer(checked_key(key), work, options, events)
         except Exception:

@@ -33,19 +33,12 @@ from reefknot.runtime.log import budget_of, log_callback_failure, logger, printa
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from logging import Logger
-    from typing import Any, TypedDict
+    from typing import Any
 
-    from reefknot.core.retry.decide import ThrottleView
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.functions import Verdict
     from reefknot.retrying.types import Hook
-
-    class _DecisionInputs(TypedDict, total=False):
-        verdict: bool | None
-        throttle: ThrottleView | None
-        breaker_open: bool
-        wait: float | None
-        stopped: bool
+    from reefknot.runtime.log import LogBudget
 
 
 WHY = {
@@ -72,9 +65,12 @@ class CallState:
     """State of one call: attempts, time and waits spent so far, and its failures as data."""
 
     __slots__ = (
-        *("_awaited", "_held", "_records", "args", "attempts", "delay", "key", "kwargs", "observe", "plan"),
+        *("_held", "_records", "args", "attempts", "awaited", "delay", "key", "kwargs", "observe", "plan"),
         *("reason", "redact", "resolve", "rule", "since", "started"),
     )
+
+    _held: tuple[Exception, RetryPolicy]
+    """The last failure, kept through the wait only by a plan with `stop=`, which may end the wait with it."""
 
     def __init__(
         self,
@@ -102,10 +98,8 @@ class CallState:
         self.redact: Callable[[str], str] | None = None
         """Removes configured secrets from a failure's message before anything is decided or told."""
         self._records: list[tuple[Failure, float, float | None, float]] = []
-        self._awaited: list[tuple[str, Awaitable[object]]] | None = None
+        self.awaited: list[tuple[str, Awaitable[object]]] | None = None
         """What async hooks returned and `await_hooks` has to await."""
-        self._held: tuple[Exception, Failure, RetryPolicy] | None = None
-        """The last failure, kept through the wait only by a plan with `stop=`, which may end the wait with it."""
         self.rule = plan.rule
         if self.rule is None and self.resolve is None:
             policy = plan.policy
@@ -159,7 +153,7 @@ class CallState:
         if self.started is None:
             self.started = now
         policy = plan.policy if self.resolve is None else self.resolve(failure)
-        if retries_off.get():
+        if attempts == 1 and retries_off.get():
             policy = policy.replace(max_attempts=1)
         history = History(attempts, now - self.started, self.delay)
         drawn = 0.0
@@ -167,16 +161,24 @@ class CallState:
             drawn = draw(seeds.process_seed if plan.seed is None else plan.seed, self.key, attempts - 1)
         throttle = None if plan.throttle is None else plan.throttle.view(now)
         broken = plan.breaker is not None and _is_open(plan.breaker, error)
-        more: _DecisionInputs = {"verdict": verdict, "throttle": throttle, "breaker_open": broken}
-        if plan.wait is not None:
-            more["wait"] = plan.wait(attempts)
-        if plan.stop is not None:
-            more["stopped"] = plan.stop.is_set()
-        decision = decide(policy, history, failure, drawn, **more)
+        stopped = plan.stop is not None and plan.stop.is_set()
+        wait = None
+        if plan.wait is not None and attempts < policy.max_attempts and verdict is not False:
+            wait = plan.wait(attempts)
+        decision = decide(
+            *(policy, history, failure, drawn),
+            verdict=verdict,
+            throttle=throttle,
+            breaker_open=broken,
+            stopped=stopped,
+            wait=wait,
+        )
 
         # Record.
         if self.observe is not None:
-            self.observe(decision, policy, history, failure, drawn, **more)
+            self.observe(
+                decision, policy, history, failure, drawn, verdict=verdict, throttle=throttle, breaker_open=broken
+            )
         delay = decision.delay if type(decision) is Again else None
         self._records.append((failure, history.elapsed, delay, drawn))
 
@@ -189,35 +191,33 @@ class CallState:
         if plan.throttle is not None:
             plan.throttle.spend()
         if plan.stop is not None:
-            self._held = error, failure, policy
-        left_out = self._take_line(error, now)
+            self._held = error, policy
+        left_out = None
+        is_plain_failure = failure.retry_after is None and plan.result_rule is None
+        if plan.log is not False and (is_plain_failure or self._is_logged(error)):
+            left_out = (plan.log_budget or self._budget()).take(now)
         if left_out is not None or plan.on_retry is not None:
             self._report_retry(error, failure, policy, left_out)
         return delay
 
     def stop_waiting(self) -> Exception:
         """End the call in the middle of a wait; returns the last failure, for the caller."""
-        assert self._held is not None
-        error, failure, policy = self._held
+        error, policy = self._held
         self.plan.statistics.retries -= 1
         failure, elapsed, _, drawn = self._records[-1]
         self._records[-1] = failure, elapsed, None, drawn
         self._give_up(Stop(Reason.STOPPED), error, failure, policy)
-        self._held = None
+        del self._held
         return error
 
     async def await_hooks(self) -> None:
         """Await what async hooks returned. Their time counts against the deadline, which does not cut them short."""
-        awaited, self._awaited = self._awaited, None
+        awaited, self.awaited = self.awaited, None
         for option, result in awaited or ():
             try:
                 await result
             except Exception as broken:
                 log_callback_failure(option, broken)
-
-    @property
-    def has_awaited_hooks(self) -> bool:
-        return self._awaited is not None
 
     def _call_hook(self, hook: Hook, option: str, event: RetryEvent) -> None:
         try:
@@ -226,19 +226,15 @@ class CallState:
             log_callback_failure(option, broken)
             return
         if result is not None and hasattr(result, "__await__"):
-            self._awaited = [*(self._awaited or ()), (option, result)]
+            self.awaited = [*(self.awaited or ()), (option, result)]
 
-    def _take_line(self, error: Exception, now: float) -> int | None:
-        """Take a log line from the budget of this name; None when there is none, or nobody would see it."""
-        plan = self.plan
-        if plan.log is False:
-            return None
-        if isinstance(error, REQUESTED) and not _logger_of(plan).isEnabledFor(_level_of(plan, error)):
-            return None
-        budget = plan.log_budget
-        if budget is None:
-            budget = plan.log_budget = budget_of(plan.name)
-        return budget.take(now)
+    def _is_logged(self, error: Exception) -> bool:
+        """Whether a line about this error is written at all: one about a requested wait often is not."""
+        return not isinstance(error, REQUESTED) or _logger_of(self.plan).isEnabledFor(_level_of(self.plan, error))
+
+    def _budget(self) -> LogBudget:
+        budget = self.plan.log_budget = budget_of(self.plan.name)
+        return budget
 
     def _report_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
         event = self._event(self.attempts, failure, error, policy)

@@ -146,9 +146,9 @@ def _with_its_instance(call: Any, fn: Any) -> Any:
     def check(args: Any, kwargs: Any) -> None:
         given = args[0] if args else kwargs.get(first)
         if not _has_method(given if isinstance(given, type) else type(given), fn):
-            name = fn.__name__
-            example = f"rk.using(obj.{name}, …)(…), or {owner.rpartition('.')[2]}.{name}.using(…)(obj, …)"
-            raise ParameterTypeError(first, given, f"an instance of {owner}; `.using` does not bind: write {example}")
+            kind, bound = ("an instance of ", "obj") if first == "self" else ("", owner.rpartition(".")[2])
+            example = f"rk.using({bound}.{fn.__name__}, …)(…)"
+            raise ParameterTypeError(first, given, f"{kind}{owner}; `.using` does not bind a method: write {example}")
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         check(args, kwargs)

@@ -7,7 +7,7 @@ itself is not kept. Third-party classes are recognised by name and attributes, n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -16,6 +16,8 @@ from reefknot.core.checks import is_number
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
 from reefknot.core.retry.classify import (
+    AWS_CODES,
+    GRPC_STATUSES,
     Kind,
     classify,
     is_transient,
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 EXHAUSTED_MARK = "__reefknot_exhausted__"
 _MAX_CAUSES = 8
 _MAX_CLASSES = 1024
-_ATTRIBUTES = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
+_ATTRIBUTES = (
+    *("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type"),
+    *("grpc_status_code", "details"),
+)
 """Attributes of an exception class that say more than its name and message."""
 
 _ClassTraits = tuple[tuple[str, ...], Kind | None, bool]
@@ -72,12 +77,40 @@ def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
 
 def _declared(error: BaseException) -> tuple[ErrorCode | None, FailureType | None]:
     code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
+    if not isinstance(code, ErrorCode) and not isinstance(kind, FailureType):
+        service = _kind_of_service(error)
+        return (None, None) if service is None else service
     return code if isinstance(code, ErrorCode) else None, kind if isinstance(kind, FailureType) else None
+
+
+def _kind_of_service(error: BaseException) -> Kind | None:
+    """The kind of an error that AWS or a gRPC service answered with, by its shape; None for any other."""
+    answer = _aws_answer(error)
+    if answer is not None:
+        return AWS_CODES.get(str(_item(answer.get("Error"), "Code")))
+    status = getattr(error, "grpc_status_code", None)  # google-api-core
+    if status is None and type(error).__module__.startswith("grpclib"):
+        status = getattr(error, "status", None)
+    ask = getattr(error, "code", None)
+    if status is None and callable(ask) and hasattr(error, "details"):  # grpc.RpcError
+        status = ask()
+    name = getattr(status, "name", None)
+    return GRPC_STATUSES.get(name) if isinstance(name, str) else None
+
+
+def _aws_answer(error: object) -> dict[str, object] | None:
+    """The response of a botocore `ClientError`, which is a dictionary; None for any other error."""
+    response = getattr(error, "response", None)
+    return response if isinstance(response, dict) and "ResponseMetadata" in response else None
+
+
+def _item(mapping: object, key: str) -> object:
+    return mapping.get(key) if isinstance(mapping, dict) else None
 
 
 def http_errors(error: Exception) -> Verdict:
     """
-    `on=rk.http_errors`: transport errors and HTTP 408, 429, 5xx of httpx, requests, aiohttp and urllib.
+    `on=rk.http_errors`: transport errors, HTTP 408, 429, 5xx of httpx, requests, aiohttp, urllib and boto3, and gRPC's.
 
     The library's default as a predicate, for use inside a predicate of one's own.
     """
@@ -174,6 +207,11 @@ def read_hints(error: object) -> tuple[int | None, float | None, bool]:
     if isinstance(error, BaseExceptionGroup):
         hints = [hint for _, hint, _ in map(read_hints, error.exceptions) if hint is not None]
         return None, max(hints, default=None), False
+    answer = _aws_answer(error)
+    if answer is not None:
+        found, metadata = _item(answer["ResponseMetadata"], "HTTPStatusCode"), answer["ResponseMetadata"]
+        hint = _delay(_headers(metadata, _item(metadata, "HTTPHeaders")).get("retry-after"))
+        return found if type(found) is int and 100 <= found <= 599 else None, hint, False
     response = getattr(error, "response", None)
     status = _status(error) or _status(response)
     headers = _headers(error) or _headers(response)
@@ -198,8 +236,8 @@ def _status(source: object) -> int | None:
     return None
 
 
-def _headers(source: object) -> dict[str, str]:
-    headers = getattr(source, "headers", None)
+def _headers(source: object, given: object = None) -> dict[str, str]:
+    headers: Any = getattr(source, "headers", None) if given is None else given
     if headers is None or not hasattr(headers, "items"):
         return {}
     try:

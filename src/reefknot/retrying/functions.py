@@ -1,5 +1,6 @@
 """
-Functions that a caller gives: their kinds (plain, async, generator), the rules `on=` and `on_result=`, and `wait=`.
+Functions that a caller gives: their kinds (plain, async, generator), counters, and the rules of `on=`, `on_result=`
+and `wait=`.
 
 Kinds are read from code flags, because `inspect` costs as much to import as everything else the light path loads. A
 rule answers True, False, or the seconds to wait at least. A predicate that raises never changes the outcome: it is
@@ -27,6 +28,25 @@ if TYPE_CHECKING:
     ResultRule: TypeAlias = Callable[[Any], Verdict]
     Wait: TypeAlias = Sequence[float] | Callable[[int], float]
     WaitRule: TypeAlias = Callable[[int], float | None]
+
+
+class RetryStatistics:
+    """
+    Counters of a decorated function: calls, retries, and calls whose last failure went to the caller.
+
+    They are plain numbers: no thread is switched within `x += 1` of an attribute, so no lock is needed. An interpreter
+    without a global lock may lose a count when two threads meet.
+    """
+
+    __slots__ = ("calls", "give_ups", "retries")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.retries = 0
+        self.give_ups = 0
+
+    def __repr__(self) -> str:
+        return f"RetryStatistics(calls={self.calls}, retries={self.retries}, give_ups={self.give_ups})"
 
 
 class RejectedResult(Exception):  # noqa: N818 - never reaches a caller: it is the result, on its way to the decision
@@ -152,7 +172,7 @@ def wait_rule_for(wait: object, longest: float) -> WaitRule | None:
 
 
 def _asked_wait(wait: Callable[[int], Any], attempt: int) -> float | None:
-    """Seconds that the caller's function answers; None, the policy's own backoff, when it raises or answers nonsense."""
+    """Seconds that the caller's function answers; None when it raises or answers no number: the policy's own follow."""
     try:
         seconds = wait(attempt)
     except Exception as broken:

@@ -13,7 +13,7 @@ from os import environ
 
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.retrying.functions import is_async, result_rule_for, rule_for, wait_rule_for
+from reefknot.retrying.functions import RetryStatistics, is_async, result_rule_for, rule_for, wait_rule_for
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
@@ -82,27 +82,9 @@ def _off_by_environment() -> bool:
     return given in ("off", "0", "false", "no")
 
 
-retries_off: ContextVar[bool] = ContextVar("reefknot_retries_off", default=_off_by_environment())
+_OFF_BY_ENVIRONMENT = _off_by_environment()
+retries_off: ContextVar[bool] = ContextVar("reefknot_retries_off", default=_OFF_BY_ENVIRONMENT)
 """Whether every call has one attempt: by `REEFKNOT_RETRY=off`, or within `rk.testing.no_retry()`."""
-
-
-class RetryStatistics:
-    """
-    Counters of a decorated function: calls, retries, and calls whose last failure went to the caller.
-
-    They are plain numbers: no thread is switched within `x += 1` of an attribute, so no lock is needed. An interpreter
-    without a global lock may lose a count when two threads meet.
-    """
-
-    __slots__ = ("calls", "give_ups", "retries")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.retries = 0
-        self.give_ups = 0
-
-    def __repr__(self) -> str:
-        return f"RetryStatistics(calls={self.calls}, retries={self.retries}, give_ups={self.give_ups})"
 
 
 class Exhaustions:

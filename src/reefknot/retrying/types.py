@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from reefknot.core.retry.policy import Jitter, JitterName, RetryStrategy, StrategyName
     from reefknot.core.retry.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.functions import On, Wait
-    from reefknot.retrying.plan import RetryStatistics
+    from reefknot.retrying.functions import On, RetryStatistics, Wait
 
 
 class RetryEvent(Struct, frozen=True):

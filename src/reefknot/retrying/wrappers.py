@@ -73,7 +73,7 @@ def behind_breaker(plan: Plan, fn: Function) -> Function:
 
 
 def refuse_in_plain_code(plan: Plan) -> None:
-    """Refuse what plain code cannot do: cut an attempt short without a thread, await a hook, wait for a loop's event."""
+    """Refuse what plain code cannot do: await a hook or a loop's event, or cut an attempt short without a thread."""
     hook = plan.async_hook
     if hook is not None:
         raise ParameterTypeError(hook, getattr(plan, hook), "a plain function here; only async code awaits its hooks")
@@ -277,7 +277,7 @@ def _async_timed(plan: Plan, fn: Function) -> Function:
         except Exception as error:
             call = begin(plan, started, since, args, kwargs)
             delay = call.record_failure(error)
-            if call.has_awaited_hooks:
+            if call.awaited is not None:
                 await call.await_hooks()
             if delay is None:
                 raise
@@ -299,13 +299,13 @@ async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
             value = await attempt_within(call, fn, args, kwargs)
         except Exception as error:
             delay = call.record_failure(error)
-            if call.has_awaited_hooks:
+            if call.awaited is not None:
                 await call.await_hooks()
             if delay is None:
                 raise
         else:
             call.succeeded()
-            if call.has_awaited_hooks:
+            if call.awaited is not None:
                 await call.await_hooks()
             return value
 
@@ -392,7 +392,7 @@ def _continued(work: Coroutine[Any, Any, T] | Generator[Any, Any, T], item: Any)
         return result
 
 
-# ---- results that are not accepted ------------------------------------------------------------------------------------
+# ---- results that are not accepted -----------------------------------------------------------------------------------
 
 
 def _sync_with_result(plan: Plan, fn: Function) -> Function:

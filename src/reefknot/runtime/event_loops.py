@@ -53,7 +53,8 @@ class TrioTimeout:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._scope.__exit__(kind, error, trace):  # its own cancellation, and nothing else, ended the block
+        nothing_else = self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught and nothing_else:
             raise self._make_error() from None
 
 

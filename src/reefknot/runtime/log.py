@@ -40,11 +40,11 @@ class LogBudget:
 
     def take(self, now: float) -> int | None:
         """Take one line: returns how many were left out since the last one, or None when this one is left out too."""
-        if now < self._updated - BURST:  # another clock, such as a virtual one: the bucket is full again
-            self._left, self._quiet_until, self._updated = BURST, 0.0, now
         if self._updated <= now < self._quiet_until:
             self._left_out += 1
             return None
+        if now < self._updated - BURST:  # another clock, such as a virtual one: the bucket is full again
+            self._left, self._updated = BURST, now
         left = min(BURST, self._left + max(0.0, now - self._updated)) - 1.0
         self._updated, self._left = now, left
         if left < 1.0:

@@ -38,6 +38,7 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
 from reefknot.runtime.timeouts import STORE_S, Timeouts
@@ -133,6 +134,7 @@ class Worker:
 
     async def start(self) -> None:
         """Find what was accepted before, then listen."""
+        require_asyncio("Worker")
         for state in (WorkState.PENDING, WorkState.RUNNING):
             await self._recover(state)
         assignments = self._transport.subscribe(*self._subjects)

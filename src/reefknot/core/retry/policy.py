@@ -106,9 +106,9 @@ class RetryPolicy:
     """
     A retry policy: attempts, delays, jitter and limits, checked and immutable.
 
-    `RetryPolicy()` is three executions, 1 s doubling up to 30 s, ±10 %. `attempts`, `deadline`, `backoff_multiplier` and
-    `jitter_enabled` are other spellings. Of `retryable_exceptions` and `non_retryable_exceptions` the most specific
-    class listed decides.
+    `RetryPolicy()` is three executions, 1 s doubling up to 30 s, ±10 %. `attempts`, `deadline`, `backoff_multiplier`
+    and `jitter_enabled` are other spellings. Of `retryable_exceptions` and `non_retryable_exceptions` the most
+    specific class listed decides.
     """
 
     __slots__ = FIELDS
