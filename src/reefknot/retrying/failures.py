@@ -65,35 +65,42 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
 
 def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
-    """Declaration of the exception by `error_code` or `failure_type`: retryable or not; None when there is none."""
+    """
+    Declaration of the exception: retryable or not; None when there is none.
+
+    By `error_code` or `failure_type`, else by the status of the service that answered with it.
+    """
     try:
         code, kind = _declared(error)
+        service = _kind_of_service(error)
     except Exception:  # an attribute that raises when it is read declares nothing
         return None
     if code is not None:
         return retryable_code(code, failure.http_status)
+    if kind is None and service is not None:
+        kind = service.failure_type
     return None if kind is None else kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
 
 
 def _declared(error: BaseException) -> tuple[ErrorCode | None, FailureType | None]:
     code, kind = getattr(error, "error_code", None), getattr(error, "failure_type", None)
-    if not isinstance(code, ErrorCode) and not isinstance(kind, FailureType):
-        service = _kind_of_service(error)
-        return (None, None) if service is None else service
     return code if isinstance(code, ErrorCode) else None, kind if isinstance(kind, FailureType) else None
 
 
 def _kind_of_service(error: BaseException) -> Kind | None:
     """The kind of an error that AWS or a gRPC service answered with, by its shape; None for any other."""
+    traits = _traits_of.get(type(error))
+    if traits is not None and traits[2] and not error.__dict__:
+        return None
     answer = _aws_answer(error)
     if answer is not None:
         return AWS_CODES.get(str(_item(answer.get("Error"), "Code")))
     status = getattr(error, "grpc_status_code", None)  # google-api-core
     if status is None and type(error).__module__.startswith("grpclib"):
         status = getattr(error, "status", None)
-    ask = getattr(error, "code", None)
-    if status is None and callable(ask) and hasattr(error, "details"):  # grpc.RpcError
-        status = ask()
+    # A method of grpc.RpcError; looked for in the class, because reading aiohttp's property of that name warns.
+    if status is None and callable(getattr(type(error), "code", None)) and hasattr(error, "details"):
+        status = error.code()  # type: ignore[attr-defined]
     name = getattr(status, "name", None)
     return GRPC_STATUSES.get(name) if isinstance(name, str) else None
 
@@ -157,6 +164,8 @@ def _failure_from_attributes(
 ) -> Failure:
     """The failure of an exception whose attributes count; `text_status` and `limited` are known without them."""
     code, kind = _declared(error)
+    if code is None and kind is None:
+        code, kind = _kind_of_service(error) or (None, None)
     status, hint, limit_reached = read_hints(error)
     return classify(
         message,
@@ -231,8 +240,10 @@ def _status(source: object) -> int | None:
         return None
     for name in ("status_code", "status", "code"):
         value = getattr(source, name, None)
-        if type(value) is int and 100 <= value <= 599 and (name != "code" or hasattr(source, "headers")):
-            return value
+        if not isinstance(value, int) or isinstance(value, bool) or not 100 <= value <= 599:
+            continue
+        if name != "code" or hasattr(source, "headers") or hasattr(source, "grpc_status_code"):
+            return int(value)
     return None
 
 

@@ -539,7 +539,7 @@ def test_async_hooks_are_awaited_before_the_wait_and_before_the_end() -> None:
 
     async def main(fn: AsyncFlaky | AsyncAlways, **options: Any) -> None:
         told.clear()
-        hooks = {"on_retry": hook("retry"), "on_recover": hook("recover"), "on_give_up": hook("give up")}
+        hooks: Any = {"on_retry": hook("retry"), "on_recover": hook("recover"), "on_give_up": hook("give up")}
         try:
             await rk.retry(wait=[10], attempts=2, **hooks, **options)(fn)()
         except ConnectionError:

@@ -293,20 +293,21 @@ class Store:
 
 class SpecialStore(Store):
     @rk.retry
-    def get(self, path: object = "none") -> object:
+    def get(self, path: object = "none") -> object:  # type: ignore[override]  # another first parameter
         return Store.get.using(attempts=1)(self, path)
 
 
 def test_using_of_a_bound_method_says_how_to_keep_the_instance() -> None:
     """A function's attribute does not know of the instance: the path would be taken for self."""
     store: Any = Store()
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: store.get.using(attempts=1)("/a"),
         lambda: store.get.using(attempts=1)(),
         lambda: store.get.using(attempts=1)(path="/a"),
         lambda: store.get.using(attempts=1).using(deadline=3)({"get": 1}),
         lambda: asyncio.run(store.aget.using(attempts=1)("/a")),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(rk.ParameterTypeError, match=r"^self=.*an instance of Store.*rk\.using\(obj\.a?get, …\)"):
             call()
     with pytest.raises(rk.ParameterTypeError, match=r"^cls='/a' .*rk\.using\(Store\.made, …\)"):

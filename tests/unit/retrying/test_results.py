@@ -144,7 +144,7 @@ def test_a_loop_asks_about_the_value_that_its_block_set(no_wait: VirtualClock) -
             attempt.value = None if attempt.number < 3 else "third"
     assert (attempt.number, attempt.value) == (3, "third")
 
-    with pytest.raises(rk.RetryError):
+    with pytest.raises(rk.RetryError):  # noqa: PT012 - a loop is a block
         for attempt in rk.Retrier(on_result=is_none, raise_result=True, attempts=2).attempts():
             with attempt:
                 pass

@@ -24,8 +24,8 @@ def test_calls_retries_and_give_ups_are_counted(options: Any, no_wait: VirtualCl
     fn = rk.retry(attempts=3, **options)(Flaky(ConnectionError(), ConnectionError()))
     fn()
     assert counted(fn) == (1, 2, 0)
+    failing = rk.retry(attempts=3, **options)(Always())
     with pytest.raises(ConnectionError):
-        failing = rk.retry(attempts=3, **options)(Always())
         failing()
     assert counted(failing) == (1, 2, 1)
 
@@ -97,7 +97,7 @@ def test_every_way_to_retry_obeys_the_switch(no_retry: None) -> None:
     fn, afn = Always(), AsyncAlways()
     rk.Retrier().run(fn)
     rk.testing.run_virtual(rk.Retrier(deadline=60).arun(afn))
-    with pytest.raises(ConnectionError):
+    with pytest.raises(ConnectionError):  # noqa: PT012 - a loop is a block
         for attempt in rk.Retrier().attempts():
             with attempt:
                 fn()

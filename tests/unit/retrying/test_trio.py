@@ -340,7 +340,7 @@ def test_a_manager_made_outside_refuses_trio_when_it_is_used() -> None:
     async def main() -> None:
         await manager.execute_with_retry("api.request", "get", AsyncFlaky())
 
-    with pytest.raises(rk.AsyncioOnlyError, match="^RetryManager runs on asyncio"):
+    with pytest.raises(rk.AsyncioOnlyError, match=r"^RetryManager runs on asyncio"):
         trio.run(main)
 
 

@@ -43,7 +43,8 @@ def test_a_servers_hint_still_prolongs_a_wait(virtual_time: VirtualClock) -> Non
 def test_a_function_that_fails_leaves_the_wait_to_the_policy(
     caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
 ) -> None:
-    for wait in (lambda attempt: 1 / 0, lambda attempt: "soon", lambda attempt: -1.0, lambda attempt: float("nan")):
+    waits: list[Any] = [lambda n: 1 / 0, lambda n: "soon", lambda n: -1.0, lambda n: float("nan")]
+    for wait in waits:
         rk.Retrier(wait=wait, attempts=2, base_delay=3, jitter="none").run(Always())
     assert virtual_time.waits == [3.0] * 4
     assert [line.split(" raised ")[0] for line in caplog.messages if "raised" in line] == ["wait="] * 4
@@ -108,7 +109,7 @@ def test_an_event_that_is_set_ends_a_call_after_its_attempt(no_wait: VirtualCloc
 def test_a_loop_ends_with_the_last_error_when_it_is_asked_to_stop(virtual_time: VirtualClock) -> None:
     stop = threading.Event()
     turns = 0
-    with pytest.raises(ConnectionError, match="turn 1") as raised:
+    with pytest.raises(ConnectionError, match="turn 1") as raised:  # noqa: PT012 - a loop is a block
         for attempt in rk.Retrier(stop=stop, wait=[30], on_retry=lambda event: stop.set()).attempts():
             with attempt:
                 turns += 1
@@ -157,7 +158,7 @@ def test_an_async_loop_ends_when_it_is_asked_to_stop() -> None:
     async def main() -> int:
         stop, turns = asyncio.Event(), 0
         asyncio.get_running_loop().call_later(5, stop.set)
-        with pytest.raises(ConnectionError):
+        with pytest.raises(ConnectionError):  # noqa: PT012 - a loop is a block
             async for attempt in rk.Retrier(stop=stop, wait=[2]).attempts():
                 with attempt:
                     turns += 1
@@ -177,7 +178,8 @@ def test_an_outer_retry_does_not_go_on_when_the_inner_one_was_stopped(no_wait: V
 
 
 def test_an_event_that_plain_code_cannot_wait_for_is_refused() -> None:
-    for use in (lambda r: r.call(int), lambda r: r.run(int), lambda r: next(iter(r.attempts()))):
+    uses: list[Any] = [lambda r: r.call(int), lambda r: r.run(int), lambda r: next(iter(r.attempts()))]
+    for use in uses:
         with pytest.raises(rk.ParameterTypeError, match=r"^stop=.*threading\.Event"):
             use(rk.Retrier(stop=asyncio.Event()))
 
