@@ -36,17 +36,17 @@ Decorate = Callable[..., Any]
 Probe = Callable[[], str]
 
 
-class Refused(ConnectionError):
+class RefusedError(ConnectionError):
     """The failure of every probe."""
 
 
-class RefusedFor7s(Refused):
+class HintedError(RefusedError):
     """A failure with a hint, as a server gives it."""
 
     retry_after = 7.0
 
 
-def failing(calls: list[float], error: type[Refused] = Refused) -> Callable[[], None]:
+def failing(calls: list[float], error: type[RefusedError] = RefusedError) -> Callable[[], None]:
     def work() -> None:
         calls.append(time.monotonic())
         raise error("refused")
@@ -82,7 +82,8 @@ def skipped_sleeps() -> Iterator[list[float]]:
 def by_tenacity(attempts: int = 3, wait: float = 0.0, **more: Any) -> Decorate:
     more.setdefault("stop", tenacity.stop_after_attempt(attempts))
     more.setdefault("retry", tenacity.retry_if_exception_type(Exception))
-    return tenacity.retry(wait=tenacity.wait_fixed(wait), reraise=True, **more)
+    decorate: Decorate = tenacity.retry(wait=tenacity.wait_fixed(wait), reraise=True, **more)
+    return decorate
 
 
 def by_stamina(attempts: int | None = 3, wait: float = 0.0, **more: Any) -> Decorate:
@@ -151,7 +152,7 @@ def deadline_of_a_plain_function() -> Iterator[Probe]:
 
 async def hanging() -> None:
     await asyncio.sleep(1)
-    raise Refused
+    raise RefusedError
 
 
 def deadline_of_an_attempt_that_hangs() -> Iterator[Probe]:
@@ -218,13 +219,13 @@ def raised_in_the_end() -> Iterator[Probe]:
     def of_tenacity() -> str:
         default = error_of(tenacity.retry(stop=tenacity.stop_after_attempt(2)))
         reraised = error_of(by_tenacity(2))
-        original = "the original with `reraise=True`" if type(reraised) is Refused else "never the original"
+        original = "the original with `reraise=True`" if type(reraised) is RefusedError else "never the original"
         return f"`{type(default).__name__}`, or {original}"
 
     def of(decorate: Decorate) -> str:
         error = error_of(decorate(2))
         note = ", with a note" if getattr(error, "__notes__", None) else ""
-        return f"the original{note}" if type(error) is Refused else type(error).__name__
+        return f"the original{note}" if type(error) is RefusedError else type(error).__name__
 
     yield of_tenacity
     for name in LIBRARIES[1:]:
@@ -263,7 +264,7 @@ def retried_by_default() -> Iterator[Probe]:
 def retry_after() -> Iterator[Probe]:
     def waited(decorate: Decorate) -> float:
         with skipped_sleeps() as slept:
-            ended(decorate(failing([], RefusedFor7s)))
+            ended(decorate(failing([], HintedError)))
         return max(slept, default=0.0)
 
     yield lambda: "by hand" if waited(by_tenacity(2)) < 7 else "yes"
@@ -272,7 +273,7 @@ def retry_after() -> Iterator[Probe]:
 
     def of_backoff() -> str:
         by_runtime = backoff.on_exception(
-            backoff.runtime, Refused, value=lambda error: error.retry_after, max_tries=2, jitter=None
+            backoff.runtime, RefusedError, value=lambda error: error.retry_after, max_tries=2, jitter=None
         )
         return "with `backoff.runtime`, by hand" if waited(by_backoff(2)) < 7 <= waited(by_runtime) else NONE
 
@@ -346,7 +347,7 @@ def breaker_and_throttle() -> Iterator[Probe]:
     for library in (tenacity, stamina, backoff):
         names = " ".join(dir(library)).lower()
         yield lambda names=names: "yes" if "breaker" in names or "throttle" in names else NONE  # type: ignore[misc]
-    yield lambda: "yes" if rk.CircuitBreaker("x") and rk.RetryThrottle() else NONE
+    yield lambda: "yes" if callable(rk.CircuitBreaker) and callable(rk.RetryThrottle) else NONE
 
 
 def attempt_count_of_minus_one() -> Iterator[Probe]:
@@ -388,7 +389,7 @@ def in_trio() -> Iterator[Probe]:
 
             main: Callable[[], Awaitable[Any]] = decorate(3, 0.01)(awork)
             error = ended(lambda: trio.run(main))
-            return "yes" if len(calls) == 3 and type(error) is Refused else NONE
+            return "yes" if len(calls) == 3 and type(error) is RefusedError else NONE
 
         yield of
 
@@ -414,7 +415,7 @@ def rules_that_combine() -> Iterator[Probe]:
         stop = tenacity.stop_after_attempt(2) | tenacity.stop_after_delay(9)
         wait = tenacity.wait_fixed(0) + tenacity.wait_random(0, 0)
         error = ended(tenacity.retry(stop=stop, wait=wait, reraise=True)(failing([])))
-        return "yes" if type(error) is Refused else NONE
+        return "yes" if type(error) is RefusedError else NONE
 
     yield of_tenacity
     yield lambda: "yes" if "stop" in defaults_of(stamina.retry) else NONE
