@@ -114,14 +114,16 @@ class Attempts:
         refuse_in_plain_code(self.plan)
         self._begin()
         while not self.finished:
-            pause(self.call)
+            if self.call.delay > 0.0:
+                pause(self.call)
             yield from self._turn()
 
     async def __aiter__(self) -> AsyncIterator[Attempt]:
         self._begin()
         self._async = True
         while not self.finished:
-            await apause(self.call)
+            if self.call.delay > 0.0:
+                await apause(self.call)
             for attempt in self._turn():
                 yield attempt
 

@@ -20,15 +20,15 @@ from msgspec.structs import replace
 from reefknot import clock
 from reefknot.core.failure import ErrorCode, Failure
 from reefknot.core.retry.backoff import draw
-from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, decide
+from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, ThrottleView, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
 from reefknot.retrying.failures import EXHAUSTED_MARK, failure_from, retryable_by_default
 from reefknot.retrying.functions import ALWAYS_RETRIED, REQUESTED, RejectedResult
-from reefknot.retrying.plan import Plan, exhaustions, retries_off
+from reefknot.retrying.plan import Plan, exhaustions, retry_switch
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
-from reefknot.runtime.log import budget_of, log_callback_failure, logger, printable, seconds
+from reefknot.runtime.log import NO_LINES, budget_of, log_callback_failure, logger, printable, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -130,7 +130,10 @@ class CallState:
         throttle = self.plan.throttle
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
-        if self.attempts and self.plan.on_recover is not None:
+        if not self.attempts:
+            return
+        self.plan.statistics.retries += self.attempts
+        if self.plan.on_recover is not None:
             self._call_hook(self.plan.on_recover, "on_recover", self._event(self.attempts + 1))
 
     def record_failure(self, error: Exception) -> float | None:
@@ -153,26 +156,19 @@ class CallState:
         if self.started is None:
             self.started = now
         policy = plan.policy if self.resolve is None else self.resolve(failure)
-        if attempts == 1 and retries_off.get():
+        if retry_switch.is_in_use and retry_switch.is_off:
             policy = policy.replace(max_attempts=1)
         history = History(attempts, now - self.started, self.delay)
         drawn = 0.0
         if policy.base_delay or failure.retry_after is not None:
             drawn = draw(seeds.process_seed if plan.seed is None else plan.seed, self.key, attempts - 1)
-        throttle = None if plan.throttle is None else plan.throttle.view(now)
-        broken = plan.breaker is not None and _is_open(plan.breaker, error)
-        stopped = plan.stop is not None and plan.stop.is_set()
-        wait = None
-        if plan.wait is not None and attempts < policy.max_attempts and verdict is not False:
-            wait = plan.wait(attempts)
-        decision = decide(
-            *(policy, history, failure, drawn),
-            verdict=verdict,
-            throttle=throttle,
-            breaker_open=broken,
-            stopped=stopped,
-            wait=wait,
-        )
+        throttle, broken = None, False
+        if plan.is_bare:
+            decision = decide(policy, history, failure, drawn, verdict=verdict)
+        else:
+            throttle = None if plan.throttle is None else plan.throttle.view(now)
+            broken = plan.breaker is not None and _is_open(plan.breaker, error)
+            decision = self._decide((policy, history, failure, drawn), verdict, throttle, breaker_open=broken)
 
         # Record.
         if self.observe is not None:
@@ -187,23 +183,37 @@ class CallState:
             self._give_up(decision, error, failure, policy)
             return None
         self.delay = delay
-        plan.statistics.retries += 1
         if plan.throttle is not None:
             plan.throttle.spend()
         if plan.stop is not None:
             self._held = error, policy
         left_out = None
-        is_plain_failure = failure.retry_after is None and plan.result_rule is None
-        if plan.log is not False and (is_plain_failure or self._is_logged(error)):
-            left_out = (plan.log_budget or self._budget()).take(now)
+        if (failure.retry_after is None and plan.result_rule is None) or self._is_logged(error):
+            budget = plan.log_budget
+            left_out = (self._budget() if budget is None else budget).take(now)
         if left_out is not None or plan.on_retry is not None:
             self._report_retry(error, failure, policy, left_out)
         return delay
 
+    def _decide(
+        self,
+        inputs: tuple[RetryPolicy, History, Failure, float],
+        verdict: bool | None,
+        throttle: ThrottleView | None,
+        *,
+        breaker_open: bool,
+    ) -> Decision:
+        """The decision of a plan that is not bare. The caller's `wait=` is asked only where a wait may follow."""
+        plan, wait = self.plan, None
+        if plan.wait is not None and self.attempts < inputs[0].max_attempts and verdict is not False:
+            wait = plan.wait(self.attempts)
+        stopped = plan.stop is not None and plan.stop.is_set()
+        more = {"verdict": verdict, "throttle": throttle, "breaker_open": breaker_open, "stopped": stopped}
+        return decide(*inputs, wait=wait, **more)  # type: ignore[arg-type]  # each under its own name
+
     def stop_waiting(self) -> Exception:
         """End the call in the middle of a wait; returns the last failure, for the caller."""
         error, policy = self._held
-        self.plan.statistics.retries -= 1
         failure, elapsed, _, drawn = self._records[-1]
         self._records[-1] = failure, elapsed, None, drawn
         self._give_up(Stop(Reason.STOPPED), error, failure, policy)
@@ -229,11 +239,13 @@ class CallState:
             self.awaited = [*(self.awaited or ()), (option, result)]
 
     def _is_logged(self, error: Exception) -> bool:
-        """Whether a line about this error is written at all: one about a requested wait often is not."""
+        """Whether a line about this error would be seen: one about a requested wait often is not."""
         return not isinstance(error, REQUESTED) or _logger_of(self.plan).isEnabledFor(_level_of(self.plan, error))
 
     def _budget(self) -> LogBudget:
-        budget = self.plan.log_budget = budget_of(self.plan.name)
+        """The budget of the plan's name, kept by the plan from its first failure on."""
+        plan = self.plan
+        plan.log_budget = budget = NO_LINES if plan.log is False else budget_of(plan.name)
         return budget
 
     def _report_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
@@ -253,6 +265,7 @@ class CallState:
         if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
         self.plan.statistics.give_ups += 1
+        self.plan.statistics.retries += self.attempts - 1
         _annotate(error, event, policy)
         if type(error) is RejectedResult:
             error.records, error.reason = self.records, self.reason
@@ -314,7 +327,7 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
     hint = event.failure.retry_after if event.failure is not None else None
     asked = f"; the server asked for {hint:g} s" if hint is not None and event.reason is not Reason.BREAKER_OPEN else ""
     count = "1 attempt" if event.attempt == 1 else f"{event.attempt} attempts"
-    off = "; retries are turned off" if retries_off.get() else ""
+    off = "; retries are turned off" if retry_switch.is_off else ""
     spent = f"{count}, {seconds(event.elapsed)} s"
     note = f"{head}: {WHY[event.reason]}{asked}{off} ({spent}; policy: {policy.describe()})"
     try:

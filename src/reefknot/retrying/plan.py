@@ -18,6 +18,7 @@ from reefknot.retrying.functions import RetryStatistics, is_async, result_rule_f
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextvars import Token
     from logging import Logger
     from typing import Any, TypeAlias, TypeVar
 
@@ -82,9 +83,31 @@ def _off_by_environment() -> bool:
     return given in ("off", "0", "false", "no")
 
 
-_OFF_BY_ENVIRONMENT = _off_by_environment()
-retries_off: ContextVar[bool] = ContextVar("reefknot_retries_off", default=_OFF_BY_ENVIRONMENT)
-"""Whether every call has one attempt: by `REEFKNOT_RETRY=off`, or within `rk.testing.no_retry()`."""
+class RetrySwitch:
+    """Turns retries off: `REEFKNOT_RETRY=off` for the process, `rk.testing.no_retry()` for the code inside it."""
+
+    __slots__ = ("_off", "is_in_use")
+
+    def __init__(self, *, off: bool) -> None:
+        self._off = ContextVar("reefknot_retries_off", default=off)
+        self.is_in_use = off
+        """Whether anybody ever turned retries off: while nobody did, no context is looked at."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether every call of this context has one attempt."""
+        return self._off.get()
+
+    def turn_off(self) -> Token[bool]:
+        """Turn retries off in this context; `restore` takes the answer."""
+        self.is_in_use = True
+        return self._off.set(True)
+
+    def restore(self, before: Token[bool]) -> None:
+        self._off.reset(before)
+
+
+retry_switch = RetrySwitch(off=_off_by_environment())
 
 
 class Exhaustions:
@@ -108,7 +131,18 @@ class Plan:
     """A frozen description of one retrier."""
 
     __slots__ = (
-        *("breaker", "in_thread", "log", "log_budget", "name", "next_key", "on_give_up", "on_recover", "on_retry"),
+        *(
+            "breaker",
+            "in_thread",
+            "is_bare",
+            "log",
+            "log_budget",
+            "name",
+            "next_key",
+            "on_give_up",
+            "on_recover",
+            "on_retry",
+        ),
         *(
             "policy",
             "raise_result",
@@ -144,8 +178,10 @@ class Plan:
         """A retrier with a seed counts its own calls: no other call in the process changes its draws."""
         self.log: bool | int | Logger = True
         self.log_budget: LogBudget | None = None
-        """The budget of lines of this name, once a line was due."""
+        """The budget of lines of this name, once a line was due; one without lines for `log=False`."""
         self.statistics = RetryStatistics()
+        self.is_bare = True
+        """Whether a decision needs nothing but the policy: no throttle, breaker, event or wait of the caller's."""
 
     @property
     def limited(self) -> bool:
@@ -174,7 +210,8 @@ class Plan:
             plan.resolver = _overridden(self.resolver, fields)
         for key, value in options.items():
             plan._set(key, value)
-        if plan.name != self.name:
+        plan.is_bare = all(one is None for one in (plan.throttle, plan.breaker, plan.stop, plan.wait))
+        if plan.name != self.name or plan.log is not self.log:
             plan.log_budget = None
         return plan
 

@@ -151,9 +151,12 @@ def _sync_throttled(plan: Plan, fn: Function) -> Function:
 
 def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """Wait, execute, repeat: the value of the attempt that succeeds, or the error of the last one."""
+    is_throttled = call.plan.throttle is not None
     while True:
-        pause(call)
-        call.attempt_started()
+        if call.delay > 0.0:
+            pause(call)
+        if is_throttled:
+            call.attempt_started()
         try:
             value = fn(*args, **kwargs)
         except Exception as error:
@@ -166,14 +169,13 @@ def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
 
 def pause(call: CallState) -> None:
     """Wait before the next attempt; raise the last error when `stop=` is set meanwhile."""
-    if call.delay > 0.0:
-        event = call.plan.stop
-        if event is None:
-            clock.sleep(call.delay)
-            return
-        clock.sleep_unless_set(event, call.delay)
-        if event.is_set():
-            raise call.stop_waiting()
+    event = call.plan.stop
+    if event is None:
+        clock.sleep(call.delay)
+        return
+    clock.sleep_unless_set(event, call.delay)
+    if event.is_set():
+        raise call.stop_waiting()
 
 
 # ---- plain functions in threads --------------------------------------------------------------------------------------
@@ -293,7 +295,8 @@ def _async_timed(plan: Plan, fn: Function) -> Function:
 async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """`resume`, awaited; every attempt runs under its limit."""
     while True:
-        await apause(call)
+        if call.delay > 0.0:
+            await apause(call)
         call.attempt_started()
         try:
             value = await attempt_within(call, fn, args, kwargs)
@@ -312,18 +315,17 @@ async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
 
 async def apause(call: CallState) -> None:
     """`pause`, awaited."""
-    if call.delay > 0.0:
-        event = call.plan.stop
-        if event is None:
-            await clock.asleep(call.delay)
-            return
-        from reefknot.runtime.event_loops import sleep_unless_set
+    event = call.plan.stop
+    if event is None:
+        await clock.asleep(call.delay)
+        return
+    from reefknot.runtime.event_loops import sleep_unless_set
 
-        await sleep_unless_set(event, call.delay)
-        if event.is_set():
-            error = call.stop_waiting()
-            await call.await_hooks()
-            raise error
+    await sleep_unless_set(event, call.delay)
+    if event.is_set():
+        error = call.stop_waiting()
+        await call.await_hooks()
+        raise error
 
 
 async def attempt_within(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:

@@ -58,6 +58,18 @@ _MAX_BUDGETS = 1000
 _rest = LogBudget()
 
 
+class _NoLines(LogBudget):
+    """A budget without a line."""
+
+    __slots__ = ()
+
+    def take(self, now: float) -> None:
+        return None
+
+
+NO_LINES = _NoLines()
+
+
 def budget_of(name: str) -> LogBudget:
     """Budget of all lines under one name, whoever writes them. Names beyond the first thousand share one budget."""
     budget = _budgets.get(name)

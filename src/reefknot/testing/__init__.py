@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from reefknot.clock import using_clock
 from reefknot.engines.clocks import LoopClock, SkippingClock, VirtualClock, VirtualLoop, run_in_virtual_loop
 from reefknot.errors import VirtualDeadlockError
-from reefknot.retrying.plan import retries_off
+from reefknot.retrying.plan import retry_switch
 
 T = TypeVar("T")
 
@@ -50,11 +50,11 @@ def no_wait() -> Iterator[SkippingClock]:
 @contextmanager
 def no_retry() -> Iterator[None]:
     """A scope in which every call has one attempt, as with `REEFKNOT_RETRY=off` in a whole process."""
-    before = retries_off.set(True)
+    before = retry_switch.turn_off()
     try:
         yield
     finally:
-        retries_off.reset(before)
+        retry_switch.restore(before)
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

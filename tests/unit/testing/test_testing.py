@@ -90,7 +90,7 @@ def test_the_fixtures_end_with_their_test(pytester: pytest.Pytester) -> None:
         """
         import time
         from reefknot import clock as timing
-        from reefknot.retrying.plan import retries_off
+        from reefknot.retrying.plan import retry_switch
 
         def test_inside(virtual_time):
             assert timing.now() == 1000.0
@@ -106,10 +106,10 @@ def test_the_fixtures_end_with_their_test(pytester: pytest.Pytester) -> None:
             assert timing.now is time.monotonic
 
         def test_no_retry(no_retry):
-            assert retries_off.get()
+            assert retry_switch.is_off
 
         def test_after_all():
-            assert not retries_off.get()
+            assert not retry_switch.is_off
         """
     )
     # Hypothesis loads Trio, which does not take being loaded twice in one process.
