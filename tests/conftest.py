@@ -3,11 +3,15 @@ Hides the collected tests from the garbage collector.
 
 Eight thousand tests and what they import are a quarter of a million objects that live until the end. Walking them takes
 a quarter of a second for every `gc.collect()` of a test, and for every full collection in between.
+
+Hypothesis loads Trio and asks the collector who holds its random numbers: both have to be there before they are hidden.
 """
 
 from __future__ import annotations
 
 import gc
+
+import hypothesis  # noqa: F401
 
 
 def pytest_collection_finish() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from _thread import allocate_lock  # what threading.Lock is, without its import
 from contextvars import ContextVar
+from sys import modules
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
@@ -30,9 +31,23 @@ def _real_sleep(seconds: float) -> None:
 
 async def _real_asleep(seconds: float) -> None:
     if seconds > 0.0:
-        from asyncio import sleep
+        await pause(seconds)
 
-        await sleep(seconds)
+
+def in_trio() -> bool:
+    """Whether this code runs in a task of Trio; what was never imported runs nothing."""
+    trio = modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_task())
+
+
+async def pause(seconds: float) -> None:
+    """Sleep in the event loop that runs this task, asyncio's or Trio's; 0 lets others run."""
+    if in_trio():
+        await modules["trio"].sleep(seconds)
+        return
+    from asyncio import sleep
+
+    await sleep(seconds)
 
 
 now = time.monotonic
@@ -59,6 +74,15 @@ def _scoped_sleep(seconds: float) -> None:
 async def _scoped_asleep(seconds: float) -> None:
     clock = _virtual.get()
     await (_real_asleep if clock is None else clock.asleep)(seconds)
+
+
+def sleep_unless_set(event: object, seconds: float) -> None:
+    """Sleep for `seconds`, or until the event of `threading` is set. Virtual time cannot be interrupted, and passes."""
+    if not event.is_set():  # type: ignore[attr-defined]  # an event, which this module need not import
+        if _virtual.get() is None:
+            event.wait(seconds)  # type: ignore[attr-defined]
+        else:
+            sleep(seconds)
 
 
 class using_clock:  # noqa: N801 - used like a function; contextlib would be imported for it alone

@@ -13,6 +13,7 @@ The error tree: every exception that reefknot raises.
     ├── NameTakenError                     a worker or router of this name is running already
     ├── ResultPendingError (TimeoutError)  submitted work has no result yet and continues
     ├── LoopMisuseError (RuntimeError)     a retry loop was used in a way that cannot work
+    ├── AsyncioOnlyError (RuntimeError)    a part that runs on asyncio alone was used under Trio
     ├── VirtualDeadlockError (RuntimeError)  in virtual time, every task waits for ever
     ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
     ├── StoreError                         a store cannot do what it was asked for
@@ -31,9 +32,9 @@ The error tree: every exception that reefknot raises.
     │   ├── OutcomeUnknownError            the effect may or may not have happened
     │   └── LeaseLostError                 another owner took over; the late write was refused
     ├── AuditUnavailableError              events cannot be stored, and the setting is fail_closed
-    ├── RetryError                         an operation of a RetryManager was given up
+    ├── RetryError                         an operation of a RetryManager, or its result, was given up
     ├── IllegalMoveError (RuntimeError)    a state transition of work is not allowed
-    └── ConfigurationError                 the configuration is invalid; lists every mistake
+    └── ConfigurationError (ValueError)    the configuration is invalid; lists every mistake
         └── ConfigurationMissingError      a named configuration file does not exist
 
 A class per fact, numbers as fields. All of them can be pickled, because user code sends them between processes.
@@ -159,6 +160,17 @@ class LoopMisuseError(ReefknotError, RuntimeError):
     """A retry loop was used in a way that cannot work."""
 
 
+class AsyncioOnlyError(ReefknotError, RuntimeError):
+    """A part of reefknot that runs on asyncio alone was used under Trio."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(
+            f"{part} runs on asyncio, and this is Trio; retries, waits, deadlines and breakers work here, "
+            "stores, managers, routers and workers need asyncio.run, for example in a thread of their own"
+        )
+        self.part = part
+
+
 class VirtualDeadlockError(ReefknotError, RuntimeError):
     """Every task of a virtual loop waits for something that no timer, socket or thread will bring."""
 
@@ -167,7 +179,7 @@ class VirtualDeadlockError(ReefknotError, RuntimeError):
         self.waiting = waiting
 
 
-class ConfigurationError(ReefknotError):
+class ConfigurationError(ReefknotError, ValueError):
     """The configuration is invalid. `problems` holds every mistake that was found; nothing was applied."""
 
     def __init__(self, problems: Iterable[object]) -> None:
@@ -238,16 +250,31 @@ class AuditUnavailableError(ReefknotError):
 
 
 class RetryError(ReefknotError):
-    """An operation was given up. `attempts` lists every failed execution as data; the last error is the cause."""
+    """
+    An operation was given up. `attempts` lists every failed execution as data; the last error is the cause.
 
-    def __init__(self, category: str, attempts: list[Any], operation: str, *, reason: str = "attempts_spent") -> None:
+    `category` is a `RetryCategory`, or the text of one that is not built in; None, and `value` the last result, for a
+    function whose `on_result=` refused every result.
+    """
+
+    def __init__(
+        self,
+        category: str | None,
+        attempts: list[Any],
+        operation: str,
+        *,
+        reason: str = "attempts_spent",
+        value: Any = None,
+    ) -> None:
         count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
         last = f": {attempts[-1].failure}" if attempts and hasattr(attempts[-1], "failure") else ""
-        super().__init__(f"{operation} ({category}) was given up after {count}, {reason}{last}")
+        kind = "" if category is None else f" ({category})"
+        super().__init__(f"{operation}{kind} was given up after {count}, {reason}{last}")
         self.category = category
         self.attempts = attempts
         self.operation = operation
         self.reason = reason
+        self.value = value
 
 
 class IdempotencyError(ReefknotError):

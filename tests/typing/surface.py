@@ -6,6 +6,9 @@ A wrong use carries both checkers' marks; a mark that is not needed is itself an
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any, assert_type
 
@@ -46,6 +49,12 @@ configured()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 bare.using(atempts=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 bare.using(attempts="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 rk.using(bare, attempts=2)(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+assert_type(bare.statistics.calls, int)
+
+# ---- names that are not there ----------------------------------------------------------------------------------------
+rk.retri()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+rk.Retryer()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+rk.testing.waits()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
 async def awaited() -> None:
@@ -210,6 +219,11 @@ rk.retry(on=seconds)
 rk.retry(on=yes_or_seconds)
 rk.retry(on=rk.http_errors, on_retry=hook, on_give_up=hook, on_recover=hook)
 rk.retry(on=[KeyError, ValueError], throttle=rk.RetryThrottle(), breaker=rk.CircuitBreaker("x"), in_thread=True, seed=1)
+rk.retry(on_retry=ahook, on_result=lambda value: value is None, raise_result=True, log=False)
+rk.retry(wait=[1, 2.5], stop=threading.Event(), log="info")
+rk.retry(wait=lambda attempt: attempt * 2.0, stop=asyncio.Event(), log=logging.getLogger("mine"))
+rk.retry(wait=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+rk.retry(stop=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 rk.retry(on=KeyboardInterrupt)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 rk.retry(on=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 rk.retry(jitter="wild")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]

@@ -225,3 +225,9 @@ def test_a_value_is_shown_short_and_without_raising() -> None:
     assert shown("abcdef", 5) == "'abc…"
     assert shown(Unshowable()) == "<Unshowable>"
     assert shown(10**10_000) == "<int>"
+
+
+def test_a_mistake_in_the_configuration_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="line 3"):
+        raise errors.ConfigurationError(["line 3: nothing of that name"])
+    assert issubclass(errors.ConfigurationMissingError, ValueError)

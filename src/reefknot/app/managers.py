@@ -58,6 +58,7 @@ from reefknot.retrying.exhaustion import exhaustions
 from reefknot.retrying.functions import what_to_pass
 from reefknot.retrying.plan import Plan
 from reefknot.retrying.wrappers import attempt_within
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class IdempotencyManager:
     """
 
     def __init__(self, store: IdempotencyStore | None = None) -> None:
+        require_asyncio("IdempotencyManager")
         self.store = _keys_in_scope() if store is None else store
         self.once = Once(self.store)
         self._journal = Journal(None)
@@ -156,7 +158,7 @@ class HasSnapshot(Protocol):
 class _AuditedOperation(Struct, frozen=True):
     """Operation of one call, redacted, as its events describe it."""
 
-    category: str
+    category: RetryCategory | str
     name: str
     tenant_id: str | None
     correlation_id: str | None
@@ -167,7 +169,7 @@ class _AuditedOperation(Struct, frozen=True):
         ids = {"tenant_id": self.tenant_id, "correlation_id": self.correlation_id, "trace_id": self.trace_id}
         return {
             **envelope(wall=clock.wall(), **ids),
-            "retry_category": self.category,
+            "retry_category": str(self.category),
             "operation": self.name,
             "additional_context": self.context,
         }
@@ -232,6 +234,7 @@ class RetryManager:
         `coro` is a function to call for every attempt. With a key, the result is recorded and every caller of the key
         gets it; a recorded None is a result.
         """
+        require_asyncio("RetryManager")
         if not callable(coro):
             raise ParameterTypeError("coro", coro, what_to_pass(coro))
         checks.text("operation", operation, "a text that names the operation")
@@ -240,7 +243,7 @@ class RetryManager:
             raise ParameterTypeError("policy", policy, "a RetryPolicy, or None for the category's own")
         context = self._context(additional_context)
         name = self._redactor(operation)
-        described = _AuditedOperation(_category_value(category), name, tenant_id, correlation_id, trace_id, context)
+        described = _AuditedOperation(_category(category), name, tenant_id, correlation_id, trace_id, context)
         chosen = mode_named(mode)
         plan = self._plan(described, policy, single_attempt=chosen is Mode.GUARD)
         await self.journal.flush_backlog()
@@ -381,10 +384,10 @@ async def _called(coro: Callable[[], Awaitable[Any]]) -> Any:
     return await value if hasattr(value, "__await__") else value
 
 
-def _category_value(category: RetryCategory | str) -> str:
-    """The category as events write it; a name that is not built in stays as it is."""
+def _category(category: RetryCategory | str) -> RetryCategory | str:
+    """The built-in category of this name; a name that is not built in stays as it is."""
     try:
-        return RetryCategory(category).value
+        return RetryCategory(category)
     except ValueError:
         return str(category)
 

@@ -30,6 +30,7 @@ from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Timeline
 from reefknot.errors import ParameterError
 from reefknot.idempotency.decorator import in_scope
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.spare_files import whole_file
 
@@ -242,6 +243,7 @@ async def open_store(
     given is noted beside the file. A block that lasts less than a minute removes nothing, nor does one with
     `tidy=False`, or in a virtual loop.
     """
+    require_asyncio("open_store")
     checks.text("url", url, _ACCEPTED)
     checks.seconds("retention", retention)
     checks.whole_number("largest_result", largest_result)
@@ -269,6 +271,7 @@ async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
 
     `size` bounds what may wait there for a router.
     """
+    require_asyncio("connect")
     checks.whole_number("size", size)
     async with open_store(url) as store:
         yield client_of(store, store.clock, size)
@@ -341,6 +344,7 @@ async def open_audit_log(
     """
     from reefknot.engines.jsonlines import JsonLinesLog
 
+    require_asyncio("open_audit_log")
     log = await JsonLinesLog.open(
         path, clock or clock_of_this_loop(), largest=largest, keep=keep, fsync=fsync, inline=_in_virtual_loop()
     )

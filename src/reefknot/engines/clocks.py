@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from math import inf, nextafter, ulp
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+from reefknot.clock import pause
 from reefknot.errors import VirtualDeadlockError
 from reefknot.runtime.processes import boot_name
 
@@ -83,7 +84,7 @@ class VirtualClock:
 
     async def asleep(self, seconds: float) -> None:
         self.sleep(seconds)
-        await asyncio.sleep(0)
+        await pause(0)
 
     @property
     def waited(self) -> float:

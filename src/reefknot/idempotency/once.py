@@ -63,6 +63,7 @@ from reefknot.idempotency.waiting import (
     wait_for_change,
 )
 from reefknot.retrying.failures import failure_from
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.processes import marked_owner
 from reefknot.runtime.redaction import redact
@@ -116,6 +117,7 @@ class Once:
 
     async def run(self, key: str, work: Callable[[], Awaitable[Any]], options: KeyOptions, events: KeyEvents) -> Any:
         """The result of the key, recorded before or by running `work` now. Writes its events, however it ends."""
+        require_asyncio("an idempotency key")
         try:
             answer = await self._answer(checked_key(key), work, options, events)
         except Exception:

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from reefknot import clock
 from reefknot.core.retry.decide import AttemptRecord
-from reefknot.errors import BreakerOpenError, LoopMisuseError, ParameterError
+from reefknot.errors import BreakerOpenError, LoopMisuseError, ParameterError, ParameterTypeError
 from reefknot.retrying.breaker import Guard
 from reefknot.retrying.call import CallState
 from reefknot.retrying.exhaustion import exhaustions
+from reefknot.retrying.functions import RejectedResult, rejected
 from reefknot.retrying.plan import Plan
-from reefknot.retrying.wrappers import attempt_limit
+from reefknot.retrying.wrappers import apause, attempt_limit, pause, refuse_in_plain_code, result_error, time_limit
 
 if TYPE_CHECKING:
+    from reefknot.runtime.event_loops import TrioTimeout
     from reefknot.runtime.timeouts import Timeout
 
 
@@ -37,7 +39,7 @@ class Attempt:
     def __init__(self, loop: Attempts, number: int) -> None:
         self._loop = loop
         self._entered = False
-        self._timeout: Timeout | None = None
+        self._timeout: Timeout | TrioTimeout | None = None
         self._guard: Guard | None = None
         self.number = number
         self.value: Any = None
@@ -79,10 +81,14 @@ class Attempt:
     def _swallows(self, error: BaseException | None) -> bool:
         if self._guard is not None:
             self._guard.__exit__(None if error is None else type(error), error, None)
+        if error is None and self._loop.plan.result_rule is not None:
+            error = rejected(self._loop.plan.result_rule, self.value)
         if error is None:
             self._loop.call.succeeded()
         is_retried = isinstance(error, Exception) and self._loop.call.record_failure(error) is not None
         self._loop.finished = not is_retried
+        if not is_retried and type(error) is RejectedResult and self._loop.plan.raise_result:
+            raise result_error(self._loop.plan, error) from error
         return is_retried
 
 
@@ -96,22 +102,21 @@ class Attempts:
         self._async = False
         self.call = CallState(plan, clock.now(), exhaustions.count)
 
-    def timeout(self) -> Timeout | None:
+    def timeout(self) -> Timeout | TrioTimeout | None:
         """Limit of the next attempt; None in a plain loop, whose block cannot be stopped."""
         if not self._async or not self.plan.limited:
             return None
-        from reefknot.runtime.timeouts import Timeout  # asyncio is loaded by those who use it
-
-        return Timeout(*attempt_limit(self.call))
+        return time_limit(*attempt_limit(self.call))
 
     def __iter__(self) -> Iterator[Attempt]:
         if self.plan.policy.attempt_timeout != inf:
             accepted = "in `async for`; a plain block of code cannot be stopped, in a thread neither"
             raise ParameterError("attempt_timeout", self.plan.policy.attempt_timeout, accepted)
+        refuse_in_plain_code(self.plan)
         self._begin()
         while not self.finished:
             if self.call.delay > 0.0:
-                clock.sleep(self.call.delay)
+                pause(self.call)
             yield from self._turn()
 
     async def __aiter__(self) -> AsyncIterator[Attempt]:
@@ -119,7 +124,7 @@ class Attempts:
         self._async = True
         while not self.finished:
             if self.call.delay > 0.0:
-                await clock.asleep(self.call.delay)
+                await apause(self.call)
             for attempt in self._turn():
                 yield attempt
 
@@ -127,6 +132,10 @@ class Attempts:
         if self._begun:
             raise LoopMisuseError("this loop was already run; call attempts() for another one")
         self._begun = True
+        hook = self.plan.async_hook
+        if hook is not None:
+            accepted = "a plain function here: a loop ends in a plain `with`, which cannot await a hook"
+            raise ParameterTypeError(hook, getattr(self.plan, hook), accepted)
         self.call = CallState(self.plan, clock.now(), exhaustions.count)
 
     def _turn(self) -> Iterator[Attempt]:

@@ -17,7 +17,7 @@ from reefknot import clock
 from reefknot.core.overload.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
 from reefknot.errors import AttemptTimeoutError, BreakerOpenError, DeadlineExceededError, ParameterTypeError
 from reefknot.retrying.failures import failure_from, retryable_by_default
-from reefknot.retrying.functions import is_async, rule_for
+from reefknot.retrying.functions import RejectedResult, is_async, rule_for
 
 if TYPE_CHECKING:
     from reefknot.retrying.functions import On, Rule
@@ -77,6 +77,8 @@ class CircuitBreaker:
         """Whether a failure counts: by the breaker's `on=`, else by the retrier's; our own timeouts always do."""
         if issubclass(type(error), (AttemptTimeoutError, DeadlineExceededError)):
             return True
+        if type(error) is RejectedResult:  # the destination answered
+            return False
         return (self._rule or rule or retryable_by_default)(error, failure_from(error)) is not False
 
     def guard(self, rule: Rule | None = None) -> Guard:

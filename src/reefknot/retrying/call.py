@@ -6,8 +6,9 @@
 `CallState.record_failure` tells it, one step after another. The state holds what one call has spent and never an
 exception: whatever an attempt referred to is free again before the wait begins.
 
-A retry is told by one log line, bounded by the retrier's budget of lines, and by a hook; the end by a note on the
-exception and a hook. Call arguments never appear. A hook that raises is logged and changes nothing.
+A retry is told by one log line, bounded by the budget of lines of its name, and by a hook; the end by a note on the
+exception and a hook. Call arguments go to hooks alone. A hook that raises is logged and changes nothing; an async one
+is awaited by async callers (`await_hooks`).
 """
 
 from __future__ import annotations
@@ -19,48 +20,70 @@ from msgspec.structs import replace
 from reefknot import clock
 from reefknot.core.failure import ErrorCode, Failure
 from reefknot.core.retry.backoff import draw
-from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, decide
+from reefknot.core.retry.decide import Again, AttemptRecord, Decision, History, Reason, Stop, ThrottleView, decide
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import BreakerOpenError, DeadlineExceededError
 from reefknot.retrying.exhaustion import mark_exhausted
 from reefknot.retrying.failures import failure_from, retryable_by_default
-from reefknot.retrying.functions import ALWAYS_RETRIED, UNREADABLE
-from reefknot.retrying.plan import Plan
+from reefknot.retrying.functions import ALWAYS_RETRIED, REQUESTED, UNREADABLE, RejectedResult
+from reefknot.retrying.plan import Plan, retry_switch
 from reefknot.retrying.types import RetryEvent
 from reefknot.runtime import seeds
-from reefknot.runtime.log import log_callback_failure, logger, printable, seconds
+from reefknot.runtime.log import NO_LINES, budget_of, log_callback_failure, logger, printable, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping
+    from logging import Logger
+    from typing import Any
 
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.functions import Verdict
     from reefknot.retrying.types import Hook
+    from reefknot.runtime.log import LogBudget
+
 
 WHY = {
     Reason.NOT_RETRYABLE: "not retried: this failure is not retryable",
     Reason.INNER_EXHAUSTED: "not retried: an inner retry already gave up on it",
     Reason.ATTEMPTS_SPENT: "gave up: all attempts are spent",
+    Reason.STOPPED: "gave up: asked to stop",
     Reason.BREAKER_OPEN: "gave up: the circuit breaker is open",
     Reason.HINT_TOO_LONG: "gave up: the server asked for a longer wait than max_retry_after",
     Reason.BUDGET_SPENT: "gave up: another attempt would not fit into the deadline",
     Reason.THROTTLED: "gave up: the retry throttle is empty",
 }
 
-_EXHAUSTED = frozenset({Reason.ATTEMPTS_SPENT, Reason.BUDGET_SPENT, Reason.THROTTLED, Reason.HINT_TOO_LONG})
+_EXHAUSTED = frozenset(
+    {Reason.ATTEMPTS_SPENT, Reason.STOPPED, Reason.BUDGET_SPENT, Reason.THROTTLED, Reason.HINT_TOO_LONG}
+)
 """Reasons that mark the exception, so that an outer retry does not multiply the attempts."""
+
+_NOTHING: dict[str, object] = {}
+"""Keyword arguments of a call that has none, such as a loop."""
 
 
 class CallState:
     """State of one call: attempts, time and waits spent so far, and its failures as data."""
 
     __slots__ = (
-        *("_records", "attempts", "delay", "key", "observe", "plan"),
+        *("_held", "_records", "args", "attempts", "awaited", "delay", "key", "kwargs", "observe", "plan"),
         *("reason", "redact", "resolve", "rule", "since", "started"),
     )
 
-    def __init__(self, plan: Plan, started: float | None, since: int) -> None:
+    _held: tuple[Exception, RetryPolicy]
+    """The last failure, kept through the wait only by a plan with `stop=`, which may end the wait with it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        started: float | None,
+        since: int,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = _NOTHING,
+    ) -> None:
         self.plan = plan
+        self.args = args
+        self.kwargs = kwargs
         self.started = started
         self.since = since
         """`exhaustions.count` when the call began."""
@@ -76,6 +99,8 @@ class CallState:
         self.redact: Callable[[str], str] | None = None
         """Removes configured secrets from a failure's message before anything is decided or told."""
         self._records: list[tuple[Failure, float, float | None, float]] = []
+        self.awaited: list[tuple[str, Awaitable[object]]] | None = None
+        """What async hooks returned and `await_hooks` has to await."""
         self.rule = plan.rule
         if self.rule is None and self.resolve is None:
             policy = plan.policy
@@ -106,8 +131,11 @@ class CallState:
         throttle = self.plan.throttle
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
-        if self.attempts and self.plan.on_recover is not None:
-            _call_hook(self.plan.on_recover, "on_recover", self._event(self.attempts + 1))
+        if not self.attempts:
+            return
+        self.plan.statistics.retries += self.attempts
+        if self.plan.on_recover is not None:
+            self._call_hook(self.plan.on_recover, "on_recover", self._event(self.attempts + 1))
 
     def record_failure(self, error: Exception) -> float | None:
         """Take in a failed attempt: returns the seconds to wait before the next, or None: the error is the caller's."""
@@ -115,7 +143,8 @@ class CallState:
         try:
             return self._decide(error)
         except Exception as broken:  # an error that cannot be read, or a rule that fails, never replaces the error
-            self.reason = Reason.NOT_RETRYABLE
+            if self.reason is None:
+                self._end(error, Reason.NOT_RETRYABLE)
             what = (self.plan.name or "unnamed", type(error).__name__, type(broken).__name__)
             logger().error("%s: no decision on a %s: %s while it was read", *what)
             return None
@@ -138,13 +167,19 @@ class CallState:
         if self.started is None:
             self.started = now
         policy = plan.policy if self.resolve is None else self.resolve(failure)
+        if retry_switch.is_in_use and retry_switch.is_off:
+            policy = policy.replace(max_attempts=1)
         history = History(attempts, now - self.started, self.delay)
         drawn = 0.0
         if policy.base_delay or failure.retry_after is not None:
             drawn = draw(seeds.process_seed if plan.seed is None else plan.seed, self.key, attempts - 1)
-        throttle = None if plan.throttle is None else plan.throttle.view(now)
-        broken = plan.breaker is not None and _is_open(plan.breaker, error)
-        decision = decide(policy, history, failure, drawn, verdict=verdict, throttle=throttle, breaker_open=broken)
+        throttle, broken = None, False
+        if plan.is_bare:
+            decision = decide(policy, history, failure, drawn, verdict=verdict)
+        else:
+            throttle = None if plan.throttle is None else plan.throttle.view(now)
+            broken = plan.breaker is not None and _is_open(plan.breaker, error)
+            decision = self._decision((policy, history, failure, drawn), verdict, throttle, breaker_open=broken)
 
         # Record.
         if self.observe is not None:
@@ -161,21 +196,78 @@ class CallState:
         self.delay = delay
         if plan.throttle is not None:
             plan.throttle.spend()
-        left_out = plan.log_budget.take(now)
+        if plan.stop is not None:
+            self._held = error, policy
+        left_out = None
+        if (failure.retry_after is None and plan.result_rule is None) or self._is_logged(error):
+            budget = plan.log_budget
+            left_out = (self._budget() if budget is None else budget).take(now)
         if left_out is not None or plan.on_retry is not None:
             self._report_retry(error, failure, policy, left_out)
         return delay
 
+    def _decision(
+        self,
+        inputs: tuple[RetryPolicy, History, Failure, float],
+        verdict: bool | None,
+        throttle: ThrottleView | None,
+        *,
+        breaker_open: bool,
+    ) -> Decision:
+        """The decision of a plan that is not bare. The caller's `wait=` is asked only where a wait may follow."""
+        plan, wait = self.plan, None
+        if plan.wait is not None and self.attempts < inputs[0].max_attempts and verdict is not False:
+            wait = plan.wait(self.attempts)
+        stopped = plan.stop is not None and plan.stop.is_set()
+        more = {"verdict": verdict, "throttle": throttle, "breaker_open": breaker_open, "stopped": stopped}
+        return decide(*inputs, wait=wait, **more)  # type: ignore[arg-type]  # each under its own name
+
+    def stop_waiting(self) -> Exception:
+        """End the call in the middle of a wait; returns the last failure, for the caller."""
+        error, policy = self._held
+        failure, elapsed, _, drawn = self._records[-1]
+        self._records[-1] = failure, elapsed, None, drawn
+        self._give_up(Stop(Reason.STOPPED), error, failure, policy)
+        del self._held
+        return error
+
+    async def await_hooks(self) -> None:
+        """Await what async hooks returned. Their time counts against the deadline, which does not cut them short."""
+        awaited, self.awaited = self.awaited, None
+        for option, result in awaited or ():
+            try:
+                await result
+            except Exception as broken:
+                log_callback_failure(option, broken)
+
+    def _call_hook(self, hook: Hook, option: str, event: RetryEvent) -> None:
+        try:
+            result = hook(event)
+            if result is not None and hasattr(result, "__await__"):
+                self.awaited = [*(self.awaited or ()), (option, result)]
+        except Exception as broken:
+            log_callback_failure(option, broken)
+
+    def _is_logged(self, error: Exception) -> bool:
+        """Whether a line about this error would be seen: one about a requested wait often is not."""
+        return not issubclass(type(error), REQUESTED) or _logger_of(self.plan).isEnabledFor(_level_of(self.plan, error))
+
+    def _budget(self) -> LogBudget:
+        """The budget of the plan's name, kept by the plan from its first failure on."""
+        plan = self.plan
+        plan.log_budget = budget = NO_LINES if plan.log is False else budget_of(plan.name)
+        return budget
+
     def _report_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
         event = self._event(self.attempts, failure, error, policy)
         if left_out is not None:
-            _log_retry(event, left_out)
+            _log_retry(self.plan, error, event, left_out)
         if self.plan.on_retry is not None:
-            _call_hook(self.plan.on_retry, "on_retry", event)
+            self._call_hook(self.plan.on_retry, "on_retry", event)
 
     def _give_up(self, decision: Decision, error: Exception, failure: Failure, policy: RetryPolicy) -> None:
         assert isinstance(decision, Stop)
-        self.reason = decision.reason
+        self._end(error, decision.reason)
         event = self._event(self.attempts, failure, error, policy)
         if self.reason in _EXHAUSTED:
             mark_exhausted(error)
@@ -183,7 +275,15 @@ class CallState:
             error.add_note(f"the attempt before failed with {self._records[-2][0]}")
         _annotate(error, event, policy)
         if self.plan.on_give_up is not None:
-            _call_hook(self.plan.on_give_up, "on_give_up", event)
+            self._call_hook(self.plan.on_give_up, "on_give_up", event)
+
+    def _end(self, error: Exception, reason: Reason) -> None:
+        """Count the end, and give it to a result that goes to the caller as it is."""
+        self.reason = reason
+        self.plan.statistics.give_ups += 1
+        self.plan.statistics.retries += self.attempts - 1
+        if type(error) is RejectedResult:
+            error.records, error.reason = self.records, reason
 
     def _event(
         self,
@@ -195,7 +295,11 @@ class CallState:
         most = (policy or self.plan.policy).max_attempts
         delay = self.delay if failure is not None and self.reason is None else None
         name = self.plan.name or "unnamed"
-        return RetryEvent(name, attempt, most, failure, error, delay, self.elapsed, self.reason)
+        value = None
+        if type(error) is RejectedResult:
+            value, error = error.value, None
+        about_call = self.elapsed, self.reason, self.args, self.kwargs
+        return RetryEvent(name, attempt, most, failure, error, delay, *about_call, value)
 
 
 def _resolve_verdict(
@@ -230,7 +334,9 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
     hint = event.failure.retry_after if event.failure is not None else None
     asked = f"; the server asked for {hint:g} s" if hint is not None and event.reason is not Reason.BREAKER_OPEN else ""
     count = "1 attempt" if event.attempt == 1 else f"{event.attempt} attempts"
-    note = f"{head}: {WHY[event.reason]}{asked} ({count}, {seconds(event.elapsed)} s; policy: {policy.describe()})"
+    off = "; retries are turned off" if retry_switch.is_off else ""
+    spent = f"{count}, {seconds(event.elapsed)} s"
+    note = f"{head}: {WHY[event.reason]}{asked}{off} ({spent}; policy: {policy.describe()})"
     try:
         notes = getattr(error, "__notes__", None)
         if notes:
@@ -240,21 +346,28 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
         return
 
 
-def _log_retry(event: RetryEvent, left_out: int) -> None:
-    logger().warning(
-        "%s: attempt %d of %d failed with %s; trying again in %s s%s",
+def _logger_of(plan: Plan) -> Logger:
+    return logger() if isinstance(plan.log, int) else plan.log
+
+
+def _level_of(plan: Plan, error: Exception) -> int:
+    """The level that `log=` names, else a warning; a wait that was asked for is no failure, and only informs."""
+    if isinstance(plan.log, int) and not isinstance(plan.log, bool):
+        return plan.log
+    return 20 if issubclass(type(error), REQUESTED) else 30
+
+
+def _log_retry(plan: Plan, error: Exception, event: RetryEvent, left_out: int) -> None:
+    verb = "asked to try again:" if issubclass(type(error), REQUESTED) else "failed with"
+    _logger_of(plan).log(
+        _level_of(plan, error),
+        "%s: attempt %d of %d %s %s; trying again in %s s%s",
         printable(event.name, most=100),
         event.attempt,
         event.max_attempts,
+        verb,
         printable(str(event.failure), most=300),
         seconds(event.delay or 0.0),
         f" ({left_out} such lines left out)" if left_out else "",
-        extra={"retry_attempt": event.attempt, "retry_delay": event.delay},
+        extra={"retry_name": event.name, "retry_attempt": event.attempt, "retry_delay": event.delay},
     )
-
-
-def _call_hook(hook: Hook, option: str, event: RetryEvent) -> None:
-    try:
-        hook(event)
-    except Exception as broken:
-        log_callback_failure(option, broken)

@@ -11,8 +11,8 @@ from functools import partial, update_wrapper
 
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterTypeError
-from reefknot.retrying.functions import name_of, what_to_pass
-from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan
+from reefknot.retrying.functions import is_async, name_of, what_to_pass
+from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan, meant_instead_of
 from reefknot.retrying.wrappers import wrapped
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     S = TypeVar("S")
     F = TypeVar("F", bound=Callable[..., Any])
 
-_PLAN = "__reefknot_plan__"
+_CHANGED = "__reefknot_changed__"
+"""Attribute of a decorated function: a function of options that gives it under other ones."""
 
 if TYPE_CHECKING:
 
@@ -50,11 +51,44 @@ else:  # `overload` would import typing
         """
         Retry a function: `@retry`, or `@retry(on=ConnectionError, attempts=5, deadline=10)`.
 
-        Without a policy: four attempts, 0.1 s doubling up to 30 s, full jitter. Without `on=`: connection errors,
-        timeouts, HTTP 408, 429 and 5xx. Further options override `policy=`.
+        Without a policy: four attempts, 0.1 s doubling up to 30 s, full jitter. Options override `policy=`:
+
+            on               exception classes, or a function of the exception: True, False or seconds
+                             (default: connection errors, timeouts, HTTP 408, 429 and 5xx)
+            on_result        function of the result: True to try again, False, or seconds
+            raise_result     raise RetryError with a last result that was refused, instead of returning it
+            attempts         executions, the first included (4)
+            deadline         seconds for all attempts and waits (None: no limit)
+            attempt_timeout  seconds for one attempt; for a plain function with in_thread (None)
+            base_delay       seconds before the first retry (0.1)
+            max_delay        longest wait in seconds (30)
+            multiplier       growth of the wait (2)
+            strategy         "exponential", "linear", "fixed", "immediate" or "none"
+            jitter           "full", "none", "equal", "proportional" or "decorrelated"
+            jitter_factor    spread of "proportional" (0.1)
+            wait             seconds before each retry, or a function of the attempt's number, instead of all these
+            max_retry_after  longest Retry-After that is honoured, in seconds (300)
+            stop             event that ends waits and attempts when it is set
+            throttle         RetryThrottle, or the name of a destination that shares one
+            breaker          CircuitBreaker
+            on_retry         called with a RetryEvent before each wait
+            on_give_up       called when the error goes to the caller
+            on_recover       called after a success that needed a retry
+            in_thread        run each attempt of a plain function in a thread, so that time limits apply
+            name             name in notes, log lines and events (the function's)
+            seed             makes jitter reproducible
+            log              False, a level, or a logger (True: warnings to the logger "reefknot")
         """
+        if isinstance(fn, type) or not (fn is None or callable(fn) or isinstance(fn, staticmethod | classmethod)):
+            raise _misplaced(fn)
         plan = _starting_plan(policy).with_options(options)
         return decorated(plan, fn) if fn is not None else lambda function: decorated(plan, function)
+
+
+def _misplaced(value: object) -> ParameterTypeError:
+    """The error for an argument that is no function, with the parameter that it belongs to."""
+    accepted, meant = what_to_pass(value), meant_instead_of(value)
+    return ParameterTypeError("fn", value, f"{accepted}; for this: retry({meant})" if meant else accepted)
 
 
 def _starting_plan(policy: object) -> Plan:
@@ -76,16 +110,71 @@ def decorated(plan: Plan, fn: Any) -> Any:
         return classmethod(decorated(plan, fn.__func__))
     if not callable(fn) or isinstance(fn, type):
         raise ParameterTypeError("fn", fn, what_to_pass(fn))
+    return _wrapper(plan.counted_alone(), fn)
+
+
+def _wrapper(plan: Plan, fn: Any) -> Any:
     if not plan.name:
         plan = plan.with_options({"name": name_of(fn)})
     wrapper: Any = update_wrapper(wrapped(plan, fn), fn)
 
+    def changed(**options: Unpack[RetryKeywords]) -> Any:
+        return _wrapper(plan.with_options(options), fn)
+
     def overridden(**options: Unpack[RetryKeywords]) -> Any:
-        return decorated(plan.with_options(options), fn)
+        return _with_its_instance(changed(**options), fn)
 
     wrapper.using = overridden
-    setattr(wrapper, _PLAN, plan)
+    wrapper.statistics = plan.statistics
+    setattr(wrapper, _CHANGED, changed)
     return wrapper
+
+
+def _with_its_instance(call: Any, fn: Any) -> Any:
+    """
+    `call`, refusing to run a method without its instance.
+
+    `client.get.using` is an attribute of the function, which does not know of `client`: a call of its result with the
+    method's own arguments would take the first of them for `self`.
+    """
+    code = getattr(fn, "__code__", None)
+    owner = name_of(fn).rpartition(".")[0]
+    first = code.co_varnames[0] if code is not None and code.co_argcount else ""
+    if first not in ("self", "cls") or not owner or owner.endswith("<locals>"):
+        return call
+
+    def check(args: Any, kwargs: Any) -> None:
+        given = args[0] if args else kwargs.get(first)
+        if not _has_method(given if isinstance(given, type) else type(given), fn):
+            kind, bound = ("an instance of ", "obj") if first == "self" else ("", owner.rpartition(".")[2])
+            example = f"rk.using({bound}.{fn.__name__}, …)(…)"
+            raise ParameterTypeError(first, given, f"{kind}{owner}; `.using` does not bind a method: write {example}")
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return call(*args, **kwargs)
+
+    async def achecked(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return await call(*args, **kwargs)
+
+    guarded: Any = update_wrapper(achecked if is_async(call) else checked, call)
+    guarded.__wrapped__ = fn
+    return guarded
+
+
+def _has_method(cls: type, fn: object) -> bool:
+    """Whether `fn` is a method of the class, under whatever name and decorators."""
+    for one in cls.__mro__:
+        for value in vars(one).values():
+            value = getattr(value, "__func__", value)
+            for _ in range(16):
+                if value is fn:
+                    return True
+                value = getattr(value, "__wrapped__", None)
+                if value is None:
+                    break
+    return False
 
 
 def using(fn: F, /, **options: Unpack[RetryKeywords]) -> F:
@@ -100,7 +189,7 @@ def using(fn: F, /, **options: Unpack[RetryKeywords]) -> F:
         return changed  # type: ignore[no-any-return]  # of the kind of fn
     owner = getattr(fn, "__self__", None)
     function: Any = getattr(fn, "__func__", fn)
-    if not hasattr(function, _PLAN):
+    if not hasattr(function, _CHANGED):
         raise ParameterTypeError("fn", fn, "a function or method that is decorated with retry")
-    changed = function.using(**options)
+    changed = getattr(function, _CHANGED)(**options)
     return changed if owner is None else changed.__get__(owner)  # type: ignore[no-any-return]  # of the kind of fn

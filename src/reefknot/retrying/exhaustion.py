@@ -11,6 +11,7 @@ import sys
 from _thread import get_ident
 from contextvars import ContextVar
 
+from reefknot import clock
 from reefknot.retrying.functions import MOST_PARTS, UNREADABLE, is_group
 
 MARK = "__reefknot_exhausted__"
@@ -39,6 +40,8 @@ def current_scope() -> int:
     asyncio = sys.modules.get("asyncio")  # loaded by those who use it
     if asyncio is not None and asyncio._get_running_loop() is not None:
         return id(asyncio.current_task())
+    if clock.in_trio():
+        return id(sys.modules["trio"].lowlevel.current_task())
     return get_ident()
 
 

@@ -16,6 +16,8 @@ from reefknot import clock
 from reefknot.core.checks import is_number
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.classify import (
+    AWS_CODES,
+    GRPC_STATUSES,
     Kind,
     classify,
     is_transient,
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
 
 _MOST_SECONDS = 1e300
 _MAX_CLASSES = 1024
-_ATTRIBUTES = ("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type")
+_ATTRIBUTES = (
+    *("retry_after", "response", "status_code", "status", "headers", "error_code", "failure_type"),
+    *("grpc_status_code", "details"),
+)
 """Attributes of an exception class that say more than its name and message."""
 
 _UNREACHABLE: dict[int | None, str] = {
@@ -68,10 +73,17 @@ def retryable_by_default(error: Exception, failure: Failure) -> Verdict:
 
 
 def _declared_retryable(error: Exception, failure: Failure) -> bool | None:
-    """Declaration of the exception by `error_code` or `failure_type`: retryable or not; None when there is none."""
+    """
+    Declaration of the exception: retryable or not; None when there is none.
+
+    By `error_code` or `failure_type`, else by the status of the service that answered with it.
+    """
     code, kind = _declared(error)
     if code is not None:
         return retryable_code(code, failure.http_status)
+    service = None if kind is not None else _kind_of_service(error)
+    if service is not None:
+        kind = service.failure_type
     return None if kind is None else kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
 
 
@@ -80,9 +92,49 @@ def _declared(error: BaseException) -> tuple[ErrorCode | None, FailureType | Non
     return code if type(code) is ErrorCode else None, kind if type(kind) is FailureType else None
 
 
+def _kind_of_service(error: BaseException) -> Kind | None:
+    """The kind of an error that AWS or a gRPC service answered with, by its shape; None for any other."""
+    cls = type(error)
+    traits = _traits_of.get(cls)
+    try:
+        if traits is not None and traits[2] and not error.__dict__:
+            return None
+        answer = _aws_answer(error)
+        if answer is not None:
+            return AWS_CODES.get(str(_item(answer.get("Error"), "Code")))
+        status = _read(error, "grpc_status_code")  # google-api-core
+        if status is None and str(cls.__module__).startswith("grpclib"):
+            status = _read(error, "status")
+        # A method of grpc.RpcError; looked for in the class, because reading aiohttp's property of that name warns.
+        if status is None and callable(_read(cls, "code")) and _read(error, "details") is not None:
+            status = error.code()  # type: ignore[attr-defined]
+        name = _read(status, "name")
+        return GRPC_STATUSES.get(name) if type(name) is str else None
+    except UNREADABLE:  # a method or a dictionary that raises
+        return None
+
+
+def _aws_answer(error: object) -> dict[str, object] | None:
+    """The response of a botocore `ClientError`, which is a dictionary; None for any other error."""
+    response = _read(error, "response")
+    return response if type(response) is dict and "ResponseMetadata" in response else None
+
+
+def _aws_hints(answer: dict[str, object]) -> tuple[int | None, float | None]:
+    """HTTP status and seconds to wait, of botocore's response."""
+    metadata = answer["ResponseMetadata"]
+    status = _item(metadata, "HTTPStatusCode")
+    hint = _delay(_headers(metadata, _item(metadata, "HTTPHeaders")).get("retry-after"))
+    return status if type(status) is int and 100 <= status <= 599 else None, hint
+
+
+def _item(mapping: object, key: str) -> object:
+    return mapping.get(key) if type(mapping) is dict else None
+
+
 def http_errors(error: Exception) -> Verdict:
     """
-    `on=rk.http_errors`: transport errors and HTTP 408, 429, 5xx of httpx, requests, aiohttp and urllib.
+    `on=rk.http_errors`: transport errors, HTTP 408, 429, 5xx of httpx, requests, aiohttp, urllib and boto3, and gRPC's.
 
     The library's default as a predicate, for use inside a predicate of one's own.
     """
@@ -145,6 +197,8 @@ def _failure_from_attributes(
 ) -> Failure:
     """The failure of an exception whose attributes count; `text_status` and `limited` are known without them."""
     code, kind = _declared(error)
+    if code is None and kind is None:
+        code, kind = _kind_of_service(error) or (None, None)
     status, hint, limit_reached = read_hints(error)
     return classify(
         message,
@@ -183,6 +237,9 @@ def read_hints(error: object) -> tuple[int | None, float | None, bool]:
     if issubclass(type(error), BaseExceptionGroup):
         hints = [hint for _, hint, _ in map(read_hints, leaves_of(error)) if hint is not None]  # type: ignore[arg-type]
         return None, max(hints, default=None), False
+    answer = _aws_answer(error)
+    if answer is not None:
+        return *_aws_hints(answer), False
     response = _read(error, "response")
     status = _status(error) or _status(response)
     headers = _headers(error) or _headers(response)
@@ -202,13 +259,26 @@ def _status(source: object) -> int | None:
         return None
     for name in ("status_code", "status", "code"):
         value = _read(source, name)
-        if type(value) is int and 100 <= value <= 599 and (name != "code" or _read(source, "headers") is not None):
-            return value
+        if not issubclass(type(value), int) or type(value) is bool:
+            continue
+        status = int.__index__(value)  # also of an `HTTPStatus`; a class of numbers may have changed everything else
+        if 100 <= status <= 599 and (name != "code" or _has_status_code(source)):
+            return status
     return None
 
 
-def _headers(source: object) -> dict[str, str]:
-    headers = _read(source, "headers")
+def _has_status_code(source: object) -> bool:
+    """Whether `code` of this object is a status: of urllib's and google-api-core's errors it is."""
+    if _read(source, "headers") is not None:
+        return True
+    try:
+        return hasattr(source, "grpc_status_code")  # None for those that came by HTTP
+    except UNREADABLE:
+        return False
+
+
+def _headers(source: object, given: object = None) -> dict[str, str]:
+    headers: Any = _read(source, "headers") if given is None else given
     if headers is None or _read(headers, "items") is None:
         return {}
     try:

@@ -1,31 +1,73 @@
 """
-Functions that a caller gives: their kinds (plain, async, generator), and `on=`, the rule for what is retried.
+Functions that a caller gives: their kinds (plain, async, generator), counters, and the rules of `on=`, `on_result=`
+and `wait=`.
 
 Kinds are read from code flags, because `inspect` costs as much to import as everything else the light path loads. A
 rule answers True, False, or the seconds to wait at least. A predicate that raises never changes the outcome: it is
-logged, and the error it was asked about goes to the caller as it is.
+logged, and the error or the result it was asked about goes to the caller as it is.
 """
 
 from __future__ import annotations
 
-from reefknot.errors import AttemptTimeoutError, ParameterTypeError, RetryAfter, shown
+from reefknot.errors import AttemptTimeoutError, ParameterError, ParameterTypeError, RetryAfter, shown
 from reefknot.runtime.log import log_callback_failure
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeAlias, TypeGuard
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any, TypeAlias, TypeGuard
 
     from reefknot.core.failure import Failure
+    from reefknot.core.retry.decide import AttemptRecord, Reason
 
     Verdict: TypeAlias = bool | float
     On: TypeAlias = (
         type[Exception] | Iterable[type[Exception]] | Callable[[Exception], Verdict] | Callable[[Exception], bool]
     )
     Rule: TypeAlias = Callable[[Exception, Failure], Verdict]
+    ResultRule: TypeAlias = Callable[[Any], Verdict]
+    Wait: TypeAlias = Sequence[float] | Callable[[int], float]
+    WaitRule: TypeAlias = Callable[[int], float | None]
 
-ALWAYS_RETRIED = (RetryAfter, AttemptTimeoutError)
-"""Errors that `on=` cannot refuse: the work's own request for a retry, and the time limit put on an attempt."""
+
+class RetryStatistics:
+    """
+    Counters of a decorated function: calls, retries, and calls whose last failure went to the caller.
+
+    They are plain numbers: no thread is switched within `x += 1` of an attribute, so no lock is needed. An interpreter
+    without a global lock may lose a count when two threads meet.
+    """
+
+    __slots__ = ("calls", "give_ups", "retries")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.retries = 0
+        self.give_ups = 0
+
+    def __repr__(self) -> str:
+        return f"RetryStatistics(calls={self.calls}, retries={self.retries}, give_ups={self.give_ups})"
+
+
+class RejectedResult(Exception):  # noqa: N818 - never reaches a caller: it is the result, on its way to the decision
+    """A result that `on_result=` does not accept, as a failed attempt. The text leaves the result out."""
+
+    def __init__(self, value: Any, retry_after: float | None) -> None:
+        super().__init__("on_result asks for another attempt")
+        self.value = value
+        self.retry_after = retry_after
+        self.records: tuple[AttemptRecord, ...] = ()
+        self.reason: Reason | None = None
+        """Set with `records` when there is no further attempt."""
+
+
+ALWAYS_RETRIED = (RetryAfter, AttemptTimeoutError, RejectedResult)
+"""
+Errors that `on=` cannot refuse: the work's own request for a retry, the time limit put on an attempt, and a result that
+`on_result=` refused.
+"""
+REQUESTED = (RetryAfter, RejectedResult)
+"""Attempts that did not fail: the work, or the rule about its result, asked for another one."""
 
 UNREADABLE = (Exception, GeneratorExit, SystemExit)
 """Raised by an attribute of an odd exception when it is read: it then says nothing. Ctrl-C is another matter."""
@@ -108,6 +150,67 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
             yield part
 
 
+def result_rule_for(on_result: object) -> ResultRule | None:
+    """The rule that `on_result=` describes; None when it is not given."""
+    if on_result is None:
+        return None
+    accepted = "a function that takes the result and answers True to try again, False, or seconds"
+    if not callable(on_result) or isinstance(on_result, type):
+        raise ParameterTypeError("on_result", on_result, accepted)
+    if is_async(on_result):
+        raise ParameterTypeError("on_result", on_result, f"{accepted}; an async function would not be awaited")
+    return lambda value: _ask(on_result, "on_result", value)
+
+
+def rejected(rule: ResultRule, value: Any) -> RejectedResult | None:
+    """The result as a failed attempt if the rule refuses it, else None."""
+    verdict = rule(value)
+    if verdict is False:
+        return None
+    return RejectedResult(value, None if verdict is True else verdict)
+
+
+def wait_rule_for(wait: object, longest: float) -> WaitRule | None:
+    """The wait after attempt 1, 2, … that `wait=` describes; None when it is not given."""
+    accepted = f"a sequence of seconds from 0 to max_delay, which is {longest:g}, or a function of the attempt's number"
+    if wait is None:
+        return None
+    if callable(wait) and not isinstance(wait, type):
+        if is_async(wait):
+            raise ParameterTypeError("wait", wait, f"{accepted}; an async function would not be awaited")
+        return lambda attempt: _asked_wait(wait, attempt)
+    if _is_number(wait):
+        raise ParameterTypeError("wait", wait, f"{accepted}; for the same wait each time: wait=[{wait:g}]")
+    if isinstance(wait, str | bytes) or not hasattr(wait, "__iter__"):
+        raise ParameterTypeError("wait", wait, accepted)
+    waits = tuple(wait)
+    if not waits:
+        raise ParameterError("wait", wait, f"{accepted}; an empty sequence says nothing")
+    for index, item in enumerate(waits):
+        if not _is_number(item):
+            raise ParameterTypeError(f"wait[{index}]", item, accepted)
+        if not 0 <= item <= longest:
+            raise ParameterError(f"wait[{index}]", item, accepted)
+    return lambda attempt: float(waits[min(attempt, len(waits)) - 1])
+
+
+def _asked_wait(wait: Callable[[int], Any], attempt: int) -> float | None:
+    """Seconds that the caller's function answers; None when it raises or answers no number: the policy's own follow."""
+    try:
+        seconds = wait(attempt)
+    except Exception as broken:
+        log_callback_failure("wait", broken)
+        return None
+    if _is_number(seconds) and 0 <= seconds < float("inf"):
+        return float(seconds)
+    log_callback_failure("wait", TypeError(f"answered {shown(seconds)}; accepted are seconds, 0 or more"))
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def every_leaf(group: BaseExceptionGroup[BaseException], rule: Callable[[Exception], Verdict]) -> Verdict:
     """Verdict on a group: retried only if every leaf is, after the longest wait that a leaf asks for."""
     longest: float | None = None
@@ -147,19 +250,24 @@ def _class_rule(classes: tuple[type[Exception], ...]) -> Rule:
 
 def _predicate_rule(predicate: Callable[[Exception], Verdict]) -> Rule:
     def ask(error: Exception) -> Verdict:
-        try:
-            verdict = predicate(error)
-        except Exception as broken:
-            log_callback_failure("on", broken)
-            return False
-        if verdict is True or verdict is False:
-            return verdict
-        if isinstance(verdict, int | float) and not isinstance(verdict, bool) and 0 <= verdict < float("inf"):
-            return float(verdict)
-        log_callback_failure("on", TypeError(f"answered {shown(verdict)}; accepted are True, False or seconds ≥ 0"))
-        return False
+        return _ask(predicate, "on", error)
 
     def rule(error: Exception, failure: Failure) -> Verdict:
         return every_leaf(error, ask) if is_group(error) else ask(error)
 
     return rule
+
+
+def _ask(predicate: Callable[[Any], Any], option: str, subject: Any) -> Verdict:
+    """Answer of a caller's predicate; False when it raises or answers nonsense."""
+    try:
+        verdict = predicate(subject)
+    except Exception as broken:
+        log_callback_failure(option, broken)
+        return False
+    if isinstance(verdict, bool):
+        return verdict
+    if _is_number(verdict) and 0 <= verdict < float("inf"):
+        return float(verdict)
+    log_callback_failure(option, TypeError(f"answered {shown(verdict)}; accepted are True, False or seconds ≥ 0"))
+    return False

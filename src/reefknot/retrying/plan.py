@@ -6,24 +6,28 @@ A plan holds everything that calls share and nothing of any one call: a thousand
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from itertools import count
 from math import inf
+from os import environ
 
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.retrying.functions import is_async, rule_for
-from reefknot.runtime.log import LogBudget
+from reefknot.retrying.functions import RetryStatistics, is_async, result_rule_for, rule_for, wait_rule_for
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextvars import Token
+    from logging import Logger
     from typing import Any, TypeAlias, TypeVar
 
     from reefknot.core.failure import Failure
     from reefknot.core.retry.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.functions import Rule
-    from reefknot.retrying.types import Hook, RetryKeywords
+    from reefknot.retrying.functions import ResultRule, Rule, WaitRule
+    from reefknot.retrying.types import Hook, RetryKeywords, StopEvent
+    from reefknot.runtime.log import LogBudget
 
     Resolve: TypeAlias = Callable[[Failure], RetryPolicy]
     T = TypeVar("T")
@@ -38,20 +42,102 @@ POLICY_FIELDS = frozenset(
     )
 )
 OTHER_FIELDS = frozenset(
-    ("on", "throttle", "breaker", "on_retry", "on_give_up", "on_recover", "in_thread", "name", "seed")
+    (
+        *("on", "on_result", "raise_result", "wait", "stop", "throttle", "breaker", "on_retry", "on_give_up"),
+        *("on_recover", "in_thread", "name", "seed", "log"),
+    )
 )
+HOOKS = ("on_retry", "on_give_up", "on_recover")
 _POLICY_NAMES = {"attempts": "max_attempts", "deadline": "time_budget"}
+
+_MEANT = {
+    **dict.fromkeys(
+        ("max_attempts", "tries", "max_tries", "retries", "max_retries", "stop_after_attempt"), "attempts="
+    ),
+    **dict.fromkeys(("time_budget", "max_time", "stop_after_delay", "total_timeout"), "deadline="),
+    "timeout": "deadline= for the whole call, or attempt_timeout= for one attempt",
+    **dict.fromkeys(("delay", "wait_initial", "interval", "initial_delay"), "base_delay="),
+    **dict.fromkeys(("wait_max", "max_wait", "max_value"), "max_delay="),
+    **dict.fromkeys(("backoff", "backoff_multiplier", "wait_exp_base", "factor"), "multiplier="),
+    **dict.fromkeys(("jitter_enabled", "wait_jitter"), "jitter="),
+    **dict.fromkeys(("retry", "exception", "exceptions", "retry_on", "retry_if_exception", "giveup"), "on="),
+    **dict.fromkeys(("retry_if_result", "predicate"), "on_result="),
+    **dict.fromkeys(("before_sleep", "on_backoff"), "on_retry="),
+    **dict.fromkeys(("retry_error_callback", "on_giveup"), "on_give_up="),
+    **dict.fromkeys(("on_success", "after"), "on_recover="),
+    **dict.fromkeys(("logger", "before_log", "after_log"), "log="),
+    "reraise": "nothing: the original error is always raised",
+}
+"""Names that other libraries and `RetryPolicy` use, and the option of ours that is meant."""
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 _shared_throttles: dict[str, RetryThrottle] = {}
 _MAX_SHARED = 10_000
+
+
+def _off_by_environment() -> bool:
+    given = environ.get("REEFKNOT_RETRY", "on").strip().lower()
+    if given not in ("on", "off", "1", "0", "true", "false", "yes", "no", ""):
+        raise ParameterError("REEFKNOT_RETRY", given, "on or off")
+    return given in ("off", "0", "false", "no")
+
+
+class RetrySwitch:
+    """Turns retries off: `REEFKNOT_RETRY=off` for the process, `rk.testing.no_retry()` for the code inside it."""
+
+    __slots__ = ("_off", "is_in_use")
+
+    def __init__(self, *, off: bool) -> None:
+        self._off = ContextVar("reefknot_retries_off", default=off)
+        self.is_in_use = off
+        """Whether anybody ever turned retries off: while nobody did, no context is looked at."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether every call of this context has one attempt."""
+        return self._off.get()
+
+    def turn_off(self) -> Token[bool]:
+        """Turn retries off in this context; `restore` takes the answer."""
+        self.is_in_use = True
+        return self._off.set(True)
+
+    def restore(self, before: Token[bool]) -> None:
+        self._off.reset(before)
+
+
+retry_switch = RetrySwitch(off=_off_by_environment())
 
 
 class Plan:
     """A frozen description of one retrier."""
 
     __slots__ = (
-        *("breaker", "in_thread", "log_budget", "name", "next_key", "on_give_up", "on_recover", "on_retry"),
-        *("policy", "resolver", "rule", "seed", "throttle"),
+        *(
+            "breaker",
+            "in_thread",
+            "is_bare",
+            "log",
+            "log_budget",
+            "name",
+            "next_key",
+            "on_give_up",
+            "on_recover",
+            "on_retry",
+        ),
+        *(
+            "policy",
+            "raise_result",
+            "resolver",
+            "result_rule",
+            "rule",
+            "seed",
+            "statistics",
+            "stop",
+            "throttle",
+            "wait",
+        ),
     )
 
     def __init__(self, policy: RetryPolicy, *, name: str = "", resolver: Callable[[], Resolve] | None = None) -> None:
@@ -60,6 +146,10 @@ class Plan:
         self.resolver = resolver
         """For a policy that depends on the failure: called once per call, so that a call keeps its policy book."""
         self.rule: Rule | None = None
+        self.result_rule: ResultRule | None = None
+        self.raise_result = False
+        self.wait: WaitRule | None = None
+        self.stop: StopEvent | None = None
         self.throttle: RetryThrottle | None = None
         self.breaker: CircuitBreaker | None = None
         self.on_retry: Hook | None = None
@@ -69,7 +159,12 @@ class Plan:
         self.seed: int | None = None
         self.next_key: Callable[[], int] | None = None
         """A retrier with a seed counts its own calls: no other call in the process changes its draws."""
-        self.log_budget = LogBudget()
+        self.log: bool | int | Logger = True
+        self.log_budget: LogBudget | None = None
+        """The budget of lines of this name, once a line was due; one without lines for `log=False`."""
+        self.statistics = RetryStatistics()
+        self.is_bare = True
+        """Whether a decision needs nothing but the policy: no throttle, breaker, event or wait of the caller's."""
 
     @property
     def limited(self) -> bool:
@@ -81,8 +176,13 @@ class Plan:
         """Whether the elapsed time of a call matters."""
         return self.limited or self.on_retry is not None or self.on_give_up is not None or self.on_recover is not None
 
+    @property
+    def async_hook(self) -> str | None:
+        """Name of a hook that has to be awaited; None when all are plain functions."""
+        return next((name for name in HOOKS if is_async(getattr(self, name))), None)
+
     def with_options(self, given: RetryKeywords) -> Plan:
-        """This plan with the given options changed; the log budget is shared, or it would bound nothing."""
+        """This plan with the given options changed."""
         options: dict[str, Any] = dict(given)
         fields = {_POLICY_NAMES.get(key, key): options.pop(key) for key in list(options) if key in POLICY_FIELDS}
         plan = Plan.__new__(Plan)
@@ -93,27 +193,102 @@ class Plan:
             plan.resolver = _overridden(self.resolver, fields)
         for key, value in options.items():
             plan._set(key, value)
+        plan.is_bare = all(one is None for one in (plan.throttle, plan.breaker, plan.stop, plan.wait))
+        if plan.name != self.name or plan.log is not self.log:
+            plan.log_budget = None
+        return plan
+
+    def counted_alone(self) -> Plan:
+        """This plan with counters of its own, for another function."""
+        plan = self.with_options({})
+        plan.statistics = RetryStatistics()
         return plan
 
     def _set(self, key: str, value: object) -> None:
         match key:
             case "on":
                 self.rule = rule_for(value)  # type: ignore[arg-type]  # which checks it
+            case "on_result":
+                self.result_rule = result_rule_for(value)
+            case "wait":
+                _refuse_foreign(key, value, "wait=[1, 2, 5], base_delay= or strategy=")
+                self.wait = wait_rule_for(value, self.policy.max_delay)
+            case "stop":
+                _refuse_foreign(key, value, "attempts= or deadline=")
+                self.stop = _stop(value)
+            case "log":
+                self.log = _log(value)
             case "throttle":
                 self.throttle = _throttle(value)
             case "breaker":
                 self.breaker = _breaker(value)
             case "on_retry" | "on_give_up" | "on_recover":
                 setattr(self, key, _hook(key, value))
-            case "in_thread":
-                self.in_thread = _typed(key, value, bool, "True or False")
+            case "in_thread" | "raise_result":
+                setattr(self, key, _typed(key, value, bool, "True or False"))
             case "name":
                 self.name = _typed(key, value, str, "a text")
             case "seed":
                 self.seed, self.next_key = _typed(key, value, int, "a whole number"), count(1).__next__
             case _:
-                accepted = ", ".join(sorted(POLICY_FIELDS | OTHER_FIELDS))
-                raise ParameterTypeError(key, value, f"no such option; accepted are {accepted}")
+                raise ParameterTypeError(key, value, _no_such_option(key))
+
+
+def _no_such_option(name: str) -> str:
+    """Error text for an unknown option: the one that was meant, if that can be told, and all that are accepted."""
+    options = sorted(POLICY_FIELDS | OTHER_FIELDS)
+    meant = _MEANT.get(name)
+    if meant is None:
+        from difflib import get_close_matches
+
+        meant = "".join(f"{one}=" for one in get_close_matches(name, options, n=1))
+    asked = f"; perhaps you meant {meant}" if meant else ""
+    return f"no such option{asked}; accepted are {', '.join(options)}"
+
+
+def meant_instead_of(value: object) -> str:
+    """Error text for an argument without a name: the parameter that a value of this kind belongs to."""
+    if isinstance(value, RetryPolicy | Plan) or isinstance(getattr(value, "plan", None), Plan):
+        return "policy=…"
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return f"on={value.__name__}"
+    if isinstance(value, tuple | list | set):
+        return "on=(…)"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"attempts={value}"
+    return f"name={value!r}" if isinstance(value, str) and len(value) < 60 else ""
+
+
+def _refuse_foreign(name: str, value: object, ours: str) -> None:
+    """Refuse a rule object of tenacity, which would be taken for a function or an event and mean something else."""
+    if type(value).__module__.partition(".")[0] == "tenacity":
+        raise ParameterTypeError(name, value, f"not a rule of tenacity; here it is {ours}")
+
+
+def _stop(value: object) -> StopEvent | None:
+    if value is None:
+        return None
+    if not (callable(getattr(value, "is_set", None)) and callable(getattr(value, "wait", None))):
+        meant = "; for a number of attempts: attempts=" if isinstance(value, int) else ""
+        raise ParameterTypeError("stop", value, f"an event (threading, asyncio, Trio or anyio), or None{meant}")
+    event: StopEvent = value  # type: ignore[assignment]  # by its shape
+    return event
+
+
+def _log(value: object) -> bool | int | Logger:
+    accepted = 'True, False, a level ("info", logging.INFO), or a logger'
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value >= 0:
+        return value
+    if isinstance(value, str):
+        if value.lower() not in _LEVELS:
+            raise ParameterError("log", value, f"{accepted}; levels are {', '.join(_LEVELS)}")
+        return _LEVELS[value.lower()]
+    if callable(getattr(value, "log", None)) and callable(getattr(value, "isEnabledFor", None)):
+        logger: Logger = value  # type: ignore[assignment]  # by its shape: an adapter will do
+        return logger
+    raise ParameterTypeError("log", value, accepted)
 
 
 def _changed(policy: RetryPolicy, fields: dict[str, Any]) -> RetryPolicy:
@@ -169,8 +344,6 @@ def _hook(name: str, value: object) -> Hook | None:
         return None
     if not callable(value):
         raise ParameterTypeError(name, value, "a function that takes one event, or None")
-    if is_async(value):
-        raise ParameterTypeError(name, value, "a plain function; hooks are not awaited")
     hook: Hook = value
     return hook
 

@@ -7,6 +7,7 @@ A retrier keeps nothing per call: any number of threads and tasks may share it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from sys import _getframe
 from typing import ParamSpec, Self, TypeVar, Unpack
 
 from reefknot import clock
@@ -17,10 +18,19 @@ from reefknot.errors import ParameterTypeError
 from reefknot.retrying.attempts import Attempts
 from reefknot.retrying.call import CallState
 from reefknot.retrying.exhaustion import exhaustions
-from reefknot.retrying.functions import is_async, name_of, what_to_pass
-from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan
+from reefknot.retrying.functions import RejectedResult, is_async, name_of, what_to_pass
+from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan, meant_instead_of
 from reefknot.retrying.types import RetryKeywords
-from reefknot.retrying.wrappers import aresume, behind_breaker, in_thread, refuse_uninterruptible, resume, wrapped
+from reefknot.retrying.wrappers import (
+    aresume,
+    behind_breaker,
+    checking_result,
+    in_thread,
+    refuse_in_plain_code,
+    result_error,
+    resume,
+    wrapped,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +47,8 @@ class Retrier:
 
     def __init__(self, policy: RetryPolicy | None = None, **options: Unpack[RetryKeywords]) -> None:
         if policy is not None and not isinstance(policy, RetryPolicy):
-            raise ParameterTypeError("policy", policy, "a RetryPolicy")
+            meant = meant_instead_of(policy)
+            raise ParameterTypeError("policy", policy, f"a RetryPolicy{meant and f'; for this: Retrier({meant})'}")
         self.plan = Plan(policy or LIBRARY_DEFAULT).with_options(options)
 
     @classmethod
@@ -77,9 +88,10 @@ class Retrier:
     def run(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Return the outcome as data: the last error is in it, not raised."""
         plan = self._named(_plain(fn))
-        refuse_uninterruptible(plan)
-        call = CallState(plan, clock.now(), exhaustions.count)
-        attempt = behind_breaker(plan, in_thread(call, fn) if plan.in_thread else fn)
+        refuse_in_plain_code(plan)
+        call = CallState(plan, clock.now(), exhaustions.count, args, kwargs)
+        work = checking_result(plan, fn)
+        attempt = behind_breaker(plan, in_thread(call, work) if plan.in_thread else work)
         try:
             value = resume(call, attempt, args, kwargs)
         except Exception as error:
@@ -88,8 +100,9 @@ class Retrier:
 
     async def arun(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """`run`, awaited."""
-        awaited = _awaited(fn)
-        call = CallState(self._named(fn), clock.now(), exhaustions.count)
+        plan = self._named(fn)
+        awaited = checking_result(plan, _awaited(fn))
+        call = CallState(plan, clock.now(), exhaustions.count, args, kwargs)
         try:
             value = await aresume(call, awaited, args, kwargs)
         except Exception as error:
@@ -97,8 +110,17 @@ class Retrier:
         return _outcome(call, value)
 
     def attempts(self) -> Attempts:
-        """A retry loop around a block of code; see `reefknot.retrying.attempts`."""
-        return Attempts(self.plan)
+        """
+        A retry loop around a block of code; see `reefknot.retrying.attempts`.
+
+        Without a name of its own, the loop has the name of the function that it is in.
+        """
+        if self.plan.name:
+            return Attempts(self.plan)
+        frame = _getframe(1)
+        inside = frame.f_code.co_qualname
+        name = str(frame.f_globals.get("__name__", "")) if inside == "<module>" else inside
+        return Attempts(self.plan.with_options({"name": name}))
 
     def _named(self, fn: object) -> Plan:
         if self.plan.name or not callable(fn):
@@ -131,5 +153,8 @@ def _awaited(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
 
 
 def _outcome(call: CallState, value: R | None, error: Exception | None = None) -> Outcome[R]:
+    if type(error) is RejectedResult:
+        given_back = result_error(call.plan, error) if call.plan.raise_result else None
+        return Outcome(False, error.value, given_back, call.attempts, call.records, call.elapsed, call.reason)
     attempts = call.attempts if error is not None else call.attempts + 1
     return Outcome(error is None, value, error, attempts, call.records, call.elapsed, call.reason)

@@ -6,7 +6,8 @@ Types of the retry interface: the event of a hook, the options, and a decorated 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from logging import Logger, LoggerAdapter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from msgspec import Struct
@@ -18,11 +19,16 @@ if TYPE_CHECKING:
     from reefknot.core.retry.policy import Jitter, JitterName, RetryStrategy, StrategyName
     from reefknot.core.retry.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.functions import On
+    from reefknot.retrying.functions import On, RetryStatistics, Wait
 
 
 class RetryEvent(Struct, frozen=True):
-    """Argument of a hook. `delay` is the wait that follows, None at the end; `reason` says why it ended, if it did."""
+    """
+    Argument of a hook. `delay` is the wait that follows, None at the end; `reason` says why it ended, if it did.
+
+    `args` and `kwargs` are those of the call, `self` first in a method. No log line shows them, nor does the event's
+    own text.
+    """
 
     name: str
     attempt: int
@@ -32,9 +38,27 @@ class RetryEvent(Struct, frozen=True):
     delay: float | None
     elapsed: float
     reason: Reason | None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    value: Any = None
+    """The result that `on_result=` refused; `error` is None then."""
+
+    def __repr__(self) -> str:
+        shown = ("name", "attempt", "max_attempts", "failure", "error", "delay", "elapsed", "reason")
+        return f"RetryEvent({', '.join(f'{field}={getattr(self, field)!r}' for field in shown)})"
 
 
 Hook = Callable[[RetryEvent], object]
+"""A function of the event; an async one where the call is async, and awaited there."""
+
+
+class StopEvent(Protocol):
+    """An event of threading, asyncio, Trio or anyio."""
+
+    def is_set(self) -> bool: ...
+
+    @property
+    def wait(self) -> Callable[..., Any]: ...
 
 
 class PolicyFields(TypedDict, total=False):
@@ -56,6 +80,10 @@ class RetryKeywords(PolicyFields, total=False):
     """Keyword options of `retry`, `Retrier`, `Retrier.using` and `using`."""
 
     on: On | None
+    on_result: Callable[[Any], bool | float] | None
+    raise_result: bool
+    wait: Wait | None
+    stop: StopEvent | None
     throttle: RetryThrottle | str | bool
     breaker: CircuitBreaker | None
     on_retry: Hook | None
@@ -64,6 +92,7 @@ class RetryKeywords(PolicyFields, total=False):
     in_thread: bool
     name: str
     seed: int
+    log: bool | int | str | Logger | LoggerAdapter[Any]
 
 
 MYPY = False  # mypy reads it as True
@@ -86,6 +115,10 @@ class Retrying(Wrapper, Protocol[P, R_co]):
     """A decorated function: called as before, with `using` to override options for one call."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @property
+    def statistics(self) -> RetryStatistics:
+        """Calls, retries and give-ups so far."""
 
     def using(self, **options: Unpack[RetryKeywords]) -> Retrying[P, R_co]:
         """This function under other options. For a method: `Class.method.using(…)(instance, …)`, or `rk.using`."""

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from contextvars import copy_context
 from math import inf
+from sys import modules
 from types import coroutine
 
 from reefknot import clock
-from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, ParameterError
+from reefknot.errors import AttemptTimeoutError, DeadlineExceededError, ParameterError, ParameterTypeError, RetryError
 from reefknot.retrying.exhaustion import current_scope, exhaustions, scope_of_caller
-from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, code_flags, is_async
+from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, RejectedResult, code_flags, is_async, rejected
 from reefknot.retrying.plan import Plan
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
@@ -28,35 +29,38 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from reefknot.retrying.call import CallState
+    from reefknot.runtime.event_loops import TrioTimeout
     from reefknot.runtime.timeouts import Timeout
 
     Function = Callable[..., Any]
     T = TypeVar("T")
 
 _CallState: type[CallState] | None = None
-_Timeout: type[Timeout] | None = None
+_time_limit: Callable[[float, Callable[[], Exception]], Timeout | TrioTimeout] | None = None
 
 
-def begin(plan: Plan, started: float | None, since: int) -> CallState:
+def begin(plan: Plan, started: float | None, since: int, args: Any, kwargs: Any) -> CallState:
     """State of a call. The code of failing calls is loaded when something fails for the first time."""
     global _CallState
     if _CallState is None:
         from reefknot.retrying.call import CallState
 
         _CallState = CallState
-    return _CallState(plan, started, since)
+    return _CallState(plan, started, since, args, kwargs)
 
 
 def wrapped(plan: Plan, fn: Function) -> Function:
     """`fn` under the plan, as the same kind of function."""
     flags = code_flags(fn)
-    if flags & ASYNC_GENERATOR:
-        return _async_generator(plan, fn)
-    if flags & GENERATOR:
-        return _generator(plan, fn)
+    if flags & (ASYNC_GENERATOR | GENERATOR):
+        if plan.result_rule is not None:
+            raise ParameterError("on_result", fn, "for a function that returns; a generator is retried by its errors")
+        return _async_generator(plan, fn) if flags & ASYNC_GENERATOR else _generator(plan, fn)
     if is_async(fn):
-        return _async(plan, fn)
-    refuse_uninterruptible(plan)
+        return _async(plan, fn) if plan.result_rule is None else _async_with_result(plan, fn)
+    refuse_in_plain_code(plan)
+    if plan.result_rule is not None:
+        return _sync_with_result(plan, fn)
     return _sync_threaded(plan, fn) if plan.in_thread else _sync(plan, behind_breaker(plan, fn))
 
 
@@ -69,8 +73,13 @@ def behind_breaker(plan: Plan, fn: Function) -> Function:
     return guarded(plan.breaker, fn, plan.rule)
 
 
-def refuse_uninterruptible(plan: Plan) -> None:
-    """Refuse an attempt timeout on a plain function without a thread: nothing could enforce it."""
+def refuse_in_plain_code(plan: Plan) -> None:
+    """Refuse what plain code cannot do: await a hook or a loop's event, or cut an attempt short without a thread."""
+    hook = plan.async_hook
+    if hook is not None:
+        raise ParameterTypeError(hook, getattr(plan, hook), "a plain function here; only async code awaits its hooks")
+    if plan.stop is not None and is_async(plan.stop.wait):
+        raise ParameterTypeError("stop", plan.stop, "a threading.Event here; only async code can wait for this one")
     if plan.policy.attempt_timeout != inf and not plan.in_thread:
         raise ParameterError(
             "attempt_timeout",
@@ -85,14 +94,16 @@ def refuse_uninterruptible(plan: Plan) -> None:
 def _sync(plan: Plan, fn: Function) -> Function:
     if plan.throttle is not None:
         return _sync_throttled(plan, fn)
+    statistics = plan.statistics
     if plan.timed:
 
         def timed_call(*args: Any, **kwargs: Any) -> Any:
+            statistics.calls += 1
             since, started = exhaustions.count, clock.now()
             try:
                 return fn(*args, **kwargs)
             except Exception as error:
-                call = begin(plan, started, since)
+                call = begin(plan, started, since, args, kwargs)
                 if call.record_failure(error) is None:
                     raise
             return resume(call, fn, args, kwargs)
@@ -100,11 +111,12 @@ def _sync(plan: Plan, fn: Function) -> Function:
         return timed_call
 
     def plain_call(*args: Any, **kwargs: Any) -> Any:
+        statistics.calls += 1
         since = exhaustions.count
         try:
             return fn(*args, **kwargs)
         except Exception as error:
-            call = begin(plan, None, since)
+            call = begin(plan, None, since, args, kwargs)
             if call.record_failure(error) is None:
                 raise
         return resume(call, fn, args, kwargs)
@@ -113,11 +125,12 @@ def _sync(plan: Plan, fn: Function) -> Function:
 
 
 def _sync_throttled(plan: Plan, fn: Function) -> Function:
-    throttle = plan.throttle
+    throttle, statistics = plan.throttle, plan.statistics
     assert throttle is not None
     cap, tick = throttle.cap, throttle.tick
 
     def throttled_call(*args: Any, **kwargs: Any) -> Any:
+        statistics.calls += 1
         since, started = exhaustions.count, clock.now()
         if started > throttle.edge:
             throttle.roll(started)
@@ -125,7 +138,7 @@ def _sync_throttled(plan: Plan, fn: Function) -> Function:
         try:
             value = fn(*args, **kwargs)
         except Exception as error:
-            call = begin(plan, started, since)
+            call = begin(plan, started, since, args, kwargs)
             if call.record_failure(error) is None:
                 raise
         else:
@@ -139,10 +152,12 @@ def _sync_throttled(plan: Plan, fn: Function) -> Function:
 
 def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """Wait, execute, repeat: the value of the attempt that succeeds, or the error of the last one."""
+    is_throttled = call.plan.throttle is not None
     while True:
         if call.delay > 0.0:
-            clock.sleep(call.delay)
-        call.attempt_started()
+            pause(call)
+        if is_throttled:
+            call.attempt_started()
         try:
             value = fn(*args, **kwargs)
         except Exception as error:
@@ -153,12 +168,24 @@ def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
             return value
 
 
+def pause(call: CallState) -> None:
+    """Wait before the next attempt; raise the last error when `stop=` is set meanwhile."""
+    event = call.plan.stop
+    if event is None:
+        clock.sleep(call.delay)
+        return
+    clock.sleep_unless_set(event, call.delay)
+    if event.is_set():
+        raise call.stop_waiting()
+
+
 # ---- plain functions in threads --------------------------------------------------------------------------------------
 
 
 def _sync_threaded(plan: Plan, fn: Function) -> Function:
     def threaded_call(*args: Any, **kwargs: Any) -> Any:
-        call = begin(plan, clock.now(), exhaustions.count)
+        plan.statistics.calls += 1
+        call = begin(plan, clock.now(), exhaustions.count, args, kwargs)
         return resume(call, behind_breaker(plan, in_thread(call, fn)), args, kwargs)
 
     return threaded_call
@@ -207,21 +234,24 @@ def attempt_limit(call: CallState, *, abandoned: bool = False) -> tuple[float, C
 
 
 def _async(plan: Plan, fn: Function) -> Function:
+    statistics = plan.statistics
     if plan.breaker is not None:
 
         async def guarded_call(*args: Any, **kwargs: Any) -> Any:
-            return await aresume(begin(plan, clock.now(), exhaustions.count), fn, args, kwargs)
+            statistics.calls += 1
+            return await aresume(begin(plan, clock.now(), exhaustions.count, args, kwargs), fn, args, kwargs)
 
         return guarded_call
     if plan.timed or plan.throttle is not None:
         return _async_timed(plan, fn)
 
     async def plain_call(*args: Any, **kwargs: Any) -> Any:
+        statistics.calls += 1
         since = exhaustions.count
         try:
             return await fn(*args, **kwargs)
-        except Exception as error:
-            call = begin(plan, None, since)
+        except Exception as error:  # without a hook: a plan with one is timed
+            call = begin(plan, None, since, args, kwargs)
             if call.record_failure(error) is None:
                 raise
         return await aresume(call, fn, args, kwargs)
@@ -230,7 +260,7 @@ def _async(plan: Plan, fn: Function) -> Function:
 
 
 def _async_timed(plan: Plan, fn: Function) -> Function:
-    throttle = plan.throttle
+    throttle, statistics = plan.throttle, plan.statistics
     budget, own = plan.policy.time_budget, plan.policy.attempt_timeout
     seconds = min(own, budget)
 
@@ -238,6 +268,7 @@ def _async_timed(plan: Plan, fn: Function) -> Function:
         return DeadlineExceededError(seconds=budget) if budget <= own else AttemptTimeoutError(seconds=own)
 
     async def timed_call(*args: Any, **kwargs: Any) -> Any:
+        statistics.calls += 1
         since, started = exhaustions.count, clock.now()
         if throttle is not None:
             if started > throttle.edge:
@@ -248,8 +279,11 @@ def _async_timed(plan: Plan, fn: Function) -> Function:
                 fn(*args, **kwargs) if seconds == inf else _within(fn(*args, **kwargs), seconds, expired, started)
             )
         except Exception as error:
-            call = begin(plan, started, since)
-            if call.record_failure(error) is None:
+            call = begin(plan, started, since, args, kwargs)
+            delay = call.record_failure(error)
+            if call.awaited is not None:
+                await call.await_hooks()
+            if delay is None:
                 raise
         else:
             if throttle is not None and throttle.tokens < throttle.cap:
@@ -264,16 +298,36 @@ async def aresume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """`resume`, awaited; every attempt runs under its limit."""
     while True:
         if call.delay > 0.0:
-            await clock.asleep(call.delay)
+            await apause(call)
         call.attempt_started()
         try:
             value = await attempt_within(call, fn, args, kwargs)
         except Exception as error:
-            if call.record_failure(error) is None:
+            delay = call.record_failure(error)
+            if call.awaited is not None:
+                await call.await_hooks()
+            if delay is None:
                 raise
         else:
             call.succeeded()
+            if call.awaited is not None:
+                await call.await_hooks()
             return value
+
+
+async def apause(call: CallState) -> None:
+    """`pause`, awaited."""
+    event = call.plan.stop
+    if event is None:
+        await clock.asleep(call.delay)
+        return
+    from reefknot.runtime.event_loops import sleep_unless_set
+
+    await sleep_unless_set(event, call.delay)
+    if event.is_set():
+        error = call.stop_waiting()
+        await call.await_hooks()
+        raise error
 
 
 async def attempt_within(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
@@ -296,19 +350,32 @@ def _limited(call: CallState, work: Any) -> Any:
 def _within(
     work: Coroutine[Any, Any, T], seconds: float, expired: Callable[[], Exception], started: float
 ) -> Generator[Any, Any, T]:
-    """Await `work` for at most `seconds` after `started`; a timer exists only if it suspends."""
-    global _Timeout
+    """
+    Await `work` for at most `seconds` after `started`; a timer exists only if it suspends.
+
+    In Trio the limit comes first: its cancel scopes nest, and the work may have entered one before it suspends.
+    """
+    if "trio" in modules and clock.in_trio():
+        with time_limit(seconds, expired):
+            ended: T = yield from work  # allowed in a generator that is a coroutine
+            return ended
     try:
         waiting_for = work.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
-    if _Timeout is None:
-        from reefknot.runtime.timeouts import Timeout
-
-        _Timeout = Timeout
-    with _Timeout(seconds - (clock.now() - started), expired):
+    with time_limit(seconds - (clock.now() - started), expired):
         return (yield from _continued(work, waiting_for))
+
+
+def time_limit(seconds: float, expired: Callable[[], Exception]) -> Timeout | TrioTimeout:
+    """A limit around a block, in whichever event loop this is. The loops' code is loaded by those who use it."""
+    global _time_limit
+    if _time_limit is None:
+        from reefknot.runtime.event_loops import time_limit
+
+        _time_limit = time_limit
+    return _time_limit(seconds, expired)
 
 
 def _continued(work: Coroutine[Any, Any, T] | Generator[Any, Any, T], item: Any) -> Generator[Any, Any, T]:
@@ -327,6 +394,73 @@ def _continued(work: Coroutine[Any, Any, T] | Generator[Any, Any, T], item: Any)
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+# ---- results that are not accepted -----------------------------------------------------------------------------------
+
+
+def _sync_with_result(plan: Plan, fn: Function) -> Function:
+    attempt = checking_result(plan, fn)
+    call = _sync_threaded(plan, attempt) if plan.in_thread else _sync(plan, behind_breaker(plan, attempt))
+
+    def call_with_result(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except RejectedResult as last:
+            return last_result(plan, last)
+
+    return call_with_result
+
+
+def _async_with_result(plan: Plan, fn: Function) -> Function:
+    call = _async(plan, checking_result(plan, fn))
+
+    async def call_with_result(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await call(*args, **kwargs)
+        except RejectedResult as last:
+            return last_result(plan, last)
+
+    return call_with_result
+
+
+def checking_result(plan: Plan, fn: Function) -> Function:
+    """`fn`, raising `RejectedResult` where `on_result=` refuses what it returns; `fn` itself without `on_result=`."""
+    rule = plan.result_rule
+    if rule is None:
+        return fn
+    if is_async(fn):
+
+        async def acheck(*args: Any, **kwargs: Any) -> Any:
+            value = await fn(*args, **kwargs)
+            refusal = rejected(rule, value)
+            if refusal is not None:
+                raise refusal
+            return value
+
+        return acheck
+
+    def check(*args: Any, **kwargs: Any) -> Any:
+        value = fn(*args, **kwargs)
+        refusal = rejected(rule, value)
+        if refusal is not None:
+            raise refusal
+        return value
+
+    return check
+
+
+def last_result(plan: Plan, last: RejectedResult) -> Any:
+    """The result of the last attempt, though it was refused; or `RetryError` with it, as `raise_result=` says."""
+    if plan.raise_result:
+        raise result_error(plan, last) from last
+    return last.value
+
+
+def result_error(plan: Plan, last: RejectedResult) -> RetryError:
+    """The error for a last result that was refused."""
+    name = plan.name or "unnamed"
+    return RetryError(None, list(last.records), name, reason=str(last.reason), value=last.value)
 
 
 # ---- generators: retried only before their first item ----------------------------------------------------------------

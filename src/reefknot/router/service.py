@@ -42,6 +42,7 @@ from reefknot.router.inbox import Inbox
 from reefknot.router.pending import Pending, PendingTable
 from reefknot.router.settings import RouterSettings
 from reefknot.router.submissions import LocalCallers, Submissions, validated
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
@@ -134,6 +135,7 @@ class Router:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        require_asyncio("Router")
         self._started_at = int(self._clock.wall() * 1000)
         self.health.store = self._store.identity
         messages = self._context.transport.subscribe(ACK, RESULT, HEARTBEAT)

@@ -28,7 +28,7 @@ def logger() -> Logger:
 
 
 class LogBudget:
-    """A token bucket of log lines. Whoever derives a retrier from another shares its budget."""
+    """A token bucket of log lines."""
 
     __slots__ = ("_left", "_left_out", "_quiet_until", "_updated")
 
@@ -43,12 +43,41 @@ class LogBudget:
         if self._updated <= now < self._quiet_until:
             self._left_out += 1
             return None
+        if now < self._updated - BURST:  # another clock, such as a virtual one: the bucket is full again
+            self._left, self._updated = BURST, now
         left = min(BURST, self._left + max(0.0, now - self._updated)) - 1.0
         self._updated, self._left = now, left
         if left < 1.0:
             self._quiet_until = now + 1.0 - left
         left_out, self._left_out = self._left_out, 0
         return left_out
+
+
+_budgets: dict[str, LogBudget] = {}
+_MAX_BUDGETS = 1000
+_rest = LogBudget()
+
+
+class _NoLines(LogBudget):
+    """A budget without a line."""
+
+    __slots__ = ()
+
+    def take(self, now: float) -> None:
+        return None
+
+
+NO_LINES = _NoLines()
+
+
+def budget_of(name: str) -> LogBudget:
+    """Budget of all lines under one name, whoever writes them. Names beyond the first thousand share one budget."""
+    budget = _budgets.get(name)
+    if budget is None:
+        if len(_budgets) >= _MAX_BUDGETS:
+            return _rest
+        budget = _budgets.setdefault(name, LogBudget())
+    return budget
 
 
 def seconds(value: float) -> str:

@@ -1,8 +1,8 @@
 """
 Tools for tests of code that retries: virtual time instead of real waiting.
 
-`virtual_time()` is for one caller, sync or async; `no_wait()` skips waits altogether; `run_virtual(main())` runs an
-event loop with many tasks. All are scoped to the code inside them.
+`virtual_time()` is for one caller, sync or async; `no_wait()` skips waits altogether, `no_retry()` retries;
+`run_virtual(main())` runs an event loop with many tasks. All are scoped to the code inside them.
 """
 
 from collections.abc import Coroutine, Iterator
@@ -12,10 +12,19 @@ from typing import Any, TypeVar
 from reefknot.clock import using_clock
 from reefknot.engines.clocks import LoopClock, SkippingClock, VirtualClock, VirtualLoop, run_in_virtual_loop
 from reefknot.errors import VirtualDeadlockError
+from reefknot.retrying.plan import retry_switch
 
 T = TypeVar("T")
 
-__all__ = ["SkippingClock", "VirtualClock", "VirtualDeadlockError", "no_wait", "run_virtual", "virtual_time"]
+__all__ = [
+    "SkippingClock",
+    "VirtualClock",
+    "VirtualDeadlockError",
+    "no_retry",
+    "no_wait",
+    "run_virtual",
+    "virtual_time",
+]
 
 
 @contextmanager
@@ -36,6 +45,16 @@ def no_wait() -> Iterator[SkippingClock]:
     clock = SkippingClock()
     with using_clock(clock):
         yield clock
+
+
+@contextmanager
+def no_retry() -> Iterator[None]:
+    """A scope in which every call has one attempt, as with `REEFKNOT_RETRY=off` in a whole process."""
+    before = retry_switch.turn_off()
+    try:
+        yield
+    finally:
+        retry_switch.restore(before)
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

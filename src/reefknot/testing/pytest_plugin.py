@@ -1,4 +1,4 @@
-"""Pytest fixtures, available as soon as reefknot is installed: `virtual_time`, `no_wait`."""
+"""Pytest fixtures, available as soon as reefknot is installed: `virtual_time`, `no_wait`, `no_retry`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -25,3 +25,12 @@ def _no_wait() -> "Iterator[SkippingClock]":
 
     with no_wait() as clock:
         yield clock
+
+
+@pytest.fixture(name="no_retry")
+def _no_retry() -> "Iterator[None]":
+    """Calls with one attempt for the test."""
+    from reefknot.testing import no_retry
+
+    with no_retry():
+        yield

@@ -38,6 +38,7 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
+from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.redaction import add_secrets, remove_secrets
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
@@ -135,6 +136,7 @@ class Worker:
 
     async def start(self) -> None:
         """Find what was accepted before, then listen. What steps log and record is free of this worker's secrets."""
+        require_asyncio("Worker")
         if not self._hidden:
             self._hidden = self._context.redactor.secrets
             add_secrets(self._hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -661,3 +662,64 @@ def test_the_book_given_is_the_one_that_holds() -> None:
     manager = rk.RetryManager(book=book, idempotency=MemoryStore(VirtualClock()).idempotency)
     assert manager.get_policy(PUT).max_attempts == 7
     assert manager.get_policy("kv.get").max_attempts == 3
+
+
+# ---- given up --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "category"),
+    [
+        (rk.RetryCategory.API_REQUEST, rk.RetryCategory.API_REQUEST),
+        ("RETRY_API_REQUEST", rk.RetryCategory.API_REQUEST),
+        ("api.request", rk.RetryCategory.API_REQUEST),
+        ("moon.landing", "moon.landing"),
+    ],
+)
+def test_the_category_of_a_given_up_operation_is_a_category(given: Any, category: object) -> None:
+    async def work() -> None:
+        raise ConnectionError
+
+    async def main() -> None:
+        with pytest.raises(rk.RetryError) as raised:
+            await rk.RetryManager(idempotency=MemoryStore(VirtualClock()).idempotency).execute_with_retry(
+                given, "get", work
+            )
+        assert raised.value.category is category or raised.value.category == category
+        assert type(raised.value.category) is type(category)
+        assert pickle.loads(pickle.dumps(raised.value)).category == category
+
+    rk.testing.run_virtual(main())
+
+
+def test_the_log_lines_of_a_managers_operation_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise ConnectionError
+
+    async def main() -> None:
+        manager = rk.RetryManager(idempotency=MemoryStore(VirtualClock()).idempotency)
+        policy = rk.RetryPolicy(2, 0)
+        for _ in range(200):
+            with pytest.raises(rk.RetryError):
+                await manager.execute_with_retry("api.request", "an operation of this test", work, policy)
+
+    rk.testing.run_virtual(main())
+    assert sum("trying again" in line for line in caplog.messages) == 10
+
+
+def test_the_switch_gives_an_operation_one_attempt(no_retry: None) -> None:
+    calls = 0
+
+    async def work() -> None:
+        nonlocal calls
+        calls += 1
+        raise ConnectionError
+
+    async def main() -> None:
+        with pytest.raises(rk.RetryError, match="1 attempt"):
+            await rk.RetryManager(idempotency=MemoryStore(VirtualClock()).idempotency).execute_with_retry(
+                "api.request", "get", work
+            )
+
+    rk.testing.run_virtual(main())
+    assert calls == 1

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 TOLD = "the cause"
-READ = ("retry_after", "response", "status_code", "status", "code", "headers", "error_code", "failure_type", "reason")
+READ = (
+    *("retry_after", "response", "status_code", "status", "code", "headers", "error_code", "failure_type", "reason"),
+    *("grpc_status_code", "details"),
+)
 READ_BY_PYTHON = ("__dict__", "__cause__", "__notes__", "__traceback__", "__class__", "args")
 
 

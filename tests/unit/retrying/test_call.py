@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from reefknot.engines.clocks import VirtualClock
 from reefknot.retrying.exhaustion import MARK
 from reefknot.retrying.failures import failure_from
 from reefknot.retrying.types import RetryEvent
-from tests.unit.retrying.flaky import Always, AsyncFlaky, Flaky
+from reefknot.runtime.log import LogBudget
+from tests.unit.retrying.flaky import Always, AsyncAlways, AsyncFlaky, Flaky
 
 
 class Wrapped(Exception):
@@ -377,7 +379,8 @@ def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> lis
 def test_a_retry_logs_one_line(caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock) -> None:
     rk.retry(attempts=3, base_delay=0.5, jitter="none", name="fetch")(Flaky(ConnectionError("refused")))()
     assert lines(caplog) == ["fetch: attempt 1 of 3 failed with ConnectionError: refused; trying again in 0.5 s"]
-    assert (caplog.records[0].retry_attempt, caplog.records[0].retry_delay) == (1, 0.5)  # type: ignore[attr-defined]  # extra
+    extra = vars(caplog.records[0])
+    assert (extra["retry_name"], extra["retry_attempt"], extra["retry_delay"]) == ("fetch", 1, 0.5)
 
 
 def test_neither_success_nor_the_last_failure_logs_a_line(
@@ -452,7 +455,7 @@ def test_the_bound_holds_for_an_unnamed_retrier_and_for_overrides_per_request(
     caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
 ) -> None:
     retrier = rk.Retrier(attempts=2, base_delay=0, max_delay=0)
-    fetch = rk.retry(policy=rk.Retrier(attempts=2, base_delay=0, max_delay=0))(Always())
+    fetch = rk.retry(policy=rk.Retrier(attempts=2, base_delay=0, max_delay=0), name="fetch")(Always())
     for _ in range(30):
         retrier.run(Always())
     assert len(lines(caplog)) == 10
@@ -460,6 +463,95 @@ def test_the_bound_holds_for_an_unnamed_retrier_and_for_overrides_per_request(
         with pytest.raises(ConnectionError):
             fetch.using(deadline=5)()
     assert len(lines(caplog)) == 20
+
+
+def test_the_bound_holds_for_retriers_that_are_made_where_they_are_used(
+    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
+) -> None:
+    """The name has the budget, not the object."""
+
+    def fetch() -> None:
+        raise ConnectionError
+
+    def in_a_loop() -> None:
+        for attempt in rk.Retrier(attempts=2, wait=[0]).attempts():
+            with attempt:
+                raise ConnectionError
+
+    for _ in range(100):
+        rk.Retrier(attempts=2, wait=[0]).run(fetch)
+        with pytest.raises(ConnectionError):
+            rk.retry(attempts=2, wait=[0])(fetch)()
+    assert len(lines(caplog)) == 10
+    for _ in range(100):
+        with pytest.raises(ConnectionError):
+            in_a_loop()
+    assert len(lines(caplog)) == 20
+
+
+def test_names_beyond_the_thousandth_share_a_budget(
+    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reefknot.runtime.log._MAX_BUDGETS", 2)
+    monkeypatch.setattr("reefknot.runtime.log._rest", LogBudget())
+    for number in range(50):
+        rk.Retrier(attempts=2, wait=[0], name=f"name {number}").run(Always())
+    assert len(lines(caplog)) == 2 + 10
+
+
+def test_a_loop_has_the_name_of_the_function_that_it_is_in(
+    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
+) -> None:
+    def collect(retrier: rk.Retrier) -> None:
+        for attempt in retrier.attempts():
+            with attempt:
+                if attempt.number == 1:
+                    raise ConnectionError
+
+    collect(rk.Retrier())
+    collect(rk.Retrier(name="mine"))
+    here = "test_a_loop_has_the_name_of_the_function_that_it_is_in.<locals>.collect"
+    assert [line.partition(":")[0] for line in lines(caplog)] == [here, "mine"]
+
+
+def test_a_requested_wait_is_no_warning(caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock) -> None:
+    """Polling by `RetryAfter` is no failure; its lines inform those who want to know."""
+    caplog.set_level(logging.INFO, "reefknot")
+    rk.retry(name="poll")(Flaky(rk.RetryAfter(5, "still running")))()
+    assert lines(caplog) == []
+    (line,) = lines(caplog, logging.INFO)
+    assert line.startswith("poll: attempt 1 of 4 asked to try again: RetryAfter: still running; trying again in 5")
+
+
+def test_lines_that_nobody_sees_take_nothing_from_the_budget(
+    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
+) -> None:
+    caplog.set_level(logging.WARNING, "reefknot")
+    rk.Retrier(name="poll", attempts=50).run(Always(lambda text: rk.RetryAfter(0, text)))  # type: ignore[arg-type]
+    rk.Retrier(name="poll", attempts=11, wait=[0]).run(Always())
+    assert len(lines(caplog)) == 10
+
+
+def test_log_turns_lines_off_or_gives_them_a_level_or_a_logger(
+    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    mine = logging.getLogger("mine")
+    for log in (False, "debug", logging.ERROR, mine, logging.LoggerAdapter(mine, {}), True):
+        rk.retry(log=log)(Flaky(ConnectionError()))()
+    assert [(record.name, record.levelname) for record in caplog.records] == [
+        ("reefknot", "DEBUG"),
+        ("reefknot", "ERROR"),
+        ("mine", "WARNING"),
+        ("mine", "WARNING"),
+        ("reefknot", "WARNING"),
+    ]
+
+
+@pytest.mark.parametrize("value", ["loud", -1, 1.5, object(), None])
+def test_what_is_neither_level_nor_logger_is_refused(value: Any) -> None:
+    with pytest.raises(rk.ParameterError, match=r"^log=.*a level"):
+        rk.retry(log=value)
 
 
 def test_hooks_are_told_of_every_retry_recovery_and_end(virtual_time: VirtualClock) -> None:
@@ -529,3 +621,104 @@ def test_an_error_that_cannot_be_shown_is_still_retried(
 ) -> None:
     assert rk.retry(on=Unspeakable)(Flaky(Unspeakable()))() == "ok"
     assert "<Unspeakable cannot be shown>" in lines(caplog)[0]
+
+
+def test_hooks_have_the_arguments_of_the_call_and_may_act_on_self(no_wait: VirtualClock) -> None:
+    class Client:
+        token = "old"
+
+        def renew(event: rk.RetryEvent) -> None:  # type: ignore[misc]
+            event.args[0].token = "new"
+
+        @rk.retry(on=PermissionError, on_retry=renew)
+        def get(self, path: str, *, size: int) -> str:
+            if self.token == "old":
+                raise PermissionError(path)
+            return self.token
+
+    assert Client().get("/a", size=3) == "new"
+
+    seen: list[tuple[Any, Any]] = []
+
+    def hook(event: rk.RetryEvent) -> None:
+        seen.append((event.args, event.kwargs))
+
+    hooks: Any = {"on_retry": hook, "on_recover": hook, "on_give_up": hook}
+    for options in ({}, {"throttle": True}, {"in_thread": True}, {"deadline": 60}):
+        rk.retry(**options, **hooks)(Flaky(ConnectionError()))(1, b=2)
+        rk.Retrier(**options, **hooks).run(Flaky(ConnectionError()), 1, b=2)
+    rk.Retrier(attempts=1, **hooks).run(Always(), 1, b=2)
+    rk.testing.run_virtual(rk.Retrier(**hooks).acall(AsyncFlaky(ConnectionError()), 1, b=2))
+    assert seen == [((1,), {"b": 2})] * (4 * 4 + 1 + 2)
+
+
+def test_the_text_of_an_event_leaves_arguments_out(no_wait: VirtualClock) -> None:
+    texts: list[str] = []
+    hook: Any = lambda event: texts.extend((repr(event), str(event), f"{event}"))  # noqa: E731
+    rk.retry(on_retry=hook, on_recover=hook)(Flaky(ConnectionError()))("CANARY", key="CANARY")
+    assert len(texts) == 6
+    assert "CANARY" not in "".join(texts)
+    assert "ConnectionError" in texts[0]
+
+
+# ---- async hooks -----------------------------------------------------------------------------------------------------
+
+
+def test_async_hooks_are_awaited_before_the_wait_and_before_the_end() -> None:
+    told: list[tuple[str, float]] = []
+
+    def hook(name: str) -> Callable[[RetryEvent], Any]:
+        async def tell(event: RetryEvent) -> None:
+            await asyncio.sleep(1)
+            told.append((name, asyncio.get_running_loop().time()))
+
+        return tell
+
+    async def main(fn: AsyncFlaky | AsyncAlways, **options: Any) -> None:
+        told.clear()
+        hooks: Any = {"on_retry": hook("retry"), "on_recover": hook("recover"), "on_give_up": hook("give up")}
+        try:
+            await rk.retry(wait=[10], attempts=2, **hooks, **options)(fn)()
+        except ConnectionError:
+            told.append(("raised", asyncio.get_running_loop().time()))
+
+    for options in ({}, {"breaker": rk.CircuitBreaker("x", failures=99)}, {"throttle": True}):
+        rk.testing.run_virtual(main(AsyncFlaky(ConnectionError()), **options))
+        assert [name for name, _ in told] == ["retry", "recover"]
+        assert told[1][1] - told[0][1] == pytest.approx(11)
+        rk.testing.run_virtual(main(AsyncAlways(), **options))
+        assert [name for name, _ in told] == ["retry", "give up", "raised"]
+
+
+def test_an_async_hook_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(event: RetryEvent) -> None:
+        raise ZeroDivisionError
+
+    outcome = rk.testing.run_virtual(rk.Retrier(on_retry=broken, wait=[1]).arun(AsyncFlaky(ConnectionError())))
+    assert outcome.ok
+    assert lines(caplog, logging.ERROR)[0].startswith("on_retry= raised ZeroDivisionError")
+
+
+def test_a_function_that_returns_an_awaitable_is_an_async_hook_too() -> None:
+    told: list[int] = []
+
+    async def tell(event: RetryEvent) -> None:
+        told.append(event.attempt)
+
+    rk.testing.run_virtual(rk.Retrier(on_retry=lambda event: tell(event)).acall(AsyncFlaky(ConnectionError())))
+    assert told == [1]
+
+
+def test_an_async_hook_sees_a_call_that_was_stopped() -> None:
+    told: list[rk.Reason | None] = []
+
+    async def tell(event: RetryEvent) -> None:
+        told.append(event.reason)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(1, stop.set)
+        await rk.Retrier(stop=stop, wait=[30], on_give_up=tell).arun(AsyncAlways())
+
+    rk.testing.run_virtual(main())
+    assert told == [rk.Reason.STOPPED]

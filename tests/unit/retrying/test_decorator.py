@@ -259,3 +259,92 @@ def test_decorating_twice_is_two_retries_that_do_not_multiply(no_wait: VirtualCl
     with pytest.raises(ConnectionError):
         rk.retry(rk.retry(attempts=3)(fn))()
     assert fn.calls == 3
+
+
+# ---- `using` of a method ---------------------------------------------------------------------------------------------
+
+
+class Store:
+    """Methods of all kinds."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    @rk.retry
+    def get(self, path: object = "none") -> object:
+        self.calls.append(path)
+        return path
+
+    @rk.retry
+    async def aget(self, path: object = "none") -> object:
+        self.calls.append(path)
+        return path
+
+    @classmethod
+    @rk.retry
+    def made(cls, path: object = "none") -> tuple[type, object]:
+        return cls, path
+
+    @staticmethod
+    @rk.retry
+    def static(path: object) -> object:
+        return path
+
+
+class SpecialStore(Store):
+    @rk.retry
+    def get(self, path: object = "none") -> object:  # type: ignore[override]  # another first parameter
+        return Store.get.using(attempts=1)(self, path)
+
+
+def test_using_of_a_bound_method_says_how_to_keep_the_instance() -> None:
+    """A function's attribute does not know of the instance: the path would be taken for self."""
+    store: Any = Store()
+    calls: list[Callable[[], Any]] = [
+        lambda: store.get.using(attempts=1)("/a"),
+        lambda: store.get.using(attempts=1)(),
+        lambda: store.get.using(attempts=1)(path="/a"),
+        lambda: store.get.using(attempts=1).using(deadline=3)({"get": 1}),
+        lambda: asyncio.run(store.aget.using(attempts=1)("/a")),
+    ]
+    for call in calls:
+        with pytest.raises(rk.ParameterTypeError, match=r"^self=.*an instance of Store.*rk\.using\(obj\.a?get, …\)"):
+            call()
+    with pytest.raises(rk.ParameterTypeError, match=r"^cls='/a' .*rk\.using\(Store\.made, …\)"):
+        store.made.using(attempts=1)("/a")
+    assert store.calls == []
+
+
+def test_using_with_its_instance_works_on_every_kind_of_method() -> None:
+    store: Any = Store()
+    assert Store.get.using(attempts=1)(store, "/a") == "/a"
+    assert Store.get.using(attempts=1).using(attempts=2)(self=store, path="/a") == "/a"
+    assert rk.using(store.get, attempts=1)("/a") == "/a"
+    assert rk.using(rk.using(store.get, attempts=1), deadline=3)("/a") == "/a"
+    assert asyncio.run(Store.aget.using(attempts=1)(store, "/a")) == "/a"
+    assert asyncio.run(rk.using(store.aget, attempts=1)("/a")) == "/a"
+    assert inspect.iscoroutinefunction(Store.aget.using(attempts=1))
+    assert Store.static.using(attempts=1)("/a") == "/a"
+    assert store.static.using(attempts=1)("/a") == "/a"
+    assert rk.using(Store.made, attempts=1)("/a") == (Store, "/a")
+    assert SpecialStore().get("/a") == "/a"
+    assert Store.get.using(attempts=1)(SpecialStore(), "/b") == "/b"
+    assert Store.get.using(attempts=1).__wrapped__ is Store.get.__wrapped__
+
+
+def test_using_of_a_method_under_another_decorator_knows_its_instance() -> None:
+    class Client:
+        @functools.cache  # noqa: B019 - any decorator that keeps `__wrapped__`
+        @rk.retry
+        def get(self, path: str) -> str:
+            return path
+
+    assert Client.get.__wrapped__.using(attempts=1)(Client(), "/a") == "/a"  # type: ignore[attr-defined]
+
+
+def test_a_function_with_a_parameter_named_self_is_no_method() -> None:
+    @rk.retry
+    def get(self: str) -> str:
+        return self
+
+    assert get.using(attempts=1)("/a") == "/a"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 from email.utils import format_datetime
+from enum import Enum
+from http import HTTPStatus
 from typing import Any
 from urllib.error import URLError
 
@@ -256,3 +258,164 @@ def test_an_attribute_that_raises_says_nothing() -> None:
 def test_words_alone_are_no_outage() -> None:
     assert http_errors(ValueError("timeout must be positive")) is False
     assert http_errors(ConnectionResetError("gone")) is True
+
+
+# ---- AWS and gRPC, by shape ------------------------------------------------------------------------------------------
+
+
+class ClientError(Exception):
+    """The error of botocore."""
+
+    def __init__(self, code: str, status: int, headers: dict[str, str] | None = None) -> None:
+        super().__init__(f"An error occurred ({code}) when calling the PutItem operation: words")
+        self.response = {
+            "Error": {"Code": code, "Message": "words"},
+            "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers or {}, "RetryAttempts": 4},
+        }
+        self.operation_name = "PutItem"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "retried"),
+    [
+        ("ThrottlingException", 400, FailureType.RATE_LIMITED, True),
+        ("ProvisionedThroughputExceededException", 400, FailureType.RATE_LIMITED, True),
+        ("SlowDown", 503, FailureType.RATE_LIMITED, True),
+        ("RequestTimeout", 400, FailureType.TRANSIENT, True),
+        ("InternalError", 500, FailureType.TRANSIENT, True),
+        ("SomethingNew", 503, FailureType.TRANSIENT, True),
+        ("SomethingNew", 429, FailureType.RATE_LIMITED, True),
+        ("AccessDenied", 403, FailureType.PERMANENT, False),
+        ("NoSuchKey", 404, FailureType.PERMANENT, False),
+        ("ValidationException", 400, FailureType.PERMANENT, False),
+    ],
+)
+def test_an_error_of_aws_is_read_by_its_code_then_by_its_status(
+    code: str, status: int, kind: FailureType, retried: bool
+) -> None:
+    error = ClientError(code, status)
+    failure = failure_from(error)
+    assert (failure.http_status, failure.failure_type) == (status, kind)
+    assert retryable_by_default(error, failure) is retried
+    assert http_errors(error) is retried
+    assert rk.classify_failure("", error) is kind
+
+
+def test_a_hint_of_aws_is_heard() -> None:
+    assert failure_from(ClientError("SlowDown", 503, {"Retry-After": "7"})).retry_after == 7.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"ResponseMetadata": None},
+        {"ResponseMetadata": {"HTTPStatusCode": "503"}},
+        {"ResponseMetadata": {}, "Error": None},
+        {"ResponseMetadata": {}, "Error": {"Code": ["x"]}},
+        {},
+    ],
+)
+def test_an_answer_of_another_shape_says_nothing(response: Any) -> None:
+    error = ClientError("x", 500)
+    error.response = response
+    failure = failure_from(error)
+    assert (failure.http_status, failure.failure_type) == (None, FailureType.UNKNOWN)
+    assert retryable_by_default(error, failure) is False
+
+
+@pytest.mark.parametrize(
+    ("name", "retried"),
+    [
+        ("ConnectTimeoutError", True),
+        ("ReadTimeoutError", True),
+        ("EndpointConnectionError", True),
+        ("SSLError", False),
+        ("NoCredentialsError", False),
+    ],
+)
+def test_errors_of_botocore_without_an_answer_are_known_by_class(name: str, retried: bool) -> None:
+    base = type("ConnectionError", (Exception,), {"__module__": "botocore.exceptions"})
+    parents = (Exception,) if name == "NoCredentialsError" else (base,)
+    error = type(name, parents, {"__module__": "botocore.exceptions"})("words")
+    assert http_errors(error) is retried
+
+
+class StatusCode(Enum):
+    """The statuses of grpc."""
+
+    OK = (0, "ok")
+    UNAVAILABLE = (14, "unavailable")
+    DEADLINE_EXCEEDED = (4, "deadline exceeded")
+    RESOURCE_EXHAUSTED = (8, "resource exhausted")
+    NOT_FOUND = (5, "not found")
+    PERMISSION_DENIED = (7, "permission denied")
+    ABORTED = (10, "aborted")
+    INTERNAL = (13, "internal")
+
+
+class RpcError(Exception):
+    """The error of grpc and grpc.aio: methods tell its status."""
+
+    def __init__(self, status: StatusCode) -> None:
+        super().__init__()
+        self._status = status
+
+    def code(self) -> StatusCode:
+        return self._status
+
+    def details(self) -> str:
+        return "words"
+
+
+class CallError(Exception):
+    """The error of google-api-core around one of grpc."""
+
+    def __init__(self, status: StatusCode) -> None:
+        super().__init__()
+        self.grpc_status_code = status
+
+
+@pytest.mark.parametrize("kind", [RpcError, CallError])
+@pytest.mark.parametrize(
+    ("status", "failure_type", "retried"),
+    [
+        (StatusCode.UNAVAILABLE, FailureType.TRANSIENT, True),
+        (StatusCode.DEADLINE_EXCEEDED, FailureType.TRANSIENT, True),
+        (StatusCode.RESOURCE_EXHAUSTED, FailureType.RATE_LIMITED, True),
+        (StatusCode.NOT_FOUND, FailureType.PERMANENT, False),
+        (StatusCode.PERMISSION_DENIED, FailureType.PERMANENT, False),
+        (StatusCode.ABORTED, FailureType.UNKNOWN, False),
+        (StatusCode.INTERNAL, FailureType.UNKNOWN, False),
+    ],
+)
+def test_a_status_of_grpc_is_read(kind: Any, status: StatusCode, failure_type: FailureType, retried: bool) -> None:
+    error = kind(status)
+    failure = failure_from(error)
+    assert failure.failure_type is failure_type
+    assert retryable_by_default(error, failure) is retried
+
+
+def test_a_status_of_grpclib_is_read() -> None:
+    error = type("GRPCError", (Exception,), {"__module__": "grpclib.exceptions"})()
+    error.status = StatusCode.UNAVAILABLE
+    assert http_errors(error) is True
+
+
+def test_a_declaration_of_the_exception_counts_before_its_status() -> None:
+    error = RpcError(StatusCode.UNAVAILABLE)
+    error.failure_type = FailureType.PERMANENT  # type: ignore[attr-defined]  # declared by user code
+    assert http_errors(error) is False
+
+
+@pytest.mark.parametrize(("status", "retried"), [(HTTPStatus.BAD_GATEWAY, True), (HTTPStatus.CONFLICT, False)])
+def test_an_error_of_google_api_core_that_came_by_http_has_a_code(status: HTTPStatus, *, retried: bool) -> None:
+    error = type("GoogleAPICallError", (Exception,), {"code": status, "grpc_status_code": None})("words")
+    assert failure_from(error).http_status == status
+    assert http_errors(error) is retried
+
+
+def test_errors_of_google_api_core_are_read() -> None:
+    google = pytest.importorskip("google.api_core.exceptions")
+    retried = ("ServiceUnavailable", "TooManyRequests", "InternalServerError", "GatewayTimeout")
+    for name in (*retried, "NotFound", "Forbidden", "BadRequest"):
+        assert http_errors(getattr(google, name)("words")) is (name in retried), name

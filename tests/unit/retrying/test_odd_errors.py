@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,6 +58,12 @@ def by_outcome(work: Callable[[], None]) -> None:
         raise error
 
 
+def by_stop(work: Callable[[], None]) -> None:
+    """Asked to stop before the first wait ends."""
+    asked = threading.Event()
+    rk.retry(wait=[1], stop=asked, on_retry=lambda event: asked.set())(work)()
+
+
 WAYS: dict[str, Run] = {
     "plain": lambda work: rk.retry(base_delay=0)(work)(),
     "timed": lambda work: rk.retry(base_delay=0, deadline=60)(work)(),
@@ -66,6 +73,9 @@ WAYS: dict[str, Run] = {
     "predicate": lambda work: rk.retry(on=rk.http_errors, base_delay=0)(work)(),
     "hooks": lambda work: rk.retry(base_delay=0, on_retry=print, on_give_up=print)(work)(),
     "nested": lambda work: rk.retry(base_delay=0)(rk.retry(base_delay=0, attempts=2)(work))(),
+    "result": lambda work: rk.retry(base_delay=0, on_result=lambda value: False)(work)(),
+    "waits": lambda work: rk.retry(wait=[0], stop=threading.Event(), log="info")(work)(),
+    "stopped": by_stop,
     "thread": lambda work: rk.retry(base_delay=0, in_thread=True)(work)(),
     "loop": by_loop,
     "async": by_async,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import pydoc
+import re
 from typing import Any
 
 import pytest
 
 import reefknot as rk
-from reefknot.retrying.plan import LIBRARY_DEFAULT, Plan
+from reefknot.retrying.plan import LIBRARY_DEFAULT, OTHER_FIELDS, POLICY_FIELDS, Plan
 from tests.unit.retrying.flaky import Flaky
 
 NAN, INF = float("nan"), float("inf")
@@ -68,19 +71,90 @@ def test_a_bad_option_is_an_error_at_decoration_that_names_it(option: str, value
 def test_a_mistake_is_also_what_python_calls_it() -> None:
     with pytest.raises(ValueError, match="attempts=0"):
         rk.retry(attempts=0)
-    with pytest.raises(TypeError, match=r"no such option; accepted are .*attempts"):
+    with pytest.raises(TypeError, match=r"no such option; perhaps you meant attempts=; accepted are .*attempts"):
         rk.retry(atempts=5)  # type: ignore[call-overload]  # that is the test
+    with pytest.raises(TypeError, match="no such option; accepted are attempt_timeout"):
+        rk.retry(xyzzy=5)  # type: ignore[call-overload]  # that is the test
 
 
-def test_hooks_that_would_have_to_be_awaited_are_refused() -> None:
+def test_async_hooks_are_refused_where_nobody_awaits_them() -> None:
     async def hook(event: rk.RetryEvent) -> None: ...
 
     class Hook:
         async def __call__(self, event: rk.RetryEvent) -> None: ...
 
+    async def in_an_async_loop(retrier: rk.Retrier) -> None:
+        async for _ in retrier.attempts():
+            break
+
     for each in (hook, Hook()):
-        with pytest.raises(rk.ParameterTypeError, match="not awaited"):
-            rk.retry(on_retry=each)
+        retrier = rk.Retrier(on_give_up=each)
+        for use in (
+            rk.retry(on_give_up=each),
+            retrier.call,
+            retrier.run,
+            lambda fn, retrier=retrier: next(iter(retrier.attempts())),
+            lambda fn, retrier=retrier: asyncio.run(in_an_async_loop(retrier)),
+        ):
+            with pytest.raises(rk.ParameterTypeError, match=r"^on_give_up=.* a plain function here"):
+                use(Flaky())
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"max_attempts": 3}, "attempts="),
+        ({"tries": 3}, "attempts="),
+        ({"timeout": 3}, "deadline= for the whole call, or attempt_timeout= for one attempt"),
+        ({"time_budget": 3}, "deadline="),
+        ({"wiat": [1]}, "wait="),
+        ({"waits": [1]}, "wait="),
+        ({"stopp": 1}, "stop="),
+        ({"stop": 3}, "attempts="),
+        ({"wait": 3}, r"wait=\[3\]"),
+        ({"before_sleep": print}, "on_retry="),
+        ({"reraise": True}, "the original error is always raised"),
+    ],
+)
+def test_a_misspelt_option_is_told_which_one_was_meant(options: Any, meant: str) -> None:
+    for use in (rk.retry, rk.Retrier, rk.Retrier().using):
+        with pytest.raises(rk.ParameterTypeError, match=meant):
+            use(**options)
+
+
+def test_rules_of_tenacity_are_told_what_they_are_here() -> None:
+    tenacity = pytest.importorskip("tenacity")
+    with pytest.raises(rk.ParameterTypeError, match="here it is attempts= or deadline="):
+        rk.retry(stop=tenacity.stop_after_attempt(3))
+    with pytest.raises(rk.ParameterTypeError, match=r"here it is wait=\[1, 2, 5\], base_delay="):
+        rk.retry(wait=tenacity.wait_fixed(3))
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        (3, r"retry\(attempts=3\)"),
+        (ConnectionError, r"retry\(on=ConnectionError\)"),
+        ((ConnectionError, TimeoutError), r"retry\(on=\(…\)\)"),
+        (rk.RetryPolicy(), r"retry\(policy=…\)"),
+        (rk.Retrier(), r"retry\(policy=…\)"),
+        ("fetch", r"retry\(name='fetch'\)"),
+    ],
+)
+def test_an_argument_without_a_name_is_told_which_parameter_was_meant(value: Any, meant: str) -> None:
+    with pytest.raises(rk.ParameterTypeError, match=f"^fn=.*for this: {meant}"):
+        rk.retry(value)
+    with pytest.raises(rk.ParameterTypeError, match=r"^fn=.*a function to call for every attempt$"):
+        rk.retry(dict)
+    if not isinstance(value, rk.RetryPolicy | rk.Retrier):
+        with pytest.raises(rk.ParameterTypeError, match=f"^policy=.*for this: {meant.replace('retry', 'Retrier')}"):
+            rk.Retrier(value)
+
+
+def test_help_lists_every_option() -> None:
+    text = pydoc.render_doc(rk.retry)
+    for option in POLICY_FIELDS | OTHER_FIELDS | {"policy"}:
+        assert re.search(rf"^ +{option} +\S|`?{option}=", text, re.MULTILINE), option
 
 
 def test_a_throttle_is_made_shared_by_name_or_given() -> None:

@@ -90,6 +90,7 @@ def test_the_fixtures_end_with_their_test(pytester: pytest.Pytester) -> None:
         """
         import time
         from reefknot import clock as timing
+        from reefknot.retrying.plan import retry_switch
 
         def test_inside(virtual_time):
             assert timing.now() == 1000.0
@@ -103,9 +104,17 @@ def test_the_fixtures_end_with_their_test(pytester: pytest.Pytester) -> None:
 
         def test_after_that():
             assert timing.now is time.monotonic
+
+        def test_no_retry(no_retry):
+            assert retry_switch.is_off
+
+        def test_after_all():
+            assert not retry_switch.is_off
         """
     )
-    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=4)
+    # Hypothesis loads Trio, which does not take being loaded twice in one process.
+    only_ours = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+    pytester.runpytest_inprocess(*only_ours).assert_outcomes(passed=6)
 
 
 def test_the_fixtures_are_there_by_installing() -> None:

@@ -79,8 +79,53 @@ KNOWN_CLASSES: dict[str, Kind] = {
     "aiohttp.client_exceptions.ClientConnectorCertificateError": _DENIED,
     "aiohttp.client_exceptions.ClientConnectionError": _NETWORK,
     "aiohttp.client_exceptions.ClientPayloadError": _NETWORK,
+    "botocore.exceptions.ConnectTimeoutError": _TIMEOUT,
+    "botocore.exceptions.ReadTimeoutError": _TIMEOUT,
+    "botocore.exceptions.SSLError": _DENIED,
+    "botocore.exceptions.ConnectionError": _NETWORK,
+    "botocore.exceptions.HTTPClientError": _NETWORK,
+    "botocore.exceptions.ResponseStreamingError": _NETWORK,
+    "botocore.exceptions.IncompleteReadError": _NETWORK,
+    "trio.TooSlowError": _TIMEOUT,
+    "trio.BrokenResourceError": _NETWORK,
+    "anyio.BrokenResourceError": _NETWORK,
 }
 """Exception classes that are known by name, without importing them. The first one in the MRO decides."""
+
+_LIMITED = Kind(ErrorCode.quota_exceeded, FailureType.RATE_LIMITED)
+
+AWS_CODES: dict[str, Kind] = {
+    **dict.fromkeys(
+        (
+            *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottledException"),
+            *("TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded"),
+            *("BandwidthLimitExceeded", "LimitExceededException", "RequestThrottled", "SlowDown"),
+            *("EC2ThrottledException", "TransactionInProgressException", "PriorRequestNotComplete"),
+        ),
+        _LIMITED,
+    ),
+    **dict.fromkeys(("RequestTimeout", "RequestTimeoutException"), _TIMEOUT),
+    **dict.fromkeys(("InternalError", "InternalFailure", "ServiceUnavailable", "ServiceUnavailableException"), _BUSY),
+}
+"""Error codes of AWS that its own clients retry. They count before the status, which often is 400."""
+
+GRPC_STATUSES: dict[str, Kind] = {
+    "UNAVAILABLE": _BUSY,
+    "DEADLINE_EXCEEDED": _TIMEOUT,
+    "RESOURCE_EXHAUSTED": _LIMITED,
+    **dict.fromkeys(("PERMISSION_DENIED", "UNAUTHENTICATED"), _DENIED),
+    **dict.fromkeys(
+        (
+            *("INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION"),
+            *("OUT_OF_RANGE", "UNIMPLEMENTED"),
+        ),
+        _MISSING,
+    ),
+}
+"""
+Status names of gRPC and their kinds. The others say nothing about another try of the same call: ABORTED, for one, asks
+for a retry of the transaction around it.
+"""
 
 _TYPE_OF_CODE: dict[ErrorCode, FailureType] = {
     ErrorCode.none: FailureType.UNKNOWN,

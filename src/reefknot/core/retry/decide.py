@@ -29,13 +29,16 @@ class Reason(StrEnum):
     NOT_RETRYABLE = "not_retryable"
     INNER_EXHAUSTED = "inner_exhausted"
     ATTEMPTS_SPENT = "attempts_spent"
+    STOPPED = "stopped"
     BREAKER_OPEN = "breaker_open"
     HINT_TOO_LONG = "hint_too_long"
     BUDGET_SPENT = "budget_spent"
     THROTTLED = "throttled"
 
 
-REFUSED = frozenset({Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.THROTTLED, Reason.BREAKER_OPEN})
+REFUSED = frozenset(
+    {Reason.NOT_RETRYABLE, Reason.INNER_EXHAUSTED, Reason.STOPPED, Reason.BREAKER_OPEN, Reason.THROTTLED}
+)
 """Reasons for which a retry is refused though the policy's attempts and time are not spent."""
 
 
@@ -82,12 +85,15 @@ def decide(
     verdict: bool | None = None,
     throttle: ThrottleView | None = None,
     breaker_open: bool = False,
+    stopped: bool = False,
+    wait: float | None = None,
 ) -> Decision:
     """
     Whether a failed execution gets another one, and when.
 
     `verdict` is the answer of the caller's predicate or class list. None means that there is none: the policy's own
-    exception lists decide. The order of the checks is the order of the reasons.
+    exception lists decide. `stopped` says that the caller asked to stop; `wait` is the caller's own choice of a wait,
+    in place of the policy's backoff and below the same cap. The order of the checks is the order of the reasons.
     """
     if failure.code is _OUT_OF_TIME:
         return Stop(Reason.BUDGET_SPENT)
@@ -101,10 +107,15 @@ def decide(
         return Stop(Reason.NOT_RETRYABLE)
     if history.attempts >= policy.max_attempts:
         return Stop(Reason.ATTEMPTS_SPENT)
+    if stopped:
+        return Stop(Reason.STOPPED)
     if breaker_open:
         return Stop(Reason.BREAKER_OPEN)
 
-    delay = delay_before(history.attempts - 1, policy, draw=draw, previous=history.previous_delay)
+    if wait is None:
+        delay = delay_before(history.attempts - 1, policy, draw=draw, previous=history.previous_delay)
+    else:
+        delay = min(wait, policy.max_delay)
     hint = failure.retry_after
     if hint is not None:
         if not hint <= max(policy.max_retry_after, policy.max_delay):  # nan is refused too

@@ -84,16 +84,31 @@ FIELDS = (
     "retryable_exceptions",
     "non_retryable_exceptions",
 )
-ALIASES = {"backoff_multiplier": "multiplier", "jitter_enabled": "jitter"}
-"""Second spellings of fields, which are accepted and not kept."""
+ALIASES = {
+    "backoff_multiplier": "multiplier",
+    "jitter_enabled": "jitter",
+    "attempts": "max_attempts",
+    "deadline": "time_budget",
+}
+"""Second spellings of fields, which are accepted and can be read; `FIELDS` are what is kept."""
+
+
+class _Default(int):
+    """The number of a parameter that was not given: as good as any other, and told apart from the same one given."""
+
+    __slots__ = ()
+
+
+_ATTEMPTS = _Default(3)
 
 
 class RetryPolicy:
     """
     A retry policy: attempts, delays, jitter and limits, checked and immutable.
 
-    `RetryPolicy()` is three executions, 1 s doubling up to 30 s, ±10 %. It also takes `backoff_multiplier`,
-    `jitter_enabled`, `retryable_exceptions` and `non_retryable_exceptions`; the most specific class listed decides.
+    `RetryPolicy()` is three executions, 1 s doubling up to 30 s, ±10 %. `attempts`, `deadline`, `backoff_multiplier`
+    and `jitter_enabled` are other spellings. Of `retryable_exceptions` and `non_retryable_exceptions` the most
+    specific class listed decides.
     """
 
     __slots__ = FIELDS
@@ -117,9 +132,10 @@ class RetryPolicy:
 
     def __init__(
         self,
-        max_attempts: int = 3,
+        max_attempts: int = _ATTEMPTS,
         base_delay: float = 1.0,
         *,
+        attempts: int | None = None,
         max_delay: float = 30.0,
         multiplier: float | None = None,
         backoff_multiplier: float | None = None,
@@ -128,6 +144,7 @@ class RetryPolicy:
         jitter_factor: float = 0.1,
         strategy: StrategyName | RetryStrategy | str = RetryStrategy.EXPONENTIAL_BACKOFF,
         time_budget: float | None = None,
+        deadline: float | None = None,
         attempt_timeout: float | None = None,
         max_retry_after: float = 300.0,
         retryable: bool = True,
@@ -137,13 +154,13 @@ class RetryPolicy:
     ) -> None:
         put = object.__setattr__
         put(self, "strategy", _strategy(strategy))
-        put(self, "max_attempts", _attempts(max_attempts))
+        put(self, "max_attempts", _attempts(max_attempts, attempts))
         put(self, "base_delay", _seconds("base_delay", base_delay))
         put(self, "max_delay", _seconds("max_delay", max_delay))
         put(self, "multiplier", _multiplier(multiplier, backoff_multiplier))
         put(self, "jitter", _jitter(jitter, jitter_enabled))
         put(self, "jitter_factor", checks.number("jitter_factor", jitter_factor, most=1.0))
-        put(self, "time_budget", _limit("time_budget", time_budget))
+        put(self, "time_budget", _time_budget(time_budget, deadline))
         put(self, "attempt_timeout", _limit("attempt_timeout", attempt_timeout))
         put(self, "max_retry_after", _seconds("max_retry_after", max_retry_after))
         put(self, "retryable", checks.flag("retryable", retryable))
@@ -158,11 +175,31 @@ class RetryPolicy:
         """Executions after the first."""
         return self.max_attempts - 1
 
+    @property
+    def attempts(self) -> int:
+        """Executions, the first included: `max_attempts`."""
+        return self.max_attempts
+
+    @property
+    def deadline(self) -> float:
+        """Seconds for all attempts and waits, `inf` for no limit: `time_budget`."""
+        return self.time_budget
+
+    @property
+    def backoff_multiplier(self) -> float:
+        """Growth of the delay: `multiplier`."""
+        return self.multiplier
+
+    @property
+    def jitter_enabled(self) -> bool:
+        """Whether delays are spread: `jitter` is not "none"."""
+        return self.jitter is not Jitter.NONE
+
     def replace(self, **changes: Any) -> Self:
         """A policy that differs in the given fields; the result is checked like any other."""
         kept: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
         for other in ALIASES.keys() & changes:
-            kept.pop(ALIASES[other])
+            kept.pop(ALIASES[other], None)
         return type(self)(**(kept | changes))
 
     def describe(self) -> str:
@@ -223,8 +260,17 @@ def _retries(count: int) -> str:
     return "1 retry" if count == 1 else f"{count} retries"
 
 
-def _attempts(value: object) -> int:
-    return checks.whole_number("max_attempts", value, most=MOST_ATTEMPTS, note=" (executions, the first included)")
+def _attempts(value: object, other: object) -> int:
+    name, given = ("max_attempts", value) if other is None else ("attempts", other)
+    if other is not None and value is not _ATTEMPTS and value != other:
+        raise ParameterError("attempts", other, "another spelling of max_attempts; give one of them")
+    return int(checks.whole_number(name, given, most=MOST_ATTEMPTS, note=" (executions, the first included)"))
+
+
+def _time_budget(value: object, other: object) -> float:
+    if value is not None and other is not None and value != other:
+        raise ParameterError("deadline", other, "another spelling of time_budget; give one of them")
+    return _limit("time_budget", value) if other is None else _limit("deadline", other)
 
 
 def _seconds(name: str, value: object) -> float:

@@ -38,6 +38,7 @@ from reefknot.errors import (
     ResultTooLargeError,
     shown,
 )
+from reefknot.runtime.event_loops import require_asyncio
 
 DEFAULT_TABLE = "reefknot_ledger"
 LARGEST_RESULT = 256 * 1024
@@ -96,6 +97,7 @@ class LedgerBlock:
     async def __aenter__(self) -> LedgerClaim:
         if self._entered:
             raise IdempotencyError("this block was entered before; ask the ledger for another: ledger.once(key)")
+        require_asyncio("ledger")
         _refuse_other_callers(self._conn)
         self._entered = True
         _open_blocks.setdefault(id(self._conn), (self, _current_caller()))

@@ -111,6 +111,27 @@ def test_an_open_breaker_stops() -> None:
     assert decide(PLAIN, FIRST, CUT, 0.0, breaker_open=False) == Again(1.0)
 
 
+def test_a_caller_who_asked_to_stop_gets_no_further_attempt() -> None:
+    assert decide(PLAIN, FIRST, CUT, 0.0, stopped=True) == Stop(Reason.STOPPED)
+    assert decide(PLAIN, FIRST, CUT, 0.0, stopped=False) == Again(1.0)
+
+
+@for_each_row(
+    ("wait", "answer"),
+    [(None, Again(1.0)), (0.0, Again(0.0)), (2.5, Again(2.5)), (1e9, Again(PLAIN.max_delay))],
+)
+def test_a_wait_of_the_callers_takes_the_place_of_the_backoff_below_the_cap(
+    wait: float | None, answer: Decision
+) -> None:
+    assert decide(PLAIN, FIRST, CUT, 0.5, wait=wait) == answer
+
+
+def test_a_wait_of_the_callers_is_bounded_by_hints_and_the_deadline() -> None:
+    hint = Failure(ErrorCode.network_error, FailureType.TRANSIENT, retry_after=3.0)
+    assert decide(PLAIN, FIRST, hint, 0.0, wait=1.0) == Again(3.0)
+    assert decide(PLAIN.replace(time_budget=5), FIRST, CUT, 0.0, wait=5.0) == Stop(Reason.BUDGET_SPENT)
+
+
 @for_each_row(
     ("view", "answer"),
     [
@@ -142,7 +163,7 @@ def test_the_reasons_come_in_the_order_of_the_checks() -> None:
     policy = PLAIN.replace(max_attempts=1, retryable=False, time_budget=1, max_retry_after=2)
     late = History(1, elapsed=9.0)
     hint = Failure(ErrorCode.network_error, FailureType.TRANSIENT, retry_after=3.0)
-    everything: dict[str, Any] = {"verdict": False, "throttle": EMPTY, "breaker_open": True}
+    everything: dict[str, Any] = {"verdict": False, "throttle": EMPTY, "breaker_open": True, "stopped": True}
 
     assert decide(policy, late, OUT_OF_TIME, 0.0, **everything) == Stop(Reason.BUDGET_SPENT)
     assert decide(policy, late, EXHAUSTED, 0.0, **everything) == Stop(Reason.INNER_EXHAUSTED)
@@ -152,6 +173,8 @@ def test_the_reasons_come_in_the_order_of_the_checks() -> None:
     everything["verdict"] = True
     assert decide(policy, late, hint, 0.0, **everything) == Stop(Reason.ATTEMPTS_SPENT)
     policy = policy.replace(max_attempts=2)
+    assert decide(policy, late, hint, 0.0, **everything) == Stop(Reason.STOPPED)
+    everything["stopped"] = False
     assert decide(policy, late, hint, 0.0, **everything) == Stop(Reason.BREAKER_OPEN)
     everything["breaker_open"] = False
     policy = policy.replace(max_delay=2.0)
@@ -169,6 +192,7 @@ def test_the_reasons_and_the_version_are_what_events_carry() -> None:
         "not_retryable",
         "inner_exhausted",
         "attempts_spent",
+        "stopped",
         "breaker_open",
         "hint_too_long",
         "budget_spent",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy, class_name, rule_name
+from reefknot.core.retry.policy import ALIASES, Jitter, RetryPolicy, RetryStrategy, class_name, rule_name
 from reefknot.errors import ParameterError, ParameterTypeError, shown
 from tests.rows import for_each_row
 
@@ -289,7 +289,7 @@ def test_no_field_can_be_set_or_deleted(name: str) -> None:
 
 def test_a_policy_takes_no_new_attributes() -> None:
     with pytest.raises(AttributeError):
-        RetryPolicy().attempts = 3
+        RetryPolicy().tries = 3
 
 
 @for_each_row("name", DEFAULTS)
@@ -399,3 +399,54 @@ def test_the_repr_names_every_field_in_plain_values() -> None:
 )
 def test_a_policy_describes_itself_in_one_line(policy: RetryPolicy, line: str) -> None:
     assert policy.describe() == line
+
+
+# --- other spellings ----------------------------------------------------------------------------------------------
+
+
+def test_attempts_and_deadline_are_other_spellings() -> None:
+    policy = RetryPolicy(attempts=5, deadline=10)
+    assert policy == RetryPolicy(max_attempts=5, time_budget=10)
+    assert (policy.attempts, policy.deadline) == (policy.max_attempts, policy.time_budget) == (5, 10.0)
+    assert type(RetryPolicy().max_attempts) is int
+    assert RetryPolicy().attempts == 3
+
+
+def test_other_spellings_work_in_replace_too() -> None:
+    policy = RetryPolicy(5, time_budget=10)
+    assert policy.replace(attempts=2).max_attempts == 2
+    assert policy.replace(deadline=3).time_budget == 3.0
+    assert policy.replace(deadline=None).time_budget == inf
+    assert policy.replace(backoff_multiplier=3, multiplier=3).multiplier == 3.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"max_attempts": 3, "attempts": 5}, "attempts"),
+        ({"max_attempts": 4, "attempts": 5}, "attempts"),
+        ({"time_budget": 3, "deadline": 5}, "deadline"),
+        ({"attempts": 0}, "attempts"),
+        ({"attempts": 1.5}, "attempts"),
+        ({"deadline": -1}, "deadline"),
+        ({"deadline": "soon"}, "deadline"),
+    ],
+)
+def test_two_spellings_must_agree_and_an_error_names_the_one_given(fields: Any, parameter: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        RetryPolicy(**fields)
+    assert caught.value.parameter == parameter
+
+
+def test_two_spellings_may_agree() -> None:
+    assert RetryPolicy(max_attempts=5, attempts=5, time_budget=3, deadline=3) == RetryPolicy(5, time_budget=3)
+
+
+def test_every_spelling_can_be_read() -> None:
+    policy = RetryPolicy(multiplier=3, jitter="full")
+    assert (policy.backoff_multiplier, policy.jitter_enabled) == (3.0, True)
+    assert RetryPolicy(jitter="none").jitter_enabled is False
+    for alias in ALIASES:
+        assert getattr(policy, alias) is not None
+        with pytest.raises(AttributeError):
+            setattr(policy, alias, 1)

@@ -1,0 +1,204 @@
+"""Retries because of a result: `on_result=`, and `raise_result=` for the last one."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import reefknot as rk
+from reefknot.engines.clocks import VirtualClock
+
+
+class Answers:
+    """Returns the values in their order, one a call; the last one again and again."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = values
+        self.calls = 0
+
+    def __call__(self) -> object:
+        self.calls += 1
+        return self.values[min(self.calls, len(self.values)) - 1]
+
+
+class AsyncAnswers(Answers):
+    """`Answers`, awaited."""
+
+    async def __call__(self) -> object:
+        return super().__call__()
+
+
+def is_none(value: object) -> bool:
+    return value is None
+
+
+def ways(**options: Any) -> Iterator[Callable[[Answers], object]]:
+    """Every way to call a plain or async function under these options."""
+    yield lambda fn: rk.retry(on_result=is_none, **options)(fn)()
+    yield lambda fn: rk.Retrier(on_result=is_none, **options).call(fn)
+    yield lambda fn: rk.retry(on_result=is_none, in_thread=True, **options)(fn)()
+    yield lambda fn: rk.retry(on_result=is_none, throttle=True, **options)(fn)()
+    yield lambda fn: rk.retry(on_result=is_none, breaker=rk.CircuitBreaker("x", failures=1), **options)(fn)()
+
+
+def async_ways(**options: Any) -> Iterator[Callable[[AsyncAnswers], Any]]:
+    yield lambda fn: rk.retry(on_result=is_none, **options)(fn)()
+    yield lambda fn: rk.Retrier(on_result=is_none, **options).acall(fn)
+    yield lambda fn: rk.retry(on_result=is_none, deadline=60, **options)(fn)()
+    yield lambda fn: rk.retry(on_result=is_none, breaker=rk.CircuitBreaker("x", failures=1), **options)(fn)()
+
+
+def test_a_refused_result_is_tried_again_until_one_is_accepted(no_wait: VirtualClock) -> None:
+    for call in ways():
+        fn = Answers(None, None, "ready")
+        assert call(fn) == "ready"
+        assert fn.calls == 3
+    for acall in async_ways():
+        afn = AsyncAnswers(None, None, "ready")
+        assert rk.testing.run_virtual(acall(afn)) == "ready"
+        assert afn.calls == 3
+
+
+def test_the_last_result_comes_back_though_it_is_refused(no_wait: VirtualClock) -> None:
+    for call in ways(attempts=3):
+        fn = Answers(None)
+        assert call(fn) is None
+        assert fn.calls == 3
+    for acall in async_ways(attempts=3):
+        afn = AsyncAnswers(None)
+        assert rk.testing.run_virtual(acall(afn)) is None
+        assert afn.calls == 3
+
+
+def test_the_last_result_is_raised_where_that_is_asked_for(no_wait: VirtualClock) -> None:
+    for call in ways(attempts=2, raise_result=True, name="poll"):
+        with pytest.raises(rk.RetryError, match=r"^poll was given up after 2 attempts, attempts_spent") as raised:
+            call(Answers(None))
+        error = raised.value
+        assert (error.value, error.category, error.reason, len(error.attempts)) == (None, None, "attempts_spent", 2)
+        assert "gave up: all attempts are spent" in str(error.__cause__.__notes__)  # type: ignore[union-attr]
+        assert pickle.loads(pickle.dumps(error)).value is None
+    for acall in async_ways(attempts=2, raise_result=True):
+        with pytest.raises(rk.RetryError):
+            rk.testing.run_virtual(acall(AsyncAnswers(None)))
+
+
+def test_an_error_after_a_refused_result_is_raised_as_it_is(no_wait: VirtualClock) -> None:
+    def work(answers: list[object]) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    call = rk.retry(on_result=is_none, attempts=2)(work)
+    with pytest.raises(ConnectionError, match="gone"):
+        call([None, ConnectionError("gone")])
+    with pytest.raises(ValueError, match="not retried"):
+        call([None, ValueError("not retried")])
+
+
+def test_a_predicate_may_answer_with_the_seconds_to_wait(virtual_time: VirtualClock) -> None:
+    fn = Answers({"ready_in": 12}, {"ready_in": 0})
+
+    def unready(answer: dict[str, float]) -> bool | float:
+        return answer["ready_in"] or False
+
+    assert rk.retry(on_result=unready)(fn)() == {"ready_in": 0}
+    assert 12 <= virtual_time.waited <= 13
+
+
+def test_results_are_tried_again_whatever_on_says_about_errors(no_wait: VirtualClock) -> None:
+    fn = Answers(None, 1)
+    assert rk.retry(on=KeyError, on_result=is_none)(fn)() == 1
+    listed = rk.RetryPolicy(3, 0, retryable_exceptions=[KeyError])
+    assert rk.Retrier(listed, on_result=is_none).call(Answers(None, 1)) == 1
+
+
+def test_a_predicate_that_raises_or_answers_nonsense_accepts_the_result(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(value: object) -> bool:
+        raise ZeroDivisionError
+
+    assert rk.retry(on_result=broken)(Answers(7))() == 7
+    assert rk.retry(on_result=lambda value: "yes")(Answers(7))() == 7  # type: ignore[arg-type,return-value]
+    assert [record.getMessage().split(" raised ")[0] for record in caplog.records] == ["on_result=", "on_result="]
+
+
+def test_an_outcome_has_the_refused_result_and_the_reason(no_wait: VirtualClock) -> None:
+    outcome = rk.Retrier(on_result=is_none, attempts=2).run(Answers(None))
+    assert (outcome.ok, outcome.error, outcome.attempts) == (False, None, 2)
+    assert outcome.reason is rk.Reason.ATTEMPTS_SPENT
+    assert outcome.unwrap() is None
+
+    raising = rk.Retrier(on_result=lambda value: value == 3, raise_result=True, attempts=2)
+    outcome = rk.testing.run_virtual(raising.arun(AsyncAnswers(3)))
+    assert (outcome.ok, outcome.value, type(outcome.error)) == (False, 3, rk.RetryError)
+
+
+def test_a_loop_asks_about_the_value_that_its_block_set(no_wait: VirtualClock) -> None:
+    for attempt in rk.Retrier(on_result=is_none, attempts=4).attempts():
+        with attempt:
+            attempt.value = None if attempt.number < 3 else "third"
+    assert (attempt.number, attempt.value) == (3, "third")
+
+    with pytest.raises(rk.RetryError):  # noqa: PT012 - a loop is a block
+        for attempt in rk.Retrier(on_result=is_none, raise_result=True, attempts=2).attempts():
+            with attempt:
+                pass
+    for attempt in rk.Retrier(on_result=is_none, attempts=2).attempts():
+        with attempt:
+            pass
+    assert attempt.number == 2
+
+
+def test_a_refused_result_is_an_answer_of_the_destination(no_wait: VirtualClock) -> None:
+    breaker = rk.CircuitBreaker("billing", failures=1)
+    rk.retry(on_result=is_none, breaker=breaker)(Answers(None))()
+    assert breaker.state is rk.BreakerState.CLOSED
+
+
+def test_a_result_is_neither_logged_nor_in_the_notes(caplog: pytest.LogCaptureFixture, no_wait: VirtualClock) -> None:
+    caplog.set_level(logging.DEBUG, "reefknot")
+    retrier = rk.Retrier(on_result=lambda value: True, attempts=2, raise_result=True, name="poll")
+    outcome = retrier.run(Answers("CANARY"))
+    assert caplog.records
+    assert "CANARY" not in caplog.text
+    assert "CANARY" not in repr(outcome.history)
+    assert "CANARY" not in str(outcome.error)
+
+
+def test_hooks_see_the_refused_result_and_no_error(no_wait: VirtualClock) -> None:
+    events: list[rk.RetryEvent] = []
+    rk.retry(on_result=is_none, attempts=2, on_retry=events.append, on_give_up=events.append)(Answers(None))()
+    assert [(event.value, event.error) for event in events] == [(None, None)] * 2
+    assert all(event.failure is not None for event in events)
+
+
+def test_an_outer_retry_does_not_multiply_a_raised_result(no_wait: VirtualClock) -> None:
+    fn = Answers(None)
+    inner = rk.retry(on_result=is_none, raise_result=True, attempts=3)(fn)
+    with pytest.raises(rk.RetryError):
+        rk.retry(on=Exception, attempts=3)(inner)()
+    assert fn.calls == 3
+
+
+@pytest.mark.parametrize("value", [5, "x", bool, [1]])
+def test_what_is_no_predicate_is_refused(value: Any) -> None:
+    with pytest.raises(rk.ParameterTypeError, match=r"^on_result=.* a function that takes the result"):
+        rk.retry(on_result=value)
+
+
+def test_async_predicates_and_generators_are_refused() -> None:
+    async def predicate(value: object) -> bool:
+        return True
+
+    def items() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(rk.ParameterTypeError, match="would not be awaited"):
+        rk.retry(on_result=predicate)  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(rk.ParameterError, match="a generator is retried by its errors"):
+        rk.retry(on_result=is_none)(items)
