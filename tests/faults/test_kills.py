@@ -46,7 +46,7 @@ def every_point(folder: Path) -> list[Plan]:
 @pytest.mark.slow
 def test_a_worker_killed_at_any_storage_call_loses_nothing_and_records_nothing_twice(tmp_path: Path) -> None:
     points = every_point(tmp_path / "counting")
-    tried = spread(points, 1000)
+    tried = spread(points, 500)
     lives = carried_out(tmp_path, tried)
 
     assert complaints(lives) == []

@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.world import run
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "100"))
 CHUNK = 25
 ONE = os.environ.get("SIMULATION_SEED")
 
