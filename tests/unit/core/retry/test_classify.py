@@ -497,3 +497,9 @@ def test_any_text_and_status_give_a_failure(text: str, status: int | None) -> No
     assert failure.failure_type in FailureType
     assert failure.message == text
     assert (failure.failure_type is LIMITED) >= (status == 429)
+
+
+def test_a_forbidden_answer_with_the_words_of_a_rate_limit_is_one_in_a_text_as_well() -> None:
+    assert type_in("403: rate limit exceeded for this token") is LIMITED
+    assert type_in("Forbidden, too many requests") is LIMITED
+    assert type_in("Forbidden") is PERMANENT

@@ -312,3 +312,16 @@ def test_a_name_of_ones_own_is_a_target_in_lower_case() -> None:
 
 def test_a_book_shows_its_hash_and_not_its_layers() -> None:
     assert repr(builtin_book("0123456789abcdef")) == "<Book 0123456789ab>"
+
+
+def test_a_block_brings_time_limits_of_its_own_beneath_what_a_file_says() -> None:
+    book = builtin_book()
+    target = "block:report.render"
+
+    policy = book.with_blocks({target: {"time_budget": 600.0, "attempt_timeout": 120.0}}).resolve(target)
+
+    assert (policy.time_budget, policy.attempt_timeout) == (600.0, 120.0)
+    assert policy.provenance["time_budget"].source == "@rk.block"
+    assert book.resolve(target).time_budget == 30.0
+    assert book.with_blocks({}) is book
+    assert book.resolve("block:http.request").attempt_timeout == 10.0
