@@ -173,15 +173,15 @@ class Helper:
             write_frame(self._process.stdin, request)
             most = 4 * request.max_bytes + (1 << 20)  # a character of UTF-8 has at most four bytes
             body = read_frame(self._process.stdout, most)
-            if body is not None:
-                return msgspec.msgpack.decode(body, type=SqliteReply)
+            reply = None if body is None else msgspec.msgpack.decode(body, type=SqliteReply)
         except UnicodeEncodeError:
             text = "params: a text that cannot be written as UTF-8"
             return SqliteReply(refused=ErrorCode.invalid_input, message=text)
-        except (OSError, ValueError):  # it is gone, or what it said makes no sense
-            pass
-        self.is_usable = False
-        return None
+        except (OSError, ValueError):  # the process is gone, or its reply makes no sense
+            reply = None
+        if reply is None:
+            self.is_usable = False
+        return reply
 
     def stop(self) -> None:
         """Ask the statement to end, and kill the process if it does not within a moment."""

@@ -280,7 +280,8 @@ def _is_connector(name: str, place: DialectPlace) -> bool:
     )
     if _OWN_CONNECTOR.fullmatch(name) and not is_slip:
         return True
-    place.unknown("connector", name, ", ".join(CONNECTORS), CONNECTORS)
+    accepted = f"{', '.join(CONNECTORS)}, or a name of your own: 3 or more lower-case letters, digits and _"
+    place.unknown("connector", name, accepted, CONNECTORS)
     return False
 
 

@@ -11,7 +11,6 @@ from msgspec import Struct
 from reefknot.audit.journal import Journal, about_assignment
 from reefknot.core.audit.event import Event, OperatorAction, Requeued, Routing, TimeoutOccurred
 from reefknot.core.messages import ExecAssignment
-from reefknot.core.overload.admission import Rules
 from reefknot.ports.clock import Clock
 from reefknot.ports.transport import Transport
 from reefknot.ports.work_queue import WorkQueue
@@ -26,8 +25,6 @@ class RouterContext(Struct, frozen=True):
     owner: str
     """The name under which this incarnation holds submissions."""
     settings: RouterSettings
-    rules: Rules
-    """The bounds of the router's own queue."""
     work: WorkQueue
     transport: Transport
     journal: Journal

@@ -26,7 +26,7 @@ from reefknot.core.messages import (
     ExecResult,
     resource_class,
 )
-from reefknot.core.overload.admission import OverloadStatus, RejectionPolicy, level
+from reefknot.core.overload.admission import OverloadStatus, level
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import answer_of, assignment_of, cancel_reason
 from reefknot.core.work import ROUTER, WorkItem, WorkState, is_over, is_workers, worker_of
@@ -94,8 +94,6 @@ class Router:
         """`process` marks whose work this is: others then see at once that it is gone, and need not wait for leases."""
         clock = SteadyClock(clock)
         settings = settings or RouterSettings()
-        # The same bounds as a worker's; what cannot come in here is refused, whatever a worker would do with it.
-        rules = msgspec.structs.replace(settings.rules, policy=RejectionPolicy.REJECT_NEW)
         journal = Journal(store.audit, redactor=Redactor(secrets))
         self.router_id = router_id
         self.table = PendingTable()
@@ -105,7 +103,6 @@ class Router:
             router_id=router_id,
             owner=f"{router_id}#{new_id()}{process and '@'}{process}",
             settings=settings,
-            rules=rules,
             work=store.work,
             transport=transport,
             journal=journal,
@@ -182,7 +179,7 @@ class Router:
         workers = {
             name: {one: msgspec.to_builtins(h) for one, h in by.items()} for name, by in self.health.all().items()
         }
-        rules, waiting = self._context.rules, self.table.waiting
+        rules, waiting = self._context.settings.rules, self.table.waiting
         status = level(waiting, rules.size, rules.thresholds)
         return RouterSnapshot(waiting, len(self.table), status, workers)
 
@@ -299,7 +296,7 @@ class Router:
         """Claim what other processes submitted, or what came when there was no room, as long as there is some now."""
         while True:
             self._claim_now.clear()
-            room = min(BATCH, self._context.rules.size - len(self.table))
+            room = min(BATCH, self._context.settings.rules.size - len(self.table))
             before = len(self.table)
             failed = False
             if room > 0:

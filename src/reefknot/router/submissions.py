@@ -388,7 +388,7 @@ class LocalCallers:
         """Keep a batch, even of callers that have left: whether it was kept is not known to one that left."""
         context, table = self._context, self._context.table
         items = [self._submissions.item(one.assignment, one.body) for one in arrivals]
-        owner = context.owner if len(table) + len(items) <= context.rules.size else ""
+        owner = context.owner if len(table) + len(items) <= context.settings.rules.size else ""
         try:
             answers = await self._submissions.enqueue(items, owner=owner)
         except BaseException as error:

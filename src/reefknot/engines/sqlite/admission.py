@@ -86,7 +86,7 @@ def oldest_submission(connection: apsw.Connection, pool: str, priority: int, ten
     return None if found is None else str(found)
 
 
-class Entrance:
+class BatchAdmission:
     """Admission of the arrivals of one moment: each counts for those after it."""
 
     def __init__(self, connection: apsw.Connection, wall: int) -> None:
@@ -113,11 +113,11 @@ def verdicts(
 ) -> list[Enqueued | Reject]:
     """The answers that `enqueue` would give now. Nothing is written."""
     known = rows.known(connection, [item.id for item in items])
-    entrance = Entrance(connection, wall)
+    arrivals = BatchAdmission(connection, wall)
     now = Moment(0, wall)
     answers: list[Enqueued | Reject] = []
     for item in items:
-        verdict = Accept() if item.id in known else entrance.admit(core.accepted(item, now), rules)
+        verdict = Accept() if item.id in known else arrivals.admit(core.accepted(item, now), rules)
         accepted = Enqueued.DUPLICATE if item.id in known else Enqueued.ACCEPTED
         answers.append(verdict if isinstance(verdict, Reject) else accepted)
     return answers

@@ -245,7 +245,7 @@ class SqliteWorkQueue:
 
 def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
-    entrance = admission.Entrance(transaction.connection, transaction.now.wall)
+    arrivals = admission.BatchAdmission(transaction.connection, transaction.now.wall)
     new: list[WorkItem] = []
     answers: list[list[Enqueued | Reject]] = []
     for items, rules, events, owner, lease_ms, drop_events in wanted:
@@ -255,7 +255,7 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
                 answer.append(Enqueued.DUPLICATE)
                 continue
             accepted = core.accepted(item, transaction.now)
-            verdict = Accept() if rules is None else entrance.admit(accepted, rules)
+            verdict = Accept() if rules is None else arrivals.admit(accepted, rules)
             if isinstance(verdict, Reject):
                 answer.append(verdict)
                 continue
