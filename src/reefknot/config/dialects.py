@@ -275,13 +275,12 @@ def _is_connector(name: str, place: DialectPlace) -> bool:
     """Whether the connector is built in, or a name of one's own; one that looks like a mistyped one is a mistake."""
     if name in CONNECTORS or name in {point.name for point in _offered("reefknot.connectors")}:
         return True
-    is_slip = get_close_matches(name, CONNECTORS, cutoff=_SLIP_LIKENESS) or any(
-        known.startswith(name) for known in CONNECTORS
-    )
-    if _OWN_CONNECTOR.fullmatch(name) and not is_slip:
+    begun = [known for known in CONNECTORS if known.startswith(name)]
+    if _OWN_CONNECTOR.fullmatch(name) and not begun and not get_close_matches(name, CONNECTORS, cutoff=_SLIP_LIKENESS):
         return True
     accepted = f"{', '.join(CONNECTORS)}, or a name of your own: 3 or more lower-case letters, digits and _"
-    place.unknown("connector", name, accepted, CONNECTORS)
+    meant = f", and not the beginning of a built-in one; did you mean {begun[0]!r}?" if begun else ""
+    place.unknown("connector", name, accepted + meant, () if begun else CONNECTORS)
     return False
 
 

@@ -298,3 +298,23 @@ def test_a_secret_that_cannot_be_read_is_a_mistake_of_the_configuration(
 
     with pytest.raises(ConfigurationError, match=r"reefknot.yaml:1:11: secrets.key: env:NOWHERE"):
         run_virtual(main())
+
+
+def test_what_is_written_while_a_closing_copier_reads_is_copied_as_well() -> None:
+    async def main() -> None:
+        store, copy, ending = MemoryStore(VirtualClock()), MemoryStore(VirtualClock()), asyncio.Event()
+        read = store.audit.read
+
+        async def slow_read(*given: Any) -> Any:
+            """The first read sees an empty log; the block ends before it returns."""
+            found = await read(*given)
+            if not ending.is_set():
+                await store.audit.append([event("late")])
+                ending.set()
+            return found
+
+        store.audit.read = slow_read  # type: ignore[method-assign]
+        await Copier(store.audit, copy.audit).run(ending)
+        assert [one.entry.event_type for one in await copy.audit.read()] == ["late"]
+
+    run_virtual(main())

@@ -157,6 +157,20 @@ def test_a_step_that_nobody_knows_ends_with_the_known_ones_named() -> None:
     with_shop(story)
 
 
+def test_a_step_whose_worker_is_heard_of_a_moment_later_is_not_taken_for_unknown() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router()
+        await shop.worker("w1", Step(name="other.step"))
+        await asyncio.sleep(1.1)
+        future = await router.submit(work("a"))
+        await asyncio.sleep(1)
+        await shop.worker("w2", Step())
+        (result,) = await answers(future)
+        assert (result.status, result.worker_id) == (ResultStatus.SUCCESS, "w2")
+
+    with_shop(story)
+
+
 def test_a_class_without_workers_does_not_hold_up_the_others() -> None:
     async def story(shop: Shop) -> None:
         router = await shop.router()
