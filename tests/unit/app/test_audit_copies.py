@@ -313,7 +313,7 @@ def test_what_is_written_while_a_closing_copier_reads_is_copied_as_well() -> Non
                 ending.set()
             return found
 
-        store.audit.read = slow_read  # type: ignore[method-assign]
+        store.audit.read = slow_read  # type: ignore[method-assign,assignment]
         await Copier(store.audit, copy.audit).run(ending)
         assert [one.entry.event_type for one in await copy.audit.read()] == ["late"]
 

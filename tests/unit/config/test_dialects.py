@@ -417,8 +417,8 @@ def test_an_unknown_connector_is_refused_with_the_known_ones(text: str) -> None:
     (problem,) = problems(text)
 
     assert problem.endswith(
-        ": unknown connector 'imap_mailbx'; accepted: local_files, obsidian_vault, imap_mailbox, github_repository, or a name "
-        "of your own: 3 or more lower-case letters, digits and _;"
+        ": unknown connector 'imap_mailbx'; accepted: local_files, obsidian_vault, imap_mailbox, github_repository, "
+        "or a name of your own: 3 or more lower-case letters, digits and _;"
         " did you mean 'imap_mailbox'?"
     )
 
