@@ -7,14 +7,16 @@ import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import apsw
 import pytest
 
 from reefknot.app import open_store
 from reefknot.core.work import WorkState
+from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite.connection import APPLICATION_ID, VERSION, check_version, migrate, open_connection
+from reefknot.engines.sqlite.store import SqliteStore
 from reefknot.errors import StoreUnavailableError
 from tests.faults.points import either
 
@@ -85,26 +87,46 @@ def test_mark_and_tables_that_are_read_apart_look_like_another_programs(tmp_path
     assert (False, True) in seen
 
 
-class Contended(apsw.Connection):
-    """SQLite refuses to change the journal's mode a few times, as it does while another process does the same."""
+class Contention:
+    """Refuses one statement of the opening, as SQLite may while others make the file; the next tries get through."""
 
-    refusals = 3
+    def __init__(self, error: type[apsw.Error], at: int) -> None:
+        self.error, self.at, self.statements = error, at, 0
 
-    def execute(self, statements: str, *given: Any, **named: Any) -> Any:
-        if "journal_mode" in statements and self.refusals:
-            self.refusals -= 1
-            raise apsw.BusyError("database is locked")
-        return super().execute(statements, *given, **named)
+    def opener(self, path: str, flags: int) -> apsw.Connection:
+        connection = apsw.Connection(path, flags=flags)
+        connection.exec_trace = self._before
+        return connection
+
+    def _before(self, _cursor: apsw.Cursor, _statement: str, _values: object) -> bool:
+        self.statements += 1
+        if self.statements == self.at:
+            raise self.error("database is locked")
+        return True
 
 
-class Stubborn(Contended):
-    refusals = 1 << 30
+@pytest.mark.parametrize("error", [apsw.BusyError, apsw.LockedError, apsw.ProtocolError])
+def test_a_store_opens_whichever_statement_meets_others_on_the_file(tmp_path: Path, error: type[apsw.Error]) -> None:
+    async def statements(at: int) -> int:
+        contention = Contention(error, at)
+        store = await SqliteStore(tmp_path / f"{at}.db", SystemClock(), opener=contention.opener).start()
+        await store.close()
+        return contention.statements
+
+    async def main() -> None:
+        undisturbed = await statements(0)
+        assert undisturbed > 20
+        for at in range(1, undisturbed + 1):
+            assert await statements(at) > undisturbed
+
+    asyncio.run(main())
 
 
-def test_a_refused_change_of_the_journal_is_asked_for_again_within_the_stores_patience(tmp_path: Path) -> None:
-    path = str(tmp_path / "state.db")
-    connection = open_connection(path, patience=5, opener=lambda path, flags: Contended(path, flags=flags))
-    assert connection.pragma("journal_mode") == "wal"
-    connection.close()
+def test_a_file_that_stays_taken_is_reported_when_the_patience_ends(tmp_path: Path) -> None:
+    class Stubborn(Contention):
+        def _before(self, _cursor: apsw.Cursor, _statement: str, _values: object) -> bool:
+            raise self.error("database is locked")
+
+    stubborn = Stubborn(apsw.BusyError, 0)
     with pytest.raises(StoreUnavailableError, match="another process kept it locked"):
-        open_connection(path, patience=0.01, opener=lambda path, flags: Stubborn(path, flags=flags))
+        open_connection(str(tmp_path / "state.db"), patience=0.01, opener=stubborn.opener)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -30,11 +30,15 @@ from reefknot.errors import (
 )
 from reefknot.runtime.private_files import make_store_private
 
+T = TypeVar("T")
+
 Opener = Callable[[str, int], apsw.Connection]
 """Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
 
 LARGEST_IDLE_LOG = 16 << 20
 """Bytes that the log keeps when it begins anew. While a reader holds an old snapshot it may grow beyond."""
+_TAKEN = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
+"""Others have the file. Protocol: SQLite lost a race too often."""
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
 
@@ -63,20 +67,40 @@ def open_connection(
     path: str, *, patience: float, opener: Opener = plain_opener, synchronous: str = "FULL"
 ) -> apsw.Connection:
     """A connection with the store's settings; the file and its folder are made when they are missing."""
-    try:
-        _make_file(path)
-        connection = opener(path, _READ_WRITE)
-    except (apsw.Error, OSError) as error:
-        raise translated(error, path) from error
+    return patiently(lambda: _opened(path, patience, opener, synchronous), path, patience)
+
+
+def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
+    """
+    What `attempt` returns. It is tried again for `patience` seconds while others have the file.
+
+    While several connections make, recover or leave one file, SQLite may report that it is busy without asking the busy
+    handler.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return attempt()
+        except _TAKEN as error:
+            if time.monotonic() > until:
+                raise translated(error, path) from error
+            _pause()
+        except (apsw.Error, OSError) as error:
+            raise translated(error, path) from error
+
+
+def _opened(path: str, patience: float, opener: Opener, synchronous: str) -> apsw.Connection:
+    _make_file(path)
+    connection = opener(path, _READ_WRITE)
     try:
         connection.set_busy_handler(busy_handler(patience))
-        _enable_wal(connection, path, patience)
+        _enable_wal(connection, path)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute(f"PRAGMA journal_size_limit = {LARGEST_IDLE_LOG}")
         connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -6000")
-    except apsw.Error as error:
+    except BaseException:
         close_connection(connection)  # left open, it would share the log of a file that is put in the place of this one
-        raise translated(error, path) from error
+        raise
     return connection
 
 
@@ -101,20 +125,10 @@ def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:
     return connection.execute(statement, values)
 
 
-def _enable_wal(connection: apsw.Connection, path: str, patience: float) -> None:
+def _enable_wal(connection: apsw.Connection, path: str) -> None:
     """Turn WAL on and check that it is: where that fails, SQLite silently goes on in a mode that is less durable."""
-    until = time.monotonic() + patience
-    mode = None
-    while mode is None:
-        try:
-            mode = connection.execute("PRAGMA journal_mode = WAL").get
-        except (apsw.BusyError, apsw.ProtocolError):
-            # Two processes make the file at once; SQLite does not ask the busy handler here.
-            if time.monotonic() > until:
-                raise
-            _pause()
+    mode = connection.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
-        connection.close()
         raise StoreUnavailableError(
             f"sqlite:{path}",
             f"its write-ahead log cannot be turned on (the journal stays {mode!r})",
@@ -432,7 +446,7 @@ def translated(error: BaseException, path: str) -> ReefknotError:
         case apsw.CorruptError() | apsw.NotADBError() | UnicodeDecodeError():
             problem = f"the file is damaged or no database ({error})"
             return StoreCorruptError(store, problem, "restore a backup, or move the file away")
-        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():  # Protocol: SQLite lost a race too often
+        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
             return unavailable("another process kept it locked for too long", "try again, or stop the other process")
         case apsw.ReadOnlyError() | apsw.PermissionsError() | PermissionError():
             return unavailable("it may not be written", "give this user the right to write the file and its folder")

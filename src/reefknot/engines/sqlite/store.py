@@ -19,7 +19,16 @@ from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline, agreed_boot_time
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.connection import Opener, empty_log, immediate, migrate, open_connection, plain_opener
+from reefknot.engines.sqlite.connection import (
+    Opener,
+    close_connection,
+    empty_log,
+    immediate,
+    migrate,
+    open_connection,
+    patiently,
+    plain_opener,
+)
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
@@ -75,7 +84,7 @@ class SqliteStore:
                 _end_leases_of_an_earlier_boot(connection, lambda: now().steady)
                 _agree_on_time(connection, getattr(clock, "boot", ""), timeline, clock)
             except BaseException:
-                connection.close()
+                close_connection(connection)
                 raise
             return connection
 
@@ -89,7 +98,12 @@ class SqliteStore:
             is_writing=lambda: self._writer.is_busy,
         )
         self._writer = Writer(
-            connect_first, now, path=self.path, patience=patience, on_commit=self._watcher.changed, inline=inline
+            lambda: patiently(connect_first, self.path, patience),
+            now,
+            path=self.path,
+            patience=patience,
+            on_commit=self._watcher.changed,
+            inline=inline,
         )
         self._reader = Reader(connect, path=self.path, patience=patience, inline=inline)
         self._retention_lock = RetentionLock(self.path)
