@@ -113,7 +113,7 @@ def one_of(flag: str, given: str, accepted: dict[str, T]) -> T:
 
 def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "", prefix: str = "") -> CommandError:
     """The error for an unknown word, with a suggestion. A `prefix` that all accepted words share is no likeness."""
-    from reefknot.config.layers import suggest
+    from reefknot.core.checks import suggest
 
     words = list(accepted)
     shown = given if len(given) <= 60 else given[:59] + "…"
