@@ -27,7 +27,7 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
-from reefknot.core.failure import ErrorCode, Failure
+from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.messages import (
     LARGEST_MESSAGE,
     ExecAssignment,
@@ -269,6 +269,7 @@ def breaker_event(name: str, state: str, wall: float) -> Event:
 
 
 INFO, WARNING = 20, 30
+_MAY_BE_BUGS = (FailureType.UNKNOWN, FailureType.PERMANENT)
 LONGEST = 600
 
 
@@ -289,10 +290,16 @@ class StepLog:
         *,
         attempts: int,
         now: float,
+        traceback: str = "",
     ) -> None:
-        """Log a decision. `attempts` is how many there were."""
+        """
+        Log a decision. `attempts` is how many there were.
+
+        The end of a step that raised, other than by an outage, may be a bug: it comes with its traceback, as a warning.
+        """
         delay, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
-        level = INFO if reason is Reason.NOT_RETRYABLE else WARNING
+        may_be_bug = bool(traceback) and reason is not None and failure.failure_type in _MAY_BE_BUGS
+        level = INFO if reason is Reason.NOT_RETRYABLE and not may_be_bug else WARNING
         log = logger()
         if not log.isEnabledFor(level):
             return
@@ -305,10 +312,13 @@ class StepLog:
             f"{self._worker_id}: {assignment.job.type} {assignment.assignment_id}: "
             f"attempt {attempts} of {policy.max_attempts} failed with {failure}; {what}{rest}"
         )
+        text = printable(self._redactor(line), most=LONGEST)
+        if may_be_bug:  # indented, so that no line of it reads like one of the log's own
+            text = "\n    ".join([text, *map(printable, traceback.splitlines())])
         log.log(
             level,
             "%s",
-            printable(self._redactor(line), most=LONGEST),
+            text,
             extra={
                 "assignment_id": self._redactor(assignment.assignment_id),
                 "job_type": self._redactor(assignment.job.type),
