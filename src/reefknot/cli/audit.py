@@ -18,7 +18,7 @@ from msgspec import Struct
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, pages_of, read_head
 from reefknot.cli.options import STORE, StoreFlags, arg, check_number, time_ms, unknown
-from reefknot.cli.output import plural, progress, put, put_table, say, show
+from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, epoch_seconds
 from reefknot.core.audit.chain import UNREADABLE, Head, event_line
@@ -143,6 +143,8 @@ async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds:
         head = await log.head()
         async for page in pages_of(log, query, until=head.sequence):
             put_events(list(filter(wanted.matches, page)), json=json)
+            if reader_is_gone():
+                return
         after = head.sequence
 
 

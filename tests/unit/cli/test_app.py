@@ -88,7 +88,7 @@ def test_a_parameter_is_called_by_its_flag() -> None:
 
 
 def test_the_numbers_are_those_of_the_documents() -> None:
-    assert sorted(Exit) == [0, 1, 2, 65, 69, 75, 77, 78, 130, 143]
+    assert sorted(Exit) == [0, 1, 2, 65, 69, 74, 75, 77, 78, 129, 130, 143]
 
 
 def test_a_bug_is_an_internal_error_and_its_traceback_can_be_shown(
