@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,15 +26,28 @@ from reefknot.core.audit.chain import UNREADABLE, Head, event_line
 from reefknot.core.audit.event import EVENT_TYPES, decode
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
+from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
+    from cyclopts import Token
+
     from reefknot.core.audit.replay import Replayer
     from reefknot.ports.store import Store
 
 app = noun("audit", "audit tail --follow --type retry_exhausted")
 
-File = Annotated[Path | None, arg("Exported file, JSON-lines log, or file of a store, instead of --engine.")]
+
+def _file(_: object, tokens: Sequence[Token]) -> Path:
+    """A file by its name, or by the URL of a store: a `Path` would merge the slashes of a URL."""
+    text = tokens[0].value
+    return Path(f"{PREFIX}{Path(sqlite_path(text)).absolute()}" if text.startswith(PREFIX) else text)
+
+
+File = Annotated[
+    Path | None,
+    arg("Exported file, JSON-lines log, or file of a store, instead of --engine.", converter=_file),
+]
 Since = Annotated[
     str | None, arg("Only events since a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d.")
 ]
