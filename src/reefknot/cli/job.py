@@ -214,18 +214,24 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
     return [f"{at}  {text}" for at, text in sorted(lines)]
 
 
-@app.command(help_epilogue=examples("job cancel order-7", "job cancel order-7 --dry-run"))
+@app.command(
+    help_epilogue=examples("job cancel order-7 --because 'the order was withdrawn'", "job cancel order-7 --dry-run")
+)
 def cancel(
     job: Id,
     /,
     *,
     tenant: Tenant = None,
-    reason: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
+    because: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
+    reason: Annotated[str | None, arg("Old spelling of --because.", show=False)] = None,
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Cancel a job wherever it is; its result is then `cancelled`. A finished job is refused (exit code 1)."""
     address, dry_run = address_of(options), options.dry_run
-    why = reason.strip() or f"cancelled by {address.actor}"
+    if reason is not None:
+        say("job cancel --reason is deprecated: it is --because now; elsewhere --reason is a filter")
+        because = because or reason
+    why = because.strip() or f"cancelled by {address.actor}"
     cancel = Cancel(job, why, tenant)
     before, after = with_store(address, lambda store: _cancel(store, address, cancel, dry_run=dry_run))
     done = after == "cancelled"

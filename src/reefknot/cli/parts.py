@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -25,7 +26,16 @@ from reefknot.cli.options import (
     unknown,
 )
 from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
-from reefknot.cli.serve import DrainSeconds, For, Startup, shutdown_on_signals, startup, until_first_ends, until_text
+from reefknot.cli.serve import (
+    DrainSeconds,
+    For,
+    Startup,
+    shutdown_on_signals,
+    startup,
+    unfinished,
+    until_first_ends,
+    until_text,
+)
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
 from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
@@ -58,6 +68,7 @@ def start_worker(
     seconds: For = None,
     drain: DrainSeconds = None,
     seed: Seed = None,
+    log: LogFlags = LOG,
     options: StoreFlags = STORE,
 ) -> int:
     """
@@ -66,7 +77,8 @@ def start_worker(
     The exit code is 75 when a worker with this id is running already.
     """
     parts = {"workers": (worker_id,) if worker_id else 1, "router": None, "modules": tuple(module or ()), "seed": seed}
-    return _start("worker", worker_id, options, seconds, drain, parts)
+    with log.applied():
+        return _start("worker", worker_id, options, seconds, drain, parts)
 
 
 @router_app.command(
@@ -78,6 +90,7 @@ def start_router(
     router_id: Annotated[str | None, arg("Router id. Default: router-1, or the next free one.")] = None,
     seconds: For = None,
     seed: Seed = None,
+    log: LogFlags = LOG,
     options: StoreFlags = STORE,
 ) -> int:
     """
@@ -85,7 +98,9 @@ def start_router(
 
     The exit code is 75 when a router with this id is running already.
     """
-    return _start("router", router_id, options, seconds, None, {"workers": (), "router": router_id or "", "seed": seed})
+    parts = {"workers": (), "router": router_id or "", "seed": seed}
+    with log.applied():
+        return _start("router", router_id, options, seconds, None, parts)
 
 
 def _start(
@@ -113,13 +128,17 @@ async def _serve(
     kind: str, start: Startup, seconds: float | None, drain: float | None, parts: dict[str, Any], *, json: bool
 ) -> int:
     began = monotonic()
+    counts: dict[str, int] = {}
+
+    async def stopped(system: System) -> None:
+        counts.update(await _counts(kind, system))
+
     with shutdown_on_signals() as shutdown:
-        async with start.system(drain=drain, **parts) as system:
+        async with start.system(drain=drain, stopped=stopped, **parts) as system:
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
             say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
             await _say_missing_part("worker" if kind == "router" else "router", system, start.url)
             await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
-            counts = _counts(kind, system)
     elapsed = round(monotonic() - began, 3)
     if json:
         print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}))
@@ -138,9 +157,10 @@ async def _say_missing_part(part: str, system: System, url: str) -> None:
         say(f"no {part} is running on this store yet; start one with: reefknot {part} start --engine {url}")
 
 
-def _counts(kind: str, system: System) -> dict[str, int]:
+async def _counts(kind: str, system: System) -> dict[str, int]:
+    """The counts of a part that has stopped."""
     if kind == "router":
-        return {"unfinished": len(system.router.table)}
+        return {"unfinished": await unfinished(system)}
     counts = system.workers[0].snapshot().retries
     return {name: getattr(counts, name) for name in ("succeeded", "failed", "recovered", "retries")}
 
