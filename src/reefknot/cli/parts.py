@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -37,6 +38,7 @@ from reefknot.cli.serve import (
     until_text,
 )
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
+from reefknot.core.routing import WorkerState, worker_state
 from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
 
@@ -168,13 +170,22 @@ async def _counts(kind: str, system: System) -> dict[str, int]:
 # ---- running workers -------------------------------------------------------------------------------------------------
 
 
+def _state_of(worker: Mapping[str, Any]) -> str:
+    return worker_state(draining=worker["draining"], leaving=worker["leaving"])
+
+
+def _status_of(state: str, level: str) -> str:
+    """The word for a worker in a class: its load level while it runs, else its state."""
+    return level if state == WorkerState.RUNNING else state
+
+
 @worker_app.command(name="list", help_epilogue=examples("worker list --json"))
 def list_(*, options: StoreFlags = STORE) -> None:
     """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
     address = address_of(options)
     systems = with_store(address, lambda store: systems_with("worker", store, address))
     workers = [
-        {**worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
+        {"state": _state_of(worker), **worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
         for one in systems
         for worker in one["workers"]
     ]
@@ -184,7 +195,7 @@ def list_(*, options: StoreFlags = STORE) -> None:
             (
                 worker["worker_id"],
                 name,
-                "draining" if worker["draining"] else state["status"],
+                _status_of(worker["state"], state["status"]),
                 queue_depth(state["depth"], state["size"]),
                 f"{state['active']} of {state['capacity']}",
                 age(state["oldest_age_s"]) if state["depth"] else "",
@@ -210,20 +221,20 @@ def drain(
     """Drain a worker: running steps finish, nothing new is accepted, and queued work goes to the other workers."""
     check_number("--seconds", seconds, 0, 86_400, "from 0 to 86400")
     effect = f"draining; no new work is accepted, queued work goes to others, running steps have {seconds:g} s"
-    return WorkerCommand("drain", "drained", effect, draining=True).send(worker, options, seconds=seconds)
+    return WorkerCommand("drain", "drained", effect, WorkerState.DRAINING).send(worker, options, seconds=seconds)
 
 
 @worker_app.command(help_epilogue=examples("worker pause worker-2"))
 def pause(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Pause a worker: it accepts and starts nothing until it is resumed, and keeps its queue."""
     effect = "paused; no new work is accepted, and queued work waits"
-    return WorkerCommand("pause", "paused", effect, draining=True).send(worker, options)
+    return WorkerCommand("pause", "paused", effect, WorkerState.PAUSED).send(worker, options)
 
 
 @worker_app.command(help_epilogue=examples("worker resume worker-2"))
 def resume(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Resume a paused or drained worker."""
-    return WorkerCommand("resume", "resumed", "running again", draining=False).send(worker, options)
+    return WorkerCommand("resume", "resumed", "running again", WorkerState.RUNNING).send(worker, options)
 
 
 class WorkerCommand(NamedTuple):
@@ -232,8 +243,8 @@ class WorkerCommand(NamedTuple):
     verb: str
     participle: str
     effect: str
-    draining: bool
-    """The `draining` flag that an obedient worker reports."""
+    state: WorkerState
+    """The state that an obedient worker reports."""
 
     def send(self, worker: str | None, options: OperatorFlags, **details: Any) -> int:
         """Send the command, wait until it is obeyed, and return the exit code."""
@@ -272,8 +283,8 @@ class WorkerCommand(NamedTuple):
         from reefknot.app.presence import living_systems
 
         living = await living_systems(store)
-        reported = {one["worker_id"]: one["draining"] for each in living for one in each["workers"]}
-        return all(reported.get(name, self.draining) is self.draining for name in names)
+        reported = {one["worker_id"]: _state_of(one) for each in living for one in each["workers"]}
+        return all(reported.get(name, self.state) == self.state for name in names)
 
 
 # ---- running routers -------------------------------------------------------------------------------------------------
@@ -313,7 +324,13 @@ def _put_router(router: dict[str, Any]) -> None:
     gates = (("retries", router["retries_v2"]), ("queue", router["queue_v2"]))
     put("  " + ", ".join(f"{name}: {'v2' if on else 'baseline'}" for name, on in gates))
     rows = [
-        (worker, name, str(health["status"]), str(health["queue_depth"]), f"{health['active']} of {health['capacity']}")
+        (
+            worker,
+            name,
+            _status_of(health["state"], health["status"]),
+            str(health["queue_depth"]),
+            f"{health['active']} of {health['capacity']}",
+        )
         for name, by_worker in router["workers"].items()
         for worker, health in by_worker.items()
     ]
