@@ -55,7 +55,7 @@ class LogFlags:
         root.setLevel(level)
         audit.setLevel(min(level, logging.INFO))
         try:
-            with output.said_as(_message_line) if as_json else nullcontext():
+            with output.messages_as(_message_line) if as_json else nullcontext():
                 yield
         finally:
             root.removeHandler(handler)

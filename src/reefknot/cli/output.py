@@ -36,7 +36,7 @@ _message_form: Callable[[str], str] = printable
 
 
 @contextmanager
-def said_as(form: Callable[[str], str]) -> Iterator[None]:
+def messages_as(form: Callable[[str], str]) -> Iterator[None]:
     """Write messages in this form while the block lasts, such as lines of JSON."""
     global _message_form
     before, _message_form = _message_form, form
