@@ -23,6 +23,8 @@ from reefknot.errors import (
     ParameterError,
     StoreCorruptError,
     StoreError,
+    StoreLockedError,
+    StorePermissionError,
     StoreVersionError,
 )
 from reefknot.runtime.log import printable
@@ -52,6 +54,7 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     MISMATCH = 65
+    NO_INPUT = 66
     UNREACHABLE = 69
     OUTPUT = 74
     TEMPORARY = 75
@@ -174,6 +177,10 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.MISMATCH, [f"reefknot: {error}"]
         case StoreVersionError():
             return Exit.MISCONFIGURED, [f"reefknot: {error}"]
+        case StoreLockedError():
+            return Exit.TEMPORARY, [f"reefknot: {error}"]
+        case StorePermissionError():
+            return Exit.FORBIDDEN, [f"reefknot: {error}"]
         case StoreError():
             return Exit.UNREACHABLE, [f"reefknot: {error}"]
         case KeyInProgressError() | NameTakenError():
