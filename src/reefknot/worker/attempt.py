@@ -285,7 +285,7 @@ class StepRunner:
                 ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
         except BaseException as error:
             kind = type(error)
-            if isinstance(error, KeyboardInterrupt) and is_ctrl_c(error):
+            if issubclass(kind, KeyboardInterrupt) and is_ctrl_c(error):
                 raise
             if issubclass(kind, asyncio.CancelledError | GeneratorExit) and _is_stopped(kind, slot):
                 raise

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from traceback import TracebackException
+from traceback import extract_tb, format_list
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +30,7 @@ from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
 from reefknot.idempotency.waiting import HeldKey
 from reefknot.retrying.failures import failure_from
-from reefknot.retrying.functions import UNREADABLE, leaves_of
+from reefknot.retrying.functions import UNREADABLE, is_group, leaves_of
 from reefknot.runtime.redaction import redact
 
 
@@ -166,7 +166,12 @@ def _result_of_group(error: BaseException, chosen: StepResult, steps: list[StepR
 LONGEST_TRACEBACK = 4000
 LONGEST_PART = 1000
 MOST_FRAMES = 20
+MOST_RELATED = 3
+"""Causes of an exception, and exceptions of a group, that stand beside it."""
 _PACKAGE = str(Path(__file__).parents[1])
+_HEAD = "Traceback (most recent call last):\n"
+_CAUSE = "\nThe above exception was the cause of the following one:\n\n"
+_IN_GROUP = "\nAn exception of the group:\n\n"
 _LEFT_OUT = "  … earlier frames are left out\n"
 
 
@@ -178,8 +183,12 @@ def traceback_text(error: BaseException) -> str:
     raised again and again would collect them, with all their values.
     """
     try:
-        found = TracebackException(type(error), error, _last_frames(error.__traceback__), compact=True)
-        parts = [redact(part)[:LONGEST_PART] for part in islice(found.format(), 10 * MOST_FRAMES)]
+        parts: list[str] = []
+        for cause in reversed(_causes(error)):
+            parts += [*_parts(cause), _CAUSE]
+        parts += _parts(error)
+        for leaf in islice(leaves_of(error), MOST_RELATED) if is_group(error) else ():
+            parts += [_IN_GROUP, *_parts(leaf)]
         error.__traceback__ = None
     except UNREADABLE:  # an odd exception
         return ""
@@ -192,6 +201,28 @@ def traceback_text(error: BaseException) -> str:
             break
         kept.append(part)
     return "".join(reversed(kept)).encode("utf-8", "replace").decode().rstrip("\n")
+
+
+def _parts(error: BaseException) -> list[str]:
+    """The lines of one exception: a part for each frame, and one for its class and message."""
+    cls = type(error)
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    message = failure_from(error).message
+    frames = format_list(extract_tb(_last_frames(error.__traceback__)))
+    head = [_HEAD] if frames else []
+    return [*head, *(redact(one)[:LONGEST_PART] for one in frames), f"{name}: {message}"[:LONGEST_PART] + "\n"]
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exceptions that led to this one, the last one first."""
+    found: list[BaseException] = []
+    while len(found) < MOST_RELATED:
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if cause is None:
+            break
+        found.append(cause)
+        error = cause
+    return found
 
 
 def _last_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -207,9 +238,9 @@ def _last_frames(frames: TracebackType | None) -> TracebackType | None:
     return last
 
 
-def is_ctrl_c(error: KeyboardInterrupt) -> bool:
+def is_ctrl_c(error: BaseException) -> bool:
     """
-    Whether a signal raised it, and not the step itself.
+    Whether a signal raised this `KeyboardInterrupt`, and not the step itself.
 
     Signals reach the main thread alone. There asyncio's own handler leaves its frame; Python's leaves none, and then
     the user comes first.
