@@ -12,9 +12,9 @@ from urllib.parse import quote, unquote
 from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.job import job_details, named, tenant_hint
+from reefknot.cli.job import job_details, named, put_details, tenant_hint
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, time_ms
-from reefknot.cli.output import progress, put, put_fields, put_jobs, put_json, put_table, say, show, time_text
+from reefknot.cli.output import progress, put, put_jobs, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.core.work import WorkItem, assignment_and_tenant, record_id
 from reefknot.ports.work_queue import QuarantineFilter
@@ -85,7 +85,7 @@ def show_item(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE)
         text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
         raise CommandError(text, Exit.FAILED)
     fields = {**_fields(item, address), **job_details(item, address.redactor)}
-    show(fields, lambda: put_fields(fields), json=options.json)
+    show(fields, lambda: put_details(fields), json=options.json)
 
 
 @app.command(help_epilogue=examples("quarantine stats --json"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -24,7 +23,7 @@ from reefknot.cli.app import Exit, noun
 from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, settings
-from reefknot.cli.output import put, relative, say
+from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState
 from reefknot.runtime.log import printable
@@ -175,7 +174,7 @@ def up(*, seconds: For = None, drain: DrainSeconds = None, log: LogFlags = LOG, 
     """Run a router and workers until Ctrl-C or SIGTERM, and print retries, rejections and overload as they happen."""
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
-    with log.applied(feed=True):
+    with log.applied(feed=True), prints_to_stderr():
         start = startup(options.engine, options.config, options.workers)
         session = UpSession(start, **parts_of(options), as_json=options.json)
         return asyncio.run(session.serve(seconds, drain=drain))
@@ -238,12 +237,11 @@ class UpSession(Struct, frozen=True):
             self.print_line(kind, line)
             return
         with suppress(BrokenPipeError):
-            print(line if self.as_json else printable(line))
-            sys.stdout.flush()
+            print(line if self.as_json else printable(line), file=data(), flush=True)
 
     def _put_summary(self, summary: dict[str, Any]) -> None:
         if self.as_json:
-            print(dumps({"summary": summary}))
+            print(dumps({"summary": summary}), file=data())
             return
         parts = [
             f"{number} {name.replace('_', ' ')}" for name, number in summary.items() if name != "elapsed_s" and number

@@ -163,7 +163,7 @@ def _result_of_group(error: BaseException, chosen: StepResult, steps: list[StepR
 
 # ---- tracebacks -----------------------------------------------------------------------------------------------------
 
-LONGEST_TRACEBACK = 4000
+LONGEST_TRACEBACK = 3500
 LONGEST_PART = 1000
 MOST_FRAMES = 20
 MOST_RELATED = 3

@@ -295,11 +295,12 @@ class StepLog:
         """
         Log a decision. `attempts` is how many there were.
 
-        The end of a step that raised, other than by an outage, may be a bug: it comes with its traceback, as a warning.
+        The end of a step that raised, other than by an outage, may be a bug: its traceback follows.
         """
         delay, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
-        may_be_bug = bool(traceback) and reason is not None and failure.failure_type in _MAY_BE_BUGS
-        level = INFO if reason is Reason.NOT_RETRYABLE and not may_be_bug else WARNING
+        if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
+            self._raised(assignment, traceback, now)
+        level = INFO if reason is Reason.NOT_RETRYABLE else WARNING
         log = logger()
         if not log.isEnabledFor(level):
             return
@@ -312,13 +313,10 @@ class StepLog:
             f"{self._worker_id}: {assignment.job.type} {assignment.assignment_id}: "
             f"attempt {attempts} of {policy.max_attempts} failed with {failure}; {what}{rest}"
         )
-        text = printable(self._redactor(line), most=LONGEST)
-        if may_be_bug:  # indented, so that no line of it reads like one of the log's own
-            text = "\n    ".join([text, *map(printable, traceback.splitlines())])
         log.log(
             level,
             "%s",
-            text,
+            printable(self._redactor(line), most=LONGEST),
             extra={
                 "assignment_id": self._redactor(assignment.assignment_id),
                 "job_type": self._redactor(assignment.job.type),
@@ -328,6 +326,17 @@ class StepLog:
                 "retry_delay": delay,
                 "reason": None if reason is None else reason.value,
             },
+        )
+
+    def _raised(self, assignment: ExecAssignment, traceback: str, now: float) -> None:
+        """Log a traceback, indented, so that no line of it reads like one of the log's own."""
+        if self._lines.take(now) is None:
+            return
+        name = self._redactor(assignment.assignment_id)
+        head = printable(f"{self._worker_id}: {assignment.job.type} {name}: its step raised", most=200)
+        text = "\n    ".join([head, *map(printable, traceback.splitlines())])
+        logger().warning(
+            "%s", text, extra={"assignment_id": name, "job_type": assignment.job.type, "is_traceback": True}
         )
 
 

@@ -260,7 +260,7 @@ def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(caplog: p
         with_shop(story)
     (record,) = caplog.records
     lines = record.getMessage().splitlines()
-    assert lines[0].startswith("w2: test.bug b: attempt 1 of ")
+    assert lines[0] == "w2: test.bug b: its step raised"
     assert lines[1] == "    Traceback (most recent call last):"
     assert all(line.startswith("    ") for line in lines[1:]), "no line of it reads like one of the log's own"
 
