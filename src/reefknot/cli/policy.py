@@ -21,6 +21,7 @@ from reefknot.cli.options import (
     COMMON,
     CommonFlags,
     Json,
+    Wide,
     arg,
     check_number,
     is_unconfigured,
@@ -165,12 +166,12 @@ EXPLAIN = "reefknot policy explain --target"
 
 
 @app.command(name="list", help_epilogue=examples("policy list --kind connector"))
-def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> None:
+def list_policies(*, kind: Kind = None, wide: Wide = False, common: CommonFlags = COMMON) -> None:
     """List every target and source with its policy, and where it is defined."""
     active = active_book(common.config)
     rows = view.policy_rows(active.book, kind)
     data = {"gate": active.gate_text, "policies": [row.as_json() for row in rows]}
-    show(data, lambda: view.put_policies(rows), json=common.json)
+    show(data, lambda: view.put_policies(rows, wide=wide), json=common.json)
 
 
 @app.command(name="show", help_epilogue=examples("policy show connector:imap_mailbox"))
