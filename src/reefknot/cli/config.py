@@ -207,7 +207,7 @@ def show_config(*, common: CommonFlags = COMMON) -> None:
             put(f"gate {name}: {'on' if gate else 'off'} ({relative(gate.origin)})")
         put()
         rows = [(_lines_of(name), json_text(value), relative(source)) for name, value, source in values]
-        put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"), whole=("setting", "source"))
+        put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"), whole=("setting",))
 
     show(data, text, json=common.json)
 

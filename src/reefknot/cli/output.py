@@ -208,13 +208,12 @@ def _widths(
 
     widths = dict(least)
     longest = {n: max(map(cell_len, [columns[n], *(line for row in rows for line in row[n])])) for n in least}
-    room = width - sum(widths.values()) - GAP * (len(widths) - 1)
-    while room > 0 and (growing := [number for number in widths if widths[number] < longest[number]]):
-        narrowest = min(growing, key=widths.__getitem__)
-        rest = [longest[narrowest], *(widths[number] for number in growing if widths[number] > widths[narrowest])]
-        grown = min(room, max(1, min(rest) - widths[narrowest]))
-        widths[narrowest] += grown
-        room -= grown
+    room = width - GAP * (len(widths) - 1)
+    if sum(longest.values()) <= room:
+        return list(longest.values())
+    for _ in range(room - sum(widths.values())):
+        narrowest = min((n for n in widths if widths[n] < longest[n]), key=widths.__getitem__)
+        widths[narrowest] += 1
     return list(widths.values())
 
 

@@ -289,7 +289,7 @@ def value_json(field: FieldValue | FieldOrigin) -> dict[str, Any]:
     return {"value": jsonable(field.value), "layer": field.layer.value, "source": field.source}
 
 
-def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> None:
+def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin], *, wide: bool = False) -> None:
     """A table with a line per field: value, layer, source, and what was overridden."""
     rows = [
         (
@@ -303,7 +303,8 @@ def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> No
         if name != "retries"  # "4 attempts (1 + 3 retries)" has it
     ]
     columns = ("field", "value", "layer", "source", "overrides")
-    put_table(columns, rows, styles=("", "bold", "cyan", "", "dim"), whole=("field", "layer"))
+    styles = ("", "bold", "cyan", "", "dim")
+    put_table(columns, rows, styles=styles, whole=("field", "layer"), optional=("overrides",), wide=wide)
 
 
 def _overridden(name: str, one: FieldValue) -> str:
@@ -355,11 +356,11 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
     }
 
 
-def put_answer(answer: PolicyAnswer) -> None:
+def put_answer(answer: PolicyAnswer, *, wide: bool = False) -> None:
     """The answer for people: the sentence first, then the policy, the waits and the gate."""
     put(_sentence(answer))
     put()
-    put_policy(answer.policy, answer.provenance)
+    put_policy(answer.policy, answer.provenance, wide=wide)
     if answer.schedule:
         put()
         put_schedule(answer.schedule)
