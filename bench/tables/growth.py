@@ -257,8 +257,16 @@ class Spawner:
 
     def __init__(self, stack: ExitStack) -> None:
         program = (sys.executable, "-c", _SPAWNER)
+        compiled = stack.enter_context(tempfile.TemporaryDirectory())
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self._process = stack.enter_context(
-            subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                program,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**environment, "PYTHONPYCACHEPREFIX": compiled},  # an installed package has its byte code
+            )
         )
         self.largest: dict[str, int] = {}
         """Most memory of each command, in kilobytes."""
