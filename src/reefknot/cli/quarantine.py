@@ -13,7 +13,18 @@ from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.job import job_details, named, put_details, tenant_hint
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, time_ms
+from reefknot.cli.options import (
+    OPERATOR,
+    STORE,
+    Limit,
+    OperatorFlags,
+    StoreFlags,
+    Tenant,
+    Wide,
+    arg,
+    check_whole,
+    time_ms,
+)
 from reefknot.cli.output import progress, put, put_jobs, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.core.work import WorkItem, assignment_and_tenant, record_id
@@ -56,6 +67,7 @@ def list_(
     *,
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
+    wide: Wide = False,
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
@@ -70,7 +82,8 @@ def list_(
 
     def text() -> None:
         columns, tenants = ("job", "type", "attempts", "since", "reason"), [item.tenant_id or "" for item in items]
-        put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=("job", "since"))
+        whole, optional = ("job", "tenant", "since"), ("attempts", "since")
+        put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
 
     show({"items": [_fields(item, address) for item in items], "next": following}, text, json=options.json)
