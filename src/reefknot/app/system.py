@@ -42,6 +42,7 @@ from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.pool import Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
@@ -95,7 +96,7 @@ class System:
         shared |= {"seed": seed, "process": self._process, "secrets": secrets}
         self.routing = routing or RouterSettings(rules=settings.rules)
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared)
-        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
+        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared, "isolation": Isolation()}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
         self._tasks: list[asyncio.Task[None]] = []

@@ -314,6 +314,16 @@ class Intake:
     async def keep(self, batch: Sequence[Admitted]) -> list[IntakeResult]:
         """Keep admitted assignments in one store call, and start those that free slots can take."""
         start = self._startable(batch)
+        starting = [one.pool for one in batch if one.item.id in start]
+        for pool in starting:
+            pool.starting += 1
+        try:
+            return await self._keep(batch, start)
+        finally:
+            for pool in starting:
+                pool.starting -= 1
+
+    async def _keep(self, batch: Sequence[Admitted], start: set[str]) -> list[IntakeResult]:
         try:
             entries = self._context.journal.entries([one.event for one in batch])
             kept = await self._assign([one.item for one in batch], start, entries)

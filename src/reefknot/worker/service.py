@@ -48,7 +48,7 @@ from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.drain import Drain
 from reefknot.worker.intake import Intake
-from reefknot.worker.pool import Pool
+from reefknot.worker.pool import Isolation, Pool
 from reefknot.worker.queue import Queued
 from reefknot.worker.records import RetryCounts
 from reefknot.worker.settings import WorkerSettings
@@ -99,8 +99,14 @@ class Worker:
         seed: int | None = None,
         shared_subject: bool = False,
         process: str = "",
+        isolation: Isolation | None = None,
     ) -> None:
-        """`process` marks whose work this is: others then see at once that it is gone, and need not wait for leases."""
+        """
+        Build a worker; `start` runs it.
+
+        `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. The
+        workers of a process share one `isolation`.
+        """
         clock = SteadyClock(clock)
         redactor = Redactor(secrets)
         self._hidden: frozenset[str] = frozenset()
@@ -126,8 +132,10 @@ class Worker:
         self.steps = StepRunner(context, blocks)
         self.pools: dict[str, Pool] = {}
         self.closing = Closing(context, self.pools, self.steps)
+        isolation = isolation or Isolation()
         for name in settings.concurrency:
-            self.pools[name] = Pool(name, context, self.closing.run, self.closing.crash_events)
+            events = self.closing.crash_events
+            self.pools[name] = Pool(name, context, self.closing.run, events, isolation=isolation)
         self.intake = Intake(context, self.pools, self.closing, known=blocks, tasks=self._background)
         self.leaving = Drain(context, self.pools, self.intake.drain_ack)
         self._tasks: list[asyncio.Task[Any]] = []
