@@ -56,6 +56,7 @@ class Pending:
         "sent_before",
         "since",
         "too_late_for",
+        "unknown_since",
         "was_accepted",
         "worker_id",
     )
@@ -88,6 +89,8 @@ class Pending:
         self.too_late_for: set[str] = set()
         """Workers with which it would miss its deadline."""
         self.refusal = ""
+        self.unknown_since: float | None = None
+        """Since when every live worker has refused it because it does not know the type."""
         self.cancel_reason: str | None = None
         """The caller's reason, once it was cancelled: it is not sent any more."""
 

@@ -8,7 +8,7 @@ brought it there.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -208,11 +208,17 @@ class Submissions:
         if item is not None and item.payload:
             check_same_job(assignment, assignment_of(item).job)
 
-    async def claim(self, n: int, owner: str) -> list[ClaimedSubmission]:
-        """Claim submissions that nobody holds."""
+    async def claim(self, n: int, owner: str, only: Collection[str] | None = None) -> list[ClaimedSubmission]:
+        """Claim submissions that nobody holds; with `only`, none but these records."""
         async with asyncio.timeout(STORE_S):
             items = await self._work.claim(
-                n, owner=owner, classes=(ROUTER,), lease=self._lease, crash_limit=_NEVER, crash_events=self._crashed
+                n,
+                owner=owner,
+                classes=(ROUTER,),
+                lease=self._lease,
+                only=only,
+                crash_limit=_NEVER,
+                crash_events=self._crashed,
             )
         claimed = []
         for item in items:
@@ -376,6 +382,7 @@ class LocalCallers:
             if kept is Enqueued.DUPLICATE:
                 await self._submissions.check_same_job(assignment)
                 await self.answer_from_store(name)
+                self._on_left()  # perhaps nobody looks after it
         except BaseException as error:
             self._forget(name)
             if not future.done():  # another caller of the same id waits for this very future

@@ -13,7 +13,8 @@ Work that was running when a process died is suspect, and runs alone in its proc
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import structs
@@ -100,6 +101,18 @@ class Isolation:
         self._asked_by, self._has_begun = None, False
         for pool in self.pools:
             pool.wake()
+
+
+@contextmanager
+def starting(pools: "Sequence[Pool]") -> Iterator[None]:
+    """A scope in which each of these pools, once for each time it is named, gets an item that is started already."""
+    for pool in pools:
+        pool.starting += 1
+    try:
+        yield
+    finally:
+        for pool in pools:
+            pool.starting -= 1
 
 
 class Pool:

@@ -100,12 +100,13 @@ class Worker:
         shared_subject: bool = False,
         process: str = "",
         isolation: Isolation | None = None,
+        has_own_router: bool = False,
     ) -> None:
         """
         Build a worker; `start` runs it.
 
         `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. The
-        workers of a process share one `isolation`.
+        workers of a process share one `isolation`. One that `has_own_router` tells all others that it accepts nothing.
         """
         clock = SteadyClock(clock)
         redactor = Redactor(secrets)
@@ -113,6 +114,7 @@ class Worker:
         self.worker_id = _checked(worker_id)
         self.settings = settings
         self._store = store
+        self._has_own_router = has_own_router
         self._transport = transport
         self._clock = clock
         self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
@@ -285,7 +287,7 @@ class Worker:
             for name, pool in self.pools.items()
         }
         wall = int(self._clock.wall() * 1000)
-        draining, leaving = self.intake.draining, self.leaving.is_on
+        draining, leaving = self.intake.draining or self._has_own_router, self.leaving.is_on
         identity = self._store.identity
         return Heartbeat(self.worker_id, wall, classes, draining, self._context.owner, identity, leaving)
 
