@@ -415,10 +415,15 @@ def can_retry(item: WorkItem) -> bool:
     return item.state in (WorkState.FAILED, WorkState.CANCELLED, WorkState.QUARANTINED)
 
 
+def requeued_at(item: WorkItem) -> int:
+    """When a person last ran the item again (ms UTC), 0 if nobody did."""
+    return next((one.at for one in reversed(item.history) if one.what == "requeued"), 0)
+
+
 def requeue(item: WorkItem, now: Moment, *, who: str, why: str = "") -> WorkItem:
     """The item out of quarantine or after its end: under its own id, with a fresh budget and all of its time."""
     noted = _with_history(item, now, "requeued", why or item.reason, who)
-    began = next((one.at for one in reversed(item.history) if one.what == "requeued"), item.created_at)
+    began = requeued_at(item) or item.created_at
     return structs.replace(
         noted,
         state=moved(item, WorkState.PENDING),

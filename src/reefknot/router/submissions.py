@@ -32,7 +32,7 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import Reject, RejectReason
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import DROPPED, answer_of, assignment_of, overdue_reason, unrun_result
-from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState, is_over
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState, is_over, requeued_at
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -229,7 +229,8 @@ class Submissions:
             else:
                 seen = item.fence > FIRST_FENCE
                 was_accepted = bool(item.admission)
-                claimed.append(ClaimedSubmission(read, held, item.deadline_at, seen, item.payload, was_accepted))
+                body, again_at = item.payload, requeued_at(item)
+                claimed.append(ClaimedSubmission(read, held, item.deadline_at, seen, body, was_accepted, again_at))
         return claimed
 
     async def recall(self, classes: Sequence[str]) -> int:
