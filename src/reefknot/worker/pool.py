@@ -92,9 +92,9 @@ class Isolation:
         elif self._asked_by is not None:
             self._asked_by.wake()
 
-    def _is_idle(self, asking: "Pool") -> bool:
+    def _is_idle(self, holder: "Pool") -> bool:
         return not any(
-            pool.claimed or pool.starting or (pool.is_claiming and pool is not asking) for pool in self.pools
+            pool.claimed or pool.starting or (pool.is_claiming and pool is not holder) for pool in self.pools
         )
 
     def _end(self) -> None:
