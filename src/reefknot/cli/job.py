@@ -20,6 +20,7 @@ from reefknot.cli.options import (
     OperatorFlags,
     StoreFlags,
     Tenant,
+    Wide,
     arg,
     check_whole,
     one_of,
@@ -144,6 +145,7 @@ def list_(
     sort: Annotated[str, arg("Order by submission: newest or oldest first. Default: newest.")] = "newest",
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
+    wide: Wide = False,
     options: StoreFlags = STORE,
 ) -> None:
     """List jobs, the newest first; pending ones with their due time."""
@@ -172,13 +174,23 @@ def list_(
     found, counts, now = with_store(address, work)
     following = quote(found[-1].id) if len(found) == limit else None
     jobs = address.redactor.tree([job_fields(item, now) for item in found])
-    show({"jobs": jobs, "next": following, **counts}, lambda: _put_jobs(jobs, counts, following), json=options.json)
+
+    def text() -> None:
+        _put_jobs(jobs, wide=wide)
+        _say_totals(counts, following)
+
+    show({"jobs": jobs, "next": following, **counts}, text, json=options.json)
 
 
-def _put_jobs(jobs: list[dict[str, Any]], counts: dict[str, Any], following: str | None) -> None:
+def _put_jobs(jobs: list[dict[str, Any]], *, wide: bool) -> None:
     columns = ("job", "type", "state", "attempts", "due", "age", "worker", "reason")
     tenants = [one["tenant_id"] or "" for one in jobs]
-    put_jobs(columns, map(_row, jobs), tenants, styles=("cyan", "", "bold"), whole=("job", "state"))
+    optional = ("worker", "attempts", "due", "reason", "age")
+    styles, whole = ("cyan", "", "bold"), ("job", "tenant", "state", "due", "age")
+    put_jobs(columns, map(_row, jobs), tenants, styles=styles, whole=whole, optional=optional, wide=wide)
+
+
+def _say_totals(counts: dict[str, Any], following: str | None) -> None:
     totals = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
     waiting = f"; {counts['waiting_for_router']} waiting for a router" if counts["waiting_for_router"] else ""
     oldest = f"; the oldest due one has waited {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""

@@ -21,6 +21,7 @@ from reefknot.cli.options import (
     Modules,
     OperatorFlags,
     StoreFlags,
+    Wide,
     arg,
     check_number,
     check_seconds,
@@ -180,7 +181,7 @@ def _status_of(state: str, level: str) -> str:
 
 
 @worker_app.command(name="list", help_epilogue=examples("worker list --json"))
-def list_(*, options: StoreFlags = STORE) -> None:
+def list_(*, wide: Wide = False, options: StoreFlags = STORE) -> None:
     """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
     address = address_of(options)
     systems = with_store(address, lambda store: systems_with("worker", store, address))
@@ -205,7 +206,8 @@ def list_(*, options: StoreFlags = STORE) -> None:
             for name, state in worker["classes"].items()
         ]
         columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
-        put_table(columns, rows, styles=("cyan", "", "bold"), whole=("worker", "class", "status"))
+        whole, optional = ("worker", "class", "status", "running", "process"), ("process", "oldest")
+        put_table(columns, rows, styles=("cyan", "", "bold"), whole=whole, optional=optional, wide=wide)
 
     show({"workers": workers}, text, json=options.json)
 

@@ -14,7 +14,18 @@ from reefknot.cli import bulk_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.bulk_actions import BulkAction, named, tenant_hint
 from reefknot.cli.job import job_details
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, time_ms
+from reefknot.cli.options import (
+    OPERATOR,
+    STORE,
+    Limit,
+    OperatorFlags,
+    StoreFlags,
+    Tenant,
+    Wide,
+    arg,
+    check_whole,
+    time_ms,
+)
 from reefknot.cli.output import put_fields, put_jobs, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.core.work import WorkItem, record_id
@@ -53,6 +64,7 @@ def list_(
     *,
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
+    wide: Wide = False,
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
@@ -67,7 +79,8 @@ def list_(
 
     def text() -> None:
         columns, tenants = ("job", "type", "attempts", "since", "reason"), [item.tenant_id or "" for item in items]
-        put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=("job", "since"))
+        whole, optional = ("job", "tenant", "since"), ("attempts", "since")
+        put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
         if not is_on:
             say(

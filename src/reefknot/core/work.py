@@ -416,7 +416,7 @@ def can_retry(item: WorkItem) -> bool:
 
 
 def requeued_at(item: WorkItem) -> int:
-    """When a person last ran the item again (ms UTC), 0 if nobody did."""
+    """The time at which a person last ran the item again (ms UTC); 0 if nobody did."""
     return next((one.at for one in reversed(item.history) if one.what == "requeued"), 0)
 
 
