@@ -159,8 +159,8 @@ def read_text(number: int, text: bytes, assignment_id: str) -> AssignmentLine | 
         repeated = repeated_key(text)
     except UnicodeDecodeError as error:
         below, column = _place(text, error.start)
-        told = f"byte {column} of the line, 0x{text[error.start]:02x}, is not UTF-8; save the file as UTF-8"
-        return InvalidLine(number + below, f"{told} (it may be in Latin-1 or Windows-1252)")
+        message = f"byte {column} of the line, 0x{text[error.start]:02x}, is not UTF-8; save the file as UTF-8"
+        return InvalidLine(number + below, f"{message} (it may be in Latin-1 or Windows-1252)")
     except (msgspec.DecodeError, RecursionError) as error:
         return _malformed(number, text, str(error))
     if not isinstance(value, dict):
