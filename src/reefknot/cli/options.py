@@ -128,6 +128,26 @@ def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "", p
 _AGO_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+def duration_s(flag: str, text: str) -> float:
+    """The seconds of a duration: `90s`, `15m`, `2h`, `7d`."""
+    import re
+
+    found = re.match(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z", text)
+    seconds = float(found[1]) * _AGO_UNITS[found[2]] if found else -1.0
+    if not 0 <= seconds <= LONGEST_S:
+        raise CommandError(f"{flag}: {text[:60]!r} is not accepted: a duration such as 90s, 15m, 2h, 7d")
+    return seconds
+
+
+def moment_of(flag: str, text: str) -> datetime:
+    """The time of a flag, ISO 8601; without a zone it is local."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError):
+        accepted = "a time such as 2026-01-25T21:15:00Z, or without a zone for local time"
+        raise CommandError(f"{flag}: {text[:60]!r} is not accepted: {accepted}") from None
+
+
 def time_ms(flag: str, text: str | None, *, now: datetime | None = None) -> int | None:
     """The time that a flag names, absolute or as an age, in milliseconds UTC."""
     import re

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from datetime import datetime, timedelta
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import msgspec
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, repeated_key, require_file
 from reefknot.cli.log_lines import LOG, LogFlags
-from reefknot.cli.options import STORE, StoreFlags, arg, settings
+from reefknot.cli.options import STORE, StoreFlags, arg, duration_s, moment_of, settings
 from reefknot.cli.output import put, put_jobs, say
 from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage
@@ -32,6 +33,7 @@ app = noun(
     "submit",
     "submit assignments.jsonl",
     'submit --type fs.blob_get --inputs \'{"path": "a.txt"}\' --wait',
+    "submit reminders.jsonl --in 10m",
     help="Submit a file of assignments, or one step. Accepted work is stored, whether a system is running or not.",
 )
 
@@ -48,6 +50,8 @@ def submit(
     deadline: Annotated[float | None, arg("Deadline in seconds from now, queueing included.")] = None,
     timeout_ms: Annotated[int | None, arg("Milliseconds for all executions of the step and the waits between.")] = None,
     attempt_timeout_ms: Annotated[int | None, arg("Milliseconds for one execution of the step.")] = None,
+    in_: Annotated[str | None, arg("Run it not before this time from now: 90s, 10m, 2h, 7d.", "--in")] = None,
+    at: Annotated[str | None, arg("Run it not before this time, ISO 8601; without a zone it is local.")] = None,
     wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
     timeout: Annotated[float, arg("Most seconds that --wait waits. Default: 60.")] = 60.0,
     log: LogFlags = LOG,
@@ -59,7 +63,7 @@ def submit(
     if file is not None and tenant is not None:
         raise CommandError("--tenant: accepted with --type; in a FILE each line names its own, as `tenant_id`")
     _check_positive("--timeout", timeout)
-    submission = Submission(address_of(options), timeout if wait else None)
+    submission = Submission(address_of(options), timeout if wait else None, at=_due(in_, at))
     if file is not None:
         require_file(file)
     limits = {"timeout_ms": timeout_ms, "attempt_timeout_ms": attempt_timeout_ms}
@@ -70,6 +74,21 @@ def submit(
     with log.applied():
         asyncio.run(submission.submit(work))
         return submission.report(json=options.json)
+
+
+def _due(in_: str | None, at: str | None) -> datetime | None:
+    """The time that `--in` or `--at` names; None for now."""
+    if in_ is not None and at is not None:
+        raise CommandError("--at: not together with --in; give one of them")
+    now = datetime.now().astimezone()
+    if in_ is not None:
+        return now + timedelta(seconds=duration_s("--in", in_))
+    if at is None:
+        return None
+    due = moment_of("--at", at)
+    if due < now:
+        raise CommandError(f"--at: {due.isoformat(timespec='seconds')} is over; leave --at out to submit for now")
+    return due
 
 
 def _check_positive(flag: str, seconds: float) -> None:
@@ -110,13 +129,15 @@ def _step(
 class Submission:
     """Submitted assignments and their results. `wait` is how long to wait for results; None does not wait."""
 
-    def __init__(self, address: StoreAddress, wait: float | None) -> None:
+    def __init__(self, address: StoreAddress, wait: float | None, *, at: datetime | None = None) -> None:
+        """`at` is when the work is due; None for now."""
         self.handles: list[Handle] = []
         self.mistakes = 0
         self._address = address
         configuration = (address.settings or settings(None)).configuration
         self._size = configuration.router.max_queue_size or configuration.worker.queue.v2.max_queue_size
         self._wait = wait
+        self._at = at
         self._results: dict[Handle, ExecResult | None] = {}
 
     async def submit(self, work: str | ExecAssignment) -> None:
@@ -149,7 +170,7 @@ class Submission:
         waited = 0.0
         while True:
             try:
-                handle = await client.hand_in(assignment)
+                handle = await client.hand_in(assignment, at=self._at)
             except QueueFullError as error:
                 if waited >= GIVE_UP_S:
                     count = f"{len(self.handles)} were submitted before it"
@@ -187,7 +208,8 @@ class Submission:
         elif self._wait is None:
             for handle in self.handles:
                 put(handle.assignment_id)
-            say(f"{len(self.handles)} submitted; list them with: reefknot job list")
+            due = "" if self._at is None else f", due at {self._at.isoformat(timespec='seconds')}"
+            say(f"{len(self.handles)} submitted{due}; list them with: reefknot job list")
         else:
             self._put_table()
         if pending:

@@ -28,6 +28,8 @@ from reefknot.errors import IllegalMoveError
 
 CRASH_LIMIT = 3
 LONGEST_HISTORY = 100
+SCHEDULED = "scheduled"
+"""The reason of a submission that was made for later, until a router claims it at its due time."""
 ROUTER = "router"
 """The resource class of submissions that no worker has accepted yet."""
 
@@ -215,7 +217,12 @@ def moved(item: WorkItem, state: WorkState) -> WorkState:
 
 
 def accepted(item: WorkItem, now: Moment) -> WorkItem:
-    """A new piece of work as it enters the queue, whatever state the caller had it in."""
+    """
+    A new piece of work as it enters the queue, whatever state the caller had it in.
+
+    A submission that is due later is scheduled; one that a worker had accepted before only waits for its retry.
+    """
+    is_scheduled = item.resource_class == ROUTER and item.due_at > now.wall and not item.admission
     return WorkItem(
         id=item.id,
         kind=item.kind,
@@ -229,6 +236,8 @@ def accepted(item: WorkItem, now: Moment) -> WorkItem:
         deadline_at=item.deadline_at,
         created_at=now.wall,
         updated_at=now.wall,
+        reason=SCHEDULED if is_scheduled else "",
+        history=(HistoryEntry(item.due_at, "due", SCHEDULED),) if is_scheduled else (),
         admission=item.admission,
         pool=item.pool or pool_of(item.resource_class),
         payload=item.payload,
@@ -245,7 +254,8 @@ def stage_of(item: WorkItem) -> Stage | None:
     if item.state not in (WorkState.PENDING, WorkState.RUNNING):
         return None
     if item.resource_class == ROUTER:
-        return Stage.SUBMITTED
+        is_scheduled = item.state is WorkState.PENDING and item.reason == SCHEDULED
+        return Stage.SCHEDULED if is_scheduled else Stage.SUBMITTED
     return Stage.QUEUED if item.state is WorkState.PENDING else Stage.RUNNING
 
 
@@ -423,7 +433,8 @@ def requeued_at(item: WorkItem) -> int:
 def requeue(item: WorkItem, now: Moment, *, who: str, why: str = "") -> WorkItem:
     """The item out of quarantine or after its end: under its own id, with a fresh budget and all of its time."""
     noted = _with_history(item, now, "requeued", why or item.reason, who)
-    began = requeued_at(item) or item.created_at
+    due_at = next((one.at for one in item.history if one.what == "due"), 0)
+    began = requeued_at(item) or max(item.created_at, due_at)
     return structs.replace(
         noted,
         state=moved(item, WorkState.PENDING),

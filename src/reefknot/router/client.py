@@ -6,6 +6,7 @@ the store until it is asked for.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from math import inf
 from typing import Any
 
@@ -35,6 +36,7 @@ from reefknot.runtime.seeds import new_id
 
 DEFAULT_WAIT = 60.0
 LONGEST_DEADLINE_S = 1e9
+LONGEST_DELAY_S = 10 * 365 * 86_400.0
 
 HasRouter = Callable[[Store], Awaitable[bool]]
 """Whether a router is running over a store."""
@@ -118,11 +120,14 @@ class Client:
         assignment_id: str | None = None,
         tenant_id: str | None = None,
         trace_id: str | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
     ) -> Handle:
         """
         Submit one step. Accepted means kept; a full queue raises `QueueFullError` with `retry_after`.
 
-        `deadline` counts from now, in seconds, waiting included; `timeout` is the time of all executions, from the
+        With `delay` (seconds) or `at` (a time; without a zone it is local) it is due then, and not before.
+        `deadline` counts from there, in seconds, waiting included; `timeout` is the time of all executions, from the
         first one on, `attempt_timeout` that of one. The same `assignment_id` twice is one piece of
         work, for each tenant its own.
         """
@@ -143,21 +148,42 @@ class Client:
                 retry_count=retries,
             ),
         )
-        return await self._submit(validated(assignment, SUBMIT_ARGUMENTS)[0])
+        return await self._submit(validated(assignment, SUBMIT_ARGUMENTS)[0], self._due_at(delay, at))
 
-    async def hand_in(self, assignment: ExecAssignment | Mapping[str, Any]) -> Handle:
+    async def hand_in(
+        self,
+        assignment: ExecAssignment | Mapping[str, Any],
+        *,
+        delay: float | None = None,
+        at: datetime | None = None,
+    ) -> Handle:
         """
         Submit an assignment as it is: a record, or its fields as a mapping, as a line of a file has them.
 
         In a mapping the ids may be left out, and an unknown field is refused with the one that may be meant.
         """
         given = assignment if isinstance(assignment, ExecAssignment) else _from_fields(assignment)
-        return await self._submit(validated(given)[0])
+        return await self._submit(validated(given)[0], self._due_at(delay, at))
 
-    async def _submit(self, checked: ExecAssignment) -> Handle:
-        await self._submissions.submit(checked)
+    def _due_at(self, delay: float | None, at: datetime | None) -> int:
+        """The due time that a caller asks for, in milliseconds UTC; 0 for now."""
+        if delay is not None and at is not None:
+            raise ParameterError("at", at, "not together with delay; give one of them")
+        if at is not None and not isinstance(at, datetime):
+            raise ParameterTypeError("at", at, "a datetime; without a zone it is local")
+        if at is not None:
+            number("at", at.timestamp() - self._submissions.wall(), least=-inf, most=LONGEST_DELAY_S)
+            return int(at.timestamp() * 1000)
+        if delay is None:
+            return 0
+        seconds = number("delay", delay, most=LONGEST_DELAY_S, unit=" of seconds")
+        return int((self._submissions.wall() + seconds) * 1000) if seconds else 0
+
+    async def _submit(self, checked: ExecAssignment, due_at: int = 0) -> Handle:
+        await self._submissions.submit(checked, due_at=due_at)
         deadline = checked.options.deadline_ms
         result_wait = DEFAULT_WAIT if deadline is None else deadline / 1000 + 1.0
+        result_wait += max(0.0, due_at / 1000 - self._submissions.wall())
         return Handle(self._submissions, self.store, checked, result_wait, self._has_router)
 
     async def cancel(

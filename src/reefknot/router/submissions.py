@@ -30,7 +30,7 @@ from reefknot.core.messages import (
     resource_class,
 )
 from reefknot.core.overload.admission import Reject, RejectReason
-from reefknot.core.overload.submission import SubmissionRules
+from reefknot.core.overload.submission import SCHEDULE_MESSAGE, SubmissionRules
 from reefknot.core.results import DROPPED, answer_of, assignment_of, overdue_reason, unrun_result
 from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState, is_over, requeued_at
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
@@ -146,9 +146,13 @@ class Submissions:
         """Refusals since the last event, by reason and resource class."""
         self._written_at = -inf
 
-    async def submit(self, assignment: ExecAssignment) -> bool:
-        """Keep an assignment. False when it is there already; `QueueFullError` when it is refused."""
-        (kept,) = await self.enqueue([self.item(assignment, encode(assignment))])
+    async def submit(self, assignment: ExecAssignment, *, due_at: int = 0) -> bool:
+        """
+        Keep an assignment, for `due_at` (ms UTC) or for now.
+
+        False when it is there already; `QueueFullError` when it is refused.
+        """
+        (kept,) = await self.enqueue([self.item(assignment, encode(assignment), due_at=due_at)])
         if isinstance(kept, Reject):
             raise self.refused(assignment, kept)
         if kept is Enqueued.DUPLICATE:
@@ -181,13 +185,15 @@ class Submissions:
             self._journal.write_soon(event)
         is_full = verdict.reason is RejectReason.QUEUE_FULL
         wait, reason = verdict.retry_after_ms / 1000, "queue is full" if is_full else "would miss deadline"
+        if verdict.message == SCHEDULE_MESSAGE:
+            reason = "too much work is scheduled"
         limit = max(verdict.depth, self._rules.size)
         return QueueFullError(depth=verdict.depth, limit=limit, retry_after=wait, reason=reason)
 
-    def item(self, assignment: ExecAssignment, body: bytes) -> WorkItem:
-        """The work item of a submission; its deadline begins now."""
+    def item(self, assignment: ExecAssignment, body: bytes, *, due_at: int = 0) -> WorkItem:
+        """The work item of a submission; its deadline begins when it is due, by default now."""
         deadline = assignment.options.deadline_ms
-        now_ms = int(self._clock.wall() * 1000)
+        due_at = max(due_at, int(self._clock.wall() * 1000))
         return WorkItem(
             id=assignment.record_id,
             kind=assignment.job.type,
@@ -196,8 +202,8 @@ class Submissions:
             correlation_id=assignment.request_id,
             trace_id=assignment.trace_id,
             priority=assignment.priority,
-            due_at=now_ms,
-            deadline_at=None if deadline is None else now_ms + deadline,
+            due_at=due_at,
+            deadline_at=None if deadline is None else due_at + deadline,
             pool=resource_class(assignment),
             payload=body,
         )

@@ -9,6 +9,9 @@ reject with the reason and the time to come back. Three bounds:
     by tenant   while several tenants wait, none holds more than its share of the places
     by time     work with a deadline is refused when its turn would come too late
 
+Work that is submitted for later takes no place and is ahead of nobody until a router claims it at its due time; of such
+work a resource class keeps `SCHEDULED_PLACES` times as much as it has places, shared among tenants in the same way.
+
 Tenants take turns within a priority, so a tenant that floods the queue delays itself. Before the first answers a step
 is assumed to take `ASSUMED_MS`: the queue opens cautiously, and wider as answers come.
 """
@@ -41,16 +44,19 @@ ASSUMED_WEIGHT = 4
 """Answers that the assumption is worth."""
 SMOOTHING = 0.1
 """The least weight of a new service time in the mean."""
+SCHEDULED_PLACES = 10
 FULL_MESSAGE = "Queue full, rejecting assignment"
+SCHEDULE_MESSAGE = "Too much work is scheduled for later, rejecting assignment"
 SHARE_MESSAGE = "The tenant has its share of the queue, rejecting assignment"
 
 
 class Stage(StrEnum):
-    """The place of an open assignment: at no worker yet, queued for one, or running."""
+    """The place of an open assignment: at no worker yet, queued for one, running, or submitted for later."""
 
     SUBMITTED = "submitted"
     QUEUED = "queued"
     RUNNING = "running"
+    SCHEDULED = "scheduled"
 
 
 class SubmissionRules(Struct, frozen=True):
@@ -118,9 +124,13 @@ class OpenWork:
         return sum(number for (stage, _, _), number in self._counts.items() if stage == Stage.SUBMITTED)
 
     def submitted_by_tenant(self) -> dict[str, int]:
+        return self.by_tenant(Stage.SUBMITTED)
+
+    def by_tenant(self, wanted: Stage) -> dict[str, int]:
+        """The number of assignments at this stage that each tenant has."""
         held: dict[str, int] = {}
         for (stage, _, tenant), number in self._counts.items():
-            if stage == Stage.SUBMITTED:
+            if stage == wanted:
                 held[tenant] = held.get(tenant, 0) + number
         return held
 
@@ -141,6 +151,8 @@ class OpenWork:
         peers: dict[str, int] = {}
         ahead = 0
         for (stage, one, name), number in self._counts.items():
+            if stage == Stage.SCHEDULED:
+                continue
             if stage == Stage.RUNNING or one > priority:
                 ahead += number
             elif one == priority:
@@ -158,6 +170,8 @@ class OpenWork:
 
 def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -> Accept | Displace | Reject:
     """Whether, and in whose place, a submission is kept."""
+    if arrival.is_scheduled:
+        return _admit_scheduled(work, arrival.tenant, rules)
     tenant = arrival.tenant
     wait = work.wait_ms(arrival.priority, tenant)
     if arrival.deadline_ms is not None and rules.max_wait_fraction is not None and wait > 0:
@@ -179,6 +193,15 @@ def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -
     return _in_place_of(work, arrival, rules, held) or Reject(
         RejectReason.QUEUE_FULL, FULL_MESSAGE, _retry_after_ms(wait), taken
     )
+
+
+def _admit_scheduled(work: OpenWork, tenant: str, rules: SubmissionRules) -> Accept | Reject:
+    """Whether work for later is kept: by count, and by the tenant's share of it."""
+    held, most = work.by_tenant(Stage.SCHEDULED), SCHEDULED_PLACES * rules.size
+    taken, own = sum(held.values()), held.get(tenant, 0)
+    if taken >= most or (own < taken and own >= max(1, int(rules.tenant_share * most))):
+        return Reject(RejectReason.QUEUE_FULL, SCHEDULE_MESSAGE, LONGEST_WAIT_MS, taken)
+    return Accept()
 
 
 def _in_place_of(work: OpenWork, arrival: Arrival, rules: SubmissionRules, held: Mapping[str, int]) -> Displace | None:

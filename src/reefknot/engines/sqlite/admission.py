@@ -32,10 +32,14 @@ from reefknot.engines.sqlite.transaction import Transaction
 from reefknot.ports.work_queue import CrashEvents, Enqueued
 
 _OPEN_WORK = "SELECT stage, priority, tenant, number FROM open_work WHERE pool = ?"
+_SUBMITTERS = "SELECT DISTINCT tenant FROM open_work WHERE stage IN ('submitted', 'scheduled')"
 _QUEUED_TENANTS = "SELECT DISTINCT tenant FROM open_work WHERE pool = ? AND stage = 'queued'"
 _SERVICE_TIME = "SELECT known, mean_ms FROM service_time WHERE pool = ?"
 # Literals, not parameters: only then SQLite uses the partial indexes.
-_SUBMISSION = "resource_class = 'router' AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3"
+_SUBMISSION = (
+    "resource_class = 'router' AND pool = ?1 AND priority = ?2 AND tenant_id IS ?3 "
+    "AND (state = 'running' OR reason <> 'scheduled')"
+)
 _OLDEST_SUBMISSION = (
     f"SELECT id FROM (SELECT id, seq FROM work WHERE state = 'pending' AND ready = 1 AND {_SUBMISSION} "  # noqa: S608
     f"UNION ALL SELECT id, seq FROM work INDEXED BY work_later WHERE state = 'pending' AND ready = 0 AND {_SUBMISSION} "
@@ -83,7 +87,7 @@ def fold_service_times(connection: apsw.Connection, took: Mapping[str, Sequence[
 def tenants(connection: apsw.Connection, resource_class: str) -> list[str]:
     """The tenants that have pending work of this class, at whichever worker."""
     if resource_class == ROUTER:
-        return rows.column(connection, "SELECT DISTINCT tenant FROM open_work WHERE stage = 'submitted'")
+        return rows.column(connection, _SUBMITTERS)
     return rows.column(connection, _QUEUED_TENANTS, pool_of(resource_class))
 
 
@@ -107,9 +111,11 @@ class BatchAdmission:
         work, published = self._pools[item.pool]
         deadline = None if item.deadline_at is None else float(item.deadline_at - self._wall)
         tenant = item.tenant_id or ""
-        verdict = admit_submission(work, Arrival(item.priority, deadline, tenant), published or rules)
+        stage = core.stage_of(item) or Stage.SUBMITTED
+        arrival = Arrival(item.priority, deadline, tenant, stage is Stage.SCHEDULED)
+        verdict = admit_submission(work, arrival, published or rules)
         if not isinstance(verdict, Reject):
-            work.add(Stage.SUBMITTED, item.priority, tenant)
+            work.add(stage, item.priority, tenant)
         if isinstance(verdict, Displace):
             work.add(Stage.SUBMITTED, verdict.priority, verdict.tenant, -1)
         return verdict

@@ -278,7 +278,9 @@ CREATE TABLE status (
 # Admission where work is kept: open work is counted by the transaction that changes it, and the queue's index lets
 # tenants take turns. `stage` is that of `core.work.stage_of`, `pool` that of `pool_of` and `messages.resource_class`.
 _STAGE = (
-    "CASE WHEN {0}.state NOT IN ('pending', 'running') THEN '' WHEN {0}.resource_class = 'router' THEN 'submitted' "
+    "CASE WHEN {0}.state NOT IN ('pending', 'running') THEN '' "
+    "WHEN {0}.resource_class = 'router' AND {0}.state = 'pending' AND {0}.reason = 'scheduled' THEN 'scheduled' "
+    "WHEN {0}.resource_class = 'router' THEN 'submitted' "
     "WHEN {0}.state = 'pending' THEN 'queued' ELSE 'running' END"
 )
 _COUNT_IN = (

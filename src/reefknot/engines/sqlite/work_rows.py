@@ -43,7 +43,7 @@ OLDEST_DUE = (
     "SELECT min(due_at) FROM (SELECT (SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 1 "
     "AND resource_class = class.resource_class AND tenant_id IS nullif(open.tenant, '') AND priority = open.priority) "
     "AS due_at FROM work_count AS class JOIN open_work AS open ON class.state = 'pending' "
-    "AND iif(class.resource_class = 'router', open.stage = 'submitted', open.stage = 'queued' "
+    "AND iif(class.resource_class = 'router', open.stage IN ('submitted', 'scheduled'), open.stage = 'queued' "
     "AND substr(class.resource_class, 1, length(open.pool) + 1) IN (open.pool, open.pool || '@')) "
     "UNION ALL SELECT (SELECT min(due_at) FROM work WHERE state = 'pending' AND ready = 0 "
     "AND resource_class = class.resource_class) FROM work_count AS class WHERE class.state = 'pending')"

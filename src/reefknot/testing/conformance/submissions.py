@@ -50,10 +50,47 @@ class SubmissionContract:
         assert isinstance(refused, Reject)
 
     @story()
+    async def test_work_for_later_takes_no_place_is_not_displaced_and_has_a_bound_of_its_own(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        due, accepted, one = wall_ms(clock) + 9000, Enqueued.ACCEPTED, SubmissionRules(size=1)
+        later = [WorkItem(f"later{n}", "t", ROUTER, pool="io", priority=-1, due_at=due) for n in range(11)]
+        *first, last = await store.work.enqueue(later, rules=one)
+        assert first == [accepted] * 10
+        assert isinstance(last, Reject)
+        assert (last.reason, last.depth) == (RejectReason.QUEUE_FULL, 10)
+        assert await store.work.enqueue([WorkItem("now", "t", ROUTER, pool="io")], rules=one) == [accepted]
+        high = WorkItem("high", "t", ROUTER, pool="io", priority=9)
+        assert await store.work.enqueue([high], rules=one) == [accepted]
+        displaced = await store.work.get("now")
+        assert displaced is not None
+        assert displaced.state is WorkState.CANCELLED, "not one of those that hold no place"
+        assert [item.id for item in await store.work.claim(99, owner="r", classes=(ROUTER,))] == ["high"]
+
+    @story()
+    async def test_work_for_later_is_claimed_at_its_due_time_and_counts_as_submitted_then(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        due, one = wall_ms(clock) + 9000, SubmissionRules(size=1)
+        later = WorkItem("later", "t", ROUTER, pool="io", tenant_id="acme", due_at=due, deadline_at=due + 500)
+        assert await store.work.enqueue([later], rules=one) == [Enqueued.ACCEPTED]
+        kept = await store.work.get("later")
+        assert kept is not None
+        assert (kept.state, kept.reason, kept.due_at) == (WorkState.PENDING, "scheduled", due)
+        assert await store.work.claim(9, owner="r", classes=(ROUTER,)) == []
+        await clock.sleep(9.1)
+        (claimed,) = await store.work.claim(9, owner="r", classes=(ROUTER,))
+        assert (claimed.id, claimed.deadline_at) == ("later", due + 500)
+        (full,) = await store.work.enqueue([WorkItem("now", "t", ROUTER, pool="io", tenant_id="acme")], rules=one)
+        assert isinstance(full, Reject), "a router holds it: it has its place"
+
+    @story()
     async def test_a_submission_that_is_due_later_makes_room_as_well(self, store: Store, clock: VirtualClock) -> None:
         """Recalled retries are such: they hold a place, and nobody can claim them yet."""
         due = wall_ms(clock) + 9000
-        later = [WorkItem(f"a{number}", "t", ROUTER, pool="io", priority=-1, due_at=due) for number in (1, 2)]
+        later = [
+            WorkItem(f"a{number}", "t", ROUTER, pool="io", priority=-1, due_at=due, admission="{}") for number in (1, 2)
+        ]
         full = SubmissionRules(size=2)
         await store.work.enqueue(later, rules=full)
         high = WorkItem("high", "t", ROUTER, pool="io", priority=9)

@@ -34,7 +34,7 @@ from reefknot.core.overload.submission import (
 )
 from tests.rows import for_each_row
 
-S, Q, R = Stage
+S, Q, R, LATER = Stage
 TEN = SubmissionRules(size=10)
 SECOND = ServiceTime(100, 1000.0)
 
@@ -405,3 +405,26 @@ def test_turns_are_a_permutation_with_priorities_descending_and_nobody_twice_bef
             assert all(had[name] <= had[other] or not left[other] for other in left), "a turn each"
             had[name] += 1
             left[name] -= 1
+
+
+# ---- work for later --------------------------------------------------------------------------------------------------
+
+
+def test_work_for_later_holds_no_place_and_is_ahead_of_nobody() -> None:
+    later = OpenWork([(LATER, 9, "a", 5000), (S, 0, "a", 1)], slots=1)
+
+    assert (later.submitted, later.ahead(0, "a"), later.lowest()) == (1, 1, (0, "a"))
+    assert admit_submission(later, Arrival(deadline_ms=10_000), SubmissionRules(size=10)) == Accept()
+
+
+def test_work_for_later_is_bounded_by_count_and_by_tenant() -> None:
+    rules, arrival = SubmissionRules(size=10), Arrival(tenant="a", is_scheduled=True)
+
+    def answer(*held: tuple[str, int]) -> object:
+        rows = [(LATER, 0, tenant, number) for tenant, number in held]
+        return admit_submission(OpenWork([*rows, (S, 0, "a", 10)]), arrival, rules)
+
+    assert answer(("a", 99)) == Accept(), "alone it may have all of the schedule; a full queue is another matter"
+    assert isinstance(answer(("a", 100)), Reject)
+    assert isinstance(answer(("a", 50), ("b", 1)), Reject), "beside others no more than its share"
+    assert answer(("a", 49), ("b", 1)) == Accept()
