@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from reefknot.app.stores import connect as connect
     from reefknot.app.stores import open_audit_log as open_audit_log
     from reefknot.app.stores import open_store as open_store
+    from reefknot.app.sync_client import connect_sync as connect_sync
     from reefknot.audit.journal import FanOut as FanOut
     from reefknot.blocks.python import block as block
     from reefknot.config.book import PolicyBook as PolicyBook
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from reefknot.errors import ConfigurationError as ConfigurationError
     from reefknot.errors import ConfigurationMissingError as ConfigurationMissingError
     from reefknot.errors import DeadlineExceededError as DeadlineExceededError
+    from reefknot.errors import EventLoopRunningError as EventLoopRunningError
     from reefknot.errors import IdempotencyError as IdempotencyError
     from reefknot.errors import IllegalMoveError as IllegalMoveError
     from reefknot.errors import KeyConflictError as KeyConflictError
@@ -101,6 +103,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "reefknot.app.managers": "IdempotencyManager RetryManager get_retry_manager open_manager",
     "reefknot.app.stores": "connect open_audit_log open_store",
+    "reefknot.app.sync_client": "connect_sync",
     "reefknot.audit.journal": "FanOut",
     "reefknot.blocks.python": "block",
     "reefknot.config.book": "PolicyBook",
@@ -119,8 +122,9 @@ _HOMES = {
     "reefknot.engines.log_sink": "LogSink",
     "reefknot.errors": (
         "AsyncioOnlyError AttemptTimeoutError AuditUnavailableError BreakerOpenError ConfigurationError "
-        "ConfigurationMissingError DeadlineExceededError IdempotencyError IllegalMoveError KeyConflictError "
-        "KeyInProgressError KeyQuotaError KeyTooLongError LeaseLostError LoopMisuseError NameTakenError "
+        "ConfigurationMissingError DeadlineExceededError EventLoopRunningError IdempotencyError "
+        "IllegalMoveError KeyConflictError KeyInProgressError KeyQuotaError KeyTooLongError LeaseLostError "
+        "LoopMisuseError NameTakenError "
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "
         "RecordedFailureError ReefknotError RejectedError ResultPendingError ResultTooLargeError RetryAfter "
         "RetryError StoreCorruptError StoreError StoreFullError StoreLockedError StorePermissionError "

@@ -14,6 +14,7 @@ The error tree: every exception that reefknot raises.
     ├── ResultPendingError (TimeoutError)  submitted work has no result yet and continues
     ├── LoopMisuseError (RuntimeError)     a retry loop was used in a way that cannot work
     ├── AsyncioOnlyError (RuntimeError)    a part that runs on asyncio alone was used under Trio
+    ├── EventLoopRunningError (RuntimeError)  a call that blocks its thread was made where an event loop runs
     ├── VirtualDeadlockError (RuntimeError)  in virtual time, every task waits for ever
     ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
     ├── StoreError                         a store cannot do what it was asked for
@@ -171,6 +172,16 @@ class AsyncioOnlyError(ReefknotError, RuntimeError):
             "stores, managers, routers and workers need asyncio.run, for example in a thread of their own"
         )
         self.part = part
+
+
+class EventLoopRunningError(ReefknotError, RuntimeError):
+    """A client of `connect_sync` was used in a thread in which an event loop runs, which it would block."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "an event loop runs in this thread, and a call of a sync client would block it; "
+            "use `async with rk.connect(url) as client:` here, or another thread"
+        )
 
 
 class VirtualDeadlockError(ReefknotError, RuntimeError):

@@ -13,7 +13,7 @@ import msgspec
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, repeated_key, require_file
 from reefknot.cli.log_lines import LOG, LogFlags
-from reefknot.cli.options import STORE, StoreFlags, arg, duration_s, moment_of, settings
+from reefknot.cli.options import LONGEST_S, STORE, StoreFlags, arg, duration_s, moment_of, settings
 from reefknot.cli.output import put, put_jobs, say
 from reefknot.cli.stores import StoreAddress, address_of
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage
@@ -88,6 +88,8 @@ def _due(in_: str | None, at: str | None) -> datetime | None:
     due = moment_of("--at", at)
     if due < now:
         raise CommandError(f"--at: {due.isoformat(timespec='seconds')} is over; leave --at out to submit for now")
+    if due - now > timedelta(seconds=LONGEST_S):
+        raise CommandError(f"--at: {due.isoformat(timespec='seconds')} is more than ten years ahead")
     return due
 
 

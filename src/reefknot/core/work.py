@@ -216,13 +216,15 @@ def moved(item: WorkItem, state: WorkState) -> WorkState:
     return state
 
 
-def accepted(item: WorkItem, now: Moment) -> WorkItem:
+def accepted(item: WorkItem, now: Moment, *, is_claimed: bool = False) -> WorkItem:
     """
     A new piece of work as it enters the queue, whatever state the caller had it in.
 
-    A submission that is due later is scheduled; one that a worker had accepted before only waits for its retry.
+    A submission that is due later is scheduled, unless its router claims it at once, or a worker had accepted it
+    before: then it only waits for its retry.
     """
-    is_scheduled = item.resource_class == ROUTER and item.due_at > now.wall and not item.admission
+    is_later = item.resource_class == ROUTER and item.due_at > now.wall
+    is_scheduled = is_later and not is_claimed and not item.admission
     return WorkItem(
         id=item.id,
         kind=item.kind,

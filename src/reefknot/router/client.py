@@ -172,7 +172,8 @@ class Client:
         if at is not None and not isinstance(at, datetime):
             raise ParameterTypeError("at", at, "a datetime; without a zone it is local")
         if at is not None:
-            number("at", at.timestamp() - self._submissions.wall(), least=-inf, most=LONGEST_DELAY_S)
+            if at.timestamp() - self._submissions.wall() > LONGEST_DELAY_S:
+                raise ParameterError("at", at, "a time within the next ten years")
             return int(at.timestamp() * 1000)
         if delay is None:
             return 0

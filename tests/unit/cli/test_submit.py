@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from reefknot.cli import submit
@@ -91,3 +93,49 @@ def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_submit
     assert "work.jsonl:1: assignment_id: key 'one' was used with another payload" in ended.err
     alone = rk("submit", "--type", "fs.blob_get", "--id", "one", "--inputs", '{"path": "c"}')
     assert (alone.code, "was used with another payload" in alone.err) == (1, True)
+
+
+# ---- work for later -------------------------------------------------------------------------------------------------
+
+
+def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -> None:
+    prepared(rk)
+    ended = rk("submit", "--type", "fs.blob_get", "--id", "x", "--in", "10m")
+    assert (ended.code, ended.out, ", due at 20" in ended.err) == (0, "x\n", True)
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
+    assert rk("submit", lines(rk, get("a.txt", "y")), "--at", tomorrow.isoformat()).code == 0
+
+    jobs = {one["id"]: one for one in rk("job", "list", "--json").json["jobs"]}
+    assert (jobs["x"]["state"], jobs["x"]["reason"]) == ("pending", "scheduled")
+    assert 590 < jobs["x"]["due_in_s"] <= 600
+    assert jobs["y"]["due_at"] == f"{tomorrow:%Y-%m-%dT%H:%M:%S}.000Z"
+    listed = rk("job", "list").out
+    assert ("scheduled" in listed, "in 10 min" in listed or "in 9" in listed) == (True, True)
+    assert rk("job", "show", "y").out.count("scheduled") >= 1
+
+
+def test_work_for_later_runs_when_it_is_due_and_not_before(rk: Commands) -> None:
+    own = prepared(rk)
+    assert rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "x", "--in", "1s").code == 0
+    assert up_until_ended(rk, "x", module=own.module).code == 0
+    shown = rk("job", "show", "x", "--json").json
+
+    assert shown["state"] == "succeeded"
+    assert shown["updated_at"] >= shown["history"][0]["at"], "the history has its due time"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--in", "soon"], "--in: 'soon' is not accepted: a duration such as 90s, 15m, 2h, 7d"),
+        (["--in", "99999d"], "--in: '99999d'"),
+        (["--at", "tomorrow"], "--at: 'tomorrow' is not accepted: a time such as"),
+        (["--at", "2020-01-01T00:00:00Z"], "is over; leave --at out to submit for now"),
+        (["--at", "2100-01-01", "--in", "1s"], "--at: not together with --in"),
+        (["--at", "2100-01-01"], "is more than ten years ahead"),
+    ],
+)
+def test_a_due_time_that_cannot_be_read_is_refused(rk: Commands, words: list[str], told: str) -> None:
+    ended = rk("submit", "--type", "x", *words)
+
+    assert (ended.code, told in ended.err) == (2, True), ended.err

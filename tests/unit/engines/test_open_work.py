@@ -36,7 +36,8 @@ from reefknot.ports.work_queue import ALL, Enqueued, Held, Settlement
 
 FRESH = """
 SELECT pool, CASE WHEN resource_class = 'router' AND state = 'pending' AND reason = 'scheduled' THEN 'scheduled'
-    WHEN resource_class = 'router' THEN 'submitted' WHEN state = 'pending' THEN 'queued' ELSE 'running' END AS stage, priority, ifnull(tenant_id, ''), count(*)
+    WHEN resource_class = 'router' THEN 'submitted' WHEN state = 'pending' THEN 'queued'
+    ELSE 'running' END AS stage, priority, ifnull(tenant_id, ''), count(*)
 FROM work WHERE state IN ('pending', 'running') GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
 """
 KEPT = "SELECT pool, stage, priority, tenant, number FROM open_work ORDER BY 1, 2, 3, 4"

@@ -297,3 +297,59 @@ def test_fields_that_no_assignment_has_are_refused_by_the_client_too(fields: Any
             await Client(shop.store, shop.clock).hand_in(fields)
 
     with_shop(story)
+
+
+# ---- work for later -------------------------------------------------------------------------------------------------
+
+
+def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_there() -> None:
+    async def story(shop: Shop) -> None:
+        step = Step()
+        await shop.router()
+        await shop.worker("w1", step)
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        client = Client(shop.store, shop.clock)
+        soon = await client.submit("test.step", delay=100, deadline=5, assignment_id="soon")
+        at = datetime.fromtimestamp(shop.clock.wall() + 200, UTC)
+        later = await client.submit("test.step", at=at, assignment_id="later")
+        item = await shop.store.work.get("soon")
+        assert item is not None
+        assert (item.state.value, item.reason, item.due_at - item.created_at) == ("pending", "scheduled", 100_000)
+        assert item.deadline_at == item.due_at + 5000
+        for handle in (soon, later):
+            assert (await handle.result()).status is ResultStatus.SUCCESS
+        ran = [(name, when - began) for name, when in step.began]
+        assert [name for name, _ in ran] == ["soon", "later"]
+        assert 100 <= ran[0][1] < 105
+        assert 200 <= ran[1][1] < 205
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"delay": -1}, "delay=-1"),
+        ({"delay": "10m"}, "delay='10m'"),
+        ({"delay": 1e12}, "delay=1"),
+        ({"at": 5}, "a datetime; without a zone it is local"),
+        ({"delay": 1, "at": datetime(2026, 1, 1, tzinfo=UTC)}, "not together with delay"),
+    ],
+)
+def test_a_due_time_that_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises(ParameterError, match=told):
+            await Client(shop.store, shop.clock).submit("test.step", **options)
+
+    with_shop(story)
+
+
+def test_a_time_that_is_over_means_now() -> None:
+    async def story(shop: Shop) -> None:
+        handle = await Client(shop.store, shop.clock).submit("test.step", at=datetime(2000, 1, 1, tzinfo=UTC))
+        item = await shop.store.work.get(handle.assignment_id)
+        assert item is not None
+        assert (item.reason, item.due_at) == ("", item.created_at)
+
+    with_shop(story)

@@ -89,7 +89,7 @@ class MemoryWorkQueue:
             if item.id in self.items:
                 answers.append(Enqueued.DUPLICATE)
                 continue
-            new = core.accepted(item, now)
+            new = core.accepted(item, now, is_claimed=bool(owner))
             verdict = Accept() if rules is None else self._admit(new, rules, now)
             if isinstance(verdict, Reject):
                 answers.append(verdict)

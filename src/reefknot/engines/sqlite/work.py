@@ -266,7 +266,7 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
             if item.id in known:
                 answer.append(Enqueued.DUPLICATE)
                 continue
-            accepted = core.accepted(item, transaction.now)
+            accepted = core.accepted(item, transaction.now, is_claimed=bool(owner))
             verdict = Accept() if rules is None else arrivals.admit(accepted, rules)
             if isinstance(verdict, Reject):
                 answer.append(verdict)

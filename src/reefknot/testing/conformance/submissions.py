@@ -78,7 +78,7 @@ class SubmissionContract:
         assert kept is not None
         assert (kept.state, kept.reason, kept.due_at) == (WorkState.PENDING, "scheduled", due)
         assert await store.work.claim(9, owner="r", classes=(ROUTER,)) == []
-        await clock.sleep(9.1)
+        clock.advance(9.1)
         (claimed,) = await store.work.claim(9, owner="r", classes=(ROUTER,))
         assert (claimed.id, claimed.deadline_at) == ("later", due + 500)
         (full,) = await store.work.enqueue([WorkItem("now", "t", ROUTER, pool="io", tenant_id="acme")], rules=one)

@@ -49,7 +49,7 @@ def full(message: str = FULL_MESSAGE, *, depth: int) -> Reject:
 
 
 def test_the_words_of_the_store_and_the_defaults() -> None:
-    assert [stage.value for stage in Stage] == ["submitted", "queued", "running"]
+    assert [stage.value for stage in Stage] == ["submitted", "queued", "running", "scheduled"]
     assert SubmissionRules() == SubmissionRules(1000, 0.5, 0.5, preempt=True)
     assert Capacity() == Capacity({}, None)
     assert ServiceTime() == ServiceTime(0, ASSUMED_MS)
