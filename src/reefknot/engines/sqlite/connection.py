@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import apsw
 
@@ -27,6 +28,7 @@ from reefknot.errors import (
     StoreFullError,
     StoreLockedError,
     StorePermissionError,
+    StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
@@ -66,10 +68,54 @@ def plain_opener(path: str, flags: int) -> apsw.Connection:
 
 
 def open_connection(
-    path: str, *, patience: float, opener: Opener = plain_opener, synchronous: str = "FULL"
+    path: str, *, patience: float, opener: Opener = plain_opener, synchronous: str = "FULL", create: bool = True
 ) -> apsw.Connection:
-    """A connection with the store's settings; the file and its folder are made when they are missing."""
-    return patiently(lambda: _opened(path, patience, opener, synchronous), path, patience)
+    """A connection with the store's settings. With `create`, the file and its folder are made when they are missing."""
+    return patiently(lambda: _opened(path, patience, opener, synchronous, create=create), path, patience)
+
+
+def open_read_only(path: str, *, patience: float) -> apsw.Connection:
+    """
+    A connection to a store that may not be written: no file is made or changed.
+
+    Beside a process that has the store open, and after a crash, the log and its index are there and are read as they
+    are. A log without its index, as in a copy, is read into memory. Without a log nobody has the store open: SQLite
+    would still want to make one, unless it is told that the file does not change. See `is_frozen`.
+    """
+
+    def attempt() -> apsw.Connection:
+        query = "" if not is_frozen(path) else "&vfs=unix-none" if _has_log(path) else "&immutable=1"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(f"file:{quote(path)}?mode=ro{query}", flags=flags)
+        try:
+            connection.set_busy_handler(busy_handler(patience))
+            connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
+            if "unix-none" in query:
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index of the log is then kept in memory
+            check_version(connection, path)
+        except BaseException:
+            close_connection(connection)
+            raise
+        return connection
+
+    return patiently(attempt, path, patience)
+
+
+def is_frozen(path: str) -> bool:
+    """Whether no process has the file open, as far as its folder tells: then it is read without locks."""
+    real = os.path.realpath(path)
+    return not (os.path.exists(f"{real}-wal") and os.path.exists(f"{real}-shm"))
+
+
+def _has_log(path: str) -> bool:
+    log = f"{os.path.realpath(path)}-wal"
+    return os.path.exists(log) and os.path.getsize(log) > 0
+
+
+def is_writable(path: str) -> bool:
+    """Whether this user may write the file and its folder, in which SQLite keeps the log."""
+    real = os.path.realpath(path)
+    return os.access(real, os.W_OK) and os.access(os.path.dirname(real), os.W_OK | os.X_OK)
 
 
 def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
@@ -91,9 +137,10 @@ def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
             raise translated(error, path) from error
 
 
-def _opened(path: str, patience: float, opener: Opener, synchronous: str) -> apsw.Connection:
-    _make_file(path)
-    connection = opener(path, _READ_WRITE)
+def _opened(path: str, patience: float, opener: Opener, synchronous: str, *, create: bool) -> apsw.Connection:
+    if create:
+        _make_file(path)
+    connection = opener(path, _READ_WRITE if create else apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_handler(busy_handler(patience))
         _enable_wal(connection, path)
@@ -141,8 +188,15 @@ def _enable_wal(connection: apsw.Connection, path: str) -> None:
 def _make_file(path: str) -> None:
     """Create the file for this user alone, or make it so: others must not read payloads and results."""
     file = Path(path)
+    left = [name for name in (f"{path}-wal", f"{path}-shm") if os.path.exists(name)]  # made after the file, always
     if file.exists():
         make_store_private(path)
+    elif left:
+        raise StoreReplacedError(
+            f"sqlite:{path}",
+            f"the file was deleted or moved, but {' and '.join(left)} remain, and a process may have it open",
+            "put the file back; or stop what runs on it and remove the rest, to begin a new store",
+        )
     else:
         made = [folder for folder in file.parents if not folder.exists()]
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -479,4 +533,5 @@ def _is_forbidden(path: str) -> bool:
 
 def is_fatal(error: BaseException) -> bool:
     """Whether nothing more may be written through this connection. A failed fsync must not be tried again."""
-    return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError | StoreVersionError)
+    fatal = apsw.IOError | apsw.CorruptError | apsw.NotADBError | StoreVersionError | StoreReplacedError
+    return isinstance(error, fatal)

@@ -19,7 +19,7 @@ import apsw
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.connection import FORK_GUARD, close_connection, translated
 from reefknot.engines.sqlite.writer import Handler
-from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.errors import StoreError, StoreReplacedError, StoreUnavailableError
 from reefknot.runtime.changes import FileChanges, Waiters
 
 R = TypeVar("R")
@@ -29,9 +29,17 @@ class Reader:
     """Runs functions over one read-only connection, in a thread. `inline`: no thread, for virtual time."""
 
     def __init__(
-        self, connect: Callable[[], apsw.Connection], *, path: str, patience: float, inline: bool = False
+        self,
+        connect: Callable[[], apsw.Connection],
+        *,
+        path: str,
+        patience: float,
+        check_file: Callable[[], None] = lambda: None,
+        inline: bool = False,
     ) -> None:
+        """`check_file` raises when the file is not in place any more."""
         self._connect = connect
+        self._check_file = check_file
         self._path = path
         self._patience = patience
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-reader")
@@ -58,6 +66,7 @@ class Reader:
 
     def _run(self, function: Callable[[apsw.Connection], R]) -> R:
         try:
+            self._check_file()
             if self._connection is None:
                 self._connection = self._connect()
                 self._connection.execute("PRAGMA query_only = ON; PRAGMA cache_size = -2000")
@@ -109,10 +118,17 @@ class ChangeWatcher(Waiters):
         *,
         own_transactions: Callable[[], int],
         is_writing: Callable[[], bool],
+        check_file: Callable[[], None] = lambda: None,
     ) -> None:
-        """`own_transactions` counts those of this process; `is_writing`: one is under way, or waits."""
+        """
+        Watch the file for those who wait.
+
+        `own_transactions` counts those of this process; `is_writing`: one is under way, or waits. `check_file` raises
+        when the file is not in place any more.
+        """
         super().__init__()
         self._connect = connect
+        self._check_file = check_file
         self._own_transactions = own_transactions
         self._is_writing = is_writing
         self._own_at_last_write = 0
@@ -197,7 +213,11 @@ class ChangeWatcher(Waiters):
         return RARE_POLL_S if self._file.start(loop) else POLL_S
 
     def _look(self) -> bool:
-        """Whether another process has committed since the last look."""
+        """Whether another process has committed since the last look, or the file is not in place any more."""
+        try:
+            self._check_file()
+        except StoreReplacedError:
+            return True  # whoever reads now hears of it
         try:
             if self._connection is None:
                 self._connection = self._connect()
