@@ -123,7 +123,9 @@ class Submission:
         is_new = self._address.is_sqlite and not self._address.path.exists()
         async with connect(self._address.url, size=self._size) as client:
             if is_new:
-                say(f"there was no store at {relative(str(self._address.path))}: a new one was made; nothing runs on it")
+                say(
+                    f"there was no store at {relative(str(self._address.path))}: a new one was made; nothing runs on it"
+                )
             if isinstance(work, str):
                 await self._await_results([handle async for handle in self._submit_file(client, work)])
             else:
