@@ -33,8 +33,11 @@ NOUNS = {
     "run": ("reefknot.cli.run:app", "Run a file of assignments to completion and print a summary."),
     "up": ("reefknot.cli.serve:app", "Start a router and workers in one process until interrupted."),
     "submit": ("reefknot.cli.submit:app", "Submit assignments to the store, for a system that runs now or later."),
-    "worker": ("reefknot.cli.parts:worker_app", "Start a worker; list, drain, pause and resume running workers."),
-    "router": ("reefknot.cli.parts:router_app", "Start a router; show the status of running routers."),
+    "worker": (
+        "reefknot.cli.parts:worker_app",
+        "Start a worker; list, drain, pause, resume and reload workers.",
+    ),
+    "router": ("reefknot.cli.parts:router_app", "Start a router; show and reload running routers."),
     "job": ("reefknot.cli.job:app", "List, show and cancel jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
     "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),

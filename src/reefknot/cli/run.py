@@ -80,6 +80,7 @@ async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
     began = monotonic()
     with shutdown_on_signals() as shutdown:
         async with start.system(drain=DRAIN_S, stopped=batch.count_rest, **parts_of(options)) as system:
+            shutdown.reloads(system)
             await batch.run(system, shutdown)
     elapsed = monotonic() - began
     batch.report_rest()

@@ -107,7 +107,7 @@ async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncItera
     """The store, opened without retention, and for reading only where it may not be written. An empty file is refused:
     opening would turn it into a store, which only `store migrate` may do (`or_empty`)."""
     from reefknot.app.stores import open_store, options_of
-    from reefknot.engines.sqlite.connection import is_writable
+    from reefknot.engines.sqlite.reads import is_writable
 
     address.require_file()
     if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import apsw
 
@@ -74,50 +74,6 @@ def open_connection(
     return patiently(lambda: _opened(path, patience, opener, synchronous, create=create), path, patience)
 
 
-def open_read_only(path: str, *, patience: float) -> apsw.Connection:
-    """
-    A connection to a store that may not be written: no file is made or changed.
-
-    Beside a process that has the store open, and after a crash, the log and its index are there and are read as they
-    are. A log without its index, as in a copy, is read into memory. Without a log nobody has the store open: SQLite
-    would still want to make one, unless it is told that the file does not change. See `is_frozen`.
-    """
-
-    def attempt() -> apsw.Connection:
-        query = "" if not is_frozen(path) else "&vfs=unix-none" if _has_log(path) else "&immutable=1"
-        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        connection = apsw.Connection(f"file:{quote(path)}?mode=ro{query}", flags=flags)
-        try:
-            connection.set_busy_handler(busy_handler(patience))
-            connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
-            if "unix-none" in query:
-                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index of the log is then kept in memory
-            check_version(connection, path)
-        except BaseException:
-            close_connection(connection)
-            raise
-        return connection
-
-    return patiently(attempt, path, patience)
-
-
-def is_frozen(path: str) -> bool:
-    """Whether no process has the file open, as far as its folder tells: then it is read without locks."""
-    real = os.path.realpath(path)
-    return not (os.path.exists(f"{real}-wal") and os.path.exists(f"{real}-shm"))
-
-
-def _has_log(path: str) -> bool:
-    log = f"{os.path.realpath(path)}-wal"
-    return os.path.exists(log) and os.path.getsize(log) > 0
-
-
-def is_writable(path: str) -> bool:
-    """Whether this user may write the file and its folder, in which SQLite keeps the log."""
-    real = os.path.realpath(path)
-    return os.access(real, os.W_OK) and os.access(os.path.dirname(real), os.W_OK | os.X_OK)
-
-
 def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
     """
     The result of `attempt`, which is tried again for `patience` seconds while others have the file.
@@ -146,7 +102,7 @@ def _opened(path: str, patience: float, opener: Opener, synchronous: str, *, cre
         _enable_wal(connection, path)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute(f"PRAGMA journal_size_limit = {LARGEST_IDLE_LOG}")
-        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -6000")
+        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -24000")
     except BaseException:
         close_connection(connection)  # left open, it would share the log of a file that is put in the place of this one
         raise
@@ -426,6 +382,34 @@ INSERT INTO audit_block SELECT sequence / 1024, max(at) FROM audit GROUP BY 1;
 CREATE INDEX audit_type ON audit (event_type);
 -- Steady time of the last change of a key: no lease of a later one can be there. Of an older file it is not known.
 ALTER TABLE counter ADD COLUMN steady INTEGER NOT NULL DEFAULT 9223372036854775807;
+
+-- Keys are found by `key_hash`, in two tables: see `engines.sqlite.idempotency`. Two keys may have one hash, so that no
+-- index can refuse a second row of a key; a trigger does.
+CREATE TABLE hashed (
+    seq INTEGER PRIMARY KEY, hash INTEGER NOT NULL, key TEXT NOT NULL, state TEXT NOT NULL, owner TEXT NOT NULL,
+    fence INTEGER NOT NULL, lease_until INTEGER NOT NULL, lease_ms INTEGER NOT NULL, fingerprint TEXT NOT NULL,
+    guard INTEGER NOT NULL, result TEXT, failure TEXT, metadata TEXT,
+    created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, expires_at INTEGER NOT NULL
+) STRICT;
+INSERT INTO hashed SELECT seq, key_hash(key), key, state, owner, fence, lease_until, lease_ms, fingerprint, guard,
+    result, failure, metadata, created_at, updated_at, expires_at FROM idempotency ORDER BY seq;
+DROP TABLE idempotency;
+ALTER TABLE hashed RENAME TO idempotency;
+CREATE TABLE recent_key (hash INTEGER, seq INTEGER, PRIMARY KEY (hash, seq)) STRICT, WITHOUT ROWID;
+CREATE TABLE older_key (hash INTEGER, seq INTEGER, PRIMARY KEY (hash, seq)) STRICT, WITHOUT ROWID;
+INSERT INTO older_key SELECT hash, seq FROM idempotency ORDER BY hash, seq;
+CREATE TRIGGER idempotency_in AFTER INSERT ON idempotency BEGIN
+    SELECT RAISE(ROLLBACK, 'the key has a row already') WHERE EXISTS (
+        SELECT 1 FROM recent_key AS other JOIN idempotency AS found USING (seq)
+        WHERE other.hash = new.hash AND found.key = new.key
+        UNION ALL SELECT 1 FROM older_key AS other JOIN idempotency AS found USING (seq)
+        WHERE other.hash = new.hash AND found.key = new.key);
+    INSERT INTO recent_key VALUES (new.hash, new.seq);
+END;
+CREATE TRIGGER idempotency_out AFTER DELETE ON idempotency BEGIN
+    DELETE FROM recent_key WHERE hash = old.hash AND seq = old.seq;
+    DELETE FROM older_key WHERE hash = old.hash AND seq = old.seq;
+END;
 """.format(  # noqa: S608 - our own words
     **_STAGES,
     count_in=_COUNT_IN.format(**_STAGES),
@@ -436,6 +420,23 @@ ALTER TABLE counter ADD COLUMN steady INTEGER NOT NULL DEFAULT 92233720368547758
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
 VERSION = len(MIGRATIONS)
+
+HASH_BITS = 48
+
+
+def key_hash(key: str) -> int:
+    """The number by which an idempotency key is found. It is long enough that nobody can name many keys of one hash."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=HASH_BITS // 8).digest())
+
+
+def add_key_hash(connection: apsw.Connection) -> None:
+    """Let statements of this connection call `key_hash`."""
+
+    def hashed(*values: Any) -> int:
+        return key_hash(str(values[0]))
+
+    connection.create_scalar_function("key_hash", hashed, 1, deterministic=True)
+
 
 # One statement sees one snapshot: another process may be creating the tables right now.
 _IDENTITY = (
@@ -451,6 +452,7 @@ def migrate(connection: apsw.Connection, path: str) -> int:
         return found
     with immediate(connection):
         found = check_version(connection, path)  # another process may have done it meanwhile
+        add_key_hash(connection)
         for migration in MIGRATIONS[found:]:
             connection.execute(migration)
         if found == 0:

@@ -27,17 +27,15 @@ from reefknot.engines.sqlite.connection import (
     close_connection,
     empty_log,
     immediate,
-    is_frozen,
     migrate,
     open_connection,
-    open_read_only,
     patiently,
     plain_opener,
 )
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
-from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext
+from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext, is_frozen, open_read_only
 from reefknot.engines.sqlite.transport import SqliteTransport
 from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact, newest_record_at
 from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
@@ -101,8 +99,7 @@ class SqliteStore:
         self._retention_lock = RetentionLock(self.path)
         self._opened: open_files.Identity | None = None
         write = self._refuse_write if read_only else self._writer.submit
-        context = StoreContext(write, self._reader, self._watcher, self._now)
-        self._context = context
+        self._context = context = StoreContext(write, self._reader, self._watcher, self._now)
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
             context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
