@@ -44,7 +44,7 @@ def log_deleted(store: Path) -> None:
     Path(f"{store}-wal").unlink()
 
 
-WAYS = {
+WAYS: dict[Callable[[Path], None], str] = {
     deleted: "its file was deleted or moved",
     folder_deleted: "its file was deleted or moved",
     moved: "its file was deleted or moved",

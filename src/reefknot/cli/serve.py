@@ -146,11 +146,8 @@ class Shutdown:
 
 
 def _say_outcome(task: asyncio.Task[ReloadOutcome]) -> None:
-    if task.cancelled():
-        return
-    for problem in task.result().problems:
-        say(relative(problem))
-    say(f"SIGHUP: {task.result().sentence()}")
+    if not task.cancelled() and not task.result().problems:  # a refusal is in the log, with its lines
+        say(f"SIGHUP: {task.result().sentence()}")
 
 
 @contextmanager
