@@ -90,8 +90,8 @@ def _warn_of_baseline(found: Settings) -> None:
     off = {name: gate for name, gate in gates.items() if not gate}
     if found.path is None and len(off) == 2 and all(gate.origin == "default" for gate in off.values()):
         say(
-            f"No reefknot.yaml here: {' and '.join(_BASELINE.values())} (the baseline). To switch to v2, which retries by"
-            " kind of failure and bounds the queue: reefknot init"
+            f"No reefknot.yaml here: {', and '.join(_BASELINE.values())} (the baseline). To switch to v2, which retries"
+            " by kind of failure and bounds the queue: reefknot init"
         )
         return
     for name, gate in off.items():
