@@ -12,6 +12,7 @@ from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, one_of
 from reefknot.cli.output import age, put, put_fields, put_jobs, put_json, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
+from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
 from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, record_id
@@ -106,6 +107,7 @@ def list_(
     type_: Annotated[str | None, arg("Only steps of this type.", "--type")] = None,
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
+    watch: Watch = None,
     options: StoreFlags = STORE,
 ) -> None:
     """List jobs, the newest first; pending ones with their due time."""
@@ -121,11 +123,14 @@ def list_(
             raise CommandError(text, Exit.FAILED)
         return await store.work.find(state=wanted, kind=type_, after=last, limit=limit), await _counts(store)
 
-    found, counts = with_store(address, work)
-    following = quote(found[-1].id) if len(found) == limit else None
-    now = int(time() * 1000)
-    jobs = address.redactor.tree([job_fields(item, now) for item in found])
-    show({"jobs": jobs, "next": following, **counts}, lambda: _put_jobs(jobs, counts, following), json=options.json)
+    def draw() -> None:
+        found, counts = with_store(address, work)
+        following = quote(found[-1].id) if len(found) == limit else None
+        now = int(time() * 1000)
+        jobs = address.redactor.tree([job_fields(item, now) for item in found])
+        show({"jobs": jobs, "next": following, **counts}, lambda: _put_jobs(jobs, counts, following), json=options.json)
+
+    repeated(watch, draw)
 
 
 def _put_jobs(jobs: list[dict[str, Any]], counts: dict[str, Any], following: str | None) -> None:

@@ -27,6 +27,7 @@ from reefknot.cli.options import (
 from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
 from reefknot.cli.serve import DrainSeconds, For, Startup, shutdown_on_signals, startup, until_first_ends, until_text
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
+from reefknot.cli.watch import Watch, repeated
 from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
 
@@ -149,9 +150,13 @@ def _counts(kind: str, system: System) -> dict[str, int]:
 
 
 @worker_app.command(name="list", help_epilogue=examples("worker list --json"))
-def list_(*, options: StoreFlags = STORE) -> None:
+def list_(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
     address = address_of(options)
+    repeated(watch, lambda: _list_workers(address, json=options.json))
+
+
+def _list_workers(address: StoreAddress, *, json: bool) -> None:
     systems = with_store(address, lambda store: systems_with("worker", store, address))
     workers = [
         {**worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
@@ -176,7 +181,7 @@ def list_(*, options: StoreFlags = STORE) -> None:
         columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
         put_table(columns, rows, styles=("cyan", "", "bold"), whole=("worker", "class", "status"))
 
-    show({"workers": workers}, text, json=options.json)
+    show({"workers": workers}, text, json=json)
 
 
 @worker_app.command(help_epilogue=examples("worker drain worker-2", "worker drain --dry-run"))
@@ -260,10 +265,13 @@ class WorkerCommand(NamedTuple):
 
 
 @router_app.command(help_epilogue=examples("router status --json"))
-def status(*, options: StoreFlags = STORE) -> None:
+def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """Show what each router holds, its load, and the workers it sees. The exit code is 69 when none is running."""
     address = address_of(options)
+    repeated(watch, lambda: _show_routers(address, json=options.json))
 
+
+def _show_routers(address: StoreAddress, *, json: bool) -> None:
     async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
         found = await systems_with("router", store, address)
         submitted: Counter[str] = Counter()
@@ -282,7 +290,7 @@ def status(*, options: StoreFlags = STORE) -> None:
             counts = ", ".join(f"{number} {state}" for state, number in sorted(submitted.items()) if number)
             put(f"submitted so far: {counts}")
 
-    show({"routers": routers, "handed_in": submitted}, text, json=options.json)
+    show({"routers": routers, "handed_in": submitted}, text, json=json)
 
 
 def _put_router(router: dict[str, Any]) -> None:

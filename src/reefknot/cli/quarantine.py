@@ -16,6 +16,7 @@ from reefknot.cli.job import job_details, named, tenant_hint
 from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, time_ms
 from reefknot.cli.output import progress, put, put_fields, put_jobs, put_json, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.cli.watch import Watch, repeated
 from reefknot.core.work import WorkItem, assignment_and_tenant, record_id
 from reefknot.ports.work_queue import QuarantineFilter
 
@@ -56,11 +57,16 @@ def list_(
     *,
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
+    watch: Watch = None,
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
     check_whole("--limit", limit)
     address, wanted = address_of(options), flags.filter()
+    repeated(watch, lambda: _list(address, wanted, limit, after, json=options.json))
+
+
+def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: str, *, json: bool) -> None:
     items = with_store(address, lambda store: store.quarantine.find(wanted, after=unquote(after), limit=limit))
     following = quote(items[-1].id) if len(items) == limit else None
 
@@ -73,7 +79,7 @@ def list_(
         put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=("job", "since"))
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
 
-    show({"items": [_fields(item, address) for item in items], "next": following}, text, json=options.json)
+    show({"items": [_fields(item, address) for item in items], "next": following}, text, json=json)
 
 
 @app.command(name="show", help_epilogue=examples("quarantine show order-7", "quarantine show order-7 --tenant acme"))
