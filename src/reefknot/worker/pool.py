@@ -16,7 +16,16 @@ from typing import Any
 
 from msgspec import structs
 
-from reefknot.core.overload.admission import KNOWN_AFTER, Arrival, OverloadStatus, QueueView, level, reported
+from reefknot.core.overload.admission import (
+    KNOWN_AFTER,
+    Arrival,
+    HeldStatus,
+    OverloadStatus,
+    QueueView,
+    held,
+    level,
+    reported,
+)
 from reefknot.core.work import Interrupted, WorkItem, WorkState, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import error_text, logger
@@ -64,6 +73,7 @@ class Pool:
         self._run = run
         self._crash_events = crash_events
         self._status = OverloadStatus.HEALTHY
+        self._held = HeldStatus()
         self._wake = asyncio.Event()
         self._store_has_work = True
         self._store_is_empty = asyncio.Event()
@@ -98,7 +108,14 @@ class Pool:
         """The reported status, which has hysteresis. A queue without a bound is never full."""
         if self.queue.size is not None and (self._status is not OverloadStatus.HEALTHY or self.depth()):
             self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
+        if self._status is not OverloadStatus.HEALTHY or self._held.status is not OverloadStatus.HEALTHY:
+            self._held = held(self._held, self._status, self._clock.now())
         return self._status
+
+    def held_status(self) -> OverloadStatus:
+        """The status that people are told, which also has hysteresis in time. Routers steer by `status`."""
+        self.status()
+        return self._held.status
 
     def view(self, arrival: Arrival, *, draining: bool) -> QueueView:
         """The snapshot that admission decides by: the raw depth before the arrival."""
