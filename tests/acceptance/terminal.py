@@ -25,14 +25,20 @@ class Terminal:
     """A command on a terminal of its own, of this many columns and lines."""
 
     def __init__(
-        self, *words: str, cwd: Path, env: Mapping[str, str] | None = None, columns: int = 80, lines: int = 24
+        self,
+        *words: str,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        lines: int = 24,
+        program: str = "reefknot",
     ) -> None:
         self.master, self._slave = pty.openpty()
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = self.attributes()
         kept = {name: value for name, value in (env or os.environ).items() if name not in ("COLUMNS", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "reefknot", *words],
+            [sys.executable, "-m", program, *words],
             cwd=cwd,
             env=kept | {"TERM": "xterm-256color", "PYTHONWARNINGS": "error"},
             stdin=self._slave,
@@ -74,6 +80,11 @@ class Terminal:
         while select.select([self.master], [], [], 0)[0]:
             self._read(0)
         return self.process.returncode
+
+    @property
+    def plain(self) -> str:
+        """Everything that was drawn, without escapes."""
+        return _ESCAPES.sub("", self.text).replace("\r\n", "\n")
 
     def views(self) -> list[list[str]]:
         """The lines of every view, without escapes."""

@@ -108,13 +108,12 @@ class Pool:
         """The reported status, which has hysteresis. A queue without a bound is never full."""
         if self.queue.size is not None and (self._status is not OverloadStatus.HEALTHY or self.depth()):
             self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
-        if self._status is not OverloadStatus.HEALTHY or self._held.status is not OverloadStatus.HEALTHY:
-            self._held = held(self._held, self._status, self._clock.now())
         return self._status
 
     def held_status(self) -> OverloadStatus:
-        """The status that people are told, which also has hysteresis in time. Routers steer by `status`."""
-        self.status()
+        """The status that people are told, who look every second: it has hysteresis in time too. Routers steer by
+        `status`."""
+        self._held = held(self._held, self.status(), self._clock.now())
         return self._held.status
 
     def view(self, arrival: Arrival, *, draining: bool) -> QueueView:
