@@ -9,14 +9,13 @@ command prints an error itself. A mistake of the user is never a traceback; a bu
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from reefknot.cli.output import relative, say
+from reefknot.cli.output import OutputError, drop_output, flush_stdout, relative, say
 from reefknot.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -25,6 +24,8 @@ from reefknot.errors import (
     ParameterError,
     StoreCorruptError,
     StoreError,
+    StoreLockedError,
+    StorePermissionError,
     StoreVersionError,
 )
 from reefknot.runtime.log import printable
@@ -35,7 +36,7 @@ NOUNS = {
     "submit": ("reefknot.cli.submit:app", "Submit assignments to the store, for a system that runs now or later."),
     "worker": ("reefknot.cli.parts:worker_app", "Start a worker; list, drain, pause and resume running workers."),
     "router": ("reefknot.cli.parts:router_app", "Start a router; show the status of running routers."),
-    "top": ("reefknot.cli.watch:app", "Show queues, workers, retries per second and the last ends, live."),
+    "top": ("reefknot.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
     "job": ("reefknot.cli.job:app", "List, show and cancel jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
     "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),
@@ -56,10 +57,13 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     MISMATCH = 65
+    NO_INPUT = 66
     UNREACHABLE = 69
+    OUTPUT = 74
     TEMPORARY = 75
     FORBIDDEN = 77
     MISCONFIGURED = 78
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -133,11 +137,23 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="
 
 def run(words: Sequence[str]) -> int:
     """Run one command and return its exit code; a command that returns nothing has succeeded."""
+    code = _run(words)
+    try:
+        flush_stdout()
+    except OutputError as error:
+        unwritten, lines = exit_for(error)
+        for line in lines:
+            say(line)
+        code = code or unwritten  # the code of a failure tells more
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run one command and report its error, if it has one."""
     try:
         code = application()(_with_default_watch(words))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
+    except BrokenPipeError:  # of a stream that `guard_stdout` left alone
+        drop_output()
         return Exit.FINE
     except KeyboardInterrupt:
         say("interrupted")
@@ -152,7 +168,8 @@ def run(words: Sequence[str]) -> int:
         code, lines = exit_for(error)
         for line in lines:
             say(line)
-        _flush_or_drop()
+        if isinstance(error, OutputError):
+            drop_output()
         return code
     return code if isinstance(code, int) else Exit.FINE
 
@@ -201,6 +218,10 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.MISMATCH, [f"reefknot: {error}"]
         case StoreVersionError():
             return Exit.MISCONFIGURED, [f"reefknot: {error}"]
+        case StoreLockedError():
+            return Exit.TEMPORARY, [f"reefknot: {error}"]
+        case StorePermissionError():
+            return Exit.FORBIDDEN, [f"reefknot: {error}"]
         case StoreError():
             return Exit.UNREACHABLE, [f"reefknot: {error}"]
         case KeyInProgressError() | NameTakenError():
@@ -210,6 +231,8 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
         case UnicodeEncodeError():  # only an argument can hold half surrogate pairs: its bytes were not UTF-8
             text = f"{printable(str(error.object), most=60)!r} is not accepted: text in UTF-8"
             return Exit.USAGE, [f"reefknot: {text}"]
+        case OutputError():
+            return Exit.OUTPUT, [f"reefknot: {_system_error(error)}"]
         case PermissionError():
             return Exit.FORBIDDEN, [f"reefknot: {_system_error(error)}"]
         case ConnectionError() | TimeoutError():
@@ -224,20 +247,3 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
 def _system_error(error: OSError) -> str:
     reason = (error.strerror or str(error) or type(error).__name__).lower()
     return f"{error.filename}: {reason}" if error.filename else reason
-
-
-def _flush_or_drop() -> None:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _drop_output()
-
-
-def _drop_output() -> None:
-    """Send buffered output to the null device: nobody reads stdout, and the interpreter must not fail flushing it."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError):
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it lasts as long as the process

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,22 +19,35 @@ from msgspec import Struct
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, pages_of, read_head
 from reefknot.cli.options import STORE, StoreFlags, arg, check_number, time_ms, unknown
-from reefknot.cli.output import plural, progress, put, put_table, say, show
+from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, epoch_seconds
 from reefknot.core.audit.chain import UNREADABLE, Head, event_line
 from reefknot.core.audit.event import EVENT_TYPES, decode
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
+from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
+    from cyclopts import Token
+
     from reefknot.core.audit.replay import Replayer
     from reefknot.ports.store import Store
 
 app = noun("audit", "audit tail --follow --type retry_exhausted")
 
-File = Annotated[Path | None, arg("Exported file, JSON-lines log, or file of a store, instead of --engine.")]
+
+def _file(_: object, tokens: Sequence[Token]) -> Path:
+    """A file by its name, or by the URL of a store: a `Path` would merge the slashes of a URL."""
+    text = tokens[0].value
+    return Path(f"{PREFIX}{Path(sqlite_path(text)).absolute()}" if text.startswith(PREFIX) else text)
+
+
+File = Annotated[
+    Path | None,
+    arg("Exported file, JSON-lines log, or file of a store, instead of --engine.", converter=_file),
+]
 Since = Annotated[
     str | None, arg("Only events since a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d.")
 ]
@@ -143,6 +157,8 @@ async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds:
         head = await log.head()
         async for page in pages_of(log, query, until=head.sequence):
             put_events(list(filter(wanted.matches, page)), json=json)
+            if reader_is_gone():
+                return
         after = head.sequence
 
 
