@@ -284,7 +284,7 @@ class Show(Tour):
             await asyncio.sleep(REDRAWN_EVERY_S)
 
     def _put_load(self, load: Load, *, last: bool = False) -> None:
-        """One line that is drawn over itself; where that is impossible, the last one alone."""
+        """Draw the load as a line over itself; where that is impossible, print the last one alone."""
         if sys.stdout.isatty():
             width = shutil.get_terminal_size().columns - 1
             sys.stdout.write(f"\r{printable(str(load))[:width]}\x1b[K" + ("\n" if last else ""))
