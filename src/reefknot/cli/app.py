@@ -37,7 +37,7 @@ NOUNS = {
     "worker": ("reefknot.cli.parts:worker_app", "Start a worker; list, drain, pause and resume running workers."),
     "router": ("reefknot.cli.parts:router_app", "Start a router; show the status of running routers."),
     "top": ("reefknot.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
-    "job": ("reefknot.cli.job:app", "List, show and cancel jobs."),
+    "job": ("reefknot.cli.job:app", "List, show, cancel and retry jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
     "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),
     "config": ("reefknot.cli.config:app", "Show and check the configuration."),

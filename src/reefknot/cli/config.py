@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import COMMON, CommonFlags, Json, arg, load, one_of, settings
-from reefknot.cli.output import json_text, jsonable, plural, put, put_document, put_json, put_table, relative, say, show
+from reefknot.cli.output import (
+    json_text,
+    jsonable,
+    plural,
+    put,
+    put_document,
+    put_json,
+    put_table,
+    relative,
+    say,
+    show,
+    table_width,
+)
 from reefknot.errors import ConfigurationError, ParameterError
 
 if TYPE_CHECKING:
@@ -177,6 +189,16 @@ DEFAULT = "default"
 DEFAULT_ENGINE = "sqlite:.reefknot/state.db"  # as in `app.stores`, which is slow to import
 
 
+def _lines_of(name: str) -> list[str]:
+    """The dotted name of a setting, in lines that leave room for its value, broken after a dot."""
+    lines, most = [""], max(36, table_width() - 60)
+    for part in name.replace(".", ".\n").splitlines():
+        if len(lines[-1] + part) > most:
+            lines.append("  ")
+        lines[-1] += part
+    return lines
+
+
 @app.command(name="show", help_epilogue=examples("config show --json"))
 def show_config(*, common: CommonFlags = COMMON) -> None:
     """Show every setting in force with the source that set it. Secrets are hidden."""
@@ -194,8 +216,8 @@ def show_config(*, common: CommonFlags = COMMON) -> None:
         for name, gate in gates.items():
             put(f"gate {name}: {'on' if gate else 'off'} ({relative(gate.origin)})")
         put()
-        rows = [(name, json_text(value), relative(source)) for name, value, source in values]
-        put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"))
+        rows = [(_lines_of(name), json_text(value), relative(source)) for name, value, source in values]
+        put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"), whole=("setting",))
 
     show(data, text, json=common.json)
 

@@ -21,6 +21,7 @@ from reefknot.cli.options import (
     Modules,
     OperatorFlags,
     StoreFlags,
+    Wide,
     arg,
     check_number,
     check_seconds,
@@ -207,20 +208,21 @@ def worker_rows(workers: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 @worker_app.command(name="list", help_epilogue=examples("worker list --json"))
-def list_(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
+def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
     address = address_of(options)
-    repeated(watch, lambda: _list_workers(address, json=options.json))
+    repeated(watch, lambda: _list_workers(address, wide=wide, json=options.json))
 
 
-def _list_workers(address: StoreAddress, *, json: bool) -> None:
+def _list_workers(address: StoreAddress, *, wide: bool, json: bool) -> None:
     systems = with_store(address, lambda store: systems_with("worker", store, address))
     workers = workers_of(systems)
 
     def text() -> None:
         rows = worker_rows(workers)
         columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
-        put_table(columns, rows, styles=("cyan", "", "bold"), whole=("worker", "class", "status"))
+        whole, optional = ("worker", "class", "status", "running", "process"), ("process", "oldest")
+        put_table(columns, rows, styles=("cyan", "", "bold"), whole=whole, optional=optional, wide=wide)
 
     show({"workers": workers}, text, json=json)
 

@@ -239,4 +239,4 @@ class Submission:
                 text = self._address.redactor(f"{result.error_code}: {result.error_message or ''}")
             rows.append((name, result.status.value, text[:400]))
         columns, tenants = ("assignment", "status", "result"), [one.tenant_id or "" for one in self.handles]
-        put_jobs(columns, rows, tenants, styles=("cyan", "bold"), whole=("assignment", "status"))
+        put_jobs(columns, rows, tenants, styles=("cyan", "bold"), whole=("assignment", "tenant", "status"))
