@@ -257,8 +257,8 @@ async def open_store(
     now = clock or clock_of_this_loop()
     limits: dict[str, Any] = {"retention": retention, "largest_result": largest_result, "most_keys": most_keys}
     store = await _opened(url, now, limits, read_only=read_only)
-    is_tidied = tidy and not read_only and not _in_virtual_loop()
-    job = _retention_job(store, store.clock, given) if is_tidied else None
+    removes = tidy and not read_only and not _in_virtual_loop()
+    job = _retention_job(store, store.clock, given) if removes else None
     try:
         if job is not None:
             job.start()
