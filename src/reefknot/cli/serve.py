@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -132,7 +133,7 @@ class Shutdown:
         self.code: Exit | None = None
         self._system: System | None = None
         # Asked for now: a terminal that was closed does not count as one any more.
-        self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+        self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, data()))
 
     def reloads(self, system: System) -> None:
         """From now on, SIGHUP reloads the policies of this system, unless there is a terminal."""
