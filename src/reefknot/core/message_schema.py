@@ -32,6 +32,8 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _MS = {"minimum": 1, "maximum": LONGEST_MS}
 _ID = {"minLength": 1, "maxLength": LONGEST_ID}
 _TEXT = {"maxLength": LONGEST_ID}
+_REFERENCE = {"maxLength": LONGEST_REFERENCE}
+_RETRIES = {"minimum": 0, "maximum": 100}
 
 _Field = tuple[str, dict[str, Any]]
 """The description of a field, and its bounds."""
@@ -55,7 +57,7 @@ _ASSIGNMENT: dict[type[Struct], dict[str, _Field]] = {
         "payload": ("The inputs of the step.", {}),
         "payload_ref": (
             "A reference to inputs elsewhere. Refused without a resolver.",
-            {"maxLength": LONGEST_REFERENCE},
+            _REFERENCE,
         ),
         "resources": ("Needs of the job. `class` is another place for resource_class.", {}),
     },
@@ -66,13 +68,13 @@ _ASSIGNMENT: dict[type[Struct], dict[str, _Field]] = {
         "attempt_timeout_ms": ("Milliseconds for one execution.", _MS),
         "retry_count": (
             "Most retries after the first execution. Default: the policy's.",
-            {"minimum": 0, "maximum": 100},
+            _RETRIES,
         ),
         "skip_circuit_breaker": ("Run even while the breaker of the destination is open.", {}),
         "retry": ("Retries in another spelling; comes before retry_count.", {}),
     },
     RetryOptions: {
-        "max_attempts": ("Most retries after the first execution.", {"minimum": 0, "maximum": 100}),
+        "max_attempts": ("Most retries after the first execution.", _RETRIES),
         "backoff_ms": ("Milliseconds before the first retry.", {"minimum": 0, "maximum": 86_400_000}),
     },
     Executor: {

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from reefknot.core.message_schema import assignment_schema, result_schema
 from reefknot.core.messages import (
@@ -110,27 +111,12 @@ def test_every_field_of_both_records_is_described() -> None:
 def test_results_match_their_schema() -> None:
     schema = result_schema()
     least = ExecResult("a", "r", ResultStatus.SUCCESS, "w", ResultJob("t"))
-    whole = ExecResult(
-        *(
-            "a",
-            "r",
-            ResultStatus.ERROR,
-            "w",
-            ResultJob("t"),
-            1.5,
-            0,
-            "trace",
-            "acme",
-            1,
-            2,
-            OverloadStatus.HEALTHY,
-            "w",
-            3,
-        ),
-        *("HTTP_ERROR", "500", {"status_code": 500}),
-    )
+    load = OverloadStatus.HEALTHY
+    whole = ExecResult("a", "r", ResultStatus.ERROR, "w", ResultJob("t"), 1.5, 0, "trace", "acme", 1, 2, load, "w", 3)
+    whole = structs.replace(whole, error_code="HTTP_ERROR", error_message="500", output={"status_code": 500})
     for one in (least, whole):
         assert is_valid(json.loads(encode(one)), schema, schema)
+    wrong: dict[str, Any]
     for wrong in ({"status": "done"}, {"error_code": "http_error"}, {"retries_used": "3"}, {"job": {}}):
         assert not is_valid({**json.loads(encode(whole)), **wrong}, schema, schema), wrong
 
