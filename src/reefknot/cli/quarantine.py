@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 from cyclopts import Parameter
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.job import job_details, named, tenant_hint
+from reefknot.cli.job import job_details, job_fields, named, now_in, tenant_hint
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -296,9 +296,10 @@ class BulkAction:
 
 async def _report_missing(store: Store, names: list[str]) -> None:
     """Print the state of named jobs that are not in quarantine."""
+    now = await now_in(store) if names else None
     for name in names[:MOST_SHOWN]:
         item, (job, tenant) = await store.work.get(name), assignment_and_tenant(name)
-        state = "there is no such job" if item is None else f"it is {item.state.value}"
+        state = "there is no such job" if item is None or now is None else f"it is {job_fields(item, now)['state']}"
         hint = tenant_hint(tenant) if item is None else ""
         say(f"{named(job, tenant)} is not in quarantine: {state}; `quarantine list` shows what is{hint}")
     if len(names) > MOST_SHOWN:
