@@ -2,7 +2,8 @@
 `reefknot up`, and what every command that runs a system shares: its start-up and its shutdown.
 
 A system starts from settings that are checked, and explained to the user, before anything runs. The first signal asks
-for an orderly shutdown, the second ends the process at once: accepted work is in the store either way.
+for an orderly shutdown, the second ends the process at once: accepted work is in the store either way. SIGHUP means
+that the terminal was closed, and shuts down; to a process without a terminal it means: reload the policies.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from json import dumps
-from signal import SIGINT, SIGTERM, Signals
+from shlex import quote
+from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, Signals, getsignal
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,14 +25,16 @@ from msgspec import Struct
 from reefknot.cli.app import Exit, noun
 from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
 from reefknot.cli.log_lines import LOG, LogFlags
-from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, settings
+from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import put, relative, say
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
+    from reefknot.app.reload import ReloadOutcome
     from reefknot.app.system import System
+    from reefknot.config.schema import BlocksSection
     from reefknot.config.settings import Settings
 
 MOST_WORKERS = 64
@@ -48,13 +52,18 @@ class Startup(Struct, frozen=True):
     settings: Any
     url: str
     secrets: tuple[str, ...]
+    flags: str = ""
+    """The flags with which other commands find the same store."""
+    config: str | None = None
+    """The value of `--config`."""
 
     def system(self, *, drain: float | None, **parts: Any) -> AbstractAsyncContextManager[System]:
         """The running system with these parts. `drain` is None for the configured time."""
         from reefknot.app.system import running_system, worker_settings
 
         seconds = worker_settings(self.settings).drain if drain is None else drain
-        return running_system(self.url, self.settings, drain=seconds, secrets=self.secrets, **parts)
+        parts |= {"drain": seconds, "secrets": self.secrets, "reread": lambda: load(self.config)}
+        return running_system(self.url, self.settings, **parts)
 
     @property
     def store_name(self) -> str:
@@ -72,27 +81,38 @@ def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup
     secrets, problems = secret_texts(found.tree, found.path, environ=os.environ)
     for problem in problems:  # a secret that cannot be read here cannot leak from here either
         say(f"warning: {relative(str(problem))}")
-    return Startup(found, store_url(found, engine), secrets)
+    named = {"--engine": engine, "--config": config}
+    flags = "".join(f" {flag} {quote(value)}" for flag, value in named.items() if value is not None)
+    return Startup(found, store_url(found, engine), secrets, flags, config)
+
+
+_BASELINE = {
+    "retries": "every failure is retried alike, after 100, 200 and 300 ms",
+    "queue": "the queue of a worker has no bound",
+}
+"""What the baseline does, by the gate that is off."""
 
 
 def _warn_of_baseline(found: Settings) -> None:
-    """Name each gate that is off, what that means, and how to turn it on."""
-    linear = "linear backoff of 100 ms, every failure retried"
-    gates = (
-        ("retries", found.retries_gate, linear, "WORKER_RETRIES_V2_ENABLED"),
-        ("queue", found.queue_gate, "an unbounded queue", "WORKER_QUEUE_V2_ENABLED"),
-    )
-    for name, gate, behaviour, variable in gates:
-        if not gate:
-            way = _way_out(name, variable, gate.origin, found)
-            origin = relative(gate.origin)
-            say(f"The baseline is in force ({name}: {behaviour}; set by {origin}). To leave it: {way}.")
+    """Say what the baseline does and how to leave it: in one sentence where no file is there, else for each gate."""
+    gates = {"retries": found.retries_gate, "queue": found.queue_gate}
+    off = {name: gate for name, gate in gates.items() if not gate}
+    if found.path is None and len(off) == 2 and all(gate.origin == "default" for gate in off.values()):
+        say(
+            f"No reefknot.yaml here: {', and '.join(_BASELINE.values())} (the baseline). To switch to v2, which retries"
+            " by kind of failure and bounds the queue: reefknot init"
+        )
+        return
+    for name, gate in off.items():
+        if gate.origin.startswith("missing file"):
+            continue  # the warning about that file says it
+        way = _way_out(name, gate.origin, found)
+        say(f"worker.{name}.v2 is off ({relative(gate.origin)}): {_BASELINE[name]}. To switch it on: {way}")
 
 
-def _way_out(name: str, variable: str, origin: str, found: Settings) -> str:
+def _way_out(name: str, origin: str, found: Settings) -> str:
     """Advice on turning a gate on, given what has turned it off."""
-    if origin.startswith("missing file"):
-        return "create the file, or do not name it"
+    variable = f"WORKER_{name.upper()}_V2_ENABLED"
     if origin.startswith("environment"):
         return f"{variable}=true; the environment overrides the file"
     file = "reefknot.yaml (`reefknot init` writes one)" if found.path is None else relative(str(found.path))
@@ -102,30 +122,59 @@ def _way_out(name: str, variable: str, origin: str, found: Settings) -> str:
 # ---- shutdown --------------------------------------------------------------------------------------------------------
 
 
+_CODES = {SIGINT: Exit.INTERRUPTED, SIGTERM: Exit.TERMINATED, SIGHUP: Exit.HUNG_UP}
+
+
 class Shutdown:
-    """Shutdown request by a signal, and the exit code that follows from it."""
+    """Shutdown request by a signal, and the exit code that follows from it; and reloads by SIGHUP."""
 
     def __init__(self, requested: asyncio.Event) -> None:
         self.requested = requested
         self.code: Exit | None = None
+        self._system: System | None = None
+        # Asked for now: a terminal that was closed does not count as one any more.
+        self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+    def reloads(self, system: System) -> None:
+        """From now on, SIGHUP reloads the policies of this system, unless there is a terminal."""
+        self._system = system
 
     def on_signal(self, signal: Signals) -> None:
+        if signal == SIGHUP and not self._has_terminal:
+            self._reload()
+            return
         if self.code is not None:
+            if signal == SIGHUP:  # a terminal that closes may send it twice
+                return
             say("stopped at once; accepted work is in the store")
             os._exit(self.code)
-        self.code = Exit.INTERRUPTED if signal == SIGINT else Exit.TERMINATED
+        self.code = _CODES[signal]
         say("shutting down; running steps may finish (a second signal stops at once)")
         self.requested.set()
+
+    def _reload(self) -> None:
+        task = None if self._system is None or self.code is not None else self._system.reload("SIGHUP")
+        if task is None:
+            say("SIGHUP: nothing is reloaded while the system starts or ends")
+        else:
+            task.add_done_callback(_say_outcome)
+
+
+def _say_outcome(task: asyncio.Task[ReloadOutcome]) -> None:
+    if not task.cancelled() and not task.result().problems:  # a refusal is in the log, with its lines
+        say(f"SIGHUP: {task.result().sentence()}")
 
 
 @contextmanager
 def shutdown_on_signals() -> Iterator[Shutdown]:
-    """Inside, SIGINT and SIGTERM request a shutdown instead of ending the process."""
+    """Inside, SIGINT, SIGTERM and SIGHUP go to `Shutdown`. A SIGHUP that is ignored, as by `nohup`, stays ignored."""
     loop = asyncio.get_running_loop()
     shutdown = Shutdown(asyncio.Event())
     handled = []
-    for signal in (SIGINT, SIGTERM):
+    for signal in _CODES:
         try:
+            if signal == SIGHUP and getsignal(signal) == SIG_IGN:
+                continue
             loop.add_signal_handler(signal, shutdown.on_signal, signal)
             handled.append(signal)
         except (RuntimeError, ValueError):  # no main thread, or a system without signals
@@ -210,6 +259,7 @@ class UpSession(Struct, frozen=True):
         parts = {"workers": self.workers, "modules": self.modules, "seed": self.seed}
         with shutdown_on_signals() as shutdown:
             async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
+                shutdown.reloads(system)
                 head = await system.store.audit.head()
                 feed = LiveFeed(system.store.audit, self._print, after=head.sequence, as_json=self.as_json)
                 if self.welcome:
@@ -231,7 +281,8 @@ class UpSession(Struct, frozen=True):
         say(f"up {until_text(seconds)}: {names} on {self.start.store_name}")
         say(f"steps: {', '.join(sorted(system.snapshot()['blocks']))}")
         if not self.start.url.startswith("memory"):
-            say('submit work from another terminal: reefknot submit --type fs.blob_get --inputs \'{"path": "a"}\'')
+            step = _example(self.start.settings.configuration.blocks)
+            say(f"submit work from another terminal: reefknot submit{self.start.flags} {step} --wait")
 
     def _print(self, kind: str, line: str) -> None:
         if self.print_line is not None:
@@ -249,6 +300,13 @@ class UpSession(Struct, frozen=True):
             f"{number} {name.replace('_', ' ')}" for name, number in summary.items() if name != "elapsed_s" and number
         ]
         put(f"up for {summary['elapsed_s']:.1f} s: {', '.join(parts) or 'nothing was submitted'}")
+
+
+def _example(reach: BlocksSection) -> str:
+    """The flags of a step that works with this configuration: a file, where a folder is open to steps, or a request."""
+    if reach.fs is not None and reach.fs.roots:
+        return """--type fs.blob_put --inputs '{"path": "a.txt", "content": "hello", "overwrite": true}'"""
+    return """--type http.request --inputs '{"url": "https://example.org"}'"""
 
 
 def until_text(seconds: float | None) -> str:
