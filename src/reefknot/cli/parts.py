@@ -7,7 +7,6 @@ A part runs over the same store as the others; a store that only this process ca
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from json import dumps
 from time import monotonic
@@ -55,7 +54,6 @@ from reefknot.cli.serve import (
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.routing import WorkerState, worker_state
-from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -422,12 +420,11 @@ def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
 
 def _show_routers(address: StoreAddress, *, json: bool) -> None:
     async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        from reefknot.cli.job import now_in, visible_counts
+
         found = await systems_with("router", store, address)
-        submitted: Counter[str] = Counter()
-        for name, counts in (await store.work.snapshot()).counts.items():
-            if name == ROUTER or "@" in name:  # not yet accepted by a worker, or accepted
-                submitted.update({state.value: number for state, number in counts.items()})
-        return found, dict(submitted)
+        counts = await visible_counts(store, await store.work.snapshot(), await now_in(store))
+        return found, {state: number for state, number in counts.items() if number}
 
     systems, submitted = with_store(address, work)
     routers = [_router_fields(one) for one in systems if one["router"]]
