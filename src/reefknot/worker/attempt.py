@@ -10,7 +10,6 @@ the block: a retry is a due time, not a sleep.
 import asyncio
 from collections.abc import Mapping
 from math import inf
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -42,9 +41,11 @@ from reefknot.worker.failures import (
     failure_json,
     failure_of_step,
     is_ctrl_c,
+    is_stopped,
     last_error,
     outcome_of,
     timeout_result,
+    unknown_key,
 )
 from reefknot.worker.records import (
     AcceptedWork,
@@ -301,7 +302,7 @@ class StepRunner:
             kind = type(error)
             if issubclass(kind, KeyboardInterrupt) and is_ctrl_c(error):
                 raise
-            if issubclass(kind, asyncio.CancelledError | GeneratorExit) and _is_stopped(kind, slot):
+            if issubclass(kind, asyncio.CancelledError | GeneratorExit) and is_stopped(kind, slot):
                 raise
             if issubclass(kind, TimeoutError) and limit.expired:
                 ran = StepOutcome(
@@ -312,7 +313,7 @@ class StepRunner:
                 if issubclass(kind, KeyInProgressError) and keys.held:
                     ran = msgspec.structs.replace(ran, held=keys.held[-1])
         latency = (self._clock.now() - began) * 1000
-        return self._redacted(ran, _unknown_key(ran, keys.unknown), latency)
+        return self._redacted(ran, unknown_key(ran, keys.unknown), latency)
 
     def _redacted(self, ran: StepOutcome, unknown: str, latency: float) -> StepOutcome:
         """The outcome with its latency, without secrets, and with the guarded key that a person has to resolve."""
@@ -491,22 +492,6 @@ class StepRunner:
             wall=self._clock.wall(),
             retries_used=retries_used,
         )
-
-
-def _is_stopped(kind: type[BaseException], slot: asyncio.Task[Any] | None) -> bool:
-    """Whether the slot is being cancelled, or closed from outside. A block may raise the same: then its step failed."""
-    try:
-        running = asyncio.current_task()
-    except RuntimeError:  # no loop is left
-        return True
-    if running is None or running is not slot:
-        return True
-    return running.cancelling() > 0 and issubclass(kind, asyncio.CancelledError)
-
-
-def _unknown_key(ran: StepOutcome, keys: list[str]) -> str:
-    """The guarded key that a failed attempt left behind without an answer."""
-    return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
 
 
 def _default_ms(book: Book, target: str) -> int:

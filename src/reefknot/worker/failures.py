@@ -6,6 +6,7 @@ honoured. Whatever is no `Exception` fails the step as well and is never retried
 block and nothing else. The traceback of what a step raised is kept with the job as text, without secrets and bounded.
 """
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable
@@ -253,3 +254,19 @@ def is_ctrl_c(error: BaseException) -> bool:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     return frame is not None and frame.tb_frame.f_code.co_name == "_on_sigint"
+
+
+def is_stopped(kind: type[BaseException], slot: asyncio.Task[Any] | None) -> bool:
+    """Whether the slot is being cancelled, or closed from outside. A block may raise the same: then its step failed."""
+    try:
+        running = asyncio.current_task()
+    except RuntimeError:  # no loop is left
+        return True
+    if running is None or running is not slot:
+        return True
+    return running.cancelling() > 0 and issubclass(kind, asyncio.CancelledError)
+
+
+def unknown_key(ran: StepOutcome, keys: list[str]) -> str:
+    """The guarded key that a failed attempt left behind without an answer."""
+    return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")

@@ -25,7 +25,14 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import OverloadStatus
 
-KINDS = {"object": dict, "string": str, "integer": int, "boolean": bool, "null": type(None), "number": (int, float)}
+KINDS: dict[str, Any] = {
+    "object": dict,
+    "string": str,
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+    "number": (int, float),
+}
 KNOWN = {
     *("$schema", "$defs", "$ref", "title", "description", "default", "type", "properties", "required", "enum", "anyOf"),
     *("additionalProperties", "minimum", "maximum", "minLength", "maxLength", "items"),

@@ -459,7 +459,7 @@ def test_a_key_whose_outcome_is_unknown_already_quarantines_whoever_needs_it() -
 
 def test_a_worker_that_does_not_look_at_guarded_keys_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without it the attempt is repeated, and the end is a plain failure that nobody looks at."""
-    monkeypatch.setattr(step_module, "_unknown_key", lambda ran, keys: "")
+    monkeypatch.setattr(step_module, "unknown_key", lambda ran, keys: "")
 
     async def story(shop: Shop) -> None:
         calls: list[str] = []
