@@ -425,13 +425,7 @@ class StepRunner:
         self.counters.throttled += decision.reason is Reason.THROTTLED
         step = ended_step(ran.step, decision.reason, policy, failure)
         return self._gave_up(
-            attempt,
-            step,
-            failure,
-            decision.reason,
-            tuple(events),
-            unknown=ran.unknown,
-            traceback=ran.traceback,
+            attempt, step, failure, decision.reason, tuple(events), unknown=ran.unknown, traceback=ran.traceback
         )
 
     def _fits(self, item: WorkItem, delay: float) -> bool:
