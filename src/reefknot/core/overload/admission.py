@@ -188,8 +188,6 @@ class Arrival(Struct, frozen=True):
     priority: int = 0
     deadline_ms: float | None = None
     tenant: str = ""
-    is_scheduled: bool = False
-    """Whether it was submitted for later."""
 
 
 class Accept(Struct, frozen=True):

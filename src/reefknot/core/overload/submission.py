@@ -170,8 +170,6 @@ class OpenWork:
 
 def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -> Accept | Displace | Reject:
     """Whether, and in whose place, a submission is kept."""
-    if arrival.is_scheduled:
-        return _admit_scheduled(work, arrival.tenant, rules)
     tenant = arrival.tenant
     wait = work.wait_ms(arrival.priority, tenant)
     if arrival.deadline_ms is not None and rules.max_wait_fraction is not None and wait > 0:
@@ -195,7 +193,7 @@ def admit_submission(work: OpenWork, arrival: Arrival, rules: SubmissionRules) -
     )
 
 
-def _admit_scheduled(work: OpenWork, tenant: str, rules: SubmissionRules) -> Accept | Reject:
+def admit_scheduled(work: OpenWork, tenant: str, rules: SubmissionRules) -> Accept | Reject:
     """Whether work for later is kept: by count, and by the tenant's share of it."""
     held, most = work.by_tenant(Stage.SCHEDULED), SCHEDULED_PLACES * rules.size
     taken, own = sum(held.values()), held.get(tenant, 0)

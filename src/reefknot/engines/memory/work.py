@@ -21,6 +21,7 @@ from reefknot.core.overload.submission import (
     Stage,
     SubmissionRules,
     Waiting,
+    admit_scheduled,
     admit_submission,
     in_turns,
 )
@@ -115,9 +116,9 @@ class MemoryWorkQueue:
         ]
         work = OpenWork(rows, slots=slots, service=self._service_times.get(item.pool))
         deadline = None if item.deadline_at is None else float(item.deadline_at - now.wall)
-        is_scheduled = core.stage_of(item) is Stage.SCHEDULED
-        arrival = Arrival(item.priority, deadline, item.tenant_id or "", is_scheduled)
-        return admit_submission(work, arrival, published or rules)
+        if core.stage_of(item) is Stage.SCHEDULED:
+            return admit_scheduled(work, item.tenant_id or "", published or rules)
+        return admit_submission(work, Arrival(item.priority, deadline, item.tenant_id or ""), published or rules)
 
     def _displace(self, pool: str, verdict: Displace, now: Moment, drop_events: CrashEvents | None) -> None:
         """End the oldest submission of this priority and tenant, to make room."""

@@ -20,6 +20,7 @@ from reefknot.core.overload.submission import (
     Stage,
     SubmissionRules,
     Waiting,
+    admit_scheduled,
     admit_submission,
     in_turns,
 )
@@ -112,8 +113,11 @@ class BatchAdmission:
         deadline = None if item.deadline_at is None else float(item.deadline_at - self._wall)
         tenant = item.tenant_id or ""
         stage = core.stage_of(item) or Stage.SUBMITTED
-        arrival = Arrival(item.priority, deadline, tenant, stage is Stage.SCHEDULED)
-        verdict = admit_submission(work, arrival, published or rules)
+        verdict: Accept | Displace | Reject
+        if stage is Stage.SCHEDULED:
+            verdict = admit_scheduled(work, tenant, published or rules)
+        else:
+            verdict = admit_submission(work, Arrival(item.priority, deadline, tenant), published or rules)
         if not isinstance(verdict, Reject):
             work.add(stage, item.priority, tenant)
         if isinstance(verdict, Displace):

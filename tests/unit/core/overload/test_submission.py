@@ -29,6 +29,7 @@ from reefknot.core.overload.submission import (
     Stage,
     SubmissionRules,
     Waiting,
+    admit_scheduled,
     admit_submission,
     in_turns,
 )
@@ -418,11 +419,11 @@ def test_work_for_later_holds_no_place_and_is_ahead_of_nobody() -> None:
 
 
 def test_work_for_later_is_bounded_by_count_and_by_tenant() -> None:
-    rules, arrival = SubmissionRules(size=10), Arrival(tenant="a", is_scheduled=True)
+    rules = SubmissionRules(size=10)
 
     def answer(*held: tuple[str, int]) -> object:
         rows = [(LATER, 0, tenant, number) for tenant, number in held]
-        return admit_submission(OpenWork([*rows, (S, 0, "a", 10)]), arrival, rules)
+        return admit_scheduled(OpenWork([*rows, (S, 0, "a", 10)]), "a", rules)
 
     assert answer(("a", 99)) == Accept(), "alone it may have all of the schedule; a full queue is another matter"
     assert isinstance(answer(("a", 100)), Reject)
