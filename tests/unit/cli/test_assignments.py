@@ -16,6 +16,7 @@ import pytest
 from reefknot.cli import assignments as reading
 from reefknot.cli.app import CommandError
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments
+from reefknot.core.messages import read_assignment
 
 CONFIGURATION = (
     "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
@@ -85,6 +86,15 @@ def test_a_field_that_no_assignment_has_is_refused_with_the_one_that_may_be_mean
 
     assert mistake.startswith("1: ")
     assert expected in mistake
+
+
+def test_the_wire_ignores_the_same_field_and_so_would_a_file_that_is_read_like_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: what became of a misspelt id before."""
+    monkeypatch.setattr(reading, "written_assignment", lambda value: read_assignment(json.dumps(value).encode()))
+
+    assert told(file, json.dumps({"assigment_id": "x", "job": {"type": "t"}})) == ["digest-1"]
 
 
 def test_the_callers_own_values_may_have_any_field(file: Path) -> None:

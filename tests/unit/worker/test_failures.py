@@ -135,6 +135,17 @@ def test_ctrl_c_still_ends_everything() -> None:
     assert sys.exc_info() == (None, None, None)
 
 
+def test_the_check_catches_a_worker_that_takes_every_interrupt_for_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: then a step ends everything."""
+    monkeypatch.setattr(step_module, "is_ctrl_c", lambda error: True)
+
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(KeyboardInterrupt()))
+
+    with pytest.raises(KeyboardInterrupt):
+        with_shop(story)
+
+
 def test_the_handler_of_asyncio_is_told_from_a_step_that_raises_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def _on_sigint() -> None:
         raise KeyboardInterrupt
