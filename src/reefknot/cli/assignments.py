@@ -135,7 +135,8 @@ def read_line(text: bytes, assignment_id: str) -> ExecAssignment | str:
 
 def read_object(value: dict[str, Any], assignment_id: str) -> ExecAssignment | str:
     """The assignment that an object describes, with this id if it has none; or what is wrong with it."""
-    with_ids = {"assignment_id": assignment_id, "request_id": new_id()} | value
+    request_id = new_id() if "assignment_id" in value else assignment_id
+    with_ids = {"assignment_id": assignment_id, "request_id": request_id} | value
     found = read_assignment(msgspec.json.encode(with_ids))
     return found.message if isinstance(found, InvalidMessage) else found
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from reefknot.audit.journal import completed_event
+from reefknot.audit.assignments import completed_event
 from reefknot.core.audit.event import Event
 from reefknot.core.messages import ExecResult, ResultStatus, encode
 from reefknot.core.results import answer_of
@@ -78,7 +78,7 @@ class Completion:
         self._context.table.remove(pending)
         body, succeeded = encode(result), result.status is ResultStatus.SUCCESS
         settled = WorkDone(body.decode()) if succeeded else WorkFailed(None, body.decode(), result.status.value)
-        held, entries = pending.held, self._entries(result, body)
+        held, entries = pending.held, self._entries(pending, result, body)
         settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
         self.batch.put(_RouterEnd(settlement, result, result.status.value, done))
 
@@ -87,14 +87,17 @@ class Completion:
         if not self._context.table.remove(pending):
             return
         body = encode(result)
-        held, entries = pending.held, self._entries(result, body, event)
+        held, entries = pending.held, self._entries(pending, result, body, event)
         settled = WorkRejected(body.decode(), result.status.value)
         counted = "rejected" if result.status is ResultStatus.ERROR else result.status.value
         self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled, entries), result, counted))
 
-    def _entries(self, result: ExecResult, body: bytes, *events: Event) -> tuple[AuditEntry, ...]:
-        """The events of an end, the last of which covers its result."""
-        covered = completed_event(result, body, self._context.clock.wall())
+    def _entries(self, pending: Pending, result: ExecResult, body: bytes, *events: Event) -> tuple[AuditEntry, ...]:
+        """The events of an end, the last of which covers its result. An end of the router's own had no attempt."""
+        clock = self._context.clock
+        since_ms = int((clock.wall() - (clock.now() - pending.since)) * 1000)
+        attempts = 0 if events else None
+        covered = completed_event(result, body, clock.wall(), since_ms=since_ms, attempts=attempts)
         return tuple(self._context.journal.entries([*events, covered]))
 
     async def _keep(self, ends: list[_RouterEnd]) -> None:

@@ -12,6 +12,8 @@ import socket
 from functools import cache
 from pathlib import Path
 
+from msgspec import Struct
+
 
 def process_mark(pid: int | None = None) -> str:
     """A mark of this process, or of another one of this machine, that no other process ever had or will have."""
@@ -25,6 +27,30 @@ def _own_mark(pid: int) -> str:
 
 def _mark(pid: int) -> str:
     return f"{_machine()}.{pid}.{_began(pid) or 0}"
+
+
+class ProcessIdentity(Struct, frozen=True):
+    """The user, the host and the number of a process, for people who read who did something."""
+
+    user: str
+    host: str
+    process: int
+
+
+def own_identity() -> ProcessIdentity:
+    """The identity of this process by its operating system."""
+    return _identity(os.getpid())
+
+
+@cache  # by number, because a fork has another one
+def _identity(pid: int) -> ProcessIdentity:
+    from getpass import getuser
+
+    try:
+        user = getuser()
+    except (KeyError, OSError, ImportError):
+        user = "unknown"
+    return ProcessIdentity(user, socket.gethostname(), pid)
 
 
 def is_gone(marked: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
+from reefknot.audit.assignments import rules_hash
 from reefknot.core.overload.admission import KNOWN_AFTER, Arrival, OverloadStatus, QueueView, level, reported
 from reefknot.core.work import Interrupted, WorkItem, WorkState, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
@@ -49,6 +50,7 @@ class Pool:
         self.queue_name = worker_class(name, context.worker_id)
         self.slots = settings.slots_for(name)
         self.rules = settings.rules_for(name)
+        self.rules_hash = rules_hash(self.rules)
         self.queue = BoundedQueue(self.rules.size if settings.queue_v2 else None)
         self.reserved = 0
         """Places of work that was admitted and is being written."""

@@ -144,7 +144,7 @@ class Oldest(Struct, frozen=True):
     waited_ms: int
 
 
-class QueueView(Struct, frozen=True):
+class QueueView(Struct, frozen=True, omit_defaults=True):
     """A queue as it stands before the arrival."""
 
     depth: int
@@ -157,7 +157,7 @@ class QueueView(Struct, frozen=True):
     """How many of them the arrival overtakes: by priority, or because tenants take turns."""
 
 
-class Arrival(Struct, frozen=True):
+class Arrival(Struct, frozen=True, omit_defaults=True):
     """The work to be admitted, as the decision sees it. `deadline_ms` is the time left, if a deadline was given."""
 
     priority: int = 0
