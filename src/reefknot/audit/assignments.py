@@ -18,7 +18,6 @@ from msgspec import UNSET
 
 from reefknot.audit.journal import envelope
 from reefknot.core.audit.event import Completed, RulesStored, Submitted, timestamp
-from reefknot.core.canonical import record_fingerprint
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.admission import Rules
 from reefknot.core.results import answer_of
@@ -27,7 +26,6 @@ from reefknot.runtime.processes import own_identity
 
 STORE_AGAIN_S = 3600.0
 """How often the rules in force are written: retention may have removed them."""
-HASH_DIGITS = 32
 
 
 def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
@@ -80,11 +78,6 @@ def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) ->
     result = answer_of(item)
     assert result is not None
     return completed_event(result, None, wall, since_ms=item.created_at, attempts=item.attempts)
-
-
-def rules_hash(rules: Rules) -> str:
-    """The hash by which an admission refers to its rules: the first half of the SHA-256 of their canonical JSON."""
-    return record_fingerprint(rules)[:HASH_DIGITS]
 
 
 class RuledQueue(Protocol):

@@ -16,8 +16,15 @@ from typing import Any
 
 from msgspec import structs
 
-from reefknot.audit.assignments import rules_hash
-from reefknot.core.overload.admission import KNOWN_AFTER, Arrival, OverloadStatus, QueueView, level, reported
+from reefknot.core.overload.admission import (
+    KNOWN_AFTER,
+    Arrival,
+    OverloadStatus,
+    QueueView,
+    level,
+    reported,
+    rules_hash,
+)
 from reefknot.core.work import Interrupted, WorkItem, WorkState, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import error_text, logger

@@ -196,7 +196,7 @@ def test_a_retry_that_would_end_after_the_deadline_is_not_waited_for() -> None:
         await asyncio.sleep(1)
         assert shop.result("a").status is ResultStatus.TIMEOUT
         seen = replay(kept.entry.body for kept in await shop.store.audit.read())
-        assert (seen.decisions, seen.differences) == (1, ())
+        assert (seen.kinds["retry"], seen.differences) == (1, ())
 
     with_shop(story)
 

@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from reefknot.core.canonical import record_fingerprint
+
 HYSTERESIS = 0.1
 _GRAIN = 1e-9
 """0.8 less 0.1 is a hair above 0.7 in floats; a queue of 1000 with 700 in it is not below 70 %."""
@@ -134,6 +136,14 @@ class Rules(Struct, frozen=True):
     light: Degradation = Degradation()
     medium: Degradation = Degradation(skip_retries=True, timeout_factor=0.8)
     heavy: Degradation = Degradation(skip_retries=True, timeout_factor=0.5, skip_circuit_breaker=True)
+
+
+HASH_DIGITS = 32
+
+
+def rules_hash(rules: Rules) -> str:
+    """The hash by which audit events refer to rules: the first half of the SHA-256 of their canonical JSON."""
+    return record_fingerprint(rules)[:HASH_DIGITS]
 
 
 class Oldest(Struct, frozen=True):

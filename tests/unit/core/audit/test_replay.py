@@ -13,12 +13,13 @@ from reefknot.core.audit.event import (
     RetryAttempt,
     RetryExhausted,
     RetryRecovered,
+    RetryRefused,
     encode,
 )
 from reefknot.core.audit.replay import BUILTIN_BOOKS, decided_again, replay
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import content_hash
-from reefknot.core.retry.decide import Again, History, Stop, ThrottleView, decide
+from reefknot.core.retry.decide import REFUSED, Again, History, Stop, ThrottleView, decide
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
 
 AT = "2026-01-25T21:15:00.000Z"
@@ -63,15 +64,16 @@ def random_event(dice: random.Random) -> AnyEvent:
                 attempt_number=history.attempts,
                 max_attempts=policy.max_attempts,
                 delay_seconds=delay,
-                exception_type="X",
+                exception_type=failure.code.wire,
                 exception_message="it broke",
                 decision=record,
             )
         case Stop(reason=reason):
-            return RetryExhausted(
+            kind = RetryRefused if reason in REFUSED else RetryExhausted
+            return kind(
                 timestamp=AT,
                 total_attempts=history.attempts,
-                final_exception_type="X",
+                final_exception_type=failure.code.wire,
                 final_exception_message="it broke",
                 reason=reason,
                 decision=record,
@@ -159,7 +161,7 @@ def decision_of(book_hash: str | None) -> bytes:
             attempt_number=1,
             max_attempts=3,
             delay_seconds=0.5,
-            exception_type="E",
+            exception_type="NETWORK_ERROR",
             exception_message="",
             decision=msgspec.structs.replace(record, book_hash=book_hash),
         )
