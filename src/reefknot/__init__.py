@@ -80,6 +80,8 @@ if TYPE_CHECKING:
     from reefknot.errors import StoreCorruptError as StoreCorruptError
     from reefknot.errors import StoreError as StoreError
     from reefknot.errors import StoreFullError as StoreFullError
+    from reefknot.errors import StoreLockedError as StoreLockedError
+    from reefknot.errors import StorePermissionError as StorePermissionError
     from reefknot.errors import StoreUnavailableError as StoreUnavailableError
     from reefknot.errors import StoreVersionError as StoreVersionError
     from reefknot.errors import VirtualDeadlockError as VirtualDeadlockError
@@ -121,8 +123,8 @@ _HOMES = {
         "KeyInProgressError KeyQuotaError KeyTooLongError LeaseLostError LoopMisuseError NameTakenError "
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "
         "RecordedFailureError ReefknotError RejectedError ResultPendingError ResultTooLargeError RetryAfter "
-        "RetryError StoreCorruptError StoreError StoreFullError StoreUnavailableError StoreVersionError "
-        "VirtualDeadlockError"
+        "RetryError StoreCorruptError StoreError StoreFullError StoreLockedError StorePermissionError "
+        "StoreUnavailableError StoreVersionError VirtualDeadlockError"
     ),
     "reefknot.idempotency.decorator": "idempotent",
     "reefknot.retrying.breaker": "CircuitBreaker",

@@ -18,6 +18,8 @@ The error tree: every exception that reefknot raises.
     ├── NotJsonError (ValueError)          a value cannot be written as canonical JSON
     ├── StoreError                         a store cannot do what it was asked for
     │   ├── StoreUnavailableError          the store cannot be opened or reached, or was closed after an error
+    │   │   ├── StoreLockedError           another process kept the store locked for too long
+    │   │   └── StorePermissionError       this user may not read or write the store
     │   ├── StoreFullError                 the disk or the store is full
     │   ├── StoreCorruptError              the stored data is damaged
     │   └── StoreVersionError              the store has another version, or is no reefknot store
@@ -215,6 +217,14 @@ class StoreError(ReefknotError):
 
 class StoreUnavailableError(StoreError):
     """The store cannot be opened or reached, or was closed after an error that must not be retried."""
+
+
+class StoreLockedError(StoreUnavailableError):
+    """Another process kept the store locked for too long. It may be free later."""
+
+
+class StorePermissionError(StoreUnavailableError):
+    """The user of this process may not read or write the store's file, or its folder."""
 
 
 class StoreFullError(StoreError):

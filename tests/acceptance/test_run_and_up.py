@@ -25,7 +25,7 @@ def test_a_system_is_worked_with_from_other_processes_and_ends_in_order(folder: 
 
     folder.nap("long", 60)
     until(lambda: "long" in folder.begun())
-    assert folder.json("job", "cancel", "long", "--reason", "enough")["state"] == "cancelled"
+    assert folder.json("job", "cancel", "long", "--because", "enough")["state"] == "cancelled"
     shown = folder.json("job", "show", "long")
     assert (shown["state"], shown["reason"]) == ("cancelled", "enough")
 

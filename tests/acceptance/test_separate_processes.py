@@ -109,7 +109,7 @@ def test_what_runs_in_a_worker_of_its_own_can_be_called_off_from_anywhere(folder
     folder.part("worker", *NAPS)
     folder.wait("long")
     until(lambda: folder.begun() == ["long"])
-    assert folder.json("job", "cancel", "long", "--reason", "enough")["state"] == "cancelled"
+    assert folder.json("job", "cancel", "long", "--because", "enough")["state"] == "cancelled"
     assert (state(folder, "long"), folder.json("job", "show", "long")["reason"]) == ("cancelled", "enough")
 
 

@@ -136,7 +136,7 @@ def test_an_operator_names_the_tenant_of_a_job(folder: Folder) -> None:
         assert folder(*words).out == "order-7\n"
     absent = folder("job", "cancel", "order-7")
     assert (absent.code, "--tenant" in absent.err) == (1, True)
-    cancelled = folder.json("job", "cancel", "order-7", "--tenant", "acme", "--reason", "enough")
+    cancelled = folder.json("job", "cancel", "order-7", "--tenant", "acme", "--because", "enough")
     assert (cancelled["id"], cancelled["tenant_id"], cancelled["state"]) == ("order-7", "acme", "cancelled")
     states = {one["tenant_id"]: one["state"] for one in folder.json("job", "list")["jobs"]}
     assert states == {"acme": "cancelled", "bolt": "pending"}

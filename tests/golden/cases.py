@@ -304,7 +304,7 @@ def _work() -> list[Step]:
         *both("job_show_waiting", "job show waiting-1"),
         ("job_show_none", "job show nobody"),
         ("job_cancel_dry", "job cancel waiting-1 --dry-run"),
-        ("job_cancel", "job cancel waiting-1 --reason withdrawn --as ann"),
+        ("job_cancel", "job cancel waiting-1 --because withdrawn --as ann"),
         ("job_cancel_json", "job cancel waiting-2 --as ann --json"),
         ("job_cancel_again", "job cancel waiting-1"),
         ("job_cancel_none", "job cancel nobody"),

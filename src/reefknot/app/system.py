@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import isfinite
 from pathlib import Path
@@ -256,6 +256,7 @@ class System:
         earlier = self._draining.pop(name, None)
         if earlier is not None:
             earlier.cancel()
+        logger().info("%s: %s", name, {"drain": "draining", "pause": "paused", "resume": "running again"}[what])
         if what == "drain":
             task = asyncio.get_running_loop().create_task(worker.drain(seconds), name=f"drain {name}")
             self._draining[name] = task
@@ -301,11 +302,13 @@ async def running_system(
     drain: float = 5.0,
     seed: int | None = None,
     secrets: tuple[str, ...] = (),
+    stopped: Callable[[System], Awaitable[None]] | None = None,
 ) -> AsyncIterator[System]:
     """
     A system that runs for as long as the block lasts.
 
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
+    `stopped` is awaited after an orderly stop, drain included, while the store is still open.
     """
     blocks = blocks_for(settings, modules, store=url)
     if workers:
@@ -343,6 +346,8 @@ async def running_system(
             yield system
         finally:
             await _stop(system, drain)
+        if stopped is not None:
+            await stopped(system)
 
 
 async def _stop(system: System, drain: float) -> None:

@@ -24,6 +24,8 @@ from reefknot.errors import (
     ParameterError,
     StoreCorruptError,
     StoreError,
+    StoreLockedError,
+    StorePermissionError,
     StoreVersionError,
 )
 from reefknot.runtime.log import printable
@@ -53,6 +55,7 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     MISMATCH = 65
+    NO_INPUT = 66
     UNREACHABLE = 69
     TEMPORARY = 75
     FORBIDDEN = 77
@@ -160,6 +163,10 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.MISMATCH, [f"reefknot: {error}"]
         case StoreVersionError():
             return Exit.MISCONFIGURED, [f"reefknot: {error}"]
+        case StoreLockedError():
+            return Exit.TEMPORARY, [f"reefknot: {error}"]
+        case StorePermissionError():
+            return Exit.FORBIDDEN, [f"reefknot: {error}"]
         case StoreError():
             return Exit.UNREACHABLE, [f"reefknot: {error}"]
         case KeyInProgressError() | NameTakenError():

@@ -66,7 +66,7 @@ def require_file(name: str) -> None:
             with open(name, "rb"):
                 return
     except FileNotFoundError:
-        raise CommandError(f"{name}: there is no such file", Exit.UNREACHABLE) from None
+        raise CommandError(f"{name}: there is no such file", Exit.NO_INPUT) from None
     except PermissionError:
         raise CommandError(f"{name}: cannot be read: permission denied", Exit.FORBIDDEN) from None
     except ValueError:

@@ -89,7 +89,7 @@ class FileSource:
         self._retention = retention
         self._most_files = files
         if not path.is_file():
-            raise CommandError(f"{path}: there is no such file", Exit.UNREACHABLE)
+            raise CommandError(f"{path}: there is no such file", Exit.NO_INPUT)
         self.name = str(path)
         self._files = files_of(path)
         self._size = sum(file.stat().st_size for file in self._files)
@@ -272,6 +272,6 @@ def read_head(file: Path) -> Head:
         with file.open("rb") as stream:
             return msgspec.json.decode(stream.read(MOST_HEAD_BYTES), type=Head)
     except FileNotFoundError:
-        raise CommandError(f"--head: {file}: there is no such file", Exit.UNREACHABLE) from None
+        raise CommandError(f"--head: {file}: there is no such file", Exit.NO_INPUT) from None
     except UNREADABLE as error:
         raise CommandError(f"--head: {file} contains no head: {error}", Exit.MISMATCH) from None

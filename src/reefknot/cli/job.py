@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from time import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, one_of
+from reefknot.cli.options import (
+    OPERATOR,
+    STORE,
+    Limit,
+    OperatorFlags,
+    StoreFlags,
+    Tenant,
+    arg,
+    check_whole,
+    one_of,
+    time_ms,
+)
 from reefknot.cli.output import age, put, put_fields, put_jobs, put_json, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
-from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, record_id
+from reefknot.core.time import Moment
+from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, record_id, visible_state
 from reefknot.runtime.log import printable
+from reefknot.runtime.processes import owner_is_gone
 
 if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
@@ -23,26 +36,42 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 MOST_EVENTS = 100
+MOST_RUNNING = 100_000
+"""Running jobs that are counted one by one; there are as many as slots."""
 CANCEL_WAIT_S = 5.0
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def job_fields(item: WorkItem, now_ms: int) -> dict[str, Any]:
+class Now(NamedTuple):
+    """The moment of a look at a store, and the owners whose processes have ended by then."""
+
+    moment: Moment
+    gone: Collection[str]
+
+
+async def _now(store: Store) -> Now:
+    owners = [one for one in await store.leases.owners() if owner_is_gone(one)]
+    return Now(Moment(int(store.clock.now() * 1000), int(store.clock.wall() * 1000)), owners)
+
+
+def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
     """The fields of a job that a list shows."""
-    waits = item.state is WorkState.PENDING
+    state, now_ms = visible_state(item, now.moment, gone=now.gone), now.moment.wall
+    waits = state is WorkState.PENDING
+    is_lost = waits and item.state is WorkState.RUNNING and item.resource_class != ROUTER
     name, _, worker = item.resource_class.partition("@")
     return {
         "id": item.assignment_id,
         "tenant_id": item.tenant_id,
         "type": item.kind,
-        "state": item.state.value,
+        "state": state.value,
         "class": None if item.resource_class == ROUTER else name,
         "worker": worker or None,
         "attempts": item.attempts,
         "priority": item.priority,
-        "reason": item.reason or None,
+        "reason": "its worker is gone" if is_lost else item.reason or None,
         "due_at": time_text(item.due_at) if waits else None,
         "due_in_s": max(0.0, (item.due_at - now_ms) / 1000) if waits else None,
         "deadline_at": time_text(item.deadline_at),
@@ -77,14 +106,17 @@ def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
         return redactor(text if isinstance(text, str) else text.decode("utf-8", "replace"))
 
 
-async def _counts(store: Store) -> dict[str, Any]:
-    """The number of jobs in each state, and the age of the oldest due one. A router that holds a job waits with it."""
+async def _counts(store: Store, now: Now) -> dict[str, Any]:
+    """The number of jobs in each visible state, and the age of the oldest due one."""
     snapshot = await store.work.snapshot()
     states = {state.value: 0 for state in WorkState}
-    for name, counts in snapshot.counts.items():
+    for counts in snapshot.counts.values():
         for state, number in counts.items():
-            is_held = name == ROUTER and state is WorkState.RUNNING
-            states[WorkState.PENDING.value if is_held else state.value] += number
+            states[state.value] += number
+    running = len(await store.work.find(state=WorkState.RUNNING, gone=now.gone, limit=MOST_RUNNING))
+    waiting = max(0, states["running"] - running)  # claimed, but by a router, or by a worker that is gone
+    states["running"] -= waiting
+    states["pending"] += waiting
     return {
         "states": states,
         "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
@@ -104,6 +136,8 @@ def list_(
     *,
     state: Annotated[str | None, arg("Only this state: pending, running, succeeded, failed, quarantined, …")] = None,
     type_: Annotated[str | None, arg("Only steps of this type.", "--type")] = None,
+    since: Annotated[str | None, arg("Only jobs submitted since a time, or an age: 90s, 15m, 2h, 7d.")] = None,
+    sort: Annotated[str, arg("Order by submission: newest or oldest first. Default: newest.")] = "newest",
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
     options: StoreFlags = STORE,
@@ -111,19 +145,28 @@ def list_(
     """List jobs, the newest first; pending ones with their due time."""
     check_whole("--limit", limit)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
-    address = address_of(options)
+    oldest_first = one_of("--sort", sort, {"newest": False, "oldest": True})
+    address, since_ms = address_of(options), time_ms("--since", since) or 0
 
-    async def work(store: Store) -> tuple[list[WorkItem], dict[str, Any]]:
-        last = unquote(after)
+    async def work(store: Store) -> tuple[list[WorkItem], dict[str, Any], Now]:
+        now, last = await _now(store), unquote(after)
         if last and await store.work.get(last) is None:
             gone = named(*assignment_and_tenant(last))
             text = f"--after: there is no job {gone} any more; start again without --after"
             raise CommandError(text, Exit.FAILED)
-        return await store.work.find(state=wanted, kind=type_, after=last, limit=limit), await _counts(store)
+        found = await store.work.find(
+            state=wanted,
+            kind=type_,
+            after=last,
+            limit=limit,
+            since=since_ms,
+            oldest_first=oldest_first,
+            gone=now.gone,
+        )
+        return found, await _counts(store, now), now
 
-    found, counts = with_store(address, work)
+    found, counts, now = with_store(address, work)
     following = quote(found[-1].id) if len(found) == limit else None
-    now = int(time() * 1000)
     jobs = address.redactor.tree([job_fields(item, now) for item in found])
     show({"jobs": jobs, "next": following, **counts}, lambda: _put_jobs(jobs, counts, following), json=options.json)
 
@@ -159,13 +202,14 @@ def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) 
     """Show everything about one job: state, attempts, history, audited events and result."""
     address = address_of(options)
 
-    async def work(store: Store) -> tuple[WorkItem | None, list[KeptEntry]]:
-        return await store.work.get(record_id(job, tenant)), await _events(store, job, tenant)
+    async def work(store: Store) -> tuple[WorkItem | None, list[KeptEntry], Now]:
+        found = await store.work.get(record_id(job, tenant))
+        return found, await _events(store, job, tenant), await _now(store)
 
-    found, kept = with_store(address, work)
+    found, kept, now = with_store(address, work)
     if found is None:
         raise _absent(job, tenant)
-    fields = {**job_fields(found, int(time() * 1000)), **job_details(found, address.redactor)}
+    fields = {**job_fields(found, now), **job_details(found, address.redactor)}
     if options.json:
         bodies: list[dict[str, Any]] = [msgspec.json.decode(one.entry.body) for one in kept]
         # Without the inputs of their decisions, which `audit tail --json` shows.
@@ -214,18 +258,24 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
     return [f"{at}  {text}" for at, text in sorted(lines)]
 
 
-@app.command(help_epilogue=examples("job cancel order-7", "job cancel order-7 --dry-run"))
+@app.command(
+    help_epilogue=examples("job cancel order-7 --because 'the order was withdrawn'", "job cancel order-7 --dry-run")
+)
 def cancel(
     job: Id,
     /,
     *,
     tenant: Tenant = None,
-    reason: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
+    because: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
+    reason: Annotated[str | None, arg("Old spelling of --because.", show=False)] = None,
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Cancel a job wherever it is; its result is then `cancelled`. A finished job is refused (exit code 1)."""
     address, dry_run = address_of(options), options.dry_run
-    why = reason.strip() or f"cancelled by {address.actor}"
+    if reason is not None:
+        say("job cancel --reason is deprecated: it is --because now; elsewhere --reason is a filter")
+        because = because or reason
+    why = because.strip() or f"cancelled by {address.actor}"
     cancel = Cancel(job, why, tenant)
     before, after = with_store(address, lambda store: _cancel(store, address, cancel, dry_run=dry_run))
     done = after == "cancelled"
@@ -252,7 +302,8 @@ async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_ru
     found = await store.work.get(work_id)
     if found is None:
         raise _absent(job, cancel.tenant_id)
-    before = found.state
+    now = await _now(store)
+    before = visible_state(found, now.moment, gone=now.gone)
     if before not in _OPEN:
         raise CommandError(f"{printable(job)} is {before.value}: there is nothing to cancel", Exit.FAILED)
     if dry_run:
@@ -264,7 +315,9 @@ async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_ru
     found = await polled(
         lambda: store.work.get(work_id), CANCEL_WAIT_S, enough=lambda item: item is None or item.state not in _OPEN
     )
-    return before.value, "gone" if found is None else found.state.value
+    if found is None:
+        return before.value, "gone"
+    return before.value, visible_state(found, now.moment, gone=now.gone).value
 
 
 def _absent(job: str, tenant: str | None) -> CommandError:

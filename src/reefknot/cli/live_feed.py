@@ -79,16 +79,21 @@ def _failure(kind: str, message: str) -> str:
 
 
 def feed_line(event: events.AnyEvent, kind: str, words: str) -> str:
-    """`12:00:01  retry        a1 (http.request): attempt 1 failed: …`"""
+    """`2026-01-25T12:00:01+01:00  retry        a1 (http.request): attempt 1 failed: …`"""
     seconds = epoch_seconds(event.timestamp)
-    clock = event.timestamp if seconds is None else f"{datetime.fromtimestamp(seconds, UTC).astimezone():%H:%M:%S}"
+    at = event.timestamp if seconds is None else _local(datetime.fromtimestamp(seconds, UTC))
     subject = event.work_id or ""
     if subject and event.tenant_id:
         subject = f"{subject} of {event.tenant_id}"
     operation = getattr(event, "operation", None)
     if operation:
         subject = f"{subject} ({operation})".lstrip()
-    return f"{clock}  {kind:<12} {subject + ': ' if subject else ''}{words}"
+    return f"{at}  {kind:<12} {subject + ': ' if subject else ''}{words}"
+
+
+def _local(moment: datetime) -> str:
+    """Date, time and zone, as this machine has it."""
+    return moment.astimezone().isoformat(timespec="seconds")
 
 
 class LiveFeed:
@@ -152,7 +157,7 @@ class LiveFeed:
         """Print what was left out, once its second has passed."""
         if self._left_out and (now or monotonic()) - self._second >= 1.0:
             counts = ", ".join(f"{number} {kind}" for kind, number in self._left_out.most_common())
-            self._print("more", f"{'':8}  {'more':<12} {counts}")
+            self._print("more", f"{_local(datetime.now(UTC))}  {'more':<12} {counts}")
             self._left_out.clear()
 
 
@@ -170,6 +175,6 @@ class LevelChanges:
                 before = self._last.get(key, "healthy")
                 if status != before:
                     self._last[key] = status
-                    clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
                     queue = f"queue: {queue_depth(state['depth'], state['size'])}; {state['active']} running"
-                    self._print(status, f"{clock}  {'overload':<12} {key[0]} {name}: {before} → {status}; {queue}")
+                    words = f"{key[0]} {name}: {before} → {status}; {queue}"
+                    self._print(status, f"{_local(datetime.now(UTC))}  {'overload':<12} {words}")

@@ -32,10 +32,24 @@ _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 
+_message_form: Callable[[str], str] = printable
+
+
+@contextmanager
+def messages_as(form: Callable[[str], str]) -> Iterator[None]:
+    """Write messages in this form while the block lasts, such as lines of JSON."""
+    global _message_form
+    before, _message_form = _message_form, form
+    try:
+        yield
+    finally:
+        _message_form = before
+
+
 def say(text: str) -> None:
     """Write a message to stderr. A closed stderr is ignored: the exit code still tells how the command ended."""
     try:
-        print(printable(text), file=sys.stderr)
+        print(_message_form(text), file=sys.stderr)
     except OSError:
         return
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -25,8 +27,18 @@ from reefknot.cli.options import (
     unknown,
 )
 from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
-from reefknot.cli.serve import DrainSeconds, For, Startup, shutdown_on_signals, startup, until_first_ends, until_text
+from reefknot.cli.serve import (
+    DrainSeconds,
+    For,
+    Startup,
+    shutdown_on_signals,
+    startup,
+    unfinished,
+    until_first_ends,
+    until_text,
+)
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
+from reefknot.core.routing import WorkerState, worker_state
 from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
 
@@ -58,6 +70,7 @@ def start_worker(
     seconds: For = None,
     drain: DrainSeconds = None,
     seed: Seed = None,
+    log: LogFlags = LOG,
     options: StoreFlags = STORE,
 ) -> int:
     """
@@ -66,7 +79,8 @@ def start_worker(
     The exit code is 75 when a worker with this id is running already.
     """
     parts = {"workers": (worker_id,) if worker_id else 1, "router": None, "modules": tuple(module or ()), "seed": seed}
-    return _start("worker", worker_id, options, seconds, drain, parts)
+    with log.applied():
+        return _start("worker", worker_id, options, seconds, drain, parts)
 
 
 @router_app.command(
@@ -78,6 +92,7 @@ def start_router(
     router_id: Annotated[str | None, arg("Router id. Default: router-1, or the next free one.")] = None,
     seconds: For = None,
     seed: Seed = None,
+    log: LogFlags = LOG,
     options: StoreFlags = STORE,
 ) -> int:
     """
@@ -85,7 +100,9 @@ def start_router(
 
     The exit code is 75 when a router with this id is running already.
     """
-    return _start("router", router_id, options, seconds, None, {"workers": (), "router": router_id or "", "seed": seed})
+    parts = {"workers": (), "router": router_id or "", "seed": seed}
+    with log.applied():
+        return _start("router", router_id, options, seconds, None, parts)
 
 
 def _start(
@@ -113,13 +130,17 @@ async def _serve(
     kind: str, start: Startup, seconds: float | None, drain: float | None, parts: dict[str, Any], *, json: bool
 ) -> int:
     began = monotonic()
+    counts: dict[str, int] = {}
+
+    async def stopped(system: System) -> None:
+        counts.update(await _counts(kind, system))
+
     with shutdown_on_signals() as shutdown:
-        async with start.system(drain=drain, **parts) as system:
+        async with start.system(drain=drain, stopped=stopped, **parts) as system:
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
             say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
             await _say_missing_part("worker" if kind == "router" else "router", system, start.url)
             await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
-            counts = _counts(kind, system)
     elapsed = round(monotonic() - began, 3)
     if json:
         print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}))
@@ -138,14 +159,24 @@ async def _say_missing_part(part: str, system: System, url: str) -> None:
         say(f"no {part} is running on this store yet; start one with: reefknot {part} start --engine {url}")
 
 
-def _counts(kind: str, system: System) -> dict[str, int]:
+async def _counts(kind: str, system: System) -> dict[str, int]:
+    """The counts of a part that has stopped."""
     if kind == "router":
-        return {"unfinished": len(system.router.table)}
+        return {"unfinished": await unfinished(system)}
     counts = system.workers[0].snapshot().retries
     return {name: getattr(counts, name) for name in ("succeeded", "failed", "recovered", "retries")}
 
 
 # ---- running workers -------------------------------------------------------------------------------------------------
+
+
+def _state_of(worker: Mapping[str, Any]) -> str:
+    return worker_state(draining=worker["draining"], leaving=worker["leaving"])
+
+
+def _status_of(state: str, level: str) -> str:
+    """The word for a worker in a class: its load level while it runs, else its state."""
+    return level if state == WorkerState.RUNNING else state
 
 
 @worker_app.command(name="list", help_epilogue=examples("worker list --json"))
@@ -154,7 +185,7 @@ def list_(*, options: StoreFlags = STORE) -> None:
     address = address_of(options)
     systems = with_store(address, lambda store: systems_with("worker", store, address))
     workers = [
-        {**worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
+        {"state": _state_of(worker), **worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
         for one in systems
         for worker in one["workers"]
     ]
@@ -164,7 +195,7 @@ def list_(*, options: StoreFlags = STORE) -> None:
             (
                 worker["worker_id"],
                 name,
-                "draining" if worker["draining"] else state["status"],
+                _status_of(worker["state"], state["status"]),
                 queue_depth(state["depth"], state["size"]),
                 f"{state['active']} of {state['capacity']}",
                 age(state["oldest_age_s"]) if state["depth"] else "",
@@ -190,20 +221,20 @@ def drain(
     """Drain a worker: running steps finish, nothing new is accepted, and queued work goes to the other workers."""
     check_number("--seconds", seconds, 0, 86_400, "from 0 to 86400")
     effect = f"draining; no new work is accepted, queued work goes to others, running steps have {seconds:g} s"
-    return WorkerCommand("drain", "drained", effect, draining=True).send(worker, options, seconds=seconds)
+    return WorkerCommand("drain", "drained", effect, WorkerState.DRAINING).send(worker, options, seconds=seconds)
 
 
 @worker_app.command(help_epilogue=examples("worker pause worker-2"))
 def pause(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Pause a worker: it accepts and starts nothing until it is resumed, and keeps its queue."""
     effect = "paused; no new work is accepted, and queued work waits"
-    return WorkerCommand("pause", "paused", effect, draining=True).send(worker, options)
+    return WorkerCommand("pause", "paused", effect, WorkerState.PAUSED).send(worker, options)
 
 
 @worker_app.command(help_epilogue=examples("worker resume worker-2"))
 def resume(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
     """Resume a paused or drained worker."""
-    return WorkerCommand("resume", "resumed", "running again", draining=False).send(worker, options)
+    return WorkerCommand("resume", "resumed", "running again", WorkerState.RUNNING).send(worker, options)
 
 
 class WorkerCommand(NamedTuple):
@@ -212,8 +243,8 @@ class WorkerCommand(NamedTuple):
     verb: str
     participle: str
     effect: str
-    draining: bool
-    """The `draining` flag that an obedient worker reports."""
+    state: WorkerState
+    """The state that an obedient worker reports."""
 
     def send(self, worker: str | None, options: OperatorFlags, **details: Any) -> int:
         """Send the command, wait until it is obeyed, and return the exit code."""
@@ -252,8 +283,8 @@ class WorkerCommand(NamedTuple):
         from reefknot.app.presence import living_systems
 
         living = await living_systems(store)
-        reported = {one["worker_id"]: one["draining"] for each in living for one in each["workers"]}
-        return all(reported.get(name, self.draining) is self.draining for name in names)
+        reported = {one["worker_id"]: _state_of(one) for each in living for one in each["workers"]}
+        return all(reported.get(name, self.state) == self.state for name in names)
 
 
 # ---- running routers -------------------------------------------------------------------------------------------------
@@ -293,7 +324,13 @@ def _put_router(router: dict[str, Any]) -> None:
     gates = (("retries", router["retries_v2"]), ("queue", router["queue_v2"]))
     put("  " + ", ".join(f"{name}: {'v2' if on else 'baseline'}" for name, on in gates))
     rows = [
-        (worker, name, str(health["status"]), str(health["queue_depth"]), f"{health['active']} of {health['capacity']}")
+        (
+            worker,
+            name,
+            _status_of(health["state"], health["status"]),
+            str(health["queue_depth"]),
+            f"{health['active']} of {health['capacity']}",
+        )
         for name, by_worker in router["workers"].items()
         for worker, health in by_worker.items()
     ]

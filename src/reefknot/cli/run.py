@@ -18,12 +18,14 @@ from msgspec import UNSET
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
+from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole
 from reefknot.cli.output import Advance, plural, progress, put, say
 from reefknot.cli.serve import Shutdown, Startup, parts_of, shutdown_on_signals, startup, until_first_ends, wait_for
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
+from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState, is_workers
 from reefknot.errors import KeyConflictError, QueueFullError
 from reefknot.runtime.log import printable
@@ -55,13 +57,14 @@ def run(
     results: Annotated[str | None, arg("Write one ExecResult per line to this file.")] = None,
     new: Annotated[bool, arg("Run lines without an id again, also those that an earlier run has finished.")] = False,
     in_flight: Annotated[int, arg(f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
+    log: LogFlags = LOG,
     options: SystemFlags = SYSTEM,
 ) -> int:
     """Run a file of assignments through router, queue and worker, with a progress bar."""
     check_whole("--in-flight", in_flight)
     require_file(file)
-    start = startup(options.engine, options.config, options.workers)
-    with _results_file(results) as write:
+    with log.applied(), _results_file(results) as write:
+        start = startup(options.engine, options.config, options.workers)
         batch = BatchRun(file, write, in_flight, new=new, secrets=start.secrets)
         return asyncio.run(_run(batch, start, options))
 
@@ -69,7 +72,7 @@ def run(
 async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
     began = monotonic()
     with shutdown_on_signals() as shutdown:
-        async with start.system(drain=DRAIN_S, **parts_of(options)) as system:
+        async with start.system(drain=DRAIN_S, stopped=batch.count_rest, **parts_of(options)) as system:
             await batch.run(system, shutdown)
     elapsed = monotonic() - began
     batch.report_rest()
@@ -100,6 +103,10 @@ class Tally:
         self.recovered = 0
         self.quarantined = 0
         self.retries = 0
+        self.unfinished = 0
+        """Submitted, and without a result at the end."""
+        self.is_cut_short = False
+        """Whether a shutdown came before the end of the file."""
 
     @property
     def total(self) -> int:
@@ -107,7 +114,7 @@ class Tally:
 
     @property
     def all_succeeded(self) -> bool:
-        return self.total == self.ends["succeeded"]
+        return self.total == self.ends["succeeded"] and not self.unfinished
 
     async def count(self, result: ExecResult, store: Store) -> str:
         """Count one result and return its end."""
@@ -135,6 +142,7 @@ class Tally:
             "recovered": self.recovered,
             "quarantined": self.quarantined,
             "retries": self.retries,
+            "unfinished": self.unfinished,
             "elapsed_s": round(elapsed, 3),
         }
 
@@ -144,9 +152,12 @@ class Tally:
             "succeeded": f" ({self.recovered} after retries)" if self.recovered else "",
             "failed": f" ({self.quarantined} in quarantine)" if self.quarantined else "",
         }
-        ends = [f"{n} {end.replace('_', ' ')}{asides.get(end, '')}" for end, n in self.ends.items() if n]
+        counted = {**self.ends, "unfinished": self.unfinished}
+        ends = [f"{n} {end.replace('_', ' ')}{asides.get(end, '')}" for end, n in counted.items() if n]
         retries = plural(self.retries, "retry", "retries")
-        return f"{plural(self.total, 'assignment')} in {elapsed:.1f} s: {', '.join(ends) or 'nothing to do'}; {retries}"
+        nothing = "none was submitted" if self.is_cut_short else "nothing to do"
+        number = plural(self.total + self.unfinished, "assignment")
+        return f"{number} in {elapsed:.1f} s: {', '.join(ends) or nothing}; {retries}"
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
@@ -174,18 +185,22 @@ class BatchRun:
         self._freed = asyncio.Event()
         self._failures = 0
         self._from_earlier_run = 0
-        self._unfinished = 0
+        self._open: dict[str, AssignmentLine] = {}
+        """Lines that are being submitted or have no result yet, by the id of their record."""
+        self._line_count = 0
 
     async def run(self, system: System, shutdown: Shutdown) -> None:
         """Run the whole file, several lines at a time, until it is done or a shutdown is requested."""
         self._began_ms = system.snapshot()["at"]
         lines, content = await asyncio.to_thread(survey, self._file)
+        self._line_count = lines
         self._lines = assignments(self._file, "" if self._new else content)
         slots = sum(pool.slots for worker in system.workers for pool in worker.pools.values())
         feeder_count = min(self._in_flight, system.routing.rules.size + slots)
         with progress("assignments", lines) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(feeder_count)))
             await until_first_ends(feeders, shutdown.requested.wait(), system.store_failed())
+        self.tally.is_cut_short = shutdown.requested.is_set()
 
     async def _feed(self, system: System, advance: Advance) -> None:
         """Run one line after the other, as long as there are lines."""
@@ -195,9 +210,7 @@ class BatchRun:
             elif refusal := self._unknown_class(system, line):
                 self._reject(line.line, refusal)
             else:
-                self._unfinished += 1
                 await self._complete(system, line)
-                self._unfinished -= 1
             advance(1)
 
     async def _next_line(self) -> AssignmentLine | InvalidLine | None:
@@ -214,17 +227,34 @@ class BatchRun:
         return "" if wanted in known else f"resource_class: {wanted!r} is unknown; accepted: {', '.join(known)}"
 
     async def _complete(self, system: System, line: AssignmentLine) -> None:
+        name = line.assignment.record_id
+        self._open[name] = line
         try:
             result = await (await self._submit(system, line))
         except KeyConflictError as error:
+            del self._open[name]
             self._reject(line.line, f"assignment_id: {error}")
             return
         self._freed.set()
-        end = await self.tally.count(result, system.store)
+        await self._count(line, result, system.store)
+        del self._open[name]
+
+    async def _count(self, line: AssignmentLine, result: ExecResult, store: Store) -> None:
+        end = await self.tally.count(result, store)
         self._from_earlier_run += result.timestamp is not None and result.timestamp < self._began_ms
         self._write(encode(result) + b"\n")
         if end != "succeeded":
             self._show_failure(line, end, result)
+
+    async def count_rest(self, system: System) -> None:
+        """Count the lines that were open at a shutdown: some of them have ended during the drain."""
+        for name, line in self._open.items():
+            item = await system.store.work.get(name)
+            answer = None if item is None else answer_of(item)
+            if answer is not None:
+                await self._count(line, answer, system.store)
+            else:
+                self.tally.unfinished += item is not None
 
     async def _submit(self, system: System, line: AssignmentLine) -> asyncio.Future[ExecResult]:
         """Submit, waiting while the queue is full: one feeder retries, the others wait for its lock."""
@@ -257,9 +287,13 @@ class BatchRun:
             text = "had finished in an earlier run: an id identifies one job, and its stored result was used"
             way = "" if self._new else "; --new runs lines without an id again"
             say(f"{self._from_earlier_run} {text}{way}")
-        if self._unfinished:
-            text = "were submitted and have not finished; the next `run` or `up` on this store finishes them"
-            say(f"{self._unfinished} {text}")
+        unfinished = self.tally.unfinished
+        if unfinished:
+            text = f"{'was' if unfinished == 1 else 'were'} submitted and {'has' if unfinished == 1 else 'have'}"
+            say(f"{unfinished} {text} not finished; the next `run` or `up` on this store finishes them")
+        left = self._line_count - self.tally.total - unfinished
+        if self.tally.is_cut_short and left > 0:
+            say(f"{plural(left, 'line')} not submitted; run the file again to go on")
 
 
 @contextmanager

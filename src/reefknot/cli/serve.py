@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from json import dumps
@@ -21,8 +22,11 @@ from msgspec import Struct
 
 from reefknot.cli.app import Exit, noun
 from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
+from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, settings
 from reefknot.cli.output import put, relative, say
+from reefknot.core.results import answer_of
+from reefknot.core.work import WorkState
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -167,13 +171,14 @@ Beside = Callable[["System"], Awaitable[None]]
 
 
 @app.default
-def up(*, seconds: For = None, drain: DrainSeconds = None, options: SystemFlags = SYSTEM) -> int:
+def up(*, seconds: For = None, drain: DrainSeconds = None, log: LogFlags = LOG, options: SystemFlags = SYSTEM) -> int:
     """Run a router and workers until Ctrl-C or SIGTERM, and print retries, rejections and overload as they happen."""
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
-    start = startup(options.engine, options.config, options.workers)
-    session = UpSession(start, **parts_of(options), as_json=options.json)
-    return asyncio.run(session.serve(seconds, drain=drain))
+    with log.applied(feed=True):
+        start = startup(options.engine, options.config, options.workers)
+        session = UpSession(start, **parts_of(options), as_json=options.json)
+        return asyncio.run(session.serve(seconds, drain=drain))
 
 
 def parts_of(options: SystemFlags) -> dict[str, Any]:
@@ -195,19 +200,23 @@ class UpSession(Struct, frozen=True):
     async def serve(self, seconds: float | None, *, drain: float | None = None, beside: Beside | None = None) -> int:
         """Run until the time is over, a signal comes, or `beside` returns; the result is the exit code."""
         began = monotonic()
+        counts: dict[str, int] = {}
+
+        async def stopped(system: System) -> None:
+            await feed.catch_up()
+            feed.end()
+            counts.update(await _summary(system, feed))
+
         parts = {"workers": self.workers, "modules": self.modules, "seed": self.seed}
         with shutdown_on_signals() as shutdown:
-            async with self.start.system(drain=drain, **parts) as system:
+            async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
                 head = await system.store.audit.head()
                 feed = LiveFeed(system.store.audit, self._print, after=head.sequence, as_json=self.as_json)
                 if self.welcome:
                     self._welcome(system, seconds)
                 running = [feed.follow(), self._print_levels(system), shutdown.requested.wait(), system.store_failed()]
                 await until_first_ends(*running, *([beside(system)] if beside else []), timeout=seconds)
-                await feed.catch_up()
-                feed.end()
-                summary = _summary(system, feed, monotonic() - began)
-        self._put_summary(summary)
+        self._put_summary({**counts, "elapsed_s": round(monotonic() - began, 3)})
         return Exit.FINE if shutdown.code is None else shutdown.code
 
     async def _print_levels(self, system: System) -> None:
@@ -246,10 +255,14 @@ def until_text(seconds: float | None) -> str:
     return "until Ctrl-C" if seconds is None else f"for {seconds:g} s"
 
 
-def _summary(system: System, feed: LiveFeed, elapsed: float) -> dict[str, Any]:
-    """The counts of this system since its start, and what it leaves to the next one."""
+async def _summary(system: System, feed: LiveFeed) -> dict[str, int]:
+    """The counts of a system that has stopped, and what it leaves to the next one."""
     counts = [worker.snapshot().retries for worker in system.workers]
-    kinds, ended = feed.kinds, system.router.ended
+    kinds, ended = feed.kinds, Counter(system.router.ended)
+    for pending in system.router.table.all():  # it may have ended during the drain, unheard by the router
+        item = await system.store.work.get(pending.id)
+        answer = None if item is None else answer_of(item)
+        ended.update([] if answer is None else [answer.status.value])
     return {
         "succeeded": sum(one.succeeded for one in counts),
         "failed": max(0, ended.get("error", 0) - kinds["dropped"]),
@@ -260,6 +273,11 @@ def _summary(system: System, feed: LiveFeed, elapsed: float) -> dict[str, Any]:
         "rejected": ended.get("rejected", 0),
         "dropped": kinds["dropped"],
         "quarantined": kinds["quarantined"],
-        "unfinished": len(system.router.table),
-        "elapsed_s": round(elapsed, 3),
+        "unfinished": await unfinished(system),
     }
+
+
+async def unfinished(system: System) -> int:
+    """The number of jobs in the system's store that have not ended."""
+    counts = (await system.store.work.snapshot()).counts.values()
+    return sum(states.get(one, 0) for states in counts for one in (WorkState.PENDING, WorkState.RUNNING))

@@ -11,6 +11,7 @@ import msgspec
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
+from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import STORE, StoreFlags, arg, settings
 from reefknot.cli.output import put, put_jobs, say
 from reefknot.cli.stores import StoreAddress, address_of
@@ -49,6 +50,7 @@ def submit(
     attempt_timeout_ms: Annotated[int | None, arg("Milliseconds for one execution of the step.")] = None,
     wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
     timeout: Annotated[float, arg("Most seconds that --wait waits. Default: 60.")] = 60.0,
+    log: LogFlags = LOG,
     options: StoreFlags = STORE,
 ) -> int:
     """Submit a file of assignments, or one step, and optionally wait for the results."""
@@ -64,8 +66,10 @@ def submit(
     if deadline is not None:
         _check_positive("--deadline", deadline)
         limits["deadline_ms"] = max(1, round(deadline * 1000))
-    asyncio.run(submission.submit(file or _step(type_ or "", inputs, id_, tenant, limits)))
-    return submission.report(json=options.json)
+    work = file or _step(type_ or "", inputs, id_, tenant, limits)
+    with log.applied():
+        asyncio.run(submission.submit(work))
+        return submission.report(json=options.json)
 
 
 def _check_positive(flag: str, seconds: float) -> None:

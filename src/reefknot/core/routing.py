@@ -57,6 +57,24 @@ class WorkerHealth(Struct, frozen=True):
         return self.taken / max(1, self.capacity)
 
 
+class WorkerState(StrEnum):
+    """State of a worker as people see it. Its load is told apart, for each of its classes."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+def worker_state(*, draining: bool, leaving: bool, gone: bool = False) -> WorkerState:
+    """The state that follows from a worker's report: `draining` accepts nothing, `leaving` gives its queue away too."""
+    if gone:
+        return WorkerState.GONE
+    if not draining:
+        return WorkerState.RUNNING
+    return WorkerState.DRAINING if leaving else WorkerState.PAUSED
+
+
 class Chosen(Struct, frozen=True):
     """The worker that gets the assignment. `probe`: to see whether a critical worker has recovered."""
 

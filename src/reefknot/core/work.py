@@ -15,6 +15,7 @@ An assignment has one record for its whole life. A submission waits in the class
 moves it to a class of its own (`assigned`), runs it there, and its end is the caller's result.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 
 from msgspec import Struct, structs
@@ -309,6 +310,20 @@ def started(item: WorkItem, *, owner: str, fence: int, lease_ms: int, now: Momen
         lease_ms=lease_ms,
         updated_at=now.wall,
     )
+
+
+def visible_state(item: WorkItem, now: Moment, *, gone: Collection[str] = ()) -> WorkState:
+    """
+    The state of an item as people see it; `gone` are owners whose processes have ended.
+
+    A claim is not yet an attempt: a submission that a router holds waits for a worker. Work whose owner is gone waits
+    as well, for the claim that takes it back. A lease of an earlier boot ends later than any lease of this one can.
+    """
+    if item.state is not WorkState.RUNNING:
+        return item.state
+    is_leased = now.steady < item.lease_until <= now.steady + item.lease_ms
+    runs = item.resource_class != ROUTER and is_leased and item.owner not in gone
+    return WorkState.RUNNING if runs else WorkState.PENDING
 
 
 def is_over(item: WorkItem) -> bool:

@@ -180,11 +180,16 @@ class WorkQueue(Protocol):
         classes: Collection[str] = (),
         after: str = "",
         limit: int = 100,
+        since: int = 0,
+        oldest_first: bool = False,
+        gone: Collection[str] | None = None,
     ) -> list[WorkItem]:
         """
         Items, the newest first, without payloads; `after` the last one's id gives the next page.
 
-        Behind an id that is gone there is nothing. With `classes`, only open items of these resource classes.
+        Behind an id that is gone there is nothing. With `classes`, only open items of these resource classes. `since`
+        leaves out what was created before (ms UTC). With `gone`, owners whose processes have ended, `state` means
+        `visible_state`; `classes` are not accepted then.
         """
 
     async def snapshot(self) -> WorkSnapshot:

@@ -11,7 +11,7 @@ import msgspec
 
 from reefknot.core.messages import ExecAssignmentAck, ExecResult, Heartbeat
 from reefknot.core.overload.admission import OverloadStatus
-from reefknot.core.routing import WorkerHealth
+from reefknot.core.routing import WorkerHealth, WorkerState, worker_state
 
 MOST_WORKERS = 10_000
 MOST_CLASSES = 64
@@ -80,6 +80,11 @@ class HealthTable:
         """Whether the worker is known, and not gone."""
         found = [by_id[worker_id] for by_id in self._entries.values() if worker_id in by_id]
         return any(not one.gone(now) for one in found)
+
+    def state(self, worker_id: str, now: float) -> WorkerState:
+        """The state of a worker that was heard of."""
+        gone = not self.is_live(worker_id, now)
+        return worker_state(draining=worker_id in self.draining, leaving=worker_id in self._leaving, gone=gone)
 
     def keeps_queue(self, worker_id: str, now: float) -> bool:
         """Whether queued work is left to the worker: it is live, and not leaving."""

@@ -177,8 +177,10 @@ class Router:
         return self._completion.counts
 
     def snapshot(self) -> RouterSnapshot:
+        now = self._clock.now()
         workers = {
-            name: {one: msgspec.to_builtins(h) for one, h in by.items()} for name, by in self.health.all().items()
+            name: {one: {"state": self.health.state(one, now), **msgspec.to_builtins(h)} for one, h in by.items()}
+            for name, by in self.health.all().items()
         }
         rules, waiting = self._context.settings.rules, self.table.waiting
         status = level(waiting, rules.size, rules.thresholds)

@@ -310,6 +310,9 @@ class Worker:
             for pool in self.pools.values():
                 for late in pool.queue.expired(now):
                     await run_logged("an expired assignment could not be ended", self.closing.expire, late, pool)
+            if self.intake.draining:  # what is claimed and not begun waits: others see it as pending
+                pools = list(self.pools.values())
+                await run_logged("claimed work could not be given back", self.closing.release_prefetched, pools)
             if self.leaving.has_more:
                 await self._offer_queued(list(self.pools.values()))
             await run_logged("results of quarantined work could not be sent", self.closing.publish_crashed)

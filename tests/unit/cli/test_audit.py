@@ -220,7 +220,7 @@ def test_the_head_of_another_store_is_a_mismatch(rk: Commands, store: Path) -> N
     assert rk("audit", "verify", "--engine", URL, "--head", "other.jsonl.head.json").code == 65
 
 
-@pytest.mark.parametrize(("text", "code"), [(None, 69), ("nonsense", 65), ("{}", 65)])
+@pytest.mark.parametrize(("text", "code"), [(None, 66), ("nonsense", 65), ("{}", 65)])
 def test_a_head_that_is_none_is_named(rk: Commands, store: Path, text: str | None, code: int) -> None:
     if text is not None:
         (rk.folder / "head").write_text(text)
@@ -380,7 +380,7 @@ def test_by_default_it_is_the_default_file(rk: Commands) -> None:
     [
         (["verify"], 69, "there is no store at"),
         (["verify", "--engine", "sqlite:missing.db"], 69, "missing.db"),
-        (["verify", "missing.jsonl"], 69, "missing.jsonl"),
+        (["verify", "missing.jsonl"], 66, "missing.jsonl"),
         (["verify", "--engine", "memory:"], 2, "ends with the process"),
         (["verify", "--engine", "postgres://x"], 2, "--engine"),
         (["verify", "x.jsonl", "--engine", "sqlite:x.db"], 2, "not both"),

@@ -79,7 +79,7 @@ def test_without_a_system_a_job_is_cancelled_in_the_store_and_audited(rk: Comman
     assert rk("job", "cancel", "x", "--dry-run").out == "x (pending) would be cancelled\n"
     assert work_items.operator_actions(store) == []
 
-    ended = rk("job", "cancel", "x", "--as", "ann", "--reason", "withdrawn", "--json")
+    ended = rk("job", "cancel", "x", "--as", "ann", "--because", "withdrawn", "--json")
     assert (ended.code, ended.json["cancelled"]) == (0, True)
     assert work_items.operator_actions(store) == [("ann", "job.cancel")]
     assert work_items.item(store, "x").state.value == "cancelled"
@@ -110,7 +110,7 @@ def test_unusable_words_are_refused(rk: Commands, store: Path, words: list[str])
 def test_a_cancelled_job_shows_the_result_that_its_caller_gets(rk: Commands, store: Path) -> None:
     work_items.submitted(store, "x")
     assert rk("job", "show", "x", "--json").json["result"] is None, "it has none yet"
-    rk("job", "cancel", "x", "--reason", "withdrawn")
+    rk("job", "cancel", "x", "--because", "withdrawn")
     result = rk("job", "show", "x", "--json").json["result"]
 
     assert (result["status"], result["error_code"]) == ("cancelled", "CANCELLED_BY_USER")

@@ -24,7 +24,7 @@ from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import get, lines, prepared, results
 
 ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")
-KEYS = ["total", *ENDS, "recovered", "quarantined", "retries", "elapsed_s"]
+KEYS = ["total", *ENDS, "recovered", "quarantined", "retries", "unfinished", "elapsed_s"]
 
 
 def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["gone.jsonl"], 69, "gone.jsonl: there is no such file"),
+        (["gone.jsonl"], 66, "gone.jsonl: there is no such file"),
         (["files"], 2, "files: is a folder"),
         (["work.jsonl", "--workers", "0"], 2, "--workers: 0"),
         (["work.jsonl", "--in-flight", "0"], 2, "--in-flight: 0"),

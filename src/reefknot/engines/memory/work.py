@@ -254,19 +254,28 @@ class MemoryWorkQueue:
         classes: Collection[str] = (),
         after: str = "",
         limit: int = 100,
+        since: int = 0,
+        oldest_first: bool = False,
+        gone: Collection[str] | None = None,
     ) -> list[WorkItem]:
-        self.shared.now()
+        now = self.shared.now()
         if after and after not in self.items:
             return []
-        last = self._order[after] if after else inf
+        first, last = (self._order[after], inf) if after and oldest_first else (-inf, self._order.get(after, inf))
         found = [
             item
             for item in self.items.values()
-            if state in (None, item.state) and kind in (None, item.kind) and self._order[item.id] < last
+            if kind in (None, item.kind) and item.created_at >= since and first < self._order[item.id] < last
         ]
+        if state is not None:
+            shown = {
+                item.id: item.state if gone is None else core.visible_state(item, now, gone=gone) for item in found
+            }
+            found = [item for item in found if shown[item.id] is state]
         if classes:
             found = [item for item in found if core.stage_of(item) is not None and item.resource_class in classes]
-        found = heapq.nlargest(limit, found, key=lambda item: self._order[item.id])
+        choose = heapq.nsmallest if oldest_first else heapq.nlargest
+        found = choose(limit, found, key=lambda item: self._order[item.id])
         return [structs.replace(item, payload=b"") for item in found]
 
     async def snapshot(self) -> WorkSnapshot:

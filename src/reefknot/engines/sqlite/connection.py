@@ -25,6 +25,8 @@ from reefknot.errors import (
     StoreCorruptError,
     StoreError,
     StoreFullError,
+    StoreLockedError,
+    StorePermissionError,
     StoreUnavailableError,
     StoreVersionError,
 )
@@ -447,9 +449,12 @@ def translated(error: BaseException, path: str) -> ReefknotError:
             problem = f"the file is damaged or no database ({error})"
             return StoreCorruptError(store, problem, "restore a backup, or move the file away")
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
-            return unavailable("another process kept it locked for too long", "try again, or stop the other process")
+            problem = "another process kept it locked for too long"
+            return StoreLockedError(store, problem, "try again, or stop the other process")
         case apsw.ReadOnlyError() | apsw.PermissionsError() | PermissionError():
-            return unavailable("it may not be written", "give this user the right to write the file and its folder")
+            return StorePermissionError(store, "it may not be written", _GRANT)
+        case apsw.CantOpenError() if _is_forbidden(path):
+            return StorePermissionError(store, "it may not be opened: permission denied", _GRANT)
         case apsw.CantOpenError() | OSError():
             way_out = "check that the folder exists and that this user may write there"
             return unavailable(f"it cannot be opened ({error})", way_out)
@@ -458,6 +463,18 @@ def translated(error: BaseException, path: str) -> ReefknotError:
             return unavailable(problem, "check the disk, then open the store again")
         case _:
             return StoreError(store, f"{type(error).__name__}: {error}", "this is a defect; please report it")
+
+
+_GRANT = "give this user the right to write the file and its folder"
+
+
+def _is_forbidden(path: str) -> bool:
+    """Whether this user may not use the file, or the nearest folder above it that exists. SQLite does not say why."""
+    file = Path(path)
+    if os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK):
+        return True
+    folder = next((one for one in file.absolute().parents if one.is_dir()), None)
+    return folder is not None and not os.access(folder, os.W_OK | os.X_OK)
 
 
 def is_fatal(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ from reefknot.engines.sqlite.audit import heads
 from reefknot.engines.sqlite.connection import VERSION, query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
-from reefknot.errors import StoreUnavailableError
+from reefknot.errors import StorePermissionError, StoreUnavailableError
 
 _PAGES_PER_STEP = 256
 
@@ -57,7 +57,8 @@ def back_up(connection: apsw.Connection, target: str, progress: Callable[[int, i
     except OSError as error:
         problem = f"it cannot be written ({(error.strerror or str(error)).lower()})"
         way_out = "name a file in a folder that is there and that this user may write to"
-        raise StoreUnavailableError(f"sqlite:{target}", problem, way_out) from error
+        kind = StorePermissionError if isinstance(error, PermissionError) else StoreUnavailableError
+        raise kind(f"sqlite:{target}", problem, way_out) from error
     copy = apsw.Connection(target)
     try:
         with copy.backup("main", connection, "main") as running:

@@ -182,9 +182,13 @@ class SqliteWorkQueue:
         classes: Collection[str] = (),
         after: str = "",
         limit: int = 100,
+        since: int = 0,
+        oldest_first: bool = False,
+        gone: Collection[str] | None = None,
     ) -> list[WorkItem]:
-        wanted = rows.Wanted(state, kind, tuple(classes), after, limit)
-        return await self._context.read(partial(rows.newest, wanted=wanted))
+        lost = None if gone is None else rows.LostClaims(rows.listed(gone), self._context.now().steady)
+        wanted = rows.Wanted(state, kind, tuple(classes), after, limit, since, oldest_first, lost)
+        return await self._context.read(partial(rows.page, wanted=wanted))
 
     async def snapshot(self) -> WorkSnapshot:
         now = self._context.now()

@@ -55,24 +55,40 @@ WITH RECURSIVE kinds(name) AS (
     UNION ALL SELECT (SELECT min(kind) FROM work WHERE state = ?1 AND kind > name) FROM kinds WHERE name IS NOT NULL
 ) SELECT name FROM kinds WHERE name IS NOT NULL
 """
-_NEWEST = "SELECT seq FROM work WHERE {} AND seq < ? ORDER BY seq DESC LIMIT ?"
+_PAGE = "SELECT seq FROM work WHERE {} AND seq BETWEEN ? AND ? AND created_at >= ? ORDER BY seq {} LIMIT ?"
+_CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
 _OF_STATE = "state = ? AND kind = ?"
+# The rule of `core.work.visible_state`: running work that nobody is at.
+_LOST = (
+    "(resource_class = 'router' OR lease_until NOT BETWEEN ? + 1 AND ? + lease_ms "
+    "OR owner IN (SELECT value FROM json_each(?)))"
+)
 _OF_CLASS = {
     WorkState.PENDING: ("state = 'pending' AND ready = 1", "state = 'pending' AND ready = 0"),
     WorkState.RUNNING: ("state = 'running'",),
 }
-_BY_SEQ = _AS_ONE_ROW + "(SELECT * FROM work WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq DESC)"  # noqa: S608
+_BY_SEQ = _AS_ONE_ROW + "(SELECT * FROM work WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq {})"  # noqa: S608
 _LAST = (1 << 63) - 1
 
 
+class LostClaims(Struct, frozen=True):
+    """The means to tell running work that nobody is at: owners that are gone, as JSON, and the steady time."""
+
+    owners: str
+    steady: int
+
+
 class Wanted(Struct, frozen=True):
-    """A page of `find`."""
+    """A page of `find`. With `lost`, the state is the visible one."""
 
     state: WorkState | None
     kind: str | None
     classes: tuple[str, ...]
     after: str
     limit: int
+    since: int = 0
+    oldest_first: bool = False
+    lost: LostClaims | None = None
 
 
 CLASS_TOPIC = "work in "
@@ -122,27 +138,45 @@ def quarantined(connection: apsw.Connection, conditions: Mapping[str, Any], limi
     return _decoded(connection, _AS_ONE_ROW + chosen, (*conditions.values(), limit))
 
 
-def newest(connection: apsw.Connection, wanted: Wanted) -> list[WorkItem]:
+def page(connection: apsw.Connection, wanted: Wanted) -> list[WorkItem]:
     """
-    The items of this page, the newest first, without payloads, all of one snapshot.
+    The items of this page, without payloads, all of one snapshot.
 
     Each statement follows one index to rows that all belong to the page, so that none reads more rows than it returns.
     """
     connection.execute("BEGIN")
     try:
-        last: Any = _LAST
+        first, last = _first_since(connection, wanted.since), _LAST
         if wanted.after:
-            last = query(connection, "SELECT seq FROM work WHERE id = ?", wanted.after).get
+            after = query(connection, "SELECT seq FROM work WHERE id = ?", wanted.after).get
+            if after is None:
+                return []
+            first, last = (max(first, after + 1), last) if wanted.oldest_first else (first, after - 1)
+        order = "ASC" if wanted.oldest_first else "DESC"
         found: list[int] = []
-        for where, values in _ways_to(connection, wanted) if last is not None else ():
-            found += column(connection, _NEWEST.format(where), *values, last, wanted.limit)
-        chosen = sorted(found, reverse=True)[: wanted.limit]
-        return _decoded(connection, _BY_SEQ, (json.encode(chosen).decode(),)) if chosen else []
+        for where, values in _ways_to(connection, wanted):
+            bounds = (first, last, wanted.since, wanted.limit)
+            found += column(connection, _PAGE.format(where, order), *values, *bounds)
+        chosen = sorted(found, reverse=not wanted.oldest_first)[: wanted.limit]
+        return _decoded(connection, _BY_SEQ.format(order), (json.encode(chosen).decode(),)) if chosen else []
     finally:
         connection.execute("COMMIT")
 
 
-def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[tuple[str, tuple[str, ...]]]:
+def _first_since(connection: apsw.Connection, since: int) -> int:
+    """A row before which none was created since this time. Rows are created in the order of their numbers."""
+    low, high = 1, (query(connection, "SELECT max(seq) FROM work").get or 0) + 1
+    while since and low < high:
+        middle = (low + high) // 2
+        seq, created_at = query(connection, _CREATED_FROM, middle).fetchone() or (high, since)
+        low, high = (seq + 1, high) if created_at < since else (low, middle)
+    return low
+
+
+Way = tuple[str, tuple[str | int, ...]]
+
+
+def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
     """Conditions that together meet what is wanted, each of them the beginning of an index."""
     if wanted.classes:
         kind = "" if wanted.kind is None else " AND kind = ?"
@@ -152,11 +186,17 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[tuple[str, tup
         return [(f"{one} AND resource_class = ?{kind}", (name, *values)) for one in places for name in wanted.classes]
     if wanted.state is None and wanted.kind is None:
         return [("true", ())]
-    ways: list[tuple[str, tuple[str, ...]]] = []
+    ways: list[Way] = []
     for state in WorkState if wanted.state is None else (wanted.state,):
         kinds = [wanted.kind] if wanted.kind is not None else column(connection, _KINDS, str(state))
         ways += [(_OF_STATE, (str(state), kind)) for kind in kinds]
-    return ways
+    if wanted.lost is None or wanted.state not in (WorkState.PENDING, WorkState.RUNNING):
+        return ways
+    lost: tuple[str | int, ...] = (wanted.lost.steady, wanted.lost.steady, wanted.lost.owners)
+    if wanted.state is WorkState.RUNNING:
+        return [(f"{where} AND NOT {_LOST}", (*values, *lost)) for where, values in ways]
+    running = _ways_to(connection, structs.replace(wanted, state=WorkState.RUNNING, lost=None))
+    return ways + [(f"{where} AND {_LOST}", (*values, *lost)) for where, values in running]
 
 
 def classes_with(connection: apsw.Connection, states: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from reefknot.core.work import (
     ROUTER,
@@ -22,6 +21,7 @@ from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import FIRST_FENCE, Enqueued, Held, Settlement
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
+from reefknot.testing.conformance.listings import ListingContract
 from reefknot.testing.conformance.submissions import SubmissionContract
 
 
@@ -34,7 +34,7 @@ async def take(store: Store, n: int = 1, *, classes: Sequence[str] = (), lease: 
     return await store.work.claim(n, owner="w", classes=classes, lease=lease)
 
 
-class WorkQueueContract(SubmissionContract):
+class WorkQueueContract(SubmissionContract, ListingContract):
     """Subclass it, and give it a `harness`."""
 
     @story()
@@ -285,33 +285,6 @@ class WorkQueueContract(SubmissionContract):
         taken = await asyncio.gather(*(store.work.claim(7, owner=f"w{number}") for number in range(20)))
         ids = [item.id for batch in taken for item in batch]
         assert sorted(ids) == [f"{number:03}" for number in range(100)]
-
-    @story()
-    async def test_items_are_listed_by_filter_in_pages_without_their_payloads(
-        self, store: Store, clock: VirtualClock
-    ) -> None:
-        later = WorkItem("d", "t1", "io", due_at=wall_ms(clock) + 10_000)
-        first = WorkItem("b", "t1", payload=b"p")
-        await store.work.enqueue([first, WorkItem("a", "t2"), WorkItem("c", "t1"), later])
-        await take(store, classes=["cpu"])
-
-        async def found(**filters: Any) -> str:
-            return "".join([item.id for item in await store.work.find(**filters)])
-
-        assert await found() == "dcab"
-        assert await found(kind="t1") == "dcb"
-        assert await found(state=WorkState.RUNNING) == "b"
-        assert await found(state=WorkState.PENDING) == "dca"
-        assert await found(state=WorkState.PENDING, kind="t1") == "dc"
-        assert await found(after="c") == "ab"
-        assert await found(after="c", kind="t1") == "b"
-        assert await found(after="gone") == ""
-        assert await found(classes=["cpu"]) == "cab"
-        assert await found(classes=["io", "cpu"], state=WorkState.PENDING, kind="t1") == "dc"
-        assert await found(classes=["cpu"], state=WorkState.RUNNING) == "b"
-        page = await store.work.find(limit=2)
-        assert [(item.id, item.payload) for item in page] == [("d", b""), ("c", b"")]
-        assert await store.work.get("zz") is None
 
     @story()
     async def test_the_snapshot_counts_by_class_and_tells_how_long_the_oldest_waits(

@@ -1,0 +1,82 @@
+"""Conformance stories of lists of work: by filter, in pages, since a time, by visible state."""
+
+from typing import Any
+
+from reefknot.core.work import ROUTER, WorkItem, WorkState
+from reefknot.engines.clocks import VirtualClock
+from reefknot.ports.store import Store
+from reefknot.testing.conformance.harness import story, wall_ms
+
+
+class ListingContract:
+    """Part of the contract of a work queue."""
+
+    @story()
+    async def test_items_are_listed_by_filter_in_pages_without_their_payloads(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        later = WorkItem("d", "t1", "io", due_at=wall_ms(clock) + 10_000)
+        first = WorkItem("b", "t1", payload=b"p")
+        await store.work.enqueue([first, WorkItem("a", "t2"), WorkItem("c", "t1"), later])
+        await store.work.claim(1, owner="w", classes=["cpu"])
+
+        async def found(**filters: Any) -> str:
+            return "".join([item.id for item in await store.work.find(**filters)])
+
+        assert await found() == "dcab"
+        assert await found(kind="t1") == "dcb"
+        assert await found(state=WorkState.RUNNING) == "b"
+        assert await found(state=WorkState.PENDING) == "dca"
+        assert await found(state=WorkState.PENDING, kind="t1") == "dc"
+        assert await found(after="c") == "ab"
+        assert await found(after="c", kind="t1") == "b"
+        assert await found(after="gone") == ""
+        assert await found(classes=["cpu"]) == "cab"
+        assert await found(classes=["io", "cpu"], state=WorkState.PENDING, kind="t1") == "dc"
+        assert await found(classes=["cpu"], state=WorkState.RUNNING) == "b"
+        page = await store.work.find(limit=2)
+        assert [(item.id, item.payload) for item in page] == [("d", b""), ("c", b"")]
+        assert await store.work.get("zz") is None
+
+    @story()
+    async def test_items_are_listed_since_a_time_and_the_oldest_first(self, store: Store, clock: VirtualClock) -> None:
+        for name in "abcde":
+            await store.work.enqueue([WorkItem(name, "t1" if name in "ace" else "t2")])
+            clock.advance(1)
+
+        async def found(**filters: Any) -> str:
+            return "".join([item.id for item in await store.work.find(**filters)])
+
+        at_c = wall_ms(clock) - 3000
+        assert await found(since=at_c) == "edc"
+        assert await found(since=at_c + 1) == "ed"
+        assert await found(since=wall_ms(clock)) == ""
+        assert await found(since=at_c, kind="t1", limit=1) == "e"
+        assert await found(since=at_c, kind="t1", after="e") == "c"
+        assert await found(oldest_first=True) == "abcde"
+        assert await found(oldest_first=True, since=at_c, limit=2) == "cd"
+        assert await found(oldest_first=True, after="b", kind="t1") == "ce"
+        assert await found(oldest_first=True, after="gone") == ""
+
+    @story()
+    async def test_a_claim_without_an_attempt_is_listed_as_pending(self, store: Store, clock: VirtualClock) -> None:
+        """Held by a router, by an owner that is gone, and under a lease that ran out; only one is at work."""
+        await store.work.enqueue([WorkItem("held", "t", ROUTER)], owner="router-1", lease=60)
+        await store.work.enqueue([WorkItem(name, "t", f"cpu@{name}") for name in ("gone", "late", "runs", "waits")])
+        for name, lease in (("gone", 60.0), ("late", 1.0), ("runs", 60.0)):
+            await store.work.claim(1, owner=f"owner of {name}", classes=[f"cpu@{name}"], lease=lease)
+        clock.advance(2)
+
+        async def found(**filters: Any) -> list[str]:
+            return sorted([item.id for item in await store.work.find(**filters)])
+
+        gone = ["owner of gone"]
+        assert await found(state=WorkState.RUNNING) == ["gone", "held", "late", "runs"]
+        assert await found(state=WorkState.RUNNING, gone=gone) == ["runs"]
+        assert await found(state=WorkState.RUNNING, gone=[]) == ["gone", "runs"]
+        assert await found(state=WorkState.PENDING, gone=gone) == ["gone", "held", "late", "waits"]
+        assert await found(state=WorkState.PENDING, gone=gone, kind="other") == []
+        newest = await store.work.find(state=WorkState.PENDING, gone=gone, limit=2)
+        assert [item.id for item in newest] == ["waits", "late"]
+        rest = await store.work.find(state=WorkState.PENDING, gone=gone, after="late")
+        assert [item.id for item in rest] == ["gone", "held"]

@@ -1,0 +1,352 @@
+"""What an operator reads: summaries that are true, states that are true, log lines with dates, and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import reefknot as rk
+from reefknot.core.work import ROUTER
+from reefknot.engines.sqlite import SqliteStore
+from tests.acceptance.folder import Folder, until
+
+FLAKY = """\
+import logging
+import reefknot as rk
+
+asked = 0
+
+@rk.block("own.flaky")
+async def flaky(inputs, context):
+    global asked
+    asked += 1
+    if asked == 1:
+        raise ConnectionError("not now")
+    logging.getLogger("own").info("it came\\nthrough")
+    return {}
+"""
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?[+-]\d\d:\d\d"
+"""Date, time and zone."""
+
+
+def wait_for_shutdown(process: subprocess.Popen[str]) -> None:
+    """Read stderr until it says that the shutdown has begun."""
+    assert process.stderr is not None
+    line = ""
+    while "shutting down" not in line:
+        line = process.stderr.readline()
+        assert line, "it ended without a word"
+
+
+def interrupted(folder: Folder, process: subprocess.Popen[str], name: str) -> None:
+    """Ctrl-C while this step runs."""
+    until(lambda: name in folder.begun())
+    process.send_signal(signal.SIGINT)
+    wait_for_shutdown(process)
+
+
+# ---- summaries -------------------------------------------------------------------------------------------------------
+
+
+def test_up_prints_a_retry_once(folder: Folder) -> None:
+    (folder.path / "odd.py").write_text(FLAKY)
+    assert folder("submit", "--type", "own.flaky", "--id", "lucky").code == 0
+    process = folder.start("up", "--module", "odd", "--log-level", "info")
+    until(lambda: bool(folder.json("job", "show", "lucky")["state"] == "succeeded"))
+    process.send_signal(signal.SIGTERM)
+    code, out, err = folder.ends(process)
+
+    assert code == 143
+    assert (out + err).count("not now") == 1, out + err
+    assert re.search(rf"^{STAMP}  retry  +lucky ", out, re.MULTILINE), out
+
+
+def test_without_a_feed_the_log_tells_of_a_retry(folder: Folder) -> None:
+    """The control: it is the feed that replaces the line."""
+    (folder.path / "odd.py").write_text(FLAKY)
+    (folder.path / "work.jsonl").write_text('{"assignment_id": "lucky", "job": {"type": "own.flaky"}}\n')
+    code, _, err = folder.ends(folder.start("run", "work.jsonl", "--module", "odd"))
+
+    assert code == 0
+    assert err.count("not now") == 1, err
+
+
+def test_the_summary_of_up_counts_what_finished_during_the_drain(folder: Folder) -> None:
+    process = folder.up()
+    folder.wait("slow")
+    interrupted(folder, process, "slow")
+    folder.go()
+    code, out, _ = folder.ends(process)
+
+    assert code == 130
+    assert out.splitlines()[-1].endswith(": 1 succeeded"), out
+
+
+def test_the_summary_of_up_names_what_did_not_finish(folder: Folder) -> None:
+    """The control: nobody lets the step go on, and the next system has it to do."""
+    process = folder.up("--drain", "0.1")
+    folder.wait("slow")
+    interrupted(folder, process, "slow")
+    _, out, _ = folder.ends(process)
+
+    assert out.splitlines()[-1].endswith(": 1 unfinished"), out
+    assert folder.json("job", "show", "slow")["state"] == "pending"
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["finishes", "does not finish"])
+def test_an_interrupted_run_says_what_became_of_its_lines(folder: Folder, goes_on: bool) -> None:
+    (folder.path / "work.jsonl").write_text(
+        '{"assignment_id": "slow", "job": {"type": "own.wait", "payload": {"name": "slow"}}}\n'
+        '{"assignment_id": "next", "job": {"type": "own.wait", "payload": {"name": "next"}}}\n'
+    )
+    process = folder.start("run", "work.jsonl", "--module", "naps", "--in-flight", "1", "--results", "out.jsonl")
+    interrupted(folder, process, "slow")
+    if goes_on:
+        folder.go()
+    code, out, err = folder.ends(process)
+
+    assert code == 130
+    assert "nothing to do" not in out
+    assert re.match(rf"1 assignment in .* s: 1 {'succeeded' if goes_on else 'unfinished'}; 0 retries$", out), out
+    assert ("1 was submitted and has not finished" in err) is not goes_on
+    assert "1 line not submitted" in err
+    assert len((folder.path / "out.jsonl").read_text().splitlines()) == goes_on
+
+
+def test_the_summary_of_a_worker_counts_what_finished_during_the_drain(folder: Folder) -> None:
+    folder.part("router")
+    worker = folder.part("worker", "--module", "naps")
+    folder.wait("slow")
+    interrupted(folder, worker, "slow")
+    folder.go()
+    code, out, _ = folder.ends(worker)
+
+    assert code == 130
+    assert out.splitlines()[-1].endswith(": 1 succeeded"), out
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+def shown_states(folder: Folder, name: str) -> set[str]:
+    """The state of a job wherever it is shown: list, show, filter, totals, as text and as JSON."""
+    listed = folder.json("job", "list")
+    (of_list,) = [one["state"] for one in listed["jobs"] if one["id"] == name]
+    (of_totals,) = [state for state, number in listed["states"].items() if number]
+    found = {of_list, of_totals, folder.json("job", "show", name)["state"]}
+    for state in ("pending", "running"):
+        found |= {state for one in folder.json("job", "list", "--state", state)["jobs"] if one["id"] == name}
+    found |= set(re.findall(r"pending|running", folder("job", "list").out))
+    return found | set(re.findall(r"^state +(\w+)", folder("job", "show", name).out, re.MULTILINE))
+
+
+def test_a_job_of_a_killed_worker_is_not_running(folder: Folder) -> None:
+    folder.part("router")
+    worker = folder.part("worker", "--module", "naps")
+    folder.wait("slow")
+    until(lambda: "slow" in folder.begun())
+    assert shown_states(folder, "slow") == {"running"}
+
+    worker.kill()
+    worker.wait()
+    assert shown_states(folder, "slow") == {"pending"}
+
+
+def test_a_job_that_its_router_holds_waits(folder: Folder) -> None:
+    """No worker is there: the router has claimed the submission, and nothing runs."""
+    folder.part("router")
+    folder.wait("slow")
+    store = folder.path / ".reefknot" / "state.db"
+    until(lambda: _record(store, "slow") == ("running", ROUTER))
+
+    assert shown_states(folder, "slow") == {"pending"}
+    assert folder("job", "cancel", "slow", "--dry-run").out == "slow (pending) would be cancelled\n"
+
+
+def _record(path: Path, name: str) -> tuple[str, str]:
+    async def read() -> tuple[str, str]:
+        async with rk.open_store(f"sqlite:{path}") as store:
+            item = await store.work.get(name)
+            assert item is not None
+            return item.state.value, item.resource_class
+
+    return asyncio.run(read())
+
+
+def test_a_paused_worker_is_paused_and_a_drained_one_draining(folder: Folder) -> None:
+    folder.up("--log-level", "info")
+
+    def states(word: str) -> bool:
+        workers = folder.json("worker", "list")["workers"]
+        routers = folder.json("router", "status")["routers"]
+        heard = {one["state"] for router in routers for by in router["workers"].values() for one in by.values()}
+        return {one["state"] for one in workers} == heard == {word}
+
+    until(lambda: states("running"))
+    assert "healthy" in folder("worker", "list").out
+    for verb, word in (("pause", "paused"), ("drain", "draining"), ("resume", "running")):
+        assert folder("worker", verb, "worker-1").code == 0
+        until(lambda word=word: states(word))  # type: ignore[misc]
+        shown = folder("worker", "list").out + folder("router", "status").out
+        wanted = set() if word == "running" else {word}
+        assert {"paused", "draining"} & set(shown.split()) == wanted, shown
+
+
+# ---- log lines -------------------------------------------------------------------------------------------------------
+
+LONG = {
+    "up": ("up", "--for", "0.5", "--module", "odd"),
+    "run": ("run", "work.jsonl", "--module", "odd"),
+    "worker start": ("worker", "start", "--for", "0.5", "--module", "odd"),
+    "router start": ("router", "start", "--for", "0.5"),
+    "submit": ("submit", "work.jsonl", "--wait", "--timeout", "0.1"),
+}
+
+
+@pytest.mark.parametrize("words", LONG.values(), ids=LONG.keys())
+def test_every_line_on_stderr_is_json_when_asked_for(folder: Folder, words: tuple[str, ...]) -> None:
+    (folder.path / "odd.py").write_text(FLAKY)
+    (folder.path / "work.jsonl").write_text('{"assignment_id": "lucky", "job": {"type": "own.flaky"}}\n')
+    _, _, err = folder.ends(folder.start(*words, "--log-format", "json", "--log-level", "debug"))
+    lines = [json.loads(line) for line in err.splitlines()]
+
+    assert lines, "it says something"
+    for line in lines:
+        assert re.fullmatch(STAMP, line["time"])
+        assert set(line) >= {"level", "logger", "message"}
+
+
+def test_lines_of_ones_own_steps_obey_the_level_and_stay_on_a_line(folder: Folder) -> None:
+    (folder.path / "odd.py").write_text(FLAKY)
+    (folder.path / "work.jsonl").write_text('{"job": {"type": "own.flaky"}}\n')
+    words = ("run", "work.jsonl", "--module", "odd", "--new")
+    _, _, info = folder.ends(folder.start(*words, "--log-level", "info"))
+    _, _, usual = folder.ends(folder.start(*words))
+
+    assert re.search(rf"^{STAMP} INFO own: it came\\nthrough$", info, re.MULTILINE), info
+    assert re.search(rf"^{STAMP} WARNING reefknot: worker-1: own.flaky ", info, re.MULTILINE), info
+    assert "it came" not in usual
+
+
+def test_audited_events_are_all_logged_when_the_configuration_says_so(folder: Folder) -> None:
+    config = folder.path / "reefknot.yaml"
+    config.write_text(config.read_text() + "audit: {log: true}\n")
+    (folder.path / "odd.py").write_text(FLAKY)
+    (folder.path / "work.jsonl").write_text('{"assignment_id": "lucky", "job": {"type": "own.flaky"}}\n')
+    _, _, err = folder.ends(folder.start("run", "work.jsonl", "--module", "odd", "--log-level", "error"))
+    logged = [
+        event for line in err.splitlines() for event in re.findall(r'reefknot\.audit: .*"event_id":"([^"]+)"', line)
+    ]
+
+    audited = [json.loads(line)["event"] for line in folder("audit", "tail", "--json").out.splitlines()]
+    wanted = [one["event_id"] for one in audited if one["event_type"] != "book_stored"]
+    assert len(wanted) >= 4
+    assert logged == wanted
+
+
+@pytest.mark.parametrize("flag", ["--log-level", "--log-format"])
+def test_an_unknown_level_or_form_is_refused_with_what_is_accepted(folder: Folder, flag: str) -> None:
+    ended = folder("up", "--for", "0", flag, "jsn")
+
+    assert ended.code == 2
+    assert f"{flag}: 'jsn' is unknown; accepted: " in ended.err
+
+
+# ---- exit codes ------------------------------------------------------------------------------------------------------
+
+ORDINARY = """\
+import ctypes, os, sys
+for capability in (1, 2):  # a process of root's obeys the permissions of files without these two
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, "-m", "reefknot", *sys.argv[1:]])
+"""
+
+FORBIDDEN = [
+    ("run", "secret.jsonl"),
+    ("submit", "secret.jsonl"),
+    ("audit", "verify", "secret.jsonl"),
+    ("audit", "verify", "--head", "secret.jsonl"),
+    ("audit", "export", "locked/log.jsonl"),
+    ("store", "backup", "locked/copy.db"),
+    ("job", "list", "--engine", "sqlite:secret.db"),
+    ("job", "list", "--engine", "sqlite:closed/state.db"),
+    ("submit", "--type", "a.b", "--engine", "sqlite:locked/new.db"),
+    ("up", "--for", "0", "--engine", "sqlite:locked/new.db"),
+    ("run", "work.jsonl", "--results", "locked/out.jsonl"),
+]
+
+
+@pytest.mark.parametrize("words", FORBIDDEN, ids=" ".join)
+def test_what_this_user_may_not_do_is_77(folder: Folder, words: tuple[str, ...]) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "a").code == 0
+    for name in ("secret.jsonl", "secret.db", "work.jsonl"):
+        (folder.path / name).write_text("{}\n")
+    (folder.path / "locked").mkdir()
+    (folder.path / "closed").mkdir()
+    (folder.path / "closed" / "state.db").touch()
+    for name, mode in (("secret.jsonl", 0), ("secret.db", 0), ("locked", 0o555), ("closed", 0)):
+        (folder.path / name).chmod(mode)
+    try:
+        code, _, err = folder.ends(folder.start(*words, program=("-c", ORDINARY)))
+    finally:
+        for name in ("locked", "closed"):
+            (folder.path / name).chmod(0o755)
+
+    assert code == 77, err
+    assert "permission denied" in err or "may not be" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "gone.jsonl"),
+        ("submit", "gone.jsonl"),
+        ("audit", "verify", "gone.jsonl"),
+        ("audit", "replay", "gone.jsonl"),
+        ("audit", "analyse", "gone.jsonl"),
+        ("audit", "verify", "--head", "gone.json"),
+    ],
+    ids=" ".join,
+)
+def test_an_input_file_that_does_not_exist_is_66(folder: Folder, words: tuple[str, ...]) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "a").code == 0
+    ended = folder(*words)
+
+    assert (ended.code, "there is no such file" in ended.err) == (66, True)
+
+
+@pytest.mark.parametrize("words", [("submit", "--type", "a.b"), ("job", "cancel", "a"), ("job", "list")], ids=" ".join)
+def test_a_store_that_another_process_keeps_locked_is_75(
+    folder: Folder, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder("submit", "--type", "fs.blob_get", "--id", "a").code == 0
+    defaults: dict[str, Any] = SqliteStore.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "patience", 0.2)
+    other = apsw.Connection(str(folder.path / ".reefknot" / "state.db"))
+    try:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").fetchall()
+        ended = folder(*words)
+        assert (ended.code, "locked for too long" in ended.err) == (75, True), ended.err
+    finally:
+        other.close()
+    assert folder(*words).code == 0, "the control: nobody locks it any more"
+
+
+def test_the_old_spelling_of_because_works_and_says_so(folder: Folder) -> None:
+    for name in ("old", "new"):
+        assert folder("submit", "--type", "fs.blob_get", "--id", name).code == 0
+    old = folder("job", "cancel", "old", "--reason", "withdrawn")
+    new = folder("job", "cancel", "new", "--because", "withdrawn")
+
+    assert (old.code, new.code) == (0, 0)
+    assert ("--reason is deprecated" in old.err, new.err) == (True, "")
+    for name in ("old", "new"):
+        assert folder.json("job", "show", name)["reason"] == "withdrawn"
