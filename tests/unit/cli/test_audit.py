@@ -15,7 +15,8 @@ import pytest
 
 from reefknot.app import open_store
 from reefknot.cli.app import CommandError
-from reefknot.cli.audit import EventFilter, follow_log
+from reefknot.cli.audit import follow_log
+from reefknot.cli.audit_events import EventFilter, FilterFlags
 from reefknot.cli.options import time_ms
 from reefknot.core.audit.event import AnyEvent, BookStored, decode
 from reefknot.core.retry.book import content_hash
@@ -82,7 +83,7 @@ def test_following_shows_what_comes_and_ends_by_itself(
 ) -> None:
     async def main() -> None:
         async with open_store(f"sqlite:{store}") as opened:
-            wanted = EventFilter.of("retry_attempt", None, None, None, None)
+            wanted = EventFilter.of(FilterFlags(type_="retry_attempt"))
             following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=0.2, json=True))
             await asyncio.sleep(0)
             await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
