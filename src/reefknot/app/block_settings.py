@@ -24,6 +24,7 @@ from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.config.settings import Settings
 from reefknot.errors import ConfigurationError, shown
+from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.log import logger, printable
 
 LOGIN_S = 5.0
@@ -128,8 +129,8 @@ def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
     configuration, folder = settings.configuration, settings.folder
     if settings.path is not None:
         yield "the configuration", str(settings.path)
-    if store.startswith("sqlite:"):
-        yield "the store", store.removeprefix("sqlite:").removeprefix("//")
+    if store.startswith(PREFIX):
+        yield "the store", sqlite_path(store)
     if configuration.audit.jsonl is not None:
         yield "the copy of the audit log", str(folder / configuration.audit.jsonl.path)
     for name, reference in configuration.secrets.items():
@@ -166,6 +167,6 @@ def _connection(entry: str | SqlConnectionEntry, folder: Path) -> SqlConnection:
     if isinstance(entry, str):
         entry = SqlConnectionEntry(url=entry)
     url = entry.url
-    if url.startswith("sqlite:"):
-        url = f"sqlite:{folder / url.removeprefix('sqlite:').removeprefix('//')}"
+    if url.startswith(PREFIX):
+        url = f"sqlite:{folder / sqlite_path(url)}"
     return SqlConnection(url, Access(entry.access), entry.role, tuple(entry.functions))

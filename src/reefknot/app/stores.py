@@ -30,6 +30,7 @@ from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Timeline
 from reefknot.errors import ParameterError
 from reefknot.idempotency.decorator import in_scope
+from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.spare_files import whole_file
@@ -322,9 +323,25 @@ def store_url(settings: Settings | None, engine: str | None = None) -> str:
     folder, url = Path.cwd(), f"sqlite:{DEFAULT_STORE}" if engine is None else engine
     if engine is None and settings is not None:
         folder, url = settings.folder, settings.configuration.engine or url
-    scheme, _, path = url.partition(":")
-    path = path.removeprefix("//")
-    return f"sqlite:{folder / path}" if scheme == "sqlite" and path else url
+    path = _file_of(url)
+    return url if path is None else f"sqlite:{folder / path}"
+
+
+def _file_of(url: str) -> str | None:
+    """The file of a SQLite store, None for a store in memory; every other URL is refused."""
+    if url in ("memory", "memory:"):
+        return None
+    why = ""
+    if url.startswith(PREFIX):
+        try:
+            return sqlite_path(url)
+        except ValueError as error:
+            why = f"; {error}"
+    elif url.startswith(("nats:", "tls:")):
+        why = "; nats:// needs the extra 'nats' and an engine that this version does not have yet"
+    from reefknot.core.redaction import redact
+
+    raise ParameterError("url", redact(url), _ACCEPTED + why)
 
 
 @asynccontextmanager
@@ -355,22 +372,17 @@ async def open_audit_log(
 
 
 async def _opened(url: str, clock: Clock, *, retention: float, largest_result: int, most_keys: int | None) -> Store:
-    scheme, colon, path = url.partition(":")
-    if url in ("memory", "memory:"):
+    path = _file_of(url)
+    if path is None:
         from reefknot.engines.memory import MemoryStore
 
         return MemoryStore(clock, retention=retention, largest_result=largest_result, most_keys=most_keys)
-    if scheme == "sqlite" and colon and path.removeprefix("//"):
-        from reefknot.engines.sqlite import SqliteStore
+    from reefknot.engines.sqlite import SqliteStore
 
-        inline, path = _in_virtual_loop(), path.removeprefix("//")
-        return await SqliteStore(
-            path, clock, retention=retention, largest_result=largest_result, most_keys=most_keys, inline=inline
-        ).start()
-    from reefknot.core.redaction import redact
-
-    coming = "; nats:// needs the extra 'nats' and an engine that this version does not have yet"
-    raise ParameterError("url", redact(url), _ACCEPTED + (coming if scheme in ("nats", "tls") else ""))
+    inline = _in_virtual_loop()
+    return await SqliteStore(
+        path, clock, retention=retention, largest_result=largest_result, most_keys=most_keys, inline=inline
+    ).start()
 
 
 def _in_virtual_loop() -> bool:

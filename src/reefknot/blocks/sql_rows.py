@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from reefknot.blocks.inputs import Refusal
 from reefknot.core.failure import ErrorCode
+from reefknot.runtime.database_urls import PREFIX, sqlite_path
 
 Parameters = list[Any] | dict[str, Any] | None
 
@@ -40,7 +41,7 @@ class SqlConnection(Struct, frozen=True):
     @property
     def sqlite_path(self) -> str | None:
         """The path of the file, None for a server."""
-        return self.url.removeprefix("sqlite:").removeprefix("//") if self.url.startswith("sqlite:") else None
+        return sqlite_path(self.url) if self.url.startswith(PREFIX) else None
 
 
 class StrongLogin(Refusal):

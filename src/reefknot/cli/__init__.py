@@ -25,11 +25,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         from reefknot import __version__
 
-        print(f"reefknot {__version__}")
-        return 0
+        return _put(f"reefknot {__version__}\n")
     from reefknot.cli.app import run
 
+    if argv is None:
+        from reefknot.cli.output import guard_stdout
+
+        guard_stdout()
     return run(words)
+
+
+def _put(text: str) -> int:
+    """Write to stdout and return the exit code. `cli.output`, which does the same for all commands, is not loaded."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = 0
+    except OSError as error:
+        code = 74
+        try:  # noqa: SIM105 - contextlib is not loaded for the version
+            sys.stderr.write(f"reefknot: stdout: {(error.strerror or 'cannot be written').lower()}\n")
+        except OSError:
+            pass  # the exit code still tells
+    else:
+        return 0
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+    return code
 
 
 def _prepare_process() -> None:

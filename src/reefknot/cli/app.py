@@ -9,13 +9,12 @@ command prints an error itself. A mistake of the user is never a traceback; a bu
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
 from cyclopts import App, CycloptsError, Parameter
 
-from reefknot.cli.output import relative, say
+from reefknot.cli.output import OutputError, drop_output, flush_stdout, relative, say
 from reefknot.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -57,9 +56,11 @@ class Exit(IntEnum):
     MISMATCH = 65
     NO_INPUT = 66
     UNREACHABLE = 69
+    OUTPUT = 74
     TEMPORARY = 75
     FORBIDDEN = 77
     MISCONFIGURED = 78
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -107,11 +108,23 @@ def application() -> App:
 
 def run(words: Sequence[str]) -> int:
     """Run one command and return its exit code; a command that returns nothing has succeeded."""
+    code = _run(words)
+    try:
+        flush_stdout()
+    except OutputError as error:
+        unwritten, lines = exit_for(error)
+        for line in lines:
+            say(line)
+        code = code or unwritten  # the code of a failure tells more
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run one command and report its error, if it has one."""
     try:
         code = application()(words)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
+    except BrokenPipeError:  # of a stream that `guard_stdout` left alone
+        drop_output()
         return Exit.FINE
     except KeyboardInterrupt:
         say("interrupted")
@@ -126,7 +139,8 @@ def run(words: Sequence[str]) -> int:
         code, lines = exit_for(error)
         for line in lines:
             say(line)
-        _flush_or_drop()
+        if isinstance(error, OutputError):
+            drop_output()
         return code
     return code if isinstance(code, int) else Exit.FINE
 
@@ -176,6 +190,8 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
         case UnicodeEncodeError():  # only an argument can hold half surrogate pairs: its bytes were not UTF-8
             text = f"{printable(str(error.object), most=60)!r} is not accepted: text in UTF-8"
             return Exit.USAGE, [f"reefknot: {text}"]
+        case OutputError():
+            return Exit.OUTPUT, [f"reefknot: {_system_error(error)}"]
         case PermissionError():
             return Exit.FORBIDDEN, [f"reefknot: {_system_error(error)}"]
         case ConnectionError() | TimeoutError():
@@ -190,20 +206,3 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
 def _system_error(error: OSError) -> str:
     reason = (error.strerror or str(error) or type(error).__name__).lower()
     return f"{error.filename}: {reason}" if error.filename else reason
-
-
-def _flush_or_drop() -> None:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _drop_output()
-
-
-def _drop_output() -> None:
-    """Send buffered output to the null device: nobody reads stdout, and the interpreter must not fail flushing it."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError):
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it lasts as long as the process

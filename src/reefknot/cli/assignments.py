@@ -14,7 +14,9 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from fcntl import F_GETFL, fcntl
 from hashlib import file_digest
+from io import UnsupportedOperation
 from pathlib import Path
 from queue import Empty, Full, Queue
 from threading import Thread
@@ -53,8 +55,9 @@ NumberedText = tuple[int, bytes]
 
 
 def require_file(name: str) -> None:
-    """Refuse an unreadable file before anything is started."""
+    """Refuse an unreadable file, or a stdin that is closed, before anything is started."""
     if name == STDIN:
+        _require_stdin()
         return
     try:
         mode = os.stat(name).st_mode
@@ -71,6 +74,18 @@ def require_file(name: str) -> None:
         raise CommandError(f"{name}: cannot be read: permission denied", Exit.FORBIDDEN) from None
     except ValueError:
         raise CommandError(f"{name!r}: is not a possible file name") from None
+
+
+def _require_stdin() -> None:
+    """Refuse a stdin that was closed before the start, or is open for writing only."""
+    try:
+        flags = os.O_WRONLY if sys.stdin is None else fcntl(sys.stdin.fileno(), F_GETFL)
+    except UnsupportedOperation:  # a stream in memory has no descriptor
+        return
+    except (OSError, ValueError):
+        flags = os.O_WRONLY
+    if flags & os.O_ACCMODE == os.O_WRONLY:
+        raise CommandError("-: stdin is closed; accepted: assignments on stdin, one per line, or the name of a file")
 
 
 def _may_end(name: str) -> bool:
@@ -187,16 +202,17 @@ async def _from_pipe(name: str) -> AsyncIterator[NumberedText]:
         return False
 
     def read() -> None:
-        file = sys.stdin.buffer if name == STDIN else open(name, "rb")  # noqa: SIM115 - it ends with the process
-        with suppress(OSError, ValueError):
-            try:
-                for line in _lines(file, longest=LONGEST_LINE):
-                    if not enqueue(line):
-                        return
-            except CommandError as error:
-                enqueue(error)
-                return
-        enqueue(None)
+        try:
+            file = sys.stdin.buffer if name == STDIN else open(name, "rb")  # noqa: SIM115 - it ends with the process
+            for line in _lines(file, longest=LONGEST_LINE):
+                if not enqueue(line):
+                    return
+            enqueue(None)
+        except CommandError as error:
+            enqueue(error)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            enqueue(CommandError(f"{display_name(name)}: cannot be read: {reason.lower()}", Exit.UNREACHABLE))
 
     Thread(target=read, daemon=True, name="lines").start()
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -20,21 +20,34 @@ from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, csv_rows, json_line, put_events
 from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, heads_for, pages_of
 from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of
-from reefknot.cli.output import plural, progress, put, put_table, say, show
+from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Pattern
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode
 from reefknot.ports.audit_log import AuditLog, KeptEntry
+from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
+    from cyclopts import Token
+
     from reefknot.core.audit.replay import Replayer
     from reefknot.ports.store import Store
 
 app = noun("audit", "audit tail --follow --type retry_exhausted")
 
-File = Annotated[Path | None, arg("Exported file, JSON-lines log, or file of a store, instead of --engine.")]
+
+def _file(_: object, tokens: Sequence[Token]) -> Path:
+    """A file by its name, or by the URL of a store: a `Path` would merge the slashes of a URL."""
+    text = tokens[0].value
+    return Path(f"{PREFIX}{Path(sqlite_path(text)).absolute()}" if text.startswith(PREFIX) else text)
+
+
+File = Annotated[
+    Path | None,
+    arg("Exported file, JSON-lines log, or file of a store, instead of --engine.", converter=_file),
+]
 MOST_SHOWN = 1000
 """Mismatches and differences that are listed; all of them are counted."""
 
@@ -99,6 +112,8 @@ async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds:
         head = await log.head()
         async for page in pages_of(log, query, until=head.sequence):
             put_events(list(filter(wanted.matches, page)), json=json)
+            if reader_is_gone():
+                return
         after = head.sequence
 
 

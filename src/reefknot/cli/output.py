@@ -13,8 +13,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from errno import EIO
+from io import BufferedWriter, FileIO, TextIOWrapper
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from reefknot.core.retry.policy import LONGEST_WAIT
 from reefknot.runtime.log import printable
@@ -27,6 +29,81 @@ Cell = str | list[str]
 WIDTH = 120
 """Columns where neither a terminal nor `COLUMNS` says how many there are."""
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+
+
+# ---- stdout ----------------------------------------------------------------------------------------------------------
+
+
+class OutputError(OSError):
+    """Stdout cannot be written: the disk is full, or the device fails."""
+
+
+class StdoutFile(FileIO):
+    """
+    The descriptor of stdout. After its reader has gone, or the terminal was closed, output is dropped.
+
+    A command goes on, so that its exit code tells what it found: `audit verify | head -1` is 65 when events differ.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream.fileno(), "wb", closefd=False)
+        self._stream = stream  # collected, it would close the descriptor
+        self.reader_is_gone = False
+        self._was_terminal = self.isatty()
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return len(memoryview(data).cast("B")) if self.reader_is_gone else super().write(data) or 0
+        except BrokenPipeError:
+            self.reader_is_gone = True
+        except OSError as error:
+            if error.errno != EIO or not self._was_terminal:
+                raise OutputError(error.errno, error.strerror, "stdout") from error
+            self.reader_is_gone = True
+        return len(memoryview(data).cast("B"))
+
+
+def guard_stdout() -> None:
+    """Put a `StdoutFile` under `sys.stdout`. A stream without a descriptor stays as it is."""
+    stream: Any = sys.stdout
+    try:
+        file = StdoutFile(stream)
+    except (AttributeError, OSError, ValueError):
+        return
+    stream.flush()
+    sys.stdout = TextIOWrapper(
+        BufferedWriter(file),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def reader_is_gone() -> bool:
+    """Whether nobody reads stdout any more: a command that only shows what happens may end."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, StdoutFile) and raw.reader_is_gone
+
+
+def flush_stdout() -> None:
+    """Write what is buffered. When that fails, the buffer goes to the null device, and `OutputError` is raised."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        drop_output()
+        if not isinstance(error, BrokenPipeError):
+            raise OutputError(error.errno, error.strerror, "stdout") from error
+
+
+def drop_output() -> None:
+    """Send buffered output to the null device: the interpreter must not fail flushing it at its end."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it lasts as long as the process
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------

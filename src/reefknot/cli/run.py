@@ -8,16 +8,20 @@ assignment that no worker accepted is `rejected`; one that a worker gave up to m
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from json import dumps
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET
 
 from reefknot.cli.app import CommandError, Exit, noun
-from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
+from reefknot.cli.assignments import STDIN, AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole
 from reefknot.cli.output import Advance, plural, progress, put, say
@@ -29,7 +33,7 @@ from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState, is_workers
 from reefknot.errors import KeyConflictError, QueueFullError
 from reefknot.runtime.log import printable
-from reefknot.runtime.private_files import private_opener
+from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
@@ -54,7 +58,8 @@ def run(
     file: Annotated[str, arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)],
     /,
     *,
-    results: Annotated[str | None, arg("Write one ExecResult per line to this file.")] = None,
+    results: Annotated[str | None, arg("Write one ExecResult per line to this new file.")] = None,
+    force: Annotated[bool, arg("Replace the file of --results if it exists.")] = False,
     new: Annotated[bool, arg("Run lines without an id again, also those that an earlier run has finished.")] = False,
     in_flight: Annotated[int, arg(f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
     log: LogFlags = LOG,
@@ -63,6 +68,8 @@ def run(
     """Run a file of assignments through router, queue and worker, with a progress bar."""
     check_whole("--in-flight", in_flight)
     require_file(file)
+    if results is not None:
+        check_results(results, file, force=force)
     with log.applied(), _results_file(results) as write:
         start = startup(options.engine, options.config, options.workers)
         batch = BatchRun(file, write, in_flight, new=new, secrets=start.secrets)
@@ -296,16 +303,53 @@ class BatchRun:
             say(f"{plural(left, 'line')} not submitted; run the file again to go on")
 
 
+# ---- the results file ------------------------------------------------------------------------------------------------
+
+
+def check_results(name: str, file: str, *, force: bool) -> None:
+    """Refuse a results file that is the input, whatever name it has, or that exists and may not be replaced."""
+    try:
+        found = os.stat(name)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise _unwritable(name, error) from None
+    if stat.S_ISREG(found.st_mode) and _is_input(found, file):
+        raise CommandError(f"--results: {name}: is the file that is read; name another one")
+    if stat.S_ISDIR(found.st_mode):
+        raise CommandError(f"--results: {name}: is a folder; accepted: a file that does not exist")
+    if stat.S_ISREG(found.st_mode) and not force:
+        raise CommandError(f"--results: {name}: exists already; name another file, or replace it with --force")
+
+
+def _is_input(found: os.stat_result, file: str) -> bool:
+    try:
+        return os.path.samestat(found, os.stat(sys.stdin.fileno() if file == STDIN else file))
+    except (OSError, ValueError):  # a stdin without a descriptor is no file
+        return False
+
+
 @contextmanager
 def _results_file(name: str | None) -> Iterator[Write]:
-    """A function that writes a line to the results file; without a file it does nothing."""
+    """
+    A function that writes a line to the results file; without a file it does nothing.
+
+    The file appears, or is replaced, when the run has ended. A pipe or a device is written as it is.
+    """
     if name is None:
         yield lambda _: None
         return
-    try:
-        file = open(name, "wb", opener=private_opener)  # noqa: SIM115 - closed below
-    except OSError as error:
-        code = Exit.FORBIDDEN if isinstance(error, PermissionError) else Exit.USAGE
-        raise CommandError(f"--results: {name}: {(error.strerror or 'cannot be written').lower()}", code) from None
-    with file:
+    with ExitStack() as opened:
+        try:
+            path = Path(os.path.realpath(name))
+            is_new = not path.exists() or path.is_file()
+            file = opened.enter_context(whole_file(path) if is_new else open(name, "wb"))  # noqa: SIM115 - by the stack
+        except (OSError, ValueError) as error:
+            raise _unwritable(name, error) from None
         yield file.write
+
+
+def _unwritable(name: str, error: OSError | ValueError) -> CommandError:
+    reason = getattr(error, "strerror", None) or "cannot be written"
+    code = Exit.FORBIDDEN if isinstance(error, PermissionError) else Exit.USAGE
+    return CommandError(f"--results: {printable(name)}: {reason.lower()}", code)

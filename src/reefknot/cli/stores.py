@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import OperatorFlags, StoreFlags, is_unconfigured, settings
+from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -39,14 +40,13 @@ class StoreAddress(Struct, frozen=True):
     @property
     def path(self) -> Path:
         """The file of a SQLite store; every other engine is refused."""
-        scheme, _, path = self.url.partition(":")
-        if scheme != "sqlite":
+        if not self.is_sqlite:
             raise CommandError(f"--engine: {printable(self.url)} is not a sqlite store; accepted here: sqlite:PATH")
-        return Path(path.removeprefix("//"))
+        return Path(sqlite_path(self.url))
 
     @property
     def is_sqlite(self) -> bool:
-        return self.url.startswith("sqlite:")
+        return self.url.startswith(PREFIX)
 
     def require_file(self) -> None:
         """Refuse a SQLite store whose file is missing."""

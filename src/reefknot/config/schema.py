@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from reefknot.config.secrets import is_reference
 from reefknot.core.idempotency import KEY_RETENTION_S
+from reefknot.runtime.database_urls import PREFIX, sqlite_path
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
@@ -298,21 +299,29 @@ class RouterSection(Section):
 
 
 def _database_url(url: str) -> str:
-    if url.startswith("sqlite:"):
-        path = url.removeprefix("sqlite:").removeprefix("//")
-        if not path or path.startswith(":"):
-            raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH with the path of a file"})
+    if url.startswith(PREFIX):
+        try:
+            sqlite_path(url)
+        except ValueError as error:
+            accepted = "sqlite:PATH with the path of a file"
+            raise PydanticCustomError("not_accepted", "", {"accepted": accepted, "why": f"{error}; "}) from None
     elif not url.startswith(("postgresql://", "postgres://")) and "dbname=" not in url:
         raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH or postgresql://…"})
     return url
 
 
 def _engine_url(url: str) -> str:
-    scheme, _, path = url.partition(":")
-    if url not in ("memory", "memory:") and (scheme != "sqlite" or not path.strip("/")):
-        why = "an engine over NATS is not built yet; " if url.startswith(("nats:", "tls:")) else ""
-        raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH or memory:", "why": why})
-    return url
+    if url in ("memory", "memory:"):
+        return url
+    why = "an engine over NATS is not built yet; " if url.startswith(("nats:", "tls:")) else ""
+    if url.startswith(PREFIX):
+        try:
+            sqlite_path(url)
+        except ValueError as error:
+            why = f"{error}; "
+        else:
+            return url
+    raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH or memory:", "why": why})
 
 
 def _secret_reference(text: str) -> str:

@@ -25,7 +25,7 @@ BOOK = rk.PolicyBook.loads(
     """
 operations: {KV_PUT: {max_attempts: 2, base_delay: 0.01, retryable_exceptions: [hunter2hunter2]}}
 secrets: {db: env:DB_PASSWORD}
-engine: sqlite://a
+engine: sqlite:///a
 sources: {mail: {connector: imap_mailbox, password: "env:SECRET", retry: {max_attempts: 2}}}
 """
 )

@@ -172,7 +172,7 @@ def test_the_gates_are_shown_with_their_source(rk: Commands) -> None:
 
 def test_secrets_are_never_shown_and_references_are(rk: Commands) -> None:
     rk.write(
-        "engine: sqlite://bob:canary-1@host/state.db\n"
+        "engine: sqlite:state.db\n"
         "secrets: {mail: 'env:MAIL_PASSWORD'}\n"
         "sources:\n"
         "  a: {connector: imap_mailbox, password: canary-2, host: mail.example, login: {token: canary-3}}\n"
@@ -190,6 +190,14 @@ def test_secrets_are_never_shown_and_references_are(rk: Commands) -> None:
         assert "5551234" not in shown
         assert "env:MAIL_PASSWORD" in shown
         assert "mail.example" in shown
+
+
+def test_the_password_in_an_engine_with_a_host_is_refused_and_not_shown(rk: Commands) -> None:
+    rk.write("engine: sqlite://bob:canary-1@host/state.db\n")
+    ended = rk("config", "show")
+
+    assert ended.code == 78
+    assert "canary" not in ended.out + ended.err
 
 
 def test_the_schema_is_that_of_the_configuration(rk: Commands) -> None:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import apsw
 import pytest
 
 import reefknot
+from tests.unit.cli.audit_events import attempt, entry, in_store
 
 EXECUTABLE = Path(sys.executable).with_name("reefknot")
 
@@ -115,13 +117,103 @@ def test_an_output_that_is_full_is_reported_once(tmp_path: Path) -> None:
             check=False,
         )
 
-    assert (done.returncode, done.stderr) == (1, b"reefknot: no space left on device\n")
+    assert (done.returncode, done.stderr) == (74, b"reefknot: stdout: no space left on device\n")
+
+
+def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A line of bash, in which `reefknot` is the executable."""
+    words = ["bash", "-c", line.replace("reefknot", str(EXECUTABLE))]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "policy list", "config schema --json"])
+@pytest.mark.parametrize("errors", ["", "2>/dev/full"])
+def test_an_output_that_cannot_be_written_is_74_for_every_command(tmp_path: Path, command: str, errors: str) -> None:
+    done = shell(f"reefknot {command} >/dev/full {errors}", tmp_path)
+
+    assert done.returncode == 74
+    assert done.stderr == ("" if errors else "reefknot: stdout: no space left on device\n")
+
+
+def tampered(path: Path) -> Path:
+    """A store in which every event was changed; `audit verify` prints more than a pipe's buffer holds."""
+    in_store(path, lambda store: store.audit.append([entry(attempt(number)) for number in range(300)]))
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE audit SET body = replace(body, 'it broke', 'it never broke')")
+    connection.close()
+    return path
+
+
+UNGUARDED = "import sys; from reefknot.cli.app import run; sys.exit(run(sys.argv[1:]))"
+
+
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    """`audit verify | head -1`, by a reader that is gone before the first line, and by `head` itself."""
+    store = f"--engine sqlite:{tampered(tmp_path / 'state.db')}"
+    for words in ("audit verify", "audit verify --json", "store check"):
+        for reader in ("true", "head -1", "head -c 1"):
+            done = shell(f"reefknot {words} {store} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}", tmp_path)
+            assert done.returncode == 65, (words, reader, done.stderr)
+            assert "Traceback" not in done.stderr
+            assert "Broken" not in done.stderr
+
+
+def test_without_the_guard_of_stdout_the_exit_code_is_lost(tmp_path: Path) -> None:
+    """The control: the same command over a stdout that raises when its reader is gone."""
+    engine = f"sqlite:{tampered(tmp_path / 'state.db')}"
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", UNGUARDED, "store", "check", "--engine", engine],
+            stdout=write,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+
+    assert done.returncode == 0
+
+
+def test_following_ends_when_nobody_reads(tmp_path: Path) -> None:
+    """`audit tail --follow | head -1` ends with the next event after `head` has."""
+    path = tmp_path / "state.db"
+    in_store(path, lambda store: store.audit.append([entry(attempt(1))]))
+    following = subprocess.Popen(
+        [str(EXECUTABLE), "audit", "tail", "--follow", "--engine", f"sqlite:{path}"], stdout=subprocess.PIPE
+    )
+    assert following.stdout is not None
+    assert following.stdout.readline()
+    following.stdout.close()
+    in_store(path, lambda store: store.audit.append([entry(attempt(2))]))
+
+    assert following.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("command", ["submit -", "run -", "run - --results out.jsonl"])
+@pytest.mark.parametrize("stdin", ["<&-", "0>written"])
+def test_a_closed_stdin_is_a_usage_error(tmp_path: Path, command: str, stdin: str) -> None:
+    done = shell(f"reefknot {command} {stdin}", tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("reefknot: -: stdin is closed; accepted: assignments on stdin")
+    assert not (tmp_path / ".reefknot").exists(), "nothing was started"
+
+
+def test_an_empty_stdin_is_no_error(tmp_path: Path) -> None:
+    """The control: nothing to read is not the same as nothing to read from."""
+    done = shell("reefknot submit - --json </dev/null", tmp_path)
+
+    assert (done.returncode, '"handed_in": []' in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(
     ("line", "code"),
     [
         ("policy list >&-", 0),
+        ("--version >&-", 0),
         ("policy list >&- 2>&-", 0),
         ("policy show connector:x 2>&-", 2),
         ("policy show connector:x 2>/dev/full", 2),

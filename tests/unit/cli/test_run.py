@@ -15,7 +15,7 @@ import pytest
 
 from reefknot.app import open_store
 from reefknot.cli.assignments import assignments
-from reefknot.cli.run import Tally
+from reefknot.cli.run import BatchRun, Tally
 from reefknot.core.messages import LARGEST_MESSAGE, ExecResult, ResultJob, ResultStatus
 from reefknot.core.work import Quarantine, WorkFailed, WorkItem
 from reefknot.ports.store import Store
@@ -263,6 +263,8 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
         (["work.jsonl", "--engine", "sqlite:work.jsonl/state.db"], 69, "cannot be opened"),
         (["work.jsonl", "--module", "no_such_module"], 78, "--module no_such_module"),
         (["work.jsonl", "--results", "no/such/out.jsonl"], 2, "--results: no/such/out.jsonl"),
+        (["work.jsonl", "--results", "files", "--force"], 2, "--results: files: is a folder"),
+        (["work.jsonl", "--results", ""], 2, "--results"),
         ([], 2, "FILE"),
     ],
 )
@@ -274,6 +276,58 @@ def test_what_cannot_work_is_reported_in_a_line(rk: Commands, words: list[str], 
     assert (ended.code, ended.out) == (code, "")
     assert told in ended.err
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("name", ["work.jsonl", "./work.jsonl", "hard.jsonl", "soft.jsonl"])
+@pytest.mark.parametrize("flags", [(), ("--force",)])
+def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name: str, flags: tuple[str, ...]) -> None:
+    prepared(rk)
+    file = rk.folder / lines(rk, get("a.txt"))
+    before = file.read_bytes()
+    (rk.folder / "hard.jsonl").hardlink_to(file)
+    (rk.folder / "soft.jsonl").symlink_to(file)
+    ended = rk("run", "work.jsonl", "--results", name, *flags)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"reefknot: --results: {name}: is the file that is read; name another one\n"
+    assert file.read_bytes() == before
+
+
+def test_an_existing_results_file_is_replaced_with_force_alone(rk: Commands) -> None:
+    prepared(rk)
+    file, out = lines(rk, get("a.txt")), rk.folder / "out.jsonl"
+    out.write_text("precious\n")
+    refused = rk("run", file, "--results", "out.jsonl")
+
+    assert (refused.code, out.read_text()) == (2, "precious\n")
+    assert "out.jsonl: exists already; name another file, or replace it with --force" in refused.err
+    assert not (rk.folder / ".reefknot").exists(), "nothing was started"
+
+    assert rk("run", file, "--results", "out.jsonl", "--force").code == 0
+    assert len(out.read_text().splitlines()) == 1
+    assert [one.name for one in rk.folder.glob(".out*")] == []
+
+
+def test_a_run_that_breaks_off_leaves_the_old_results(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(rk)
+    file, out = lines(rk, get("a.txt")), rk.folder / "out.jsonl"
+    out.write_text("precious\n")
+
+    async def broken(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(BatchRun, "run", broken)
+
+    assert rk("run", file, "--results", "out.jsonl", "--force").code == 1
+    assert out.read_text() == "precious\n"
+    assert [one.name for one in rk.folder.glob(".out*")] == []
+
+
+def test_results_go_to_a_device_as_it_is(rk: Commands) -> None:
+    prepared(rk)
+
+    assert rk("run", lines(rk, get("a.txt")), "--results", "/dev/null").code == 0
+    assert Path("/dev/null").is_char_device()
 
 
 def test_a_newer_database_is_refused_and_left_alone(rk: Commands) -> None:

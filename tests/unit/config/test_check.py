@@ -177,11 +177,20 @@ def test_a_secret_by_reference_is_accepted() -> None:
     assert configuration.secrets == {"mail": "env:MAIL", "key": "file:key.txt"}
 
 
-@for_each_row("url", ["redis://cache", "sqlite:", "sqlite://", "nats", "state.db", "", "memory:x"])
+@for_each_row("url", ["redis://cache", "nats", "state.db", "", "memory:x"])
 def test_an_engine_that_nobody_knows_is_a_mistake(url: str) -> None:
     message = mistake("engine", f"'{url}'")
 
     assert message.endswith(" is not accepted; accepted: sqlite:PATH or memory:")
+
+
+@for_each_row("url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite://a.db", "sqlite::memory:", "sqlite:///:memory:"])
+def test_an_engine_that_names_no_file_is_a_mistake_that_says_why(url: str) -> None:
+    message = mistake("engine", f"'{url}'")
+
+    assert message.endswith("; accepted: sqlite:PATH or memory:")
+    reasons = ("the path of a file is missing", "two slashes begin with a host", "a store in memory is memory:")
+    assert any(reason in message for reason in reasons)
 
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:4222", "tls://ann:hunter2@cluster:4222"])
@@ -192,7 +201,17 @@ def test_an_engine_that_is_not_built_yet_is_refused_where_it_is_written(url: str
     assert "hunter2" not in message
 
 
-@pytest.mark.parametrize("url", ["sqlite:state.db", "sqlite:/var/state.db", "'memory:'"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:state.db",
+        "sqlite:/var/state.db",
+        "sqlite:///state.db",
+        "sqlite:////var/state.db",
+        "sqlite:~/state.db",
+        "'memory:'",
+    ],
+)
 def test_an_engine_by_its_url_is_accepted(url: str) -> None:
     checked(read_text(f"engine: {url}"))
 

@@ -74,7 +74,7 @@ def open_connection(
 
 def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
     """
-    What `attempt` returns. It is tried again for `patience` seconds while others have the file.
+    The result of `attempt`, which is tried again for `patience` seconds while others have the file.
 
     While several connections make, recover or leave one file, SQLite may report that it is busy without asking the busy
     handler.
