@@ -134,8 +134,8 @@ def verify(
     """
     Verify the hash chain: list every edit, removal, swap and insertion. Exits with 65 when there is one.
 
-    Without a head only accidents show: whoever can write the log can also write its hashes anew. `audit head` prints a
-    head, and the setting `audit.heads` writes them to a second place.
+    Without a head only accidents show: whoever can write the log can write its hashes anew.
+    `audit head` prints a head, and the setting audit.heads writes them to a second place.
     """
     chosen, heads = heads_for(file, head, options)
 
@@ -358,13 +358,12 @@ def _target(file: Path) -> Iterator[IO[bytes]]:
 
 COLUMNS = (
     ("ended", "ended", ""),
-    ("attempts", "total_attempts", ""),
+    ("success", "success_rate", ".1%"),
+    ("avg attempts", "avg_attempts", ".2f"),
     ("retries", "retries", ""),
     ("recovered", "recovered", ""),
     ("given up", "exhausted", ""),
     ("refused", "refused", ""),
-    ("success", "success_rate", ".1%"),
-    ("avg attempts", "avg_attempts", ".2f"),
     ("peak/min", "peak_per_minute", ""),
     ("key hits", "idempotency_hits", ""),
 )
@@ -384,8 +383,9 @@ def analyse(
     """
     Success rate, average attempts and retries per minute of every category, and alerts above a threshold.
 
-    Rates of steps (block:TYPE) are those of all assignments that ended. An operation of the retry library that succeeds
-    at once is not audited: the rate of its category, marked with *, is that of operations that failed at least once.
+    Rates of steps (block:TYPE) are those of all assignments that ended. An operation of the retry
+    library that succeeds at once is not audited: a rate of these, marked with *, is that of
+    operations that failed at least once.
     """
     wanted = EventFilter.of(only)
     result, unreadable = asyncio.run(_analyse(file, options, Analyser(threshold=threshold), wanted))
@@ -428,18 +428,23 @@ def _put_analysis(result: Analysis, unreadable: int) -> None:
         put(f"{unreadable} events could not be read")
     patterns = [*result.categories.values(), result.overall]
     if result.categories:
-        rows = [_row(name, pattern) for name, pattern in result.categories.items()]
-        columns = ("category", *(heading for heading, _, _ in COLUMNS))
-        put_table(columns, [*rows, _row("all", result.overall)], styles=("cyan",), whole=("category",))
-        if any(pattern.success_of == FAILED_ONCE and pattern.success_rate is not None for pattern in patterns):
+        shown = [one for one in COLUMNS if one[1] != "idempotency_hits" or result.overall.idempotency_hits]
+        names = [*result.categories, "all"]
+        rows = [(name, *(_cell(pattern, *one) for one in shown)) for name, pattern in zip(names, patterns, strict=True)]
+        put_table(("category", *(one[0] for one in shown)), rows, styles=("cyan",), whole=("category",))
+        if any(map(_is_of_failed, patterns)):
             put(f"* of {FAILED_ONCE}")
 
 
-def _row(name: str, pattern: Pattern) -> tuple[str, ...]:
-    """The row of a category. A rate that is only that of failed operations is marked."""
-    values = [(getattr(pattern, field), form) for _, field, form in COLUMNS]
-    cells = ["–" if value is None else format(value, form) for value, form in values[1:]]
-    rate = COLUMNS[1:].index(("success", "success_rate", ".1%"))
-    if pattern.success_of == FAILED_ONCE and pattern.success_rate is not None:
-        cells[rate] += "*"
-    return name, str(sum(pattern.ended.values())) if pattern.ended else "–", *cells
+def _cell(pattern: Pattern, heading: str, field: str, form: str) -> str:
+    """A cell of a category. A rate that is only that of failed operations is marked."""
+    value = getattr(pattern, field)
+    if heading == "ended":
+        return str(sum(value.values())) if value else "–"
+    if value is None:
+        return "–"
+    return format(value, form) + "*" * (heading == "success" and _is_of_failed(pattern))
+
+
+def _is_of_failed(pattern: Pattern) -> bool:
+    return pattern.success_of == FAILED_ONCE and pattern.success_rate is not None

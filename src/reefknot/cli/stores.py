@@ -60,9 +60,14 @@ class StoreAddress(Struct, frozen=True):
     @property
     def actor(self) -> str:
         """The actor of an audited action: the value of `--as`, else the user of this system."""
-        from reefknot.runtime.processes import own_identity
+        from getpass import getuser
 
-        return printable(self.named_actor)[:200] if self.named_actor else own_identity().user
+        if self.named_actor:
+            return printable(self.named_actor)[:200]
+        try:
+            return getuser()
+        except (KeyError, OSError, ImportError):
+            return "unknown"
 
     def event(
         self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any

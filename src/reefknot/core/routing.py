@@ -111,7 +111,7 @@ def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, afte
     return WorkerRanking(workers, now, after).choose(draw)
 
 
-MOST_TOLD = 3
+MOST_RECORDED = 3
 """Workers that the inputs of a choice name: the chosen one, and the next."""
 
 
@@ -132,8 +132,8 @@ class RoutingInputs(Struct, frozen=True, omit_defaults=True):
 
     def choose(self) -> Chosen | Nobody:
         """The choice by these inputs, decided again."""
-        told = [WorkerHealth(name, status, load, capacity=room) for name, status, load, room in self.best]
-        return WorkerRanking(told, 0.0, self.after).choose(self.draw or 0.0)
+        workers = [WorkerHealth(name, status, load, capacity=room) for name, status, load, room in self.best]
+        return WorkerRanking(workers, 0.0, self.after).choose(self.draw or 0.0)
 
 
 class WorkerRanking:
@@ -185,11 +185,11 @@ class WorkerRanking:
     def inputs(self) -> RoutingInputs:
         """The inputs of the next choice. In a heap, the first three are among the first seven."""
         if self._probes:
-            best = [health for _, _, health in self._probes[-1 : -MOST_TOLD - 1 : -1]]
+            best = [health for _, _, health in self._probes[-1 : -MOST_RECORDED - 1 : -1]]
         else:
-            best = [one[-1] for one in nsmallest(MOST_TOLD, self._line[:7])]
-        told = tuple((one.worker_id, one.status, one.taken, max(1, one.capacity)) for one in best)
-        return RoutingInputs(told, after=self._after if len(told) > 1 else "")
+            best = [one[-1] for one in nsmallest(MOST_RECORDED, self._line[:7])]
+        recorded = tuple((one.worker_id, one.status, one.taken, max(1, one.capacity)) for one in best)
+        return RoutingInputs(recorded, after=self._after if len(recorded) > 1 else "")
 
     def _why(self) -> Why:
         if not self._anybody:

@@ -200,9 +200,9 @@ class Dispatcher:
             self._health.probed(choice.worker_id, name, now)
         self._table.sent(pending, choice.worker_id, now)
         pending.maybe_held_before_send, pending.sent_before = pending.sent_before, True
-        told = msgspec.to_builtins(msgspec.structs.replace(inputs, route=pending.route))
+        recorded = msgspec.to_builtins(msgspec.structs.replace(inputs, route=pending.route))
         why = "probe" if choice.probe else "chosen"
-        self._context.record(self._context.routing(pending, choice.worker_id, why, told))
+        self._context.record(self._context.routing(pending, choice.worker_id, why, recorded))
 
     def _is_unknown(self, pending: Pending, now: float) -> bool:
         """Whether each live worker has answered that it does not know the step: then it ends."""

@@ -30,7 +30,10 @@ def _mark(pid: int) -> str:
 
 
 class ProcessIdentity(Struct, frozen=True):
-    """The user, the host and the number of a process, for people who read who did something."""
+    """The user, the host and the number of a process, for people who read who did something.
+
+    The user is the one that the system knows, not the one that a variable of the environment names.
+    """
 
     user: str
     host: str
@@ -44,12 +47,12 @@ def own_identity() -> ProcessIdentity:
 
 @cache  # by number, because a fork has another one
 def _identity(pid: int) -> ProcessIdentity:
-    from getpass import getuser
+    import pwd
 
     try:
-        user = getuser()
-    except (KeyError, OSError, ImportError):
-        user = "unknown"
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run a user without a name
+        user = str(os.getuid())
     return ProcessIdentity(user, socket.gethostname(), pid)
 
 

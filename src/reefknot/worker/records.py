@@ -220,10 +220,10 @@ def admission_event(
     message: str,
 ) -> AdmissionEvent:
     """The event of an admission, or of a message that is no assignment, by its id. Inputs of no consequence go."""
-    newcomer = inputs.get("newcomer")
-    if isinstance(newcomer, Arrival):
-        told = msgspec.structs.replace(newcomer, tenant="")  # the event names it already
-        inputs = {**inputs, "newcomer": told if told != Arrival() else None}
+    arrival = inputs.get("newcomer")
+    if isinstance(arrival, Arrival):
+        recorded = msgspec.structs.replace(arrival, tenant="")  # the event names it already
+        inputs = {**inputs, "newcomer": recorded if recorded != Arrival() else None}
     if message != Accept().message:
         inputs = {**inputs, "message": message[:300]}
     if isinstance(assignment, str):

@@ -180,8 +180,8 @@ class Replayer:
         self._kinds["admission"] += 1
         try:
             rules = self._rules[hashed] if hashed is not None else msgspec.convert(inputs["rules"], Rules)
-            newcomer = msgspec.convert(inputs.get("newcomer", {}), Arrival)
-            answer = admit(msgspec.convert(inputs["view"], QueueView), newcomer, rules)
+            arrival = msgspec.convert(inputs.get("newcomer", {}), Arrival)
+            answer = admit(msgspec.convert(inputs["view"], QueueView), arrival, rules)
         except (msgspec.ValidationError, ZeroDivisionError) as error:
             return self._compared(event, {"inputs": ("", f"impossible inputs: {error}")})
         refused = answer.reason.value if isinstance(answer, Reject) else None
