@@ -8,11 +8,12 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 
 def problems(log: str, head_file: str | None = None) -> Iterator[str]:
     """Each place where the log is not the chain that it says it is, or not the one of the head."""
-    head = json.load(open(head_file, encoding="utf-8")) if head_file else None
+    head = json.loads(Path(head_file).read_bytes()) if head_file else None
     with open(log, "rb") as file:
         header = json.loads(file.readline())
         chain, number, previous = header["chain"], header["sequence"], header["hash"]
