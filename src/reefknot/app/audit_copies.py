@@ -180,14 +180,15 @@ class HeadsWriter:
         if not head.sequence or (last is not None and (last.chain, last.sequence) == (head.chain, head.sequence)):
             return False
         line = msgspec.json.encode(HeadLine(timestamp(clock.wall()), head.chain, head.hash, head.sequence)) + b"\n"
-        if len(lines) >= self._wanted.max_heads:
+        is_cut = bool(lines) and not lines[-1].endswith(b"\n")  # by a crash
+        if is_cut or len(lines) >= self._wanted.max_heads:
+            whole = lines[:-1] if is_cut else lines[-(self._wanted.max_heads // 2) :]
             with whole_file(self._path) as fresh:
-                fresh.writelines([*lines[-(self._wanted.max_heads // 2) :], line])
+                fresh.writelines([*whole, line])
             return True
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "ab", buffering=0, opener=private_opener) as file:  # noqa: ASYNC230 - one line
-            is_cut = bool(lines) and not lines[-1].endswith(b"\n")
-            file.write(b"\n" * is_cut + line)
+            file.write(line)
             os.fsync(file.fileno())
         return True
 

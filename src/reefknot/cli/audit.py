@@ -262,7 +262,10 @@ STDOUT = Path("-")
     help_epilogue=examples("audit export log.jsonl", "audit export - --format csv --tenant acme --since 7d > acme.csv")
 )
 def export(
-    file: Annotated[Path, arg("File to write, or - for stdout. The head goes beside it, to FILE.head.json.")],
+    file: Annotated[
+        Path,
+        arg("File to write, or - for stdout. The head goes beside it, to FILE.head.json.", allow_leading_hyphen=True),
+    ],
     /,
     *,
     form: Annotated[str, arg("jsonl or csv. Default: jsonl.", "--format")] = JSONL,
@@ -275,6 +278,8 @@ def export(
 
     A selection of events, and CSV, has no head: only the whole log can be verified.
     """
+    if str(file).startswith("-") and file != STDOUT:
+        raise CommandError(f"{file}: unknown option, or no name of a file; a file of that name is ./{file}")
     chosen = one_of("--format", form, {JSONL: JSONL, CSV: CSV})
     wanted = EventFilter.of(only)
     head_file = head_file_of(file) if chosen == JSONL and wanted.is_everything and file != STDOUT else None

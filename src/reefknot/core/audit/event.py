@@ -397,6 +397,8 @@ AnyEvent: TypeAlias = (
     | LogRepaired
 )
 EVENT_TYPES: tuple[type[Event], ...] = get_args(AnyEvent)
+BRIEF_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in EVENT_TYPES if kind.__struct_config__.omit_defaults)
+"""Events in which a field that is absent has its default."""
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(AnyEvent)
