@@ -27,6 +27,8 @@ from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.work import WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import SystemClock
 from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.sqlite.connection import add_key_hash
+from reefknot.engines.sqlite.idempotency import ROWS_PER_MOVE, move_recent
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
 from reefknot.ports.work_queue import Held, QuarantineFilter, Settlement
 
@@ -56,11 +58,13 @@ SELECT {ready}, lower(hex(randomblob(16))), 'demo.step' || (i % 8), '{name}', ''
 _ENDED = _WORK.format(ready=0, name="io@worker-1", state="iif(i % 20 = 0, 'failed', 'succeeded')", reason="")
 _QUARANTINED = _WORK.format(ready=0, name="io@worker-1", state="'quarantined'", reason="attempts_spent")
 _PENDING = _WORK.format(ready=1, name="router", state="'pending'", reason="")
+# Materialized: the key and its hash have to come from one draw.
 _KEYS = """
-INSERT INTO idempotency (key, state, owner, fence, lease_until, lease_ms, fingerprint, guard, result, created_at,
+, drawn AS MATERIALIZED (SELECT i, lower(hex(randomblob(32))) AS key FROM n)
+INSERT INTO idempotency (hash, key, state, owner, fence, lease_until, lease_ms, fingerprint, guard, result, created_at,
     updated_at, expires_at)
-SELECT lower(hex(randomblob(32))), 'done', 'somebody', i, 0, 60000, '', 0, '{"status":"charged"}', ?2, ?2,
-    ?2 + 604800000 FROM n
+SELECT key_hash(key), key, 'done', 'somebody', i, 0, 60000, '', 0, '{"status":"charged"}', ?2, ?2, ?2 + 604800000
+FROM drawn
 """
 _EVENTS = """
 INSERT INTO audit SELECT i + 1, lower(hex(randomblob(32))), at, type, 'c-' || (i / 4), NULL, 'w-' || (i / 4),
@@ -71,6 +75,7 @@ FROM (SELECT i, ?2 - (?1 - i) * 100 AS at, iif(i % 50, 'operator_action', 'reque
 """
 _COUNTERS = """
 UPDATE counter SET keys = ?1, fence = ?1;
+INSERT INTO older_key SELECT hash, seq FROM idempotency ORDER BY hash, seq;
 UPDATE audit_head SET sequence = ?1, hash = (SELECT hash FROM audit WHERE sequence = ?1);
 INSERT INTO audit_block SELECT sequence / 1024, max(at) FROM audit GROUP BY 1;
 INSERT INTO work_count SELECT resource_class, state, count(*) FROM work GROUP BY 1, 2;
@@ -86,8 +91,8 @@ def fill(path: Path, size: int) -> None:
 
     Indexes and counters are made at the end, which is many times faster than row by row.
     """
-    connection = apsw.Connection(str(path))
-    connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -500000; BEGIN")
+    connection = _opened(path)
+    connection.execute("BEGIN")
     made: Any = connection.execute(
         "SELECT type, name, sql FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
     ).fetchall()
@@ -103,13 +108,21 @@ def fill(path: Path, size: int) -> None:
 
 
 def fill_keys(path: Path, size: int) -> None:
-    """Put so many ended keys into a new store."""
-    connection = apsw.Connection(str(path))
-    connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -500000")
-    connection.execute(_SEQUENCE + _KEYS, (size, int(time() * 1000)))
+    """Put so many ended keys into a new store, a few at a time, so that its pages lie as they do after long use."""
+    connection = _opened(path)
+    for number in range(0, size, ROWS_PER_MOVE):
+        connection.execute(_SEQUENCE + _KEYS, (min(ROWS_PER_MOVE, size - number), int(time() * 1000)))
+        move_recent(connection, number, min(number + ROWS_PER_MOVE, size))
     connection.execute("UPDATE counter SET keys = ?1, fence = ?1", (size,))
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
+
+
+def _opened(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -500000")
+    add_key_hash(connection)
+    return connection
 
 
 async def made(path: Path) -> None:
@@ -138,6 +151,10 @@ def reading(store: SqliteStore, ended: list[str], quarantined: list[str]) -> dic
         "work.find(state=running)": lambda: work.find(state=WorkState.RUNNING, limit=10),
         "work.find(state=failed, kind=…)": lambda: work.find(state=WorkState.FAILED, kind="demo.step4", limit=5),
         "work.find(classes=…)": lambda: work.find(state=WorkState.PENDING, classes=("io@worker-1",), limit=10),
+        "work.find(since, oldest first)": lambda: work.find(since=since, oldest_first=True, limit=10),
+        "work.find(state=failed, since)": lambda: work.find(state=WorkState.FAILED, since=since, limit=10),
+        "work.find(visible pending)": lambda: work.find(state=WorkState.PENDING, gone=["w"], limit=10),
+        "work.find(visible running)": lambda: work.find(state=WorkState.RUNNING, gone=["w"], limit=10),
         "work.snapshot": work.snapshot,
         "work.open_classes": work.open_classes,
         "work.wait": lambda: work.wait(0, classes=("io@worker-1",)),
@@ -205,6 +222,7 @@ def calling(name: str, runner: asyncio.Runner, call: Call) -> Contestant:
 COMMANDS = (
     ("job", "list"),
     ("job", "list", "--state", "running"),
+    ("job", "list", "--state", "pending", "--since", "1h", "--sort", "oldest"),
     ("job", "show", "{ended}"),
     ("quarantine", "list"),
     ("quarantine", "stats"),
@@ -244,8 +262,16 @@ class Spawner:
 
     def __init__(self, stack: ExitStack) -> None:
         program = (sys.executable, "-c", _SPAWNER)
+        compiled = stack.enter_context(tempfile.TemporaryDirectory())
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self._process = stack.enter_context(
-            subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                program,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**environment, "PYTHONPYCACHEPREFIX": compiled},  # an installed package has its byte code
+            )
         )
         self.largest: dict[str, int] = {}
         """Most memory of each command, in kilobytes."""

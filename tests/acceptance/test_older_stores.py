@@ -16,9 +16,11 @@ from reefknot.app import open_store
 from reefknot.app.stores import clock_of_this_loop
 from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
+from reefknot.core.idempotency import Claimed, Hit
 from reefknot.core.messages import ExecAssignment, ExecResult, Job, ResultStatus, StepResult, encode, resource_class
 from reefknot.core.results import assignment_of, unrun_result
 from reefknot.core.work import ROUTER, WorkItem, WorkState, record_id
+from reefknot.engines.sqlite import SqliteStore
 from reefknot.engines.sqlite.connection import MIGRATIONS, VERSION
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.ports.block import BlockContext
@@ -173,6 +175,28 @@ def test_a_result_that_its_caller_was_told_stays_although_a_worker_still_had_the
             assert await system.router.submissions.answer(late.record_id) == late
             await system.stop()
         assert "queued" not in step.ran
+
+    asyncio.run(main())
+
+
+def test_the_keys_of_an_older_store_are_found_and_their_effects_do_not_run_again(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    row = (
+        "INSERT INTO idempotency VALUES (NULL, ?, 'done', 'me', 1, 0, 60000, '', 0, ?, NULL, NULL, 1, 1, 9000000000000)"
+    )
+    connection.executemany(row, [(f"order-{number} {TEXT}", f"{number}") for number in range(50)])
+    connection.execute("UPDATE counter SET keys = 50, fence = 1")
+    connection.close()
+
+    async def main() -> None:
+        async with open_store(f"sqlite:{path}") as store:
+            for number in range(50):
+                answer = await store.idempotency.claim(f"order-{number} {TEXT}", owner="late")
+                assert isinstance(answer, Hit)
+                assert answer.record.result == f"{number}"
+            assert isinstance(await store.idempotency.claim("order-50", owner="me"), Claimed)
+            assert isinstance(store, SqliteStore)
+            assert (await store.check()).problems == []
 
     asyncio.run(main())
 

@@ -16,7 +16,7 @@ import reefknot.engines.sqlite.store as sqlite_store
 from reefknot.core.idempotency import Claimed, Done, KeyState
 from reefknot.core.work import WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import SystemClock
-from reefknot.engines.sqlite import SqliteStore, connection
+from reefknot.engines.sqlite import SqliteStore, connection, idempotency
 from reefknot.errors import StoreError
 from reefknot.ports.work_queue import Enqueued, Settlement
 from tests.faults.cutting import Disk, Image
@@ -47,6 +47,13 @@ def disk(hook: Hook, *, lazy: bool) -> Iterator[FaultyDisk]:
         yield made
     finally:
         made.unregister()
+
+
+@pytest.fixture(autouse=True)
+def keys_that_move_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handful of keys is enough for some to move from the recent to the older ones."""
+    monkeypatch.setattr(idempotency, "ROWS_PER_MOVE", 4)
+    monkeypatch.setattr(idempotency, "RECENT_KEYS", 16)
 
 
 def recorded(folder: Path, synchronous: str) -> Recording:

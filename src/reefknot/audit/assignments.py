@@ -16,12 +16,13 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from reefknot.audit.journal import envelope
-from reefknot.core.audit.event import Completed, RulesStored, Submitted, timestamp
+from reefknot.audit.journal import Journal, envelope
+from reefknot.core.audit.event import Completed, Event, RulesStored, Submitted, timestamp
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.admission import Rules
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkItem, WorkState
+from reefknot.ports.clock import Clock
 from reefknot.runtime.processes import own_identity
 
 STORE_AGAIN_S = 3600.0
@@ -95,12 +96,14 @@ class RulesRecorder:
     They go in the transaction of that admission. One that is not kept does not count: the next brings them.
     """
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, clock: Clock, *, enabled: bool) -> None:
+        self._clock = clock
         self._enabled = enabled
         self._written: dict[str, float] = {}
 
-    def missing(self, queues: Iterable[RuledQueue], wall: float) -> list[RulesStored]:
+    def missing(self, queues: Iterable[RuledQueue]) -> list[RulesStored]:
         """The events to write before admissions to these queues."""
+        wall = self._clock.wall()
         used = {queue.rules_hash: queue for queue in queues} if self._enabled else {}
         return [
             RulesStored(
@@ -113,6 +116,12 @@ class RulesRecorder:
             if not wall - self._written.get(hashed, -inf) < STORE_AGAIN_S
         ]
 
-    def written(self, events: Iterable[RulesStored], wall: float) -> None:
+    def written(self, events: Iterable[RulesStored]) -> None:
         """Note that these are in the log."""
-        self._written.update((event.rules_hash, wall) for event in events)
+        self._written.update((event.rules_hash, self._clock.wall()) for event in events)
+
+    async def write(self, journal: Journal, event: Event, queues: Iterable[RuledQueue]) -> None:
+        """Write the event of an admission that changes nothing, after the rules that are missing."""
+        rules = self.missing(queues)
+        await journal.write(*rules, event)
+        self.written(rules)

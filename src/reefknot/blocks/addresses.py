@@ -61,6 +61,14 @@ class Forbidden(Exception):  # noqa: N818 - it reads as what it says
     code = ErrorCode.permission_denied
 
 
+class Unreachable(Exception):  # noqa: N818 - a fact about the other side
+    """The server could not be reached, or broke off. The code tells silence from refusal."""
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.network_error) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class Url(Struct, frozen=True):
     """A URL that was read and checked: the target of a request."""
 

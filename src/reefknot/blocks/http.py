@@ -15,25 +15,29 @@ as soon as the result is too large, or grows out of proportion to what came over
 memory, only its beginning.
 """
 
+import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from hashlib import sha256
 from http import HTTPStatus
+from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
-from reefknot.blocks.addresses import AddressRules, BadUrl, Forbidden, HttpSettings, Url, read_url
-from reefknot.blocks.http_client import HttpClient, HttpResponse, Resolve, Unreachable
+from reefknot.blocks.addresses import AddressRules, BadUrl, Forbidden, HttpSettings, Unreachable, Url, read_url
 from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, failed, invalid, text_or_base64, time_limit
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult, StepStatus
 from reefknot.ports.block import BlockContext
 from reefknot.retrying.failures import read_hints
+
+if TYPE_CHECKING:
+    from reefknot.blocks.http_client import HttpClient, HttpResponse, Resolve
 
 MOST_REDIRECTS = 3
 MOST_HEADERS = 100
@@ -77,10 +81,11 @@ class HttpRequest:
 
     type = "http.request"
 
-    def __init__(self, settings: HttpSettings | None = None, *, resolve: Resolve | None = None) -> None:
+    def __init__(self, settings: HttpSettings | None = None, *, resolve: "Resolve | None" = None) -> None:
         self._settings = settings or HttpSettings()
         self._rules = AddressRules(self._settings.allow)
-        self._client = HttpClient(self._rules, resolve=resolve, ca_file=self._settings.ca_file)
+        self._resolve = resolve
+        self._client: HttpClient | None = None
 
     def destination(self, inputs: Mapping[str, Any]) -> str:
         """Host and port of the URL."""
@@ -93,15 +98,29 @@ class HttpRequest:
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
         try:
             request, seconds = self._read_request(inputs, context)
+            client = await self._loaded_client()
             async with time_limit(seconds, f"{request.url.endpoint} did not finish", ErrorCode.connection_timeout):
-                return await self._follow(request, seconds)
+                return await self._follow(client, request, seconds)
         except (BadUrl, Forbidden) as error:
             return failed(error.code, f"url: {error}")
         except Unreachable as error:
             return failed(error.code, str(error))
 
     async def close(self) -> None:
-        await self._client.close()
+        if self._client is not None:
+            await self._client.close()
+
+    async def _loaded_client(self) -> "HttpClient":
+        """
+        The client, made at the first request.
+
+        Loading its library takes as long as the rest of a short command. It happens in a thread: others go on.
+        """
+        if self._client is None:
+            library = await asyncio.to_thread(import_module, "reefknot.blocks.http_client")
+            if self._client is None:  # another request may have made it meanwhile
+                self._client = library.HttpClient(self._rules, resolve=self._resolve, ca_file=self._settings.ca_file)
+        return self._client
 
     def _read_request(self, given: Mapping[str, Any], context: BlockContext) -> tuple[_Request, float]:
         inputs = Inputs(given, "url", "method", "headers", "body", "body_base64")
@@ -120,12 +139,12 @@ class HttpRequest:
         headers.setdefault("user-agent", "reefknot")
         return _Request(url, method.upper(), headers, body), inputs.seconds(context.seconds)
 
-    async def _follow(self, request: _Request, seconds: float) -> StepResult:
+    async def _follow(self, client: "HttpClient", request: _Request, seconds: float) -> StepResult:
         for _ in range(MOST_REDIRECTS + 1):
             headers = list(request.headers.items())
             if request.body or request.method in ("POST", "PUT", "PATCH"):
                 headers.append(("content-length", str(len(request.body))))
-            async with self._client.send(
+            async with client.send(
                 request.url, method=request.method, headers=headers, body=request.body, seconds=seconds
             ) as response:
                 _check_headers(response)
@@ -154,7 +173,7 @@ class HttpRequest:
             headers = {name: value for name, value in headers.items() if name not in _BODY_HEADERS}
         return _Request(url, method, headers, body)
 
-    async def _result(self, request: _Request, response: HttpResponse) -> StepResult:
+    async def _result(self, request: _Request, response: "HttpResponse") -> StepResult:
         ok = 200 <= response.status < 300
         problem = ""
         try:
@@ -247,7 +266,7 @@ def _read_body(inputs: Inputs) -> tuple[bytes, str]:
         raise invalid("body", body, "a text, or a value that JSON can say") from None
 
 
-def _check_headers(response: HttpResponse) -> None:
+def _check_headers(response: "HttpResponse") -> None:
     size = sum(len(name) + len(value) for name, value in response.headers)
     if len(response.headers) > 2 * MOST_HEADERS or size > LARGEST_HEADERS:
         accepted = f"at most {2 * MOST_HEADERS} of {LARGEST_HEADERS} bytes together"
@@ -255,7 +274,7 @@ def _check_headers(response: HttpResponse) -> None:
         raise Refusal(ErrorCode.execution_failed, text, http_status_code=response.status)
 
 
-def _failure_metadata(response: HttpResponse) -> dict[str, Any]:
+def _failure_metadata(response: "HttpResponse") -> dict[str, Any]:
     """The metadata of a failure: the status, how long to wait, whether a limit is spent."""
     _, hint, limit_reached = read_hints(SimpleNamespace(headers=dict(response.headers)))
     metadata: dict[str, Any] = {"http_status_code": response.status}

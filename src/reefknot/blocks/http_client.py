@@ -20,7 +20,7 @@ import httpcore2
 import httpx2
 from msgspec import Struct
 
-from reefknot.blocks.addresses import Address, AddressRules, Forbidden, Url, ipv4_of, literal_address
+from reefknot.blocks.addresses import Address, AddressRules, Forbidden, Unreachable, Url, ipv4_of, literal_address
 from reefknot.core.failure import ErrorCode
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -29,14 +29,6 @@ MOST_ADDRESSES_TRIED = 4
 CONNECT_S = 3.0
 """How long a connection may take to be made: a host that does not answer by then is down."""
 MOST_CONNECTIONS = 64
-
-
-class Unreachable(Exception):  # noqa: N818 - a fact about the other side
-    """The server could not be reached, or broke off. The code tells silence from refusal."""
-
-    def __init__(self, message: str, code: ErrorCode = ErrorCode.network_error) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class HttpResponse(Struct, frozen=True):

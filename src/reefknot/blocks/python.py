@@ -15,12 +15,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from reefknot.blocks.addresses import HttpSettings
 from reefknot.blocks.fs import BlobGet, BlobPut, Delete, Folders, FsSettings
+from reefknot.blocks.http import HttpRequest
 from reefknot.blocks.inputs import failed
 from reefknot.blocks.sql import SqlQuery
 from reefknot.blocks.sql_rows import SqlSettings
@@ -258,9 +260,7 @@ def standard_blocks(settings: BlockSettings | None = None) -> dict[str, Block]:
 
 
 def _http_block(settings: BlockSettings) -> Block:
-    try:
-        from reefknot.blocks.http import HttpRequest
-    except ImportError:
+    if not all(map(find_spec, ("httpcore2", "httpx2"))):
         return PythonBlock("http.request", _http_is_not_installed)
     return HttpRequest(settings.http)
 

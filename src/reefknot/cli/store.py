@@ -22,7 +22,7 @@ app = noun("store", "store check")
 
 @app.command(help_epilogue=examples("store check --engine sqlite:state.db"))
 def check(*, options: StoreFlags = STORE) -> int:
-    """Check the integrity of the file and the hash chain of its events. Exits with 65 when either is damaged."""
+    """Check the file, its index of keys and the hash chain of its events. Exits with 65 when one is damaged."""
     address = address_of(options)
     report = with_store(address, lambda store: _sqlite(store, address).check())
 

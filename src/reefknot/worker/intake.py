@@ -48,7 +48,7 @@ from reefknot.runtime.tasks import BoundedTasks, run_in_background
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
-from reefknot.worker.pool import Pool
+from reefknot.worker.pool import Pool, starting
 from reefknot.worker.records import AcceptedWork, AdmittedAs, admission_event
 
 MOST_WAITING = 256
@@ -114,7 +114,7 @@ class Intake:
         self._closing = closing
         self._known = known
         self._tasks = tasks
-        self._rules = RulesRecorder(enabled=self._v2)
+        self._rules = RulesRecorder(context.clock, enabled=self._v2)
         self._arrived: list[Delivery] = []
         self._some = asyncio.Event()
         self._room = asyncio.Event()
@@ -314,7 +314,11 @@ class Intake:
     async def keep(self, batch: Sequence[Admitted]) -> list[IntakeResult]:
         """Keep admitted assignments in one store call, and start those that free slots can take."""
         start = self._startable(batch)
-        rules = self._rules.missing([one.pool for one in batch], self._context.clock.wall())
+        with starting([one.pool for one in batch if one.item.id in start]):
+            return await self._keep(batch, start)
+
+    async def _keep(self, batch: Sequence[Admitted], start: set[str]) -> list[IntakeResult]:
+        rules = self._rules.missing([one.pool for one in batch])
         try:
             entries = self._context.journal.entries([*rules, *(one.event for one in batch)])
             kept = await self._assign([one.item for one in batch], start, entries)
@@ -327,7 +331,7 @@ class Intake:
             for one in batch:
                 one.pool.reserved -= 1
         if any(kept):
-            self._rules.written(rules, self._context.clock.wall())
+            self._rules.written(rules)
         return [await self._kept(one, item) for one, item in zip(batch, kept, strict=True)]
 
     async def _assign(self, items: list[WorkItem], start: set[str], entries: list[AuditEntry]) -> list[WorkItem | None]:
@@ -433,9 +437,7 @@ class Intake:
         inputs: dict[str, Any] | None = None,
     ) -> IntakeResult:
         event = self._event(assignment or assignment_id, status, reason, pool, message=message, inputs=inputs)
-        rules = self._rules.missing([pool] if pool and inputs else [], self._context.clock.wall())
-        await self._context.journal.write(*rules, event)
-        self._rules.written(rules, self._context.clock.wall())
+        await self._rules.write(self._context.journal, event, [pool] if pool and inputs else [])
         return IntakeResult(self._ack(assignment_id, status, message, pool=pool, reason=reason, wait=wait))
 
     def drain_ack(self, assignment_id: str, pool: Pool) -> ExecAssignmentAck:

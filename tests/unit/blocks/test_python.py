@@ -230,7 +230,7 @@ def test_a_name_that_is_taken_is_a_configuration_error(taken: str) -> None:
 
 
 def test_without_its_library_an_http_step_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "reefknot.blocks.http", None)
+    monkeypatch.setitem(sys.modules, "httpcore2", None)
     block = by_name(standard_blocks())["http"]
 
     step = asyncio.run(block.run({"url": "https://example.org"}, CONTEXT))

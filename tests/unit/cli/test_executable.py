@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -51,6 +52,27 @@ def test_an_answer_from_the_built_in_book_loads_neither_what_draws_nor_what_read
     )
 
     assert done.stderr == "[]\n"
+
+
+STEPS = """
+import sys
+import reefknot
+
+@reefknot.block("own.loaded")
+async def loaded(inputs, context):
+    return {"loaded": [name for name in ("httpcore2", "httpx2") if name in sys.modules]}
+"""
+
+
+def test_a_run_without_a_request_does_not_load_the_http_library(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    (tmp_path / "work.jsonl").write_text('{"assignment_id": "a", "request_id": "r", "job": {"type": "own.loaded"}}')
+    words = ["run", "work.jsonl", "--module", "steps", "--results", "out.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", "reefknot", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert json.loads((tmp_path / "out.jsonl").read_text())["output"] == {"loaded": []}, done.stderr
 
 
 @pytest.mark.parametrize("alias", ["reefknot", "rk"])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,7 +100,7 @@ def _opened(path: str, patience: float, opener: Opener, synchronous: str) -> aps
         _enable_wal(connection, path)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute(f"PRAGMA journal_size_limit = {LARGEST_IDLE_LOG}")
-        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -6000")
+        connection.execute("PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -24000")
     except BaseException:
         close_connection(connection)  # left open, it would share the log of a file that is put in the place of this one
         raise
@@ -372,6 +373,34 @@ INSERT INTO audit_block SELECT sequence / 1024, max(at) FROM audit GROUP BY 1;
 CREATE INDEX audit_type ON audit (event_type);
 -- Steady time of the last change of a key: no lease of a later one can be there. Of an older file it is not known.
 ALTER TABLE counter ADD COLUMN steady INTEGER NOT NULL DEFAULT 9223372036854775807;
+
+-- Keys are found by `key_hash`, in two tables: see `engines.sqlite.idempotency`. Two keys may have one hash, so that no
+-- index can refuse a second row of a key; a trigger does.
+CREATE TABLE hashed (
+    seq INTEGER PRIMARY KEY, hash INTEGER NOT NULL, key TEXT NOT NULL, state TEXT NOT NULL, owner TEXT NOT NULL,
+    fence INTEGER NOT NULL, lease_until INTEGER NOT NULL, lease_ms INTEGER NOT NULL, fingerprint TEXT NOT NULL,
+    guard INTEGER NOT NULL, result TEXT, failure TEXT, metadata TEXT,
+    created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, expires_at INTEGER NOT NULL
+) STRICT;
+INSERT INTO hashed SELECT seq, key_hash(key), key, state, owner, fence, lease_until, lease_ms, fingerprint, guard,
+    result, failure, metadata, created_at, updated_at, expires_at FROM idempotency ORDER BY seq;
+DROP TABLE idempotency;
+ALTER TABLE hashed RENAME TO idempotency;
+CREATE TABLE recent_key (hash INTEGER, seq INTEGER, PRIMARY KEY (hash, seq)) STRICT, WITHOUT ROWID;
+CREATE TABLE older_key (hash INTEGER, seq INTEGER, PRIMARY KEY (hash, seq)) STRICT, WITHOUT ROWID;
+INSERT INTO older_key SELECT hash, seq FROM idempotency ORDER BY hash, seq;
+CREATE TRIGGER idempotency_in AFTER INSERT ON idempotency BEGIN
+    SELECT RAISE(ROLLBACK, 'the key has a row already') WHERE EXISTS (
+        SELECT 1 FROM recent_key AS other JOIN idempotency AS found USING (seq)
+        WHERE other.hash = new.hash AND found.key = new.key
+        UNION ALL SELECT 1 FROM older_key AS other JOIN idempotency AS found USING (seq)
+        WHERE other.hash = new.hash AND found.key = new.key);
+    INSERT INTO recent_key VALUES (new.hash, new.seq);
+END;
+CREATE TRIGGER idempotency_out AFTER DELETE ON idempotency BEGIN
+    DELETE FROM recent_key WHERE hash = old.hash AND seq = old.seq;
+    DELETE FROM older_key WHERE hash = old.hash AND seq = old.seq;
+END;
 """.format(  # noqa: S608 - our own words
     **_STAGES,
     count_in=_COUNT_IN.format(**_STAGES),
@@ -382,6 +411,23 @@ ALTER TABLE counter ADD COLUMN steady INTEGER NOT NULL DEFAULT 92233720368547758
 
 MIGRATIONS = (_FIRST, _MESSAGES, _ONE_RECORD, _ADMISSION)
 VERSION = len(MIGRATIONS)
+
+HASH_BITS = 48
+
+
+def key_hash(key: str) -> int:
+    """The number by which an idempotency key is found. It is long enough that nobody can name many keys of one hash."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=HASH_BITS // 8).digest())
+
+
+def add_key_hash(connection: apsw.Connection) -> None:
+    """Let statements of this connection call `key_hash`."""
+
+    def hashed(*values: Any) -> int:
+        return key_hash(str(values[0]))
+
+    connection.create_scalar_function("key_hash", hashed, 1, deterministic=True)
+
 
 # One statement sees one snapshot: another process may be creating the tables right now.
 _IDENTITY = (
@@ -397,6 +443,7 @@ def migrate(connection: apsw.Connection, path: str) -> int:
         return found
     with immediate(connection):
         found = check_version(connection, path)  # another process may have done it meanwhile
+        add_key_hash(connection)
         for migration in MIGRATIONS[found:]:
             connection.execute(migration)
         if found == 0:

@@ -3,9 +3,14 @@ The idempotency keys of a SQLite store, as rows.
 
 All requests of a batch are decided by `core.idempotency` over the records as of the transaction: one read, one write,
 whatever the number of callers.
+
+Rows are in the order of their arrival, and are found by the hash of their key in one of two tables. A new key enters
+`recent_key`, which is small. Range by range, recent keys move to `older_key`, where keys of one range are neighbours:
+a page that is rewritten takes many keys. In one large index each new key would rewrite a page of its own, and the disk
+would be busy with them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -28,28 +33,42 @@ from reefknot.core.idempotency import (
 from reefknot.core.time import milliseconds
 from reefknot.engines.sqlite import upkeep
 from reefknot.engines.sqlite.audit import SqliteAuditLog
-from reefknot.engines.sqlite.connection import query
+from reefknot.engines.sqlite.connection import HASH_BITS, key_hash, query
 from reefknot.engines.sqlite.reads import StoreContext
-from reefknot.engines.sqlite.transaction import BulkStatement, Transaction, each
+from reefknot.engines.sqlite.transaction import BulkStatement, StoredKey, Transaction, each
 from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.idempotency_store import TakeoverEvents
 
+RECENT_KEYS = 1 << 16
+"""About the largest number of keys in `recent_key`."""
+ROWS_PER_MOVE = 256
+
 _NAMES = KeyRecord.__struct_fields__
 _COLUMNS = ", ".join(_NAMES)
 # Key by key in the given order. `key IN (…)` would sort them first.
-_LOAD = (
-    f"SELECT json_group_array(json_array({', '.join(f'found.{name}' for name in _NAMES)})) "  # noqa: S608
-    "FROM json_each(?) AS wanted CROSS JOIN idempotency AS found ON found.key = wanted.value"
+_FIND = (
+    "SELECT found.* FROM json_each(?1) AS wanted CROSS JOIN {} AS hashed ON hashed.hash = wanted.value ->> 0 "
+    "CROSS JOIN idempotency AS found ON found.seq = hashed.seq AND found.key = wanted.value ->> 1"
 )
-_INSERT = BulkStatement(f"INSERT OR ROLLBACK INTO idempotency ({_COLUMNS}) VALUES {{}}", width=len(_NAMES))  # noqa: S608
+_LOAD = (
+    f"SELECT json_group_array(json_array(seq, json_array({_COLUMNS}))) "  # noqa: S608
+    f"FROM ({_FIND.format('recent_key')} UNION ALL {_FIND.format('older_key')})"
+)
+_MOVE = "INSERT INTO older_key SELECT hash, seq FROM recent_key WHERE hash BETWEEN ? AND ?"
+_MOVED = "DELETE FROM recent_key WHERE hash BETWEEN ? AND ?"
+_LAST = "SELECT ifnull(max(seq), 0) FROM idempotency"
+_INSERT = BulkStatement(
+    f"INSERT OR ROLLBACK INTO idempotency (seq, hash, {_COLUMNS}) VALUES {{}}",  # noqa: S608
+    width=2 + len(_NAMES),
+)
 
 
 def _updating(names: Sequence[str]) -> BulkStatement:
-    """An update of these columns. A row is the key and the columns' values."""
+    """An update of these columns. A row is the key's row number and the columns' values."""
     values = ", ".join(f"{name} = new.column{number}" for number, name in enumerate(names, 2))
-    template = f"UPDATE OR ROLLBACK idempotency SET {values} FROM (VALUES {{}}) AS new WHERE key = new.column1"  # noqa: S608
+    template = f"UPDATE OR ROLLBACK idempotency SET {values} FROM (VALUES {{}}) AS new WHERE seq = new.column1"  # noqa: S608
     return BulkStatement(template, width=1 + len(names))
 
 
@@ -57,10 +76,10 @@ _REPLACE = _updating(_NAMES[1:])
 # All that can change while the fence stays the same: owner and fingerprint are fixed by the claim.
 _CHANGING = ("state", "lease_until", "lease_ms", "result", "failure", "metadata", "updated_at", "expires_at")
 _UPDATE = _updating(_CHANGING)
-_changes = attrgetter("key", *_CHANGING)
+_changes = attrgetter(*_CHANGING)
 _FULL_FOR_MS = 1000
 _IN_PROGRESS = KeyState.IN_PROGRESS
-_records = json.Decoder(list[KeyRecord], strict=False)  # SQLite's booleans are 0 and 1
+_rows = json.Decoder(list[StoredKey], strict=False)  # SQLite's booleans are 0 and 1
 
 
 class _Renew(Struct, frozen=True):
@@ -165,8 +184,8 @@ class SqliteIdempotencyStore:
 
     def _apply_batch(self, transaction: Transaction, requests: list[_Request]) -> list[Any]:
         """Apply all claims, renewals and endings of a batch, one after the other."""
-        records = _current(transaction, [key for key, *_ in requests])
-        stored = dict(records)
+        stored = _current(transaction, [key for key, *_ in requests])
+        records = {key: record for key, (_, record) in stored.items()}
         changed: dict[str, KeyRecord] = {}
         answers: list[Any] = []
         for key, operation, events, takeover_events in requests:
@@ -230,45 +249,73 @@ class SqliteIdempotencyStore:
         raise KeyQuotaError(keys=transaction.counters.keys, limit=limit)
 
 
-def _current(transaction: Transaction, keys: list[str]) -> dict[str, KeyRecord]:
-    """The records of these keys, from the cache where this process wrote them last."""
+def _current(transaction: Transaction, keys: list[str]) -> dict[str, StoredKey]:
+    """The rows of these keys, from the cache where this process wrote them last."""
     cached = transaction.cache.keys.get
-    records = {key: record for key in keys if (record := cached(key)) is not None}
-    rest = [key for key in keys if key not in records]
-    return records | load(transaction.connection, rest) if rest else records
+    rows = {key: row for key in keys if (row := cached(key)) is not None}
+    rest = [key for key in keys if key not in rows]
+    return rows | _load_rows(transaction.connection, rest) if rest else rows
 
 
-def _save(transaction: Transaction, changed: Iterable[KeyRecord], stored: Mapping[str, KeyRecord]) -> None:
+def _save(transaction: Transaction, changed: Collection[KeyRecord], stored: Mapping[str, StoredKey]) -> None:
     connection, cache = transaction.connection, transaction.cache.keys
-    new, updated, replaced = [], [], []
+    numbers = {key: seq for key, (seq, _) in stored.items()}
+    numbers |= _add(connection, [record for record in changed if record.key not in stored])
+    updated, replaced = [], []
     for record in changed:
         key = record.key
-        old = stored.get(key)
-        if old is None:
-            new.append(structs.astuple(record))
-        elif record.fence == old.fence:
-            updated.append(_changes(record))
-        else:
-            replaced.append(structs.astuple(record))
+        seq = numbers[key]
+        if key in stored:
+            if record.fence == stored[key][1].fence:
+                updated.append((seq, *_changes(record)))
+            else:
+                replaced.append((seq, *structs.astuple(record)[1:]))
         if record.state is _IN_PROGRESS:
-            cache.note(key, record)
+            cache.note(key, (seq, record))
         else:
             cache.drop(key)
-    _INSERT.run(connection, new)
     _UPDATE.run(connection, updated)
     _REPLACE.run(connection, replaced)
+
+
+def _add(connection: apsw.Connection, new: list[KeyRecord]) -> dict[str, int]:
+    """Write rows of new keys. Returns their numbers."""
+    if not new:
+        return {}
+    last: int = query(connection, _LAST).get
+    numbers = {record.key: seq for seq, record in enumerate(new, last + 1)}
+    rows = [(numbers[record.key], key_hash(record.key), *structs.astuple(record)) for record in new]
+    _INSERT.run(connection, rows)
+    move_recent(connection, last, last + len(new))
+    return numbers
+
+
+def move_recent(connection: apsw.Connection, before: int, after: int) -> None:
+    """
+    Move the recent keys of the ranges that are due between two row numbers to the older keys.
+
+    Every `ROWS_PER_MOVE` rows the next range of hashes is due, and after `RECENT_KEYS` rows each has been once.
+    """
+    ranges = RECENT_KEYS // ROWS_PER_MOVE
+    width = (1 << HASH_BITS) // ranges
+    for number in range(before // ROWS_PER_MOVE, after // ROWS_PER_MOVE):
+        first = number % ranges * width
+        hashes = (first, first + width - 1)
+        connection.execute(_MOVE, hashes)
+        connection.execute(_MOVED, hashes)
 
 
 @each
 def _forget(transaction: Transaction, key: str, events: Sequence[AuditEntry]) -> Any:
     """Whether there was such a key; `KeyInProgressError`, as the answer of this request alone, if it is held."""
-    record = load(transaction.connection, [key]).get(key)
-    if record is None:
+    row = _load_rows(transaction.connection, [key]).get(key)
+    if row is None:
         return False
+    seq, record = row
     left = record.lease_until - transaction.now.steady
     if record.state is _IN_PROGRESS and left > 0:
         return KeyInProgressError(key, owner=record.owner, retry_after=left / 1000)
-    transaction.connection.execute("DELETE FROM idempotency WHERE key = ?", (key,))
+    transaction.connection.execute("DELETE FROM idempotency WHERE seq = ?", (seq,))
     transaction.cache.keys.drop(key)
     transaction.counters.keys -= 1
     transaction.touched.add(f"key:{key}")
@@ -277,6 +324,11 @@ def _forget(transaction: Transaction, key: str, events: Sequence[AuditEntry]) ->
 
 
 def load(connection: apsw.Connection, keys: list[str]) -> dict[str, KeyRecord]:
-    """The records of these keys, read as one row: every row costs a handover of the interpreter's lock."""
-    text = query(connection, _LOAD, json.encode(keys).decode()).get
-    return {record.key: record for record in _records.decode(text)}
+    """The records of these keys."""
+    return {key: record for key, (_, record) in _load_rows(connection, keys).items()}
+
+
+def _load_rows(connection: apsw.Connection, keys: list[str]) -> dict[str, StoredKey]:
+    """The rows of these keys, read as one: every row costs a handover of the interpreter's lock."""
+    text = query(connection, _LOAD, json.encode([(key_hash(key), key) for key in keys]).decode()).get
+    return {record.key: (seq, record) for seq, record in _rows.decode(text)}

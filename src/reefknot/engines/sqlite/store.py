@@ -108,8 +108,7 @@ class SqliteStore:
         self._reader = Reader(connect, path=self.path, patience=patience, inline=inline)
         self._retention_lock = RetentionLock(self.path)
         self._is_open = False
-        context = StoreContext(self._writer.submit, self._reader, self._watcher, now)
-        self._context = context
+        self._context = context = StoreContext(self._writer.submit, self._reader, self._watcher, now)
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
             context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys

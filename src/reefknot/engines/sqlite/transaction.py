@@ -25,6 +25,9 @@ from reefknot.ports.audit_log import AuditEntry
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
+StoredKey = tuple[int, KeyRecord]
+"""The number of a key's row, and the record in it."""
+
 LARGEST = 10_000
 """Records a cache may hold; a larger one is emptied."""
 
@@ -79,7 +82,7 @@ class RecordCaches:
         self._version: object = None
         self.last_tenant = ""
         """The tenant whose work was claimed last: the next turn is that of the one behind it."""
-        self.keys: WriteCache[KeyRecord] = WriteCache()
+        self.keys: WriteCache[StoredKey] = WriteCache()
         self.items: WriteCache[WorkItem] = WriteCache()
 
     def check(self, connection: apsw.Connection) -> None:

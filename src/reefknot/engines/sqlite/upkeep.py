@@ -19,7 +19,7 @@ from msgspec import Struct, json
 from reefknot.core.audit.chain import Head, Mismatch
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.audit import heads
-from reefknot.engines.sqlite.connection import VERSION, query
+from reefknot.engines.sqlite.connection import VERSION, add_key_hash, query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.errors import StorePermissionError, StoreUnavailableError
@@ -41,10 +41,25 @@ class CheckReport(Struct, frozen=True):
         return not self.problems and not self.mismatches
 
 
+_LOST_KEYS = """
+SELECT (SELECT count(*) FROM idempotency AS row WHERE hash <> key_hash(key) OR 1 <>
+        (SELECT count(*) FROM recent_key WHERE hash = row.hash AND seq = row.seq)
+        + (SELECT count(*) FROM older_key WHERE hash = row.hash AND seq = row.seq)),
+    (SELECT count(*) FROM recent_key) + (SELECT count(*) FROM older_key) - (SELECT count(*) FROM idempotency)
+"""
+
+
 def check_file(connection: apsw.Connection) -> CheckReport:
-    """SQLite's integrity check. The chain is verified by the audit log, in many short reads."""
+    """SQLite's integrity check, and a check that each idempotency key is found. The audit log verifies its chain."""
     found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
     problems = [line for line in found if line != "ok"]
+    if not problems:  # of a damaged file nothing more can be said
+        add_key_hash(connection)
+        lost, left_over = query(connection, _LOST_KEYS).fetchone()
+        if lost:
+            problems.append(f"{lost} idempotency keys are in the file but are not found by their hash")
+        elif left_over:
+            problems.append(f"{left_over} hashes of idempotency keys lead to no key")
     return CheckReport(problems, [], heads(connection)[0], VERSION, apsw.sqlite_lib_version())
 
 

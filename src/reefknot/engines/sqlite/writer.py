@@ -50,7 +50,7 @@ MAX_GAP_S = 0.004
 QUICK_S = 0.002
 QUICK_IN_A_ROW = 16
 """So many transactions in a row that took less than `QUICK_S` make a disk a quick one."""
-CHECKPOINT_PAGES = 1000
+CHECKPOINT_PAGES = 4000
 """Pages in the write-ahead log after which the thread brings them over to the file."""
 
 
@@ -279,7 +279,7 @@ class Writer:
         if more:
             gil.idle = False
         self._answer(*written)
-        if self._log_pages >= 4 * CHECKPOINT_PAGES:  # so much comes that the thread never rests
+        if self._log_pages >= 2 * CHECKPOINT_PAGES:  # so much comes that the thread never rests
             self._checkpoint()
         return more
 

@@ -515,9 +515,13 @@ def test_compacting_gives_space_back(tmp_path: Path) -> None:
         items.OLDEST_DUE,
         items._CLASSES,
         items._KINDS,
-        items._BY_SEQ,
-        *(items._NEWEST.format(f"{one} AND resource_class = ?") for ones in items._OF_CLASS.values() for one in ones),
-        items._NEWEST.format(items._OF_STATE),
+        items._BY_SEQ.format("DESC"),
+        *(
+            items._PAGE.format(f"{one} AND resource_class = ?", "DESC")
+            for ones in items._OF_CLASS.values()
+            for one in ones
+        ),
+        items._PAGE.format(items._OF_STATE, "DESC"),
         store._END_EARLIER.format("work INDEXED BY work_leased", "running"),
     ],
 )
