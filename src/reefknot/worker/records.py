@@ -29,7 +29,7 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
-from reefknot.core.failure import ErrorCode, Failure
+from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.messages import (
     LARGEST_MESSAGE,
     AckStatus,
@@ -316,6 +316,7 @@ def breaker_event(name: str, state: str, wall: float) -> Event:
 
 
 INFO, WARNING = 20, 30
+_MAY_BE_BUGS = (FailureType.UNKNOWN, FailureType.PERMANENT)
 LONGEST = 600
 
 
@@ -336,9 +337,16 @@ class StepLog:
         *,
         attempts: int,
         now: float,
+        traceback: str = "",
     ) -> None:
-        """Log a decision. `attempts` is how many there were."""
+        """
+        Log a decision. `attempts` is how many there were.
+
+        The end of a step that raised, other than by an outage, may be a bug: its traceback follows.
+        """
         delay, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
+        if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
+            self._raised(assignment, traceback, now)
         level = INFO if reason is Reason.NOT_RETRYABLE else WARNING
         log = logger()
         if not log.isEnabledFor(level):
@@ -365,6 +373,17 @@ class StepLog:
                 "retry_delay": delay,
                 "reason": None if reason is None else reason.value,
             },
+        )
+
+    def _raised(self, assignment: ExecAssignment, traceback: str, now: float) -> None:
+        """Log a traceback, indented, so that no line of it reads like one of the log's own."""
+        if self._lines.take(now) is None:
+            return
+        name = self._redactor(assignment.assignment_id)
+        head = printable(f"{self._worker_id}: {assignment.job.type} {name}: its step raised", most=200)
+        text = "\n    ".join([head, *map(printable, traceback.splitlines())])
+        logger().warning(
+            "%s", text, extra={"assignment_id": name, "job_type": assignment.job.type, "is_traceback": True}
         )
 
 
