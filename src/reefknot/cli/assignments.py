@@ -177,7 +177,8 @@ def read_text(number: int, text: bytes, assignment_id: str) -> AssignmentLine | 
 
 def read_object(value: dict[str, Any], assignment_id: str) -> ExecAssignment | InvalidMessage:
     """The assignment that an object describes, with this id if it has none; or what is wrong with it."""
-    return written_assignment({"assignment_id": assignment_id, "request_id": new_id()} | value)
+    request_id = new_id() if "assignment_id" in value else assignment_id
+    return written_assignment({"assignment_id": assignment_id, "request_id": request_id} | value)
 
 
 def _malformed(number: int, text: bytes, error: str) -> InvalidLine:

@@ -296,7 +296,7 @@ _tenant = msgspec.json.Decoder(_EventTenant).decode
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time."""
-    from reefknot.cli.live_feed import describe
+    from reefknot.cli.live_feed import describe, describe_routine
     from reefknot.core.audit.event import decode
 
     lines = []
@@ -304,9 +304,9 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
         by = f" by {one['who']}" if one["who"] else ""
         lines.append((one["at"], f"{one['what']}{by}{': ' + one['why'] if one['why'] else ''}"))
     for event in (decode(one.entry.body) for one in kept):
-        words = describe(event)
-        lines.append((event.timestamp, f"{event.event_type}: {words[1]}" if words else event.event_type))
-    return [f"{at}  {text}" for at, text in sorted(lines)]
+        _, words = describe(event) or ("", describe_routine(event))
+        lines.append((event.timestamp, f"{event.event_type}: {words}" if words else event.event_type))
+    return [f"{at}  {text}" for at, text in sorted(lines, key=lambda line: line[0])]
 
 
 @app.command(

@@ -58,8 +58,26 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
             return "breaker", f"{event.name} is {event.state}{waits}"
         case events.OperatorAction():
             return "operator", f"{event.actor}: {event.action} {event.subject or ''}".rstrip()
+        case events.TakenOver():
+            return "taken over", f"key {event.idempotency_key}: by {event.owner}, from {event.previous_owner}"
         case _:
             return None
+
+
+def describe_routine(event: events.AnyEvent) -> str:
+    """A sentence about an event that every assignment has, for its own story; empty for the others."""
+    match event:
+        case events.Submitted():
+            return f"by {event.actor} on {event.host}, process {event.process}"
+        case events.Routing():
+            return f"to {event.worker_id}"
+        case events.Admission():
+            return f"{event.status} by {event.worker_id}, {event.queue_depth} waiting"
+        case events.Completed():
+            took = "" if event.duration_ms is None else f" in {event.duration_ms / 1000:.3f} s"
+            return f"{event.status} after {plural(event.attempts or 0, 'attempt')}{took}"
+        case _:
+            return ""
 
 
 def _describe_admission(event: events.Admission) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from math import inf
 from typing import Any
 
+from reefknot.audit.assignments import ended_event
 from reefknot.audit.journal import Journal, envelope
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import number
@@ -140,9 +141,10 @@ class Client:
         """
         if inputs is not None and not isinstance(inputs, Mapping):
             raise ParameterTypeError("inputs", inputs, "a mapping of names to JSON values, or None")
+        own_id = new_id()
         assignment = ExecAssignment(
-            assignment_id=new_id() if assignment_id is None else assignment_id,
-            request_id=new_id(),
+            assignment_id=own_id if assignment_id is None else assignment_id,
+            request_id=own_id,
             job=Job(job_type, dict(inputs or {})),
             tenant_id=tenant_id,
             resource_class=resource_class,
@@ -231,8 +233,11 @@ async def cancel_assignment(
     """
     why, work_id = cancel_reason(cancel.reason), cancel.record_id
     if has_router is not None and not await has_router(store):
-        about = envelope(wall=submissions.wall(), tenant_id=cancel.tenant_id, work_id=cancel.assignment_id)
+        wall, item = submissions.wall(), await submissions.find(work_id)
+        about = envelope(wall=wall, tenant_id=cancel.tenant_id, work_id=cancel.assignment_id)
         entries = list(events) or Journal(None).entries([cancelled_event(about, why, who=who)])
+        if item is not None:
+            entries += Journal(None).entries([ended_event(item, wall, cancelled=why)])
         return await store.work.cancel(work_id, reason=why, who=who, events=entries)
     await store.control.post("cancel", target="router", body=encode(cancel).decode(), sender=who, events=events)
     return False

@@ -250,9 +250,11 @@ class StepRunner:
         failure = failure_of_step(step)
         policy = self._policy(attempt, failure)
         history = History(max(1, attempts), attempt.elapsed(self._clock.wall()))
-        decision = decide(policy, history, failure, 0.0, breaker_open=breaker_open)
-        record = DecisionRecord.of(decision, policy, history, failure, 0.0, breaker_open=breaker_open)
-        reason = decision.reason if isinstance(decision, Stop) else Reason.NOT_RETRYABLE
+        verdict = None if breaker_open else False
+        decision = decide(policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
+        record = DecisionRecord.of(decision, policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
+        assert isinstance(decision, Stop)
+        reason = decision.reason
         event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
         return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
 
