@@ -119,13 +119,18 @@ _message_form: Callable[[str], str] = printable
 
 @contextmanager
 def messages_as(form: Callable[[str], str]) -> Iterator[None]:
-    """Write messages in this form while the block lasts, such as lines of JSON."""
+    """Write messages in this form while the block lasts, such as lines of JSON. After an error the form stays, for the
+    messages that tell of it, until `plain_messages` is called."""
     global _message_form
     before, _message_form = _message_form, form
-    try:
-        yield
-    finally:
-        _message_form = before
+    yield
+    _message_form = before
+
+
+def plain_messages() -> None:
+    """Write messages as plain lines again."""
+    global _message_form
+    _message_form = printable
 
 
 def say(text: str) -> None:
