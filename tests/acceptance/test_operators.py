@@ -33,6 +33,19 @@ async def flaky(inputs, context):
     logging.getLogger("own").info("it came\\nthrough")
     return {}
 """
+FAILS_LATER = """\
+import asyncio
+import os
+import reefknot as rk
+
+@rk.block("own.fails_later")
+async def fails_later(inputs, context):
+    with open("begun.txt", "a") as file:
+        file.write("failing\\n")
+    while not os.path.exists("fail"):
+        await asyncio.sleep(0.05)
+    raise ConnectionError("not now")
+"""
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?[+-]\d\d:\d\d"
 """Date, time and zone."""
 
@@ -88,6 +101,27 @@ def test_the_summary_of_up_counts_what_finished_during_the_drain(folder: Folder)
 
     assert code == 130
     assert out.splitlines()[-1].endswith(": 1 succeeded"), out
+
+
+def test_the_feed_goes_on_during_the_drain(folder: Folder) -> None:
+    """One step fails after Ctrl-C, while another one still keeps the system from ending."""
+    (folder.path / "odd.py").write_text(FAILS_LATER)
+    process = folder.start("up", "--module", "odd", "--module", "naps")
+    assert folder("submit", "--type", "own.fails_later", "--id", "failing").code == 0
+    folder.wait("slow")
+    until(lambda: "failing" in folder.begun())
+    interrupted(folder, process, "slow")
+    (folder.path / "fail").touch()
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert re.match(rf"{STAMP}  retry  +failing ", line), line
+    assert process.poll() is None, "it is still draining"
+    folder.go()
+    code, out, _ = folder.ends(process)
+
+    assert code == 130
+    assert "failing (" not in out, "it is printed once"
+    assert out.splitlines()[-1].endswith(": 1 succeeded, 1 retries, 1 unfinished"), out
 
 
 def test_the_summary_of_up_names_what_did_not_finish(folder: Folder) -> None:
