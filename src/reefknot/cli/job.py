@@ -26,7 +26,7 @@ from reefknot.cli.options import (
     one_of,
     time_ms,
 )
-from reefknot.cli.output import age, put, put_fields, put_jobs, put_json, say, show, time_text
+from reefknot.cli.output import age, put, put_document, put_fields, put_jobs, put_json, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
@@ -109,6 +109,18 @@ def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
             for entry in item.history
         ],
     }
+
+
+def put_details(fields: dict[str, Any]) -> None:
+    """The fields of a job as a table, and below it the traceback of its last failure."""
+    failure = fields["failure"]
+    if not isinstance(failure, dict) or "traceback" not in failure:
+        put_fields(fields)
+        return
+    put_fields({**fields, "failure": {name: value for name, value in failure.items() if name != "traceback"}})
+    put()
+    put_document(str(failure["traceback"]))
+    put()
 
 
 def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
@@ -255,7 +267,7 @@ def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) 
         events = [{name: value for name, value in one.items() if name != "decision"} for one in bodies]
         put_json({**fields, "events": address.redactor.tree(events)})
         return
-    put_fields({name: value for name, value in fields.items() if name != "history"})
+    put_details({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], kept):
         put(address.redactor(line))
 
@@ -284,7 +296,7 @@ _tenant = msgspec.json.Decoder(_EventTenant).decode
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time."""
-    from reefknot.cli.live_feed import describe
+    from reefknot.cli.live_feed import describe, describe_routine
     from reefknot.core.audit.event import decode
 
     lines = []
@@ -292,9 +304,9 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
         by = f" by {one['who']}" if one["who"] else ""
         lines.append((one["at"], f"{one['what']}{by}{': ' + one['why'] if one['why'] else ''}"))
     for event in (decode(one.entry.body) for one in kept):
-        words = describe(event)
-        lines.append((event.timestamp, f"{event.event_type}: {words[1]}" if words else event.event_type))
-    return [f"{at}  {text}" for at, text in sorted(lines)]
+        _, words = describe(event) or ("", describe_routine(event))
+        lines.append((event.timestamp, f"{event.event_type}: {words}" if words else event.event_type))
+    return [f"{at}  {text}" for at, text in sorted(lines, key=lambda line: line[0])]
 
 
 @app.command(

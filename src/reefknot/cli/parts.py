@@ -28,7 +28,19 @@ from reefknot.cli.options import (
     check_seconds,
     unknown,
 )
-from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
+from reefknot.cli.output import (
+    age,
+    data,
+    prints_to_stderr,
+    put,
+    put_json,
+    put_table,
+    queue_depth,
+    relative,
+    say,
+    show,
+    time_text,
+)
 from reefknot.cli.serve import (
     DrainSeconds,
     For,
@@ -125,7 +137,8 @@ def _start(
             "accepted: sqlite:PATH (for everything in one process: reefknot up --engine memory:)"
         )
         raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
-    return asyncio.run(_serve(kind, start, seconds, drain, parts, json=options.json))
+    with prints_to_stderr():
+        return asyncio.run(_serve(kind, start, seconds, drain, parts, json=options.json))
 
 
 async def _serve(
@@ -146,7 +159,7 @@ async def _serve(
             await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
     elapsed = round(monotonic() - began, 3)
     if json:
-        print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}))
+        print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}), file=data())
     else:
         done = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         idle = "nothing is left" if kind == "router" else "nothing arrived"

@@ -287,3 +287,35 @@ def test_a_wait_that_is_no_time_is_refused(timeout: Any) -> None:
             await handle.result(0)
 
     with_shop(story)
+
+
+# ---- fields as a mapping --------------------------------------------------------------------------------------------
+
+
+def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_made() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        handle = await client.hand_in({"job": {"type": "test.step", "payload": {"n": 1}}})
+        named = await client.hand_in({"assignment_id": "a", "job": {"type": "test.step"}})
+
+        assert (named.assignment_id, await handle.status()) == ("a", "pending")
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"assigment_id": "a", "job": {"type": "t"}}, "assigment_id: unknown field; .*did you mean 'assignment_id'?"),
+        ({"job": {"type": "t"}, "options": {"deadlin_ms": 5}}, "options.deadlin_ms: unknown field"),
+        ({"job": {"type": "t", "payload": {"n": {1, 2}}}}, r"assignment\.job\.payload\.n"),
+        ({"job": {}}, "job.type: missing"),
+        (["job"], "an ExecAssignment, or a mapping of its fields"),
+    ],
+)
+def test_fields_that_no_assignment_has_are_refused_by_the_client_too(fields: Any, told: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises((ParameterError, NotJsonError), match=told):
+            await Client(shop.store, shop.clock).hand_in(fields)
+
+    with_shop(story)
