@@ -27,9 +27,8 @@ from tests.acceptance.folder import until
 EXPLAIN = ("policy", "explain", "block:http", "--status", "429")
 TABLES: dict[str, list[tuple[str, ...]]] = {
     "job._put_jobs": [("job", "list"), ("job", "list", "--state", "quarantined")],
-    "job.show_job": [("job", "show", "gone")],
+    "job.put_details": [("job", "show", "gone"), ("quarantine", "show", "gone")],
     "quarantine._list.text": [("quarantine", "list")],
-    "quarantine.show_item": [("quarantine", "show", "gone")],
     "quarantine.stats.text": [("quarantine", "stats")],
     "idempotency.show_key": [("idempotency", "show", "order-7")],
     "idempotency.stats": [("idempotency", "stats")],

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from reefknot.cli.output import OutputError, drop_output, flush_stdout, relative, say
+from reefknot.cli.output import OutputError, drop_output, flush_stdout, plain_messages, relative, say
 from reefknot.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -145,6 +145,8 @@ def run(words: Sequence[str]) -> int:
         for line in lines:
             say(line)
         code = code or unwritten  # the code of a failure tells more
+    finally:
+        plain_messages()
     return code
 
 

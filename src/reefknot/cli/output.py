@@ -9,6 +9,7 @@ stays a table.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -33,6 +34,8 @@ WIDEST = 100_000
 """Columns of a table that is wanted whole."""
 GAP = 3
 """Blanks between two columns of a table."""
+STYLES = {"bold": "1", "dim": "2", "cyan": "36"}
+"""Styles of a table's column, as terminals know them."""
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -80,7 +83,7 @@ def guard_stdout() -> None:
         BufferedWriter(file),
         encoding=stream.encoding,
         errors=stream.errors,
-        line_buffering=stream.line_buffering,
+        line_buffering=stream.line_buffering or stream.write_through,  # PYTHONUNBUFFERED: lines at once
         write_through=stream.write_through,
     )
 
@@ -139,13 +142,18 @@ _message_form: Callable[[str], str] = printable
 
 @contextmanager
 def messages_as(form: Callable[[str], str]) -> Iterator[None]:
-    """Write messages in this form while the block lasts, such as lines of JSON."""
+    """Write messages in this form while the block lasts, such as lines of JSON. After an error the form stays, for the
+    messages that tell of it, until `plain_messages` is called."""
     global _message_form
     before, _message_form = _message_form, form
-    try:
-        yield
-    finally:
-        _message_form = before
+    yield
+    _message_form = before
+
+
+def plain_messages() -> None:
+    """Write messages as plain lines again."""
+    global _message_form
+    _message_form = printable
 
 
 def say(text: str) -> None:
@@ -276,8 +284,6 @@ def fitting_columns(
     Empty columns go first, which loses nothing. Before a column goes, words beyond `LONGEST_WORD` are broken. A whole
     column needs its longest line.
     """
-    from rich.cells import cell_len
-
     lines = [[name, *(line for row in rows for line in row[number])] for number, name in enumerate(columns)]
     unbroken = [
         max(map(cell_len, texts if name in whole else (word for text in texts for word in text.split())), default=0)
@@ -301,8 +307,6 @@ def _widths(
     columns: Sequence[str], rows: Sequence[Sequence[Sequence[str]]], least: Mapping[int, int], width: int
 ) -> list[int]:
     """The widths of these columns: what each needs at least, and a fair share of the rest up to its longest line."""
-    from rich.cells import cell_len
-
     widths = dict(least)
     longest = {n: max(map(cell_len, [columns[n], *(line for row in rows for line in row[n])])) for n in least}
     room = width - GAP * (len(widths) - 1)
@@ -320,26 +324,53 @@ def _put_lines(
     """Rows of cells, each cell broken into lines of its column's width."""
     from itertools import zip_longest
 
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(width=WIDEST, highlight=False, markup=False, emoji=False)
-
-    def wrapped(lines: Sequence[str], width: int) -> list[Text]:
-        texts = [Text(line) for line in lines]
-        return [part for text in texts for part in (text.wrap(console, width, overflow="fold") or [text])]
-
+    codes = [STYLES[style] if style and _has_colours() else "" for style in styles]
     for row in rows:
-        cells = [wrapped(lines, width) for lines, width in zip(row, widths, strict=True)]
-        for parts in zip_longest(*cells):
-            line, at = Text(), 0
-            for part, width, style in zip(parts, widths, styles, strict=True):
-                if part is not None and part.plain.strip():
-                    part.rstrip()
-                    line.append(" " * (at - line.cell_len))
-                    line.append(part.plain, style)
-                at += width + gap
-            console.print(line, soft_wrap=True)
+        cells = [
+            [part for line in lines for part in wrapped(line, width)] for lines, width in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            line, blanks = "", 0
+            for part, width, code in zip(parts, widths, codes, strict=True):
+                if part:
+                    line += " " * blanks + (f"\x1b[{code}m{part}\x1b[0m" if code else part)
+                    blanks = 0
+                blanks += width + gap - cell_len(part)
+            print(line)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """The line in parts of at most this width, broken between words, or within a word that is too long for a line."""
+    if cell_len(line) <= width:
+        return [line.rstrip()]
+    parts, part = list[str](), ""
+    for token in re.findall(r"\s*\S+", line):
+        word = token
+        if cell_len(part + word) > width:
+            parts += [part] if part.strip() else []
+            part, word = "", word.lstrip()
+        while cell_len(word) > width:
+            size = next(n for n in range(len(word), 0, -1) if n == 1 or cell_len(word[:n]) <= width)
+            parts.append(word[:size])
+            word = word[size:]
+        part += word
+    return [*parts, part] if part.strip() or not parts else parts
+
+
+def cell_len(text: str) -> int:
+    """The columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _has_colours() -> bool:
+    """Whether tables have colours: on a terminal that knows them, unless `NO_COLOR` is set."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
 
 
 def _put_blocks(

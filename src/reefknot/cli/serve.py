@@ -252,6 +252,8 @@ class UpSession(Struct, frozen=True):
         counts: dict[str, int] = {}
 
         async def stopped(system: System) -> None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
             await feed.catch_up()
             feed.end()
             counts.update(await _summary(system, feed))
@@ -264,8 +266,14 @@ class UpSession(Struct, frozen=True):
                 feed = LiveFeed(system.store.audit, self._print, after=head.sequence, as_json=self.as_json)
                 if self.welcome:
                     self._welcome(system, seconds)
-                running = [feed.follow(), self._print_levels(system), shutdown.requested.wait(), system.store_failed()]
-                await until_first_ends(*running, *([beside(system)] if beside else []), timeout=seconds)
+                following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
+                others = [self._print_levels(system), shutdown.requested.wait(), system.store_failed()]
+                guests = [beside(system)] if beside else []
+                try:
+                    await until_first_ends(asyncio.shield(following), *others, *guests, timeout=seconds)
+                except BaseException:
+                    following.cancel()
+                    raise
         self._put_summary({**counts, "elapsed_s": round(monotonic() - began, 3)})
         return Exit.FINE if shutdown.code is None else shutdown.code
 

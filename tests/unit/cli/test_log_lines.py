@@ -12,6 +12,7 @@ from reefknot.cli.app import CommandError
 from reefknot.cli.log_lines import JsonLines, LogFlags, TextLines
 from reefknot.cli.output import say
 from reefknot.runtime.redaction import add_secrets, remove_secrets
+from tests.unit.cli.running import Commands
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
 OURS = logging.getLogger("reefknot")
@@ -68,6 +69,17 @@ def test_logging_is_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> 
     assert (list(root.handlers), root.level, audit.level) == before
     say("plain")
     assert capsys.readouterr().err == "plain\n"
+
+
+def test_the_error_that_ends_a_command_is_such_a_line_too(rk: Commands) -> None:
+    rk.write("x", "plain.txt")
+    ended = rk("up", "--for", "0", "--engine", "sqlite:plain.txt/state.db", "--log-format", "json")
+    plain = rk("up", "--for", "0", "--engine", "sqlite:plain.txt/state.db")
+
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    assert (ended.code, plain.code) == (69, 69)
+    assert "plain.txt/state.db" in lines[-1]["message"]
+    assert plain.err.splitlines()[-1] == lines[-1]["message"], "the next command's messages are plain"
 
 
 @pytest.mark.parametrize("flags", [LogFlags(log_level="loud"), LogFlags(log_format="xml")])

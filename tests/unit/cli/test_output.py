@@ -8,8 +8,10 @@ import sys
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from reefknot.cli.output import jsonable, progress, put, put_json, put_table, say
+from reefknot.cli.output import cell_len, jsonable, progress, put, put_json, put_table, say, wrapped
 from reefknot.core.retry.policy import Jitter
 from reefknot.runtime.log import printable
 from tests.unit.cli.running import Commands
@@ -64,6 +66,39 @@ def test_its_width_is_bounded(rk: Commands, columns: str, widest: int) -> None:
 
     assert ended.code == 0
     assert max(map(len, ended.out.splitlines())) <= widest
+
+
+@given(st.text(alphabet="ab c-:.日é", max_size=60), st.integers(min_value=2, max_value=20))
+def test_a_line_is_broken_without_losing_a_character(line: str, width: int) -> None:
+    parts = wrapped(line, width)
+
+    assert [part for part in parts if cell_len(part) > width] == []
+    assert "".join("".join(parts).split()) == "".join(line.split())
+
+
+def test_a_line_is_broken_between_words_where_it_can_be() -> None:
+    assert wrapped("4 (1 + 3 retries), built-in: worker", 16) == ["4 (1 + 3", "retries),", "built-in: worker"]
+    assert wrapped("reefknot.yaml:2:50 and 2 more", 16) == ["reefknot.yaml:2:", "50 and 2 more"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+    ids=["a terminal", "NO_COLOR", "a dumb terminal"],
+)
+def test_a_table_has_colours_on_a_terminal_that_wants_them(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm"} | variables).items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    put_table(("job", "state"), [("a", "failed")], styles=("cyan", "bold"))
+
+    assert ("\x1b[36ma\x1b[0m" in terminal.getvalue()) is coloured
+    assert ("\x1b" in terminal.getvalue()) is coloured
 
 
 class Terminal(io.StringIO):
