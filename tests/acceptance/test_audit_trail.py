@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import getpass
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 import reefknot as rk
 from reefknot.app.system import running_system
 from reefknot.config.settings import load_settings
+from reefknot.core.audit.chain import Head, link
 from reefknot.core.audit.event import decode
 from reefknot.ports.audit_log import AuditQuery
 from tests.acceptance.folder import Folder, until
@@ -201,3 +204,59 @@ def test_a_key_that_is_taken_over_from_a_killed_process_has_both_owners_and_fenc
     assert told.fence > told.previous_fence
     assert f".{owner.pid}." in told.previous_owner
     assert f".{os.getpid()}." in told.owner
+
+
+def piped(folder: Folder, *words: str) -> tuple[int, str]:
+    """A command whose stdout is a pipe."""
+    code, out, err = folder.ends(folder.start(*words))
+    assert code in (0, 65), err
+    return code, out
+
+
+def test_an_operator_sees_true_rates_and_pipes_a_selection_of_a_run(folder: Folder) -> None:
+    """Nine files are there and one is not: nine in ten succeed, at the first try."""
+    names = ["a.txt"] * 9 + ["missing.txt"]
+    lines = [{"job": {"type": "fs.blob_get", "payload": {"path": name}}, "tenant_id": "acme"} for name in names]
+    (folder.path / "work.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.ends(folder.start("run", "work.jsonl"))
+    analysis = json.loads(piped(folder, "audit", "analyse", "--json")[1])
+    step = analysis["categories"]["block:fs.blob_get"]
+    assert (step["success_rate"], step["ended"], step["success_of"]) == (0.9, {"error": 1, "success": 9}, "assignments")
+    _, text = piped(folder, "audit", "export", "-", "--type", "completed", "--tenant", "acme")
+    assert Counter(json.loads(line)["event"]["status"] for line in text.splitlines()) == {"success": 9, "error": 1}
+    _, rows = piped(folder, "audit", "export", "-", "--format", "csv", "--actor", getpass.getuser())
+    assert [row["event_type"] for row in csv.DictReader(io.StringIO(rows))] == ["submitted"] * 10
+    assert piped(folder, "audit", "export", "-", "--until", "1h")[1] == ""
+    code, replayed = piped(folder, "audit", "replay", "--json")
+    kinds = json.loads(replayed)["decisions_by_kind"]
+    assert (code, kinds) == (0, {"admission": 10, "retry": 1, "routing": 10})
+
+
+def test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_does_not_fit_them(
+    folder: Folder,
+) -> None:
+    with (folder.path / "reefknot.yaml").open("a") as file:
+        file.write("audit: {heads: {path: elsewhere/heads.jsonl, every_seconds: 1}}\n")
+    process = folder.up()
+    heads = folder.path / "elsewhere" / "heads.jsonl"
+    folder.nap("a", 0)
+    until(lambda: heads.exists() and len(heads.read_bytes().splitlines()) >= 1)
+    process.terminate()
+    folder.ends(process)
+    code, out = piped(folder, "audit", "verify", "--json")
+    said = json.loads(out)
+    assert (code, said["compared_with"], said["proven_up_to"]) == (0, str(heads), said["sequence"])
+    connection = apsw.Connection(str(store_of(folder)))
+    forged = "UPDATE audit SET body = replace(body, 'actor', 'actress') WHERE event_type = 'submitted'"
+    connection.execute(forged)
+    assert connection.changes() == 1
+    head = Head(str(connection.execute("SELECT chain FROM audit_head").get))
+    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
+        head, hashed = link(head, str(body).encode())
+        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
+    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
+    connection.close()
+    assert piped(folder, "audit", "verify")[0] == 65
+    heads.unlink()
+    code, out = piped(folder, "audit", "verify")
+    assert (code, "internally consistent; without a head this shows accidents, not intent" in out) == (0, True)

@@ -216,7 +216,7 @@ class Pool:
         is_full = self.queue.size is not None and depth >= self.queue.size * self.rules.thresholds.critical
         oldest = self.queue.oldest(self._clock.now()) if is_full else None  # else admission does not look at it
         behind = self.queue.behind(arrival.priority, arrival.tenant) if arrival.deadline_ms is not None else 0
-        return QueueView(depth, self.slots, self._service_times, self._mean_ms, oldest, draining, behind)
+        return QueueView(depth, self.slots, self._service_times, round(self._mean_ms, 3), oldest, draining, behind)
 
     def overloaded(self) -> bool:
         """Whether the newest comes first. Not in the baseline, which has no levels."""

@@ -1,7 +1,9 @@
 """Who gets it: the table of health, the coin, probes, and who counts as gone."""
 
+import random
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -9,10 +11,12 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.routing import (
     HEARTBEAT_S,
     MISSED_UNTIL_GONE,
+    MOST_RECORDED,
     MOST_UNACKED,
     PROBE_EVERY_S,
     Chosen,
     Nobody,
+    RoutingInputs,
     Why,
     WorkerHealth,
     WorkerRanking,
@@ -247,3 +251,38 @@ def test_chance_is_asked_only_where_it_decides() -> None:
         ((worker("a", OverloadStatus.OVERLOADED), critical), False),
     ):
         assert WorkerRanking(workers, 0.0).needs_draw is needs, workers
+
+
+def test_every_choice_of_any_fleet_comes_out_the_same_from_its_recorded_inputs() -> None:
+    """Three of a thousand workers are recorded, and they are the best three."""
+    dice = random.Random(20261115)
+    for _ in range(200):
+        fleet = [
+            worker(
+                f"w{number}",
+                dice.choice(list(OverloadStatus)),
+                queue_depth=dice.randint(0, 4),
+                capacity=dice.randint(1, 4),
+                unacked=dice.choice([0, 0, 1, MOST_UNACKED - 1, MOST_UNACKED]),
+                probed_at=dice.choice([NOW, 0.0]) if dice.random() < 0.1 else NOW,
+            )
+            for number in range(dice.randint(0, 40))
+        ]
+        ranking = WorkerRanking(fleet, NOW, after=f"w{dice.randint(0, 40)}")
+        for _ in range(30):
+            draw = dice.random()
+            inputs = structs.replace(ranking.inputs(), draw=draw)
+            read_back = msgspec.convert(msgspec.to_builtins(inputs), RoutingInputs)
+            choice, again = ranking.choose(draw), read_back.choose()
+            assert isinstance(choice, Chosen) == isinstance(again, Chosen)
+            if isinstance(choice, Chosen):
+                assert again == choice
+            assert len(inputs.best) <= MOST_RECORDED
+
+
+def test_inputs_of_another_choice_give_another_answer() -> None:
+    """The control."""
+    inputs = WorkerRanking([worker("a"), worker("b", queue_depth=1)], NOW).inputs()
+    forged = structs.replace(inputs, best=(("a", HEALTHY, 5, 1), ("b", HEALTHY, 1, 1)))
+
+    assert (inputs.choose(), forged.choose()) == (Chosen("a"), Chosen("b"))

@@ -1,0 +1,85 @@
+"""The events that every assignment has are small, and rules are written once, with the first admission that is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from reefknot.audit.assignments import STORE_AGAIN_S, RulesRecorder, briefly_about, ended_event, submitted_event
+from reefknot.audit.journal import Journal
+from reefknot.core.audit.event import Dropped, decode, encode
+from reefknot.core.overload.admission import Rules, rules_hash
+from reefknot.core.work import WorkItem
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.memory import MemoryStore
+from reefknot.runtime.processes import own_identity
+
+AT = 1_769_342_400.0
+
+
+class Queue:
+    def __init__(self, size: int) -> None:
+        self.name = f"q{size}"
+        self.rules = Rules(size=size)
+        self.rules_hash = rules_hash(self.rules)
+
+
+def item(**fields: object) -> WorkItem:
+    return WorkItem("a", "t", correlation_id="a", created_at=int(AT * 1000), **fields)  # type: ignore[arg-type]
+
+
+def test_a_brief_event_has_no_nulls_and_reads_back_with_its_code() -> None:
+    event = submitted_event(item(), AT)
+    written = json.loads(encode(event))
+
+    assert set(written) == {"actor", "event_type", "host", "process", "timestamp", "work_id"}
+    assert decode(encode(event)) == event
+    assert event.event_code == "RK-305"
+    assert (event.actor, event.process) == (own_identity().user, own_identity().process)
+
+
+def test_a_correlation_of_its_own_is_kept() -> None:
+    other = WorkItem("acme|a", "t", tenant_id="acme", correlation_id="c")
+
+    assert briefly_about(item(), AT)["correlation_id"] is None
+    assert briefly_about(other, AT) | {"timestamp": ""} == {
+        "timestamp": "",
+        "tenant_id": "acme",
+        "correlation_id": "c",
+        "trace_id": None,
+        "work_id": "a",
+    }
+
+
+def test_an_end_without_a_result_says_how_long_it_took_and_that_nothing_ran() -> None:
+    event = ended_event(item(), AT + 2.5, cancelled="enough")
+
+    assert (event.status, event.attempts, event.duration_ms, event.result_hash) == ("cancelled", 0, 2500, "")
+    assert event.operation == "t"
+
+
+def test_rules_are_missing_until_they_are_written_and_again_after_an_hour() -> None:
+    clock = VirtualClock()
+    recorder, queues = RulesRecorder(clock, enabled=True), [Queue(5), Queue(7), Queue(5)]
+    first = recorder.missing(queues)
+
+    assert [event.resource_class for event in first] == ["q5", "q7"]
+    assert [event.rules_hash for event in recorder.missing(queues)] == [event.rules_hash for event in first], "not kept"
+    recorder.written(first)
+    assert recorder.missing(queues) == []
+    clock.advance(STORE_AGAIN_S)
+    assert len(recorder.missing(queues)) == 2, "retention may have removed them"
+    assert RulesRecorder(clock, enabled=False).missing(queues) == []
+
+
+def test_the_rules_stand_before_the_refusal_that_refers_to_them() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        recorder = RulesRecorder(VirtualClock(), enabled=True)
+        refusal = Dropped(timestamp="", reason="full")
+        for _ in range(2):
+            await recorder.write(Journal(store.audit), refusal, [Queue(5)])
+        types = [kept.entry.event_type for kept in await store.audit.read()]
+        assert types == ["rules_stored", "dropped", "dropped"]
+
+    asyncio.run(main())
