@@ -87,8 +87,7 @@ def _guarded(stream: Any, *, forgiving: bool) -> Any:
         BufferedWriter(file),
         encoding=stream.encoding,
         errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
+        line_buffering=forgiving or stream.line_buffering or stream.write_through,
     )
 
 
