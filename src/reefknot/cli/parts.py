@@ -7,7 +7,6 @@ A part runs over the same store as the others; a store that only this process ca
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from json import dumps
 from time import monotonic
@@ -29,7 +28,19 @@ from reefknot.cli.options import (
     check_seconds,
     unknown,
 )
-from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
+from reefknot.cli.output import (
+    age,
+    data,
+    prints_to_stderr,
+    put,
+    put_json,
+    put_table,
+    queue_depth,
+    relative,
+    say,
+    show,
+    time_text,
+)
 from reefknot.cli.serve import (
     DrainSeconds,
     For,
@@ -43,7 +54,6 @@ from reefknot.cli.serve import (
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.routing import WorkerState, worker_state
-from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -127,7 +137,8 @@ def _start(
             "accepted: sqlite:PATH (for everything in one process: reefknot up --engine memory:)"
         )
         raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
-    return asyncio.run(_serve(kind, start, seconds, drain, parts, json=options.json))
+    with prints_to_stderr():
+        return asyncio.run(_serve(kind, start, seconds, drain, parts, json=options.json))
 
 
 async def _serve(
@@ -148,7 +159,7 @@ async def _serve(
             await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
     elapsed = round(monotonic() - began, 3)
     if json:
-        print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}))
+        print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}), file=data())
     else:
         done = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         idle = "nothing is left" if kind == "router" else "nothing arrived"
@@ -409,12 +420,11 @@ def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
 
 def _show_routers(address: StoreAddress, *, json: bool) -> None:
     async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        from reefknot.cli.job import now_in, visible_counts
+
         found = await systems_with("router", store, address)
-        submitted: Counter[str] = Counter()
-        for name, counts in (await store.work.snapshot()).counts.items():
-            if name == ROUTER or "@" in name:  # not yet accepted by a worker, or accepted
-                submitted.update({state.value: number for state, number in counts.items()})
-        return found, dict(submitted)
+        counts = await visible_counts(store, await store.work.snapshot(), await now_in(store))
+        return found, {state: number for state, number in counts.items() if number}
 
     systems, submitted = with_store(address, work)
     routers = [_router_fields(one) for one in systems if one["router"]]

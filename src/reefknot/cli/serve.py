@@ -26,7 +26,7 @@ from reefknot.cli.app import Exit, noun
 from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
-from reefknot.cli.output import put, relative, say
+from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState
 from reefknot.runtime.log import printable
@@ -133,7 +133,7 @@ class Shutdown:
         self.code: Exit | None = None
         self._system: System | None = None
         # Asked for now: a terminal that was closed does not count as one any more.
-        self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+        self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, data()))
 
     def reloads(self, system: System) -> None:
         """From now on, SIGHUP reloads the policies of this system, unless there is a terminal."""
@@ -224,7 +224,7 @@ def up(*, seconds: For = None, drain: DrainSeconds = None, log: LogFlags = LOG, 
     """Run a router and workers until Ctrl-C or SIGTERM, and print retries, rejections and overload as they happen."""
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
-    with log.applied(feed=True):
+    with log.applied(feed=True), prints_to_stderr():
         start = startup(options.engine, options.config, options.workers)
         session = UpSession(start, **parts_of(options), as_json=options.json)
         return asyncio.run(session.serve(seconds, drain=drain))
@@ -289,12 +289,11 @@ class UpSession(Struct, frozen=True):
             self.print_line(kind, line)
             return
         with suppress(BrokenPipeError):
-            print(line if self.as_json else printable(line))
-            sys.stdout.flush()
+            print(line if self.as_json else printable(line), file=data(), flush=True)
 
     def _put_summary(self, summary: dict[str, Any]) -> None:
         if self.as_json:
-            print(dumps({"summary": summary}))
+            print(dumps({"summary": summary}), file=data())
             return
         parts = [
             f"{number} {name.replace('_', ' ')}" for name, number in summary.items() if name != "elapsed_s" and number

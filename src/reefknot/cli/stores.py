@@ -72,14 +72,20 @@ class StoreAddress(Struct, frozen=True):
     def event(
         self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
     ) -> AuditEntry:
-        """The audit entry of an operator's action, secrets hidden."""
+        """The audit entry of an operator's action, secrets hidden. User, host and process are those of this command,
+        whatever name was given with `--as`."""
         from reefknot import clock
         from reefknot.audit.journal import Journal, envelope
         from reefknot.core.audit.event import OperatorAction
+        from reefknot.runtime.processes import own_identity
 
+        mine = own_identity()
         event = OperatorAction(
             **envelope(wall=clock.wall(), tenant_id=tenant_id),
             actor=self.actor,
+            os_user=mine.user,
+            host=mine.host,
+            process=mine.process,
             action=action,
             subject=None if subject is None else self.redactor(subject),
             details=self.redactor.tree(details) or None,

@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from reefknot.config.dialects import DialectReader, accepted_strategies
-from reefknot.config.layers import Tree, suggest
+from reefknot.config.layers import Tree
 from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import MAPPING, TEXT, Configuration
+from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
 from reefknot.core.retry.book import Book, content_hash, families

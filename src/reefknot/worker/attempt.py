@@ -41,6 +41,7 @@ from reefknot.worker.failures import (
     ended_step,
     failure_json,
     failure_of_step,
+    is_ctrl_c,
     last_error,
     outcome_of,
     timeout_result,
@@ -169,7 +170,7 @@ class StepRunner:
                 destination.breaker.released(permit)
             return put_off
         step = ran.step
-        failure = None if step.ok else failure_of_step(step)
+        failure = None if step.ok else failure_of_step(step, ran.exceptions)
         if failure is not None and not self._settings.retries_v2:
             failure = without_retry_after(failure)
         events = self._report_to_breaker(destination, permit, ran, failure, assignment.tenant_id or "")
@@ -248,9 +249,11 @@ class StepRunner:
         failure = failure_of_step(step)
         policy = self._policy(attempt, failure)
         history = History(max(1, attempts), attempt.elapsed(self._clock.wall()))
-        decision = decide(policy, history, failure, 0.0, breaker_open=breaker_open)
-        record = DecisionRecord.of(decision, policy, history, failure, 0.0, breaker_open=breaker_open)
-        reason = decision.reason if isinstance(decision, Stop) else Reason.NOT_RETRYABLE
+        verdict = None if breaker_open else False
+        decision = decide(policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
+        record = DecisionRecord.of(decision, policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
+        assert isinstance(decision, Stop)
+        reason = decision.reason
         event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
         return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
 
@@ -296,10 +299,10 @@ class StepRunner:
         try:
             with limit:
                 ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             kind = type(error)
+            if issubclass(kind, KeyboardInterrupt) and is_ctrl_c(error):
+                raise
             if issubclass(kind, asyncio.CancelledError | GeneratorExit) and _is_stopped(kind, slot):
                 raise
             if issubclass(kind, TimeoutError) and limit.expired:
@@ -319,7 +322,7 @@ class StepRunner:
         message = self._redactor(as_text(step.error_message)) if step.error_message else ""
         if not unknown:
             step = msgspec.structs.replace(step, latency_ms=latency, error_message=message)
-            return msgspec.structs.replace(ran, step=step, unknown="")
+            return msgspec.structs.replace(ran, step=step, unknown="", traceback=self._redactor(ran.traceback))
         unknown = self._redactor(unknown)
         step = msgspec.structs.replace(
             step,
@@ -328,7 +331,10 @@ class StepRunner:
             error_message=f"nobody knows whether the effect of the guarded key {unknown} happened: {message}",
             latency_ms=latency,
         )
-        return StepOutcome(step, ran.timed_out, verdict=False, unknown=unknown)
+        traceback = self._redactor(ran.traceback)
+        return StepOutcome(
+            step, ran.timed_out, verdict=False, unknown=unknown, exceptions=ran.exceptions, traceback=traceback
+        )
 
     def _waits_for_key(self, attempt: AttemptInputs, held: HeldKey | None) -> AttemptReport | None:
         """
@@ -396,7 +402,15 @@ class StepRunner:
         view = None if throttle is None else destination.view(self._clock.now())
         decision = decide(policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
-        self._log.decided(assignment, decision, policy, failure, attempts=attempt.number, now=self._clock.now())
+        self._log.decided(
+            assignment,
+            decision,
+            policy,
+            failure,
+            attempts=attempt.number,
+            now=self._clock.now(),
+            traceback=ran.traceback,
+        )
         if isinstance(decision, Again):
             if throttle is not None:
                 throttle.spend()
@@ -405,12 +419,21 @@ class StepRunner:
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms = int(decision.delay * 1000)
             kind = failure.failure_type.value
-            again = TryAgain(due, failure_json(failure), kind, delay_ms, began_at=began, delay=decision.delay)
+            kept = failure_json(failure, ran.traceback)
+            again = TryAgain(due, kept, kind, delay_ms, began_at=began, delay=decision.delay)
             return AttemptReport(again, tuple(events))
         events.append(end_event(assignment, wall, attempt.number, decision.reason, record))
         self.counters.throttled += decision.reason is Reason.THROTTLED
         step = ended_step(ran.step, decision.reason, policy, failure)
-        return self._gave_up(attempt, step, failure, decision.reason, tuple(events), unknown=ran.unknown)
+        return self._gave_up(
+            attempt,
+            step,
+            failure,
+            decision.reason,
+            tuple(events),
+            unknown=ran.unknown,
+            traceback=ran.traceback,
+        )
 
     def _fits(self, item: WorkItem, delay: float) -> bool:
         """Whether the wait ends before the assignment's own deadline."""
@@ -426,12 +449,13 @@ class StepRunner:
         *,
         ran: bool = True,
         unknown: str = "",
+        traceback: str = "",
     ) -> AttemptReport:
         if reason is Reason.BUDGET_SPENT:
             self.counters.budget_exhaustions += 1
             code = ErrorCode.cancelled_by_timeout
             step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT, error_code=code)
-        text = failure_json(failure)
+        text = failure_json(failure, traceback)
         settled: WorkFailed | Quarantine = WorkFailed(text, None, reason.value)
         if unknown or self._settings.quarantine_failed:
             why = f"{UNKNOWN_OUTCOME}: {unknown}" if unknown else reason.value
