@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from reefknot.cli.app import run
 
     if argv is None:
-        from reefknot.cli.output import guard_stdout
+        from reefknot.cli.output import guard_streams
 
-        guard_stdout()
+        guard_streams()
     return run(words)
 
 

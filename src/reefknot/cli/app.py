@@ -154,7 +154,7 @@ def _run(words: Sequence[str]) -> int:
     """Run one command and report its error, if it has one."""
     try:
         code = application()(_with_default_watch(words))
-    except BrokenPipeError:  # of a stream that `guard_stdout` left alone
+    except BrokenPipeError:  # of a stream that `guard_streams` left alone
         drop_output()
         return Exit.FINE
     except KeyboardInterrupt:

@@ -39,52 +39,58 @@ STYLES = {"bold": "1", "dim": "2", "cyan": "36"}
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
-# ---- stdout ----------------------------------------------------------------------------------------------------------
+# ---- streams ---------------------------------------------------------------------------------------------------------
 
 
 class OutputError(OSError):
     """Stdout cannot be written: the disk is full, or the device fails."""
 
 
-class StdoutFile(FileIO):
+class StandardStream(FileIO):
     """
-    The descriptor of stdout. After its reader has gone, or the terminal was closed, output is dropped.
+    The descriptor of stdout or stderr. After its reader has gone, or its terminal was closed, output is dropped.
 
     A command goes on, so that its exit code tells what it found: `audit verify | head -1` is 65 when events differ.
+    With `forgiving`, as for messages, no error of the device is raised at all.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, forgiving: bool) -> None:
         super().__init__(stream.fileno(), "wb", closefd=False)
         self._stream = stream  # collected, it would close the descriptor
         self.reader_is_gone = False
+        self._forgiving = forgiving
         self._was_terminal = self.isatty()
 
     def write(self, data: Any, /) -> int:
+        size = memoryview(data).nbytes
+        if self.reader_is_gone:
+            return size
         try:
-            return len(memoryview(data).cast("B")) if self.reader_is_gone else super().write(data) or 0
-        except BrokenPipeError:
-            self.reader_is_gone = True
+            return super().write(data) or 0
         except OSError as error:
-            if error.errno != EIO or not self._was_terminal:
+            is_gone = isinstance(error, BrokenPipeError) or (error.errno == EIO and self._was_terminal)
+            if not is_gone and not self._forgiving:
                 raise OutputError(error.errno, error.strerror, "stdout") from error
-            self.reader_is_gone = True
-        return len(memoryview(data).cast("B"))
+            self.reader_is_gone = is_gone
+        return size
 
 
-def guard_stdout() -> None:
-    """Put a `StdoutFile` under `sys.stdout`. A stream without a descriptor stays as it is."""
-    stream: Any = sys.stdout
+def guard_streams() -> None:
+    """Put a `StandardStream` under `sys.stdout` and `sys.stderr`. A stream without a descriptor stays as it is."""
+    sys.stdout, sys.stderr = _guarded(sys.stdout, forgiving=False), _guarded(sys.stderr, forgiving=True)
+
+
+def _guarded(stream: Any, *, forgiving: bool) -> Any:
     try:
-        file = StdoutFile(stream)
+        file = StandardStream(stream, forgiving=forgiving)
+        stream.flush()
     except (AttributeError, OSError, ValueError):
-        return
-    stream.flush()
-    sys.stdout = TextIOWrapper(
+        return stream
+    return TextIOWrapper(
         BufferedWriter(file),
         encoding=stream.encoding,
         errors=stream.errors,
-        line_buffering=stream.line_buffering or stream.write_through,  # PYTHONUNBUFFERED: lines at once
-        write_through=stream.write_through,
+        line_buffering=forgiving or stream.line_buffering or stream.write_through,
     )
 
 
@@ -111,7 +117,7 @@ def prints_to_stderr() -> Iterator[None]:
 def reader_is_gone() -> bool:
     """Whether nobody reads stdout any more: a command that only shows what happens may end."""
     raw = getattr(getattr(data(), "buffer", None), "raw", None)
-    return isinstance(raw, StdoutFile) and raw.reader_is_gone
+    return isinstance(raw, StandardStream) and raw.reader_is_gone
 
 
 def flush_stdout() -> None:

@@ -22,7 +22,7 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import Permit, Refused
 from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE
 from reefknot.core.retry.backoff import draw, key_number
-from reefknot.core.retry.book import Book, Request
+from reefknot.core.retry.book import Book, BookHistory, Request
 from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
@@ -67,8 +67,6 @@ from reefknot.worker.records import (
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
-MOST_BOOKS = 16
-"""Books that are kept for work that has begun. Work older than all of them follows the oldest one."""
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
@@ -115,8 +113,7 @@ class StepRunner:
         self._blocks = blocks
         limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks.values()}
         self._limits = {target: own for target, own in limits.items() if own}
-        self._books = [(0, context.settings.book.with_blocks(self._limits))]
-        """Books, and since when (ms UTC) each has been in force; the oldest first."""
+        self._books = BookHistory(context.settings.book.with_blocks(self._limits))
         self._clock = context.clock
         self._redactor = context.redactor
         self._log = StepLog(context.worker_id, context.redactor)
@@ -126,21 +123,15 @@ class StepRunner:
 
     def reload(self, book: Book) -> None:
         """Follow another book in work that begins from now on. Work that has begun keeps the book it began under."""
-        since = int(self._clock.wall() * 1000) + 1
-        self._books = [*self._books, (since, book.with_blocks(self._limits))][-MOST_BOOKS:]
-
-    def _book_of(self, item: WorkItem, wall: float) -> Book:
-        """The book that was in force when the item began, or the one in force now if this is its first attempt."""
-        first = item.budget.first_attempt_at
-        began = int(wall * 1000) if first is None else first
-        return next((book for since, book in reversed(self._books) if since <= began), self._books[0][1])
+        self._books.add(book.with_blocks(self._limits), since=int(self._clock.wall() * 1000) + 1)
 
     async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
         """Execute once, and decide what follows."""
         wall, assignment, admitted = self._clock.wall(), work.assignment, work.admitted
         block = self._blocks.get(assignment.job.type)
         target = f"block:{assignment.job.type if block is None else block.type}"
-        book = self._book_of(item, wall)
+        first = item.budget.first_attempt_at
+        book = self._books.at(int(wall * 1000) if first is None else first)
         request = StepRequest.of(assignment, _default_ms(book, target))
         if admitted.skip_retries or admitted.timeout_factor != 1.0:
             factor = admitted.timeout_factor

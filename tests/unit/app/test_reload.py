@@ -19,10 +19,8 @@ from reefknot.config.settings import Settings, load_settings
 from reefknot.core.audit.event import OperatorAction, decode
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import ExecAssignment, ExecResult, Job, StepResult, StepStatus
-from reefknot.core.retry.book import Book
-from reefknot.core.work import WorkItem
+from reefknot.core.retry.book import Book, BookHistory
 from reefknot.engines.clocks import SystemClock
-from reefknot.worker.attempt import StepRunner
 
 FILE = """\
 worker:
@@ -102,10 +100,10 @@ def test_a_worker_that_always_took_the_newest_book_would_be_noticed(
 ) -> None:
     """The control."""
 
-    def newest(runner: StepRunner, _: WorkItem, __: float) -> Book:
-        return runner._books[-1][1]
+    def newest(history: BookHistory, _: int) -> Book:
+        return history._books[-1][1]
 
-    monkeypatch.setattr(StepRunner, "_book_of", newest)
+    monkeypatch.setattr(BookHistory, "at", newest)
     with pytest.raises(AssertionError):
         assert asyncio.run(retries_around_a_reload(tmp_path)) == (1, 3)
 

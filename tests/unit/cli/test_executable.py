@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +198,27 @@ def test_without_the_guard_of_stdout_the_exit_code_is_lost(tmp_path: Path) -> No
         os.close(write)
 
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_messages_are_written_at_once(tmp_path: Path, unbuffered: str) -> None:
+    """Whoever reads a pipe or a file sees that a system is up before it ends."""
+    process = subprocess.Popen(
+        [str(EXECUTABLE), "up", "--engine", "memory:"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        ready, _, _ = select.select([process.stderr], [], [], 60)
+        assert ready
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_following_ends_when_nobody_reads(tmp_path: Path) -> None:

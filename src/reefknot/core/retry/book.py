@@ -334,3 +334,22 @@ def _keep_consistent(fields: dict[str, FieldOrigin], kind: str, failure: Failure
     strategy, retryable = fields["strategy"], fields["retryable"]
     if strategy.value is RetryStrategy.NO_RETRY and retryable.value:
         fields["retryable"] = retryable.overridden_by(FieldValue(False, strategy.layer, strategy.source))
+
+
+MOST_BOOKS = 16
+"""Books that are kept for work that has begun. Work older than all of them follows the oldest one."""
+
+
+class BookHistory:
+    """The books of a process and since when each has been in force: work follows the one it began under."""
+
+    def __init__(self, book: Book) -> None:
+        self._books = [(0, book)]
+
+    def add(self, book: Book, *, since: int) -> None:
+        """Put a book in force from a time (ms UTC) on."""
+        self._books = [*self._books, (since, book)][-MOST_BOOKS:]
+
+    def at(self, began: int) -> Book:
+        """The book that was in force at a time (ms UTC)."""
+        return next((book for since, book in reversed(self._books) if since <= began), self._books[0][1])
