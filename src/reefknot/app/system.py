@@ -43,6 +43,7 @@ from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.loop_watch import LoopWatch
 from reefknot.worker.pool import Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
@@ -355,10 +356,11 @@ async def running_system(
             except NameTakenError:  # somebody who started in the same moment was faster
                 if not left or not (router == "" or isinstance(workers, int)):
                     raise
-        try:
-            yield system
-        finally:
-            await _stop(system, drain)
+        with LoopWatch(system.workers, store.leases):
+            try:
+                yield system
+            finally:
+                await _stop(system, drain)
         if stopped is not None:
             await stopped(system)
 

@@ -101,6 +101,16 @@ class AttemptInputs(Struct, frozen=True):
         return max(0.0, wall - (self.began if first is None else first / 1000))
 
 
+class RunningStep(Struct, frozen=True):
+    """An attempt whose block is being run: what it is, the task that runs it, and when its time is over."""
+
+    kind: str
+    assignment_id: str
+    task: asyncio.Task[Any] | None
+    ends: float
+    """By the worker's clock."""
+
+
 class StepRunner:
     """Runs attempts under one worker's settings."""
 
@@ -116,6 +126,8 @@ class StepRunner:
         self.destinations = Destinations(context.settings.throttle)
         self._key_waits = KeyWaits()
         self.counters = Counters()
+        self.running: dict[tuple[str, int], RunningStep] = {}
+        """By record and fence."""
 
     async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
         """Execute once, and decide what follows."""
@@ -144,6 +156,8 @@ class StepRunner:
             if isinstance(permit, Permit):
                 destination.breaker.released(permit)
             raise
+        finally:
+            self.running.pop((item.id, item.fence), None)
         self.counters.executions += 1
         put_off = self._waits_for_key(attempt, ran.held)
         if put_off is not None:
@@ -280,6 +294,8 @@ class StepRunner:
         keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
         attempt_keys.set(keys)
         slot = asyncio.current_task()
+        step = RunningStep(assignment.job.type, assignment.assignment_id, slot, began + seconds)
+        self.running[item.id, item.fence] = step
         try:
             with limit:
                 ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))

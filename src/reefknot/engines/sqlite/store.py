@@ -116,7 +116,7 @@ class SqliteStore:
         self.work = SqliteWorkQueue(context)
         self.quarantine = SqliteQuarantine(context)
         self.control = SqliteControl(context)
-        self.leases = SqliteLeases(context)
+        self.leases = SqliteLeases(context, connect)
 
     async def start(self) -> "SqliteStore":
         """Open the file, create or migrate its tables. A file of a newer version is refused."""
