@@ -342,7 +342,7 @@ async def running_system(
                 clock,
                 settings=working,
                 routing=router_settings(settings.configuration, working.rules),
-                hears_shared=settings.configuration.router.shared_subject == "ours",
+                hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
                 blocks=blocks,
                 workers=names,
                 router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,

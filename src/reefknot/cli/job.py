@@ -28,6 +28,7 @@ from reefknot.cli.options import (
 )
 from reefknot.cli.output import age, put, put_fields, put_jobs, put_json, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
+from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
@@ -129,6 +130,11 @@ async def _counts(store: Store, now: Now) -> dict[str, Any]:
     }
 
 
+async def job_counts(store: Store) -> dict[str, Any]:
+    """The number of jobs in each visible state at this moment, and the age of the oldest due one."""
+    return await _counts(store, await _now(store))
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 app = noun("job", "job list --state pending")
@@ -146,6 +152,7 @@ def list_(
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
     wide: Wide = False,
+    watch: Watch = None,
     options: StoreFlags = STORE,
 ) -> None:
     """List jobs, the newest first; pending ones with their due time."""
@@ -171,15 +178,18 @@ def list_(
         )
         return found, await _counts(store, now), now
 
-    found, counts, now = with_store(address, work)
-    following = quote(found[-1].id) if len(found) == limit else None
-    jobs = address.redactor.tree([job_fields(item, now) for item in found])
+    def draw() -> None:
+        found, counts, now = with_store(address, work)
+        following = quote(found[-1].id) if len(found) == limit else None
+        jobs = address.redactor.tree([job_fields(item, now) for item in found])
 
-    def text() -> None:
-        _put_jobs(jobs, wide=wide)
-        _say_totals(counts, following)
+        def text() -> None:
+            _put_jobs(jobs, wide=wide)
+            _say_totals(counts, following)
 
-    show({"jobs": jobs, "next": following, **counts}, text, json=options.json)
+        show({"jobs": jobs, "next": following, **counts}, text, json=options.json)
+
+    repeated(watch, draw)
 
 
 def _put_jobs(jobs: list[dict[str, Any]], *, wide: bool) -> None:

@@ -403,9 +403,7 @@ def _why_not(answer: PolicyAnswer) -> str:
         case Reason.HINT_TOO_LONG.value:
             asked = seconds(answer.failure.retry_after)
             most, cap = seconds(policy.max_retry_after), seconds(policy.max_delay)
-            text = f"the server asks to wait {asked}, longer than max_retry_after, {most}, and the longest wait, {cap}"
-            cools = "; the source cools down until then, without spending an attempt"
-            return text + (cools if answer.target.startswith("connector:") else "")
+            return f"the server asks to wait {asked}, longer than max_retry_after, {most}, and the longest wait, {cap}"
         case Reason.BUDGET_SPENT.value if answer.failure.code.name == "cancelled_by_timeout":
             return f"{failure} means that the time budget is spent"
         case Reason.BUDGET_SPENT.value:

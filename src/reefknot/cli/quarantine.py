@@ -28,6 +28,7 @@ from reefknot.cli.options import (
 )
 from reefknot.cli.output import put_fields, put_jobs, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.cli.watch import Watch, repeated
 from reefknot.core.work import WorkItem, record_id
 from reefknot.ports.work_queue import QuarantineFilter
 
@@ -65,11 +66,16 @@ def list_(
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
     wide: Wide = False,
+    watch: Watch = None,
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
     check_whole("--limit", limit)
     address, wanted = address_of(options), flags.filter()
+    repeated(watch, lambda: _list(address, wanted, limit, after, wide=wide, json=options.json))
+
+
+def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: str, *, wide: bool, json: bool) -> None:
     items = with_store(address, lambda store: store.quarantine.find(wanted, after=unquote(after), limit=limit))
     following = quote(items[-1].id) if len(items) == limit else None
 
@@ -90,7 +96,7 @@ def list_(
 
     is_on = address.settings is not None and address.settings.configuration.worker.quarantine_failed
     fields = {"items": [_fields(item, address) for item in items], "next": following, "quarantine_failed": is_on}
-    show(fields, text, json=options.json)
+    show(fields, text, json=json)
 
 
 @app.command(name="show", help_epilogue=examples("quarantine show order-7", "quarantine show order-7 --tenant acme"))

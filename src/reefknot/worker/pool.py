@@ -19,7 +19,16 @@ from typing import Any
 
 from msgspec import structs
 
-from reefknot.core.overload.admission import KNOWN_AFTER, Arrival, OverloadStatus, QueueView, level, reported
+from reefknot.core.overload.admission import (
+    KNOWN_AFTER,
+    Arrival,
+    HeldStatus,
+    OverloadStatus,
+    QueueView,
+    held,
+    level,
+    reported,
+)
 from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import error_text, logger, printable
@@ -152,6 +161,7 @@ class Pool:
         self._isolation = isolation or Isolation()
         self._isolation.pools.append(self)
         self._status = OverloadStatus.HEALTHY
+        self._held = HeldStatus()
         self._wake = asyncio.Event()
         self._store_has_work = True
         self._store_is_empty = asyncio.Event()
@@ -191,6 +201,12 @@ class Pool:
         if self.queue.size is not None and (self._status is not OverloadStatus.HEALTHY or self.depth()):
             self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
         return self._status
+
+    def held_status(self) -> OverloadStatus:
+        """The status that people are told, who look every second: it has hysteresis in time too. Routers steer by
+        `status`."""
+        self._held = held(self._held, self.status(), self._clock.now())
+        return self._held.status
 
     def view(self, arrival: Arrival, *, draining: bool) -> QueueView:
         """The snapshot that admission decides by: the raw depth before the arrival."""

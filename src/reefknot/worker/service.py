@@ -254,7 +254,7 @@ class Worker:
         now = self._clock.now()
         classes = {
             name: ClassSnapshot(
-                pool.status(), pool.depth(), pool.queue.size, pool.active, pool.slots, pool.queue.oldest_age(now)
+                pool.held_status(), pool.depth(), pool.queue.size, pool.active, pool.slots, pool.queue.oldest_age(now)
             )
             for name, pool in self.pools.items()
         }
