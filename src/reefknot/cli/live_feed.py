@@ -7,7 +7,6 @@ is counted by kind, and the counts are printed instead.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 
 from reefknot.cli.audit_source import PAGE
-from reefknot.cli.output import plural, queue_depth
+from reefknot.cli.output import data, plural, queue_depth
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
 from reefknot.core.messages import AckStatus
@@ -123,7 +122,7 @@ class LiveFeed:
                 self._show(kept)
             self._after = entries[-1].sequence
         self._flush_counts()
-        sys.stdout.flush()
+        data().flush()
 
     def end(self) -> None:
         """Print the counts of what is still left out."""

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from reefknot.audit.journal import Journal, envelope
+from reefknot.core.canonical import canonical
 from reefknot.core.checks import number
 from reefknot.core.messages import (
     AssignmentOptions,
@@ -17,12 +18,16 @@ from reefknot.core.messages import (
     Correlation,
     ExecAssignment,
     ExecResult,
+    InvalidMessage,
     Job,
     encode,
+    written_assignment,
 )
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import cancel_reason
-from reefknot.errors import ParameterTypeError, ResultPendingError
+from reefknot.core.time import Moment
+from reefknot.core.work import visible_state
+from reefknot.errors import ParameterError, ParameterTypeError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -71,9 +76,14 @@ class Handle:
         return result
 
     async def status(self) -> str:
-        """The state: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
+        """The state as `job list` shows it: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
+        from reefknot.runtime.processes import owner_is_gone
+
         item = await self._submissions.find(self._record_id)
-        return "unknown" if item is None else item.state.value
+        if item is None:
+            return "unknown"
+        now = Moment(int(self._store.clock.now() * 1000), int(self._store.clock.wall() * 1000))
+        return visible_state(item, now, gone=(item.owner,) if owner_is_gone(item.owner) else ()).value
 
     async def cancel(self, reason: str = "") -> None:
         """Cancel it, whether a router is running or not. Its result then says `cancelled`."""
@@ -142,9 +152,14 @@ class Client:
         )
         return await self._submit(validated(assignment, SUBMIT_ARGUMENTS)[0])
 
-    async def hand_in(self, assignment: ExecAssignment) -> Handle:
-        """Submit an assignment as it is."""
-        return await self._submit(validated(assignment)[0])
+    async def hand_in(self, assignment: ExecAssignment | Mapping[str, Any]) -> Handle:
+        """
+        Submit an assignment as it is: a record, or its fields as a mapping, as a line of a file has them.
+
+        In a mapping the ids may be left out, and an unknown field is refused with the one that may be meant.
+        """
+        given = assignment if isinstance(assignment, ExecAssignment) else _from_fields(assignment)
+        return await self._submit(validated(given)[0])
 
     async def _submit(self, checked: ExecAssignment) -> Handle:
         await self._submissions.submit(checked)
@@ -194,6 +209,17 @@ async def cancel_assignment(
         return await store.work.cancel(work_id, reason=why, who=who, events=entries)
     await store.control.post("cancel", target="router", body=encode(cancel).decode(), sender=who, events=events)
     return False
+
+
+def _from_fields(fields: Mapping[str, Any]) -> ExecAssignment:
+    """The assignment of a caller's mapping, or a `ParameterError` that names the field."""
+    if not isinstance(fields, Mapping):
+        raise ParameterTypeError("assignment", fields, "an ExecAssignment, or a mapping of its fields")
+    canonical(dict(fields), "assignment")  # refuses what JSON cannot say, with its place
+    found = written_assignment({"assignment_id": new_id(), "request_id": new_id(), **fields})
+    if isinstance(found, InvalidMessage):
+        raise ParameterError("assignment", fields, found.message)
+    return found
 
 
 def _milliseconds(name: str, seconds: float | None) -> int | None:

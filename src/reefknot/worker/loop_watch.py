@@ -18,7 +18,7 @@ from typing import Self
 
 from reefknot.ports.work_queue import Leases
 from reefknot.runtime.log import LogBudget, error_text, logger, printable
-from reefknot.worker.attempt import RunningStep
+from reefknot.worker.records import RunningStep
 from reefknot.worker.service import Worker
 
 LOOK_S = 0.4
@@ -92,7 +92,8 @@ class LoopWatch:
     def _report(self, blocked: float) -> None:
         if self._lines.take(monotonic()) is None:
             return
-        names = ", ".join(f"{one.kind} ({printable(one.assignment_id, most=100)})" for one in self._blocking())
+        steps = [one.assignment for one in self._blocking()]
+        names = ", ".join(f"{one.job.type} ({printable(one.assignment_id, most=100)})" for one in steps)
         logger().warning(
             "the event loop is blocked for %.1f s by %s, at %s; nothing else runs in this process meanwhile. A step "
             "that computes or waits without await belongs in a plain function: def, not async def",

@@ -5,6 +5,7 @@ Log lines are bounded (ten at once, then one a second) and redacted. Counters ar
 are the record, and no decision looks at either.
 """
 
+import asyncio
 import re
 from collections import Counter
 from typing import Any
@@ -27,7 +28,7 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
-from reefknot.core.failure import ErrorCode, Failure
+from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.messages import (
     LARGEST_MESSAGE,
     ExecAssignment,
@@ -44,7 +45,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.core.results import assignment_of
 from reefknot.core.retry.decide import REFUSED, Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import WorkItem
+from reefknot.core.work import Settled, WorkItem
 from reefknot.errors import shown
 from reefknot.retrying.call import WHY
 from reefknot.runtime.log import LogBudget, logger, printable, seconds
@@ -269,6 +270,7 @@ def breaker_event(name: str, state: str, wall: float) -> Event:
 
 
 INFO, WARNING = 20, 30
+_MAY_BE_BUGS = (FailureType.UNKNOWN, FailureType.PERMANENT)
 LONGEST = 600
 
 
@@ -289,9 +291,16 @@ class StepLog:
         *,
         attempts: int,
         now: float,
+        traceback: str = "",
     ) -> None:
-        """Log a decision. `attempts` is how many there were."""
+        """
+        Log a decision. `attempts` is how many there were.
+
+        The end of a step that raised, other than by an outage, may be a bug: its traceback follows.
+        """
         delay, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
+        if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
+            self._raised(assignment, traceback, now)
         level = INFO if reason is Reason.NOT_RETRYABLE else WARNING
         log = logger()
         if not log.isEnabledFor(level):
@@ -320,6 +329,17 @@ class StepLog:
             },
         )
 
+    def _raised(self, assignment: ExecAssignment, traceback: str, now: float) -> None:
+        """Log a traceback, indented, so that no line of it reads like one of the log's own."""
+        if self._lines.take(now) is None:
+            return
+        name = self._redactor(assignment.assignment_id)
+        head = printable(f"{self._worker_id}: {assignment.job.type} {name}: its step raised", most=200)
+        text = "\n    ".join([head, *map(printable, traceback.splitlines())])
+        logger().warning(
+            "%s", text, extra={"assignment_id": name, "job_type": assignment.job.type, "is_traceback": True}
+        )
+
 
 class RetryCounts(Struct, frozen=True):
     """Retries of one worker since it started."""
@@ -342,6 +362,26 @@ class RetryCounts(Struct, frozen=True):
     expired: int
     retry_success_rate: float | None
     """Of the assignments that were retried and have ended, how many succeeded. None while there is none."""
+
+
+class AttemptReport(Struct, frozen=True):
+    """The outcome of one attempt: how the item settles, its events, and the result if this was the end."""
+
+    settled: Settled
+    events: tuple[Event, ...] = ()
+    result: ExecResult | None = None
+    """There only when the assignment has ended."""
+    took_ms: float | None = None
+    """The service time of the attempt, if it was made and not cut short by its own deadline."""
+
+
+class RunningStep(Struct, frozen=True):
+    """An attempt whose block is being run: what it is, the task that runs it, and when its time is over."""
+
+    assignment: ExecAssignment
+    task: asyncio.Task[Any] | None
+    ends: float
+    """By the worker's clock."""
 
 
 class Counters:

@@ -15,8 +15,8 @@ from reefknot.core.messages import StepResult
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.memory.store import MemoryTransport
 from reefknot.ports.work_queue import Held
-from reefknot.worker.attempt import RunningStep
 from reefknot.worker.loop_watch import BLOCKED_S, LOOK_S, LoopWatch
+from reefknot.worker.records import RunningStep
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
 from tests.workshop import Shop, Step, with_shop, work
@@ -87,7 +87,7 @@ def test_work_is_held_as_long_as_the_time_of_its_attempt_lasts() -> None:
         assert sorted(one.id for one in worker.held()) == ["long", "short"]
         key = next(key for key in worker.steps.running if key[0] == "short")
         step = worker.steps.running[key]
-        worker.steps.running[key] = RunningStep(step.kind, step.assignment_id, step.task, shop.clock.now())
+        worker.steps.running[key] = RunningStep(step.assignment, step.task, shop.clock.now())
         assert [one.id for one in worker.held()] == ["long"], "its own time is over"
         await asyncio.sleep(60)
         assert worker.held() == []
