@@ -93,6 +93,18 @@ def test_a_run_beside_a_system_leaves_its_jobs_to_it(folder: Folder) -> None:
     until(lambda: state(folder, "theirs") == state(folder, "read") == "succeeded")
 
 
+def test_a_run_does_not_count_as_a_system_for_what_others_submit(folder: Folder) -> None:
+    line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "own.wait", "payload": {"name": "mine"}}}
+    (folder.path / "own.jsonl").write_text(json.dumps(line) + "\n")
+    process = folder.start("run", "own.jsonl", "--module", "naps")
+    until(lambda: folder.begun() == ["mine"])
+    read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "read")
+    waited = folder(*read, "--wait", "--timeout", "0.2")
+    assert (waited.code, "no router and no worker is running on this store" in waited.err) == (75, True)
+    folder.go()
+    assert folder.ends(process)[0] == 0
+
+
 def test_with_all_a_run_ends_when_no_job_is_open(folder: Folder) -> None:
     invoice(folder, "i-1", "i-2")
     code, _, err = run(folder, "--all", "--module", "steps")

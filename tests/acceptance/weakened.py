@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import reefknot.app.system
 import reefknot.core.work
 import reefknot.worker.pool
 from reefknot.cli import main
 from reefknot.core.work import WorkItem
+from reefknot.worker.settings import WorkerSettings, settings_from
 
 
 def without_isolation() -> None:
@@ -30,7 +33,30 @@ def without_isolation() -> None:
     setattr(reefknot.worker.pool, "is_suspect", nobody)  # noqa: B010 - a name that it only imports
 
 
-WITHOUT: dict[str, Callable[[], None]] = {"isolation": without_isolation}
+def with_short_leases() -> None:
+    """Let leases of work end after three seconds. This is no weakness, but it saves a test minutes."""
+
+    def shortened(*given: Any, **named: Any) -> WorkerSettings:
+        return settings_from(*given, **named, lease=3.0)
+
+    setattr(reefknot.app.system, "settings_from", shortened)  # noqa: B010 - a name that it only imports
+
+
+def without_loop_watch() -> None:
+    """Renew leases in the event loop alone."""
+    with_short_leases()
+
+    def nothing(*given: Any) -> Any:
+        return nullcontext()
+
+    setattr(reefknot.app.system, "LoopWatch", nothing)  # noqa: B010 - a name that it only imports
+
+
+WITHOUT: dict[str, Callable[[], None]] = {
+    "isolation": without_isolation,
+    "long-leases": with_short_leases,
+    "loop-watch": without_loop_watch,
+}
 
 if __name__ == "__main__":
     WITHOUT[sys.argv[1]]()

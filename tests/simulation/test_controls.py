@@ -24,7 +24,7 @@ from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings
 from tests.simulation.world import run
 
-FEW = 40
+FEW = 120
 
 
 class FencelessQueue(MemoryWorkQueue):
@@ -171,7 +171,7 @@ def test_the_harness_catches_a_broken_system_within_a_few_seeds(variant: dict[st
 
 def test_few_places_alone_break_no_promise() -> None:
     """The control of the control "no bound"."""
-    for seed in range(1, FEW // 4):
+    for seed in range(1, 10):
         assert run(seed, worker_class=CrampedWorker).broken == []
 
 

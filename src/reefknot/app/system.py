@@ -46,6 +46,7 @@ from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.loop_watch import LoopWatch
 from reefknot.worker.pool import Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
@@ -355,8 +356,8 @@ async def running_system(
     blocks = blocks_for(settings, modules, store=url)
     if workers:
         await check_logins(settings)
-    sweep = Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True)
-    sweep.start()  # beside everything else: a folder may have many files, and a disk may be slow
+    # Beside everything else: a folder may have many files, and a disk may be slow.
+    Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings.configuration), worker_settings(settings)
     shared = dict[str, Any](settings=working, blocks=blocks, seed=seed, secrets=secrets, own_work_only=own_work_only)
     async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets) as books:
@@ -374,7 +375,7 @@ async def running_system(
                 store,
                 clock,
                 routing=router_settings(settings.configuration, working.rules),
-                hears_shared=settings.configuration.router.shared_subject == "ours",
+                hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
                 workers=names,
                 router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
                 **shared,
@@ -385,10 +386,11 @@ async def running_system(
             except NameTakenError:  # somebody who started in the same moment was faster
                 if not left or not (router == "" or isinstance(workers, int)):
                     raise
-        try:
-            yield system
-        finally:
-            await _stop(system, drain)
+        with LoopWatch(system.workers, store.leases):
+            try:
+                yield system
+            finally:
+                await _stop(system, drain)
         if stopped is not None:
             await stopped(system)
 

@@ -171,7 +171,7 @@ async def _say_missing_part(part: str, system: System, url: str) -> None:
     """Print that the other part is missing: a router waits for workers, and a worker for a router."""
     from reefknot.app.presence import living_systems
 
-    if not has_part(await living_systems(system.store), part):
+    if not has_part(await living_systems(system.store), part, for_all=True):
         say(f"no {part} is running on this store yet; start one with: reefknot {part} start --engine {url}")
 
 

@@ -152,9 +152,11 @@ async def polled(look: Callable[[], Awaitable[R]], seconds: float, *, enough: Ca
 # ---- running systems -------------------------------------------------------------------------------------------------
 
 
-def has_part(systems: list[dict[str, Any]], part: str) -> bool:
-    """True when one of the systems has the part, `worker` or `router`."""
-    return any(one["workers"] if part == "worker" else one["router"] for one in systems)
+def has_part(systems: list[dict[str, Any]], part: str, *, for_all: bool = False) -> bool:
+    """True when one of the systems has the part, `worker` or `router`; with `for_all`, one for work of everybody: a
+    `run` is only for its own."""
+    able = [one for one in systems if not (for_all and one.get("own_work_only"))]
+    return any(one["workers"] if part == "worker" else one["router"] for one in able)
 
 
 async def systems_with(part: str, store: Store, address: StoreAddress) -> list[dict[str, Any]]:

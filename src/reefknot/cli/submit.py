@@ -173,7 +173,7 @@ class Submission:
         from reefknot.app.presence import living_systems
 
         living = await living_systems(client.store)
-        missing = [part for part in ("router", "worker") if not has_part(living, part)]
+        missing = [part for part in ("router", "worker") if not has_part(living, part, for_all=True)]
         if missing and await _any_open(handles):
             start = "up" if len(missing) == 2 else f"{missing[0]} start"
             say(

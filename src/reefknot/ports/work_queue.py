@@ -23,6 +23,14 @@ from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState
 from reefknot.ports.audit_log import AuditEntry
 
 
+class Held(Struct, frozen=True):
+    """An item that an owner believes it holds."""
+
+    id: str
+    owner: str
+    fence: int
+
+
 class Leases(Protocol):
     """The leases of all work in a store."""
 
@@ -31,6 +39,13 @@ class Leases(Protocol):
 
     async def end(self, owners: Collection[str]) -> int:
         """End the leases of owners that are gone for good; the next claim counts a crash. Returns how many ended."""
+
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        """
+        Hold work for longer, as `WorkQueue.renew` does, from any thread and without the event loop of the store.
+
+        It blocks its thread. Items that are lost are left out.
+        """
 
 
 FIRST_FENCE = 1
@@ -54,14 +69,6 @@ class Settlement(Struct, frozen=True):
     events: tuple[AuditEntry, ...] = ()
     took_ms: float | None = None
     """How long the attempt had its slot, when that tells the speed of the service."""
-
-
-class Held(Struct, frozen=True):
-    """An item that an owner believes it holds."""
-
-    id: str
-    owner: str
-    fence: int
 
 
 class WorkSnapshot(Struct, frozen=True):
@@ -152,11 +159,7 @@ class WorkQueue(Protocol):
         """
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
-        """
-        Hold them for longer. False: that one is lost, stop working on it.
-
-        It may be awaited in the loop of another thread: work is held although the owner's own loop is blocked.
-        """
+        """Hold them for longer. False: that one is lost, stop working on it."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """Report, in one step. False: that lease was lost, and nothing of its report was kept."""

@@ -27,7 +27,7 @@ from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import Quarantine, Returned, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
+from reefknot.core.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.errors import KeyInProgressError, shown
 from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
 from reefknot.ports.block import Block, BlockContext
@@ -49,7 +49,9 @@ from reefknot.worker.failures import (
 )
 from reefknot.worker.records import (
     AcceptedWork,
+    AttemptReport,
     Counters,
+    RunningStep,
     StepLog,
     as_text,
     breaker_event,
@@ -68,17 +70,6 @@ SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
-
-
-class AttemptReport(Struct, frozen=True):
-    """The outcome of one attempt: how the item settles, its events, and the result if this was the end."""
-
-    settled: Settled
-    events: tuple[Event, ...] = ()
-    result: ExecResult | None = None
-    """There only when the assignment has ended."""
-    took_ms: float | None = None
-    """The service time of the attempt, if it was made and not cut short by its own deadline."""
 
 
 class AttemptInputs(Struct, frozen=True):
@@ -120,6 +111,8 @@ class StepRunner:
         self.destinations = Destinations(context.settings.throttle)
         self._key_waits = KeyWaits()
         self.counters = Counters()
+        self.running: dict[tuple[str, int], RunningStep] = {}
+        """By record and fence."""
 
     def reload(self, book: Book) -> None:
         """Follow another book in work that begins from now on. Work that has begun keeps the book it began under."""
@@ -155,6 +148,8 @@ class StepRunner:
             if isinstance(permit, Permit):
                 destination.breaker.released(permit)
             raise
+        finally:
+            self.running.pop((item.id, item.fence), None)
         self.counters.executions += 1
         put_off = self._waits_for_key(attempt, ran.held)
         if put_off is not None:
@@ -288,6 +283,7 @@ class StepRunner:
         keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
         attempt_keys.set(keys)
         slot = asyncio.current_task()
+        self.running[item.id, item.fence] = RunningStep(assignment, slot, began + seconds)
         try:
             with limit:
                 ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))

@@ -39,11 +39,11 @@ from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Held, Settlement
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
-from reefknot.worker.attempt import AttemptReport, StepRunner
+from reefknot.worker.attempt import StepRunner
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
-from reefknot.worker.records import AcceptedWork, expired_event, quarantined_event
+from reefknot.worker.records import AcceptedWork, AttemptReport, expired_event, quarantined_event
 
 MOST_WATCHED = 10_000
 MOST_REMEMBERED = 1_000

@@ -5,6 +5,7 @@ Log lines are bounded (ten at once, then one a second) and redacted. Counters ar
 are the record, and no decision looks at either.
 """
 
+import asyncio
 import re
 from collections import Counter
 from typing import Any
@@ -56,7 +57,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.core.results import assignment_of
 from reefknot.core.retry.decide import REFUSED, Again, Decision, Reason
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import WorkItem
+from reefknot.core.work import Settled, WorkItem
 from reefknot.errors import shown
 from reefknot.retrying.call import WHY
 from reefknot.runtime.log import LogBudget, logger, printable, seconds
@@ -408,6 +409,26 @@ class RetryCounts(Struct, frozen=True):
     expired: int
     retry_success_rate: float | None
     """Of the assignments that were retried and have ended, how many succeeded. None while there is none."""
+
+
+class AttemptReport(Struct, frozen=True):
+    """The outcome of one attempt: how the item settles, its events, and the result if this was the end."""
+
+    settled: Settled
+    events: tuple[Event, ...] = ()
+    result: ExecResult | None = None
+    """There only when the assignment has ended."""
+    took_ms: float | None = None
+    """The service time of the attempt, if it was made and not cut short by its own deadline."""
+
+
+class RunningStep(Struct, frozen=True):
+    """An attempt whose block is being run: what it is, the task that runs it, and when its time is over."""
+
+    assignment: ExecAssignment
+    task: asyncio.Task[Any] | None
+    ends: float
+    """By the worker's clock."""
 
 
 class Counters:

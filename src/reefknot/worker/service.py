@@ -38,6 +38,7 @@ from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
 from reefknot.ports.transport import Delivery, Transport
+from reefknot.ports.work_queue import Held
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.redaction import add_secrets, remove_secrets
 from reefknot.runtime.seeds import new_id
@@ -300,6 +301,15 @@ class Worker:
         while True:
             await self._send_heartbeat()
             await asyncio.sleep(self.settings.heartbeat)
+
+    def held(self) -> list[Held]:
+        """The claims to hold while the event loop is blocked: all, until the time of the last attempt is over."""
+        now, running = self._clock.now(), dict(self.steps.running)
+        if not any(now < step.ends for step in running.values()):
+            return []
+        claimed = [held for pool in self.pools.values() for held in list(pool.claimed.values())]
+        steps = [running.get((held.id, held.fence)) for held in claimed]
+        return [held for held, step in zip(claimed, steps, strict=True) if step is None or now < step.ends]
 
     async def _renew_leases(self) -> None:
         while True:

@@ -297,7 +297,7 @@ class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
 
 
 class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
-    """Work returned to the queue: from quarantine, from a lost lease, or from a worker that drains."""
+    """Work returned to the queue: by an operator, from a lost lease, or from a worker that drains or cannot run it."""
 
     event_code: str = "RK-402"
     reason: str

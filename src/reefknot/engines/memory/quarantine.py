@@ -12,7 +12,7 @@ from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.memory.store import MemoryAuditLog
 from reefknot.engines.memory.work import LEASES_TOPIC, MemoryWorkQueue
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import ALL, QuarantineFilter, QuarantineStats
+from reefknot.ports.work_queue import ALL, Held, QuarantineFilter, QuarantineStats
 
 _Change = Callable[[WorkItem, Moment], WorkItem]
 
@@ -35,6 +35,9 @@ class MemoryLeases:
         if held:
             self._work.wake(LEASES_TOPIC)
         return len(held)
+
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        self._work.extend(held, lease)
 
     def _running(self) -> list[WorkItem]:
         return [item for item in self._work.items.values() if item.state is WorkState.RUNNING]

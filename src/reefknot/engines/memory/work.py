@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import inf
-from threading import get_ident
 
 from msgspec import structs
 
@@ -69,9 +68,8 @@ class MemoryWorkQueue:
         self._ready: dict[str, list[_Place]] = {}
         self._later: list[tuple[int, int, str]] = []
         self._touched: set[str] = set()
-        self._thread = get_ident()
         self._extended: dict[str, tuple[int, int]] = {}
-        """By id: fence and end of leases that another thread has renewed, while the loop of this one was blocked."""
+        """By id: fence and end of leases that another thread has extended, while the loop was blocked."""
 
     async def enqueue(
         self,
@@ -195,9 +193,7 @@ class MemoryWorkQueue:
         answers = [core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence) for one in held]
         lease_ms = milliseconds(lease)
         for one, ours in zip(held, answers, strict=True):
-            if ours and get_ident() != self._thread:  # nothing else may be touched: that loop may go on at any moment
-                self._extended[one.id] = one.fence, now.steady + lease_ms
-            elif ours:
+            if ours:
                 renewed = structs.replace(self.items[one.id], lease_until=now.steady + lease_ms, lease_ms=lease_ms)
                 self.put(renewed, now)
         return answers
@@ -400,6 +396,12 @@ class MemoryWorkQueue:
             self.put(item, now)
             self._audit.add(tuple(crash_events(item)) if crash_events else ())
         self._next_lease_end = min((self._lease_end(self.items[work_id]) for work_id in self._running), default=inf)
+
+    def extend(self, held: Sequence[Held], lease: float) -> None:
+        """Extend leases from any thread: nothing else may be touched, since the loop may go on at any moment."""
+        until = self.shared.now().steady + milliseconds(lease)
+        for one in held:
+            self._extended[one.id] = one.fence, until
 
     def _lease_end(self, item: WorkItem) -> int:
         fence, until = self._extended.get(item.id, (0, 0))

@@ -107,7 +107,7 @@ class SqliteStore:
         self.work = SqliteWorkQueue(context)
         self.quarantine = SqliteQuarantine(context)
         self.control = SqliteControl(context)
-        self.leases = SqliteLeases(context)
+        self.leases = SqliteLeases(context, self._connect)
 
     def _now(self) -> Moment:
         return self._timeline.at(self._machine_clock.now())

@@ -7,7 +7,7 @@ in this process by topic, from other processes by any change of the file.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import inf
@@ -27,7 +27,7 @@ from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.sqlite import admission
 from reefknot.engines.sqlite import upkeep as retention
 from reefknot.engines.sqlite import work_rows as rows
-from reefknot.engines.sqlite.connection import query
+from reefknot.engines.sqlite.connection import close_connection, immediate, query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
@@ -47,14 +47,26 @@ _END = (
 class SqliteLeases:
     """The leases of all work in a SQLite store."""
 
-    def __init__(self, context: StoreContext) -> None:
+    def __init__(self, context: StoreContext, connect: Callable[[], apsw.Connection]) -> None:
         self._context = context
+        self._connect = connect
 
     async def owners(self) -> list[str]:
         return await self._context.read(partial(rows.column, statement=_OWNERS))
 
     async def end(self, owners: Collection[str]) -> int:
         return await self._context.write(_end, (rows.listed(sorted(owners)),)) if owners else 0
+
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        lease_ms = milliseconds(lease)
+        connection = self._connect()  # of this thread, as another process would: the writer answers to a loop
+        try:
+            with immediate(connection):
+                until_ms = self._context.now().steady + lease_ms
+                values = [(until_ms, lease_ms, one.id, one.owner, one.fence) for one in held]
+                connection.executemany(_RENEW, values)
+        finally:
+            close_connection(connection)
 
 
 @each

@@ -450,6 +450,19 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         assert back.admission, "a worker had accepted it"
 
     @story()
+    async def test_a_lease_is_extended_without_the_loop(self, store: Store, clock: VirtualClock) -> None:
+        await store.work.enqueue([WorkItem("a", "t"), WorkItem("b", "t")])
+        held = [Held(item.id, item.owner, item.fence) for item in await take(store, 2, lease=10)]
+        lost = Held("b", "somebody", held[1].fence + 1)
+        clock.advance(9)
+        await asyncio.to_thread(store.leases.extend, [held[0], lost], lease=10)
+        clock.advance(9)
+        assert [item.id for item in await take(store, 2)] == ["b"], "one that is not its owner's is left as it was"
+        assert await store.work.renew(held, lease=10) == [True, False]
+        clock.advance(9)
+        assert await store.work.settle([Settlement("a", "w", held[0].fence, WorkDone())]) == [True]
+
+    @story()
     async def test_a_router_that_vanishes_is_not_charged_to_the_work(self, store: Store, clock: VirtualClock) -> None:
         await store.work.enqueue([WorkItem("a", "t", ROUTER)])
         for _ in range(5):
