@@ -159,7 +159,7 @@ def run(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     """Run one command and report its error, if it has one."""
     try:
-        code = application()(_with_default_watch(words))
+        code = application()(with_default_watch(words))
     except BrokenPipeError:  # of a stream that `guard_stdout` left alone
         drop_output()
         return Exit.FINE
@@ -182,7 +182,7 @@ def _run(words: Sequence[str]) -> int:
     return code if isinstance(code, int) else Exit.FINE
 
 
-def _with_default_watch(words: Sequence[str]) -> list[str]:
+def with_default_watch(words: Sequence[str]) -> list[str]:
     """The words, with the seconds of a `--watch` that has none: the parser knows no value that may be absent."""
     following = [*words[1:], ""]
     return [
