@@ -39,6 +39,7 @@ CATCH_UP_S = 2.0
 """Seconds that closing waits for a copy to be complete."""
 MOST_CURSOR_BYTES = 4096
 BOOK_S = 2.0
+MOST_BOOKS = 16
 """Seconds that the start waits for the policy book to be stored; searching a long log for it may take longer."""
 
 
@@ -131,10 +132,35 @@ async def _either(waiting: Coroutine[Any, Any, object], ending: asyncio.Event) -
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class StoredBooks:
+    """The policy books of this process, kept in the audit log: retention may remove what decisions still refer to."""
+
+    def __init__(self, recorder: BookRecorder) -> None:
+        self._recorder = recorder
+        self._books: dict[str, Book] = {}
+
+    async def add(self, book: Book) -> None:
+        """Store a book before the first decision that refers to it. A log that is slow is not waited for."""
+        self._books[book.hash] = book
+        while len(self._books) > MOST_BOOKS:
+            del self._books[next(iter(self._books))]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BOOK_S):
+                await self._recorder.put(book)
+
+    async def keep(self) -> None:
+        """Look now and then whether the books are still there. Never ends."""
+        while True:
+            for book in list(self._books.values()):
+                with suppress(AuditUnavailableError):  # the journal has logged it
+                    await self._recorder.put(book)
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
 @asynccontextmanager
-async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, ...] = ()) -> AsyncIterator[None]:
+async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, ...] = ()) -> AsyncIterator[StoredBooks]:
     """
-    Do what `audit` asks for, for as long as the block lasts. Enter it before journals are made.
+    Do what `audit` asks for, for as long as the block lasts, and keep books stored. Enter it before journals are made.
 
     With `fail_closed`, a file that cannot be written is an error here, before any work begins.
     """
@@ -143,10 +169,8 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
     if audit.jsonl is not None and OnFailure(audit.on_failure) is OnFailure.FAIL_CLOSED:
         async with _open_file(settings.folder / audit.jsonl.path, audit.jsonl):
             pass
-    books = BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(secrets)))
-    with suppress(TimeoutError):
-        async with asyncio.timeout(BOOK_S):
-            await books.put(settings.book)
+    books = StoredBooks(BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(secrets))))
+    await books.add(settings.book)
     head = await store.audit.head()
     ending = asyncio.Event()
     copying = []
@@ -154,10 +178,10 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
         copying.append(_copy_to_file(store.audit, settings.folder / audit.jsonl.path, audit.jsonl, ending))
     if audit.log:
         copying.append(Copier(store.audit, LogSink(), after=head.sequence).run(ending))
-    book = asyncio.create_task(_keep_book_stored(books, settings.book), name="policy book")
+    book = asyncio.create_task(books.keep(), name="policy book")
     tasks = [asyncio.create_task(one, name="copy of events") for one in copying]
     try:
-        yield
+        yield books
     finally:
         ending.set()
         if tasks:
@@ -182,10 +206,3 @@ async def _copy_to_file(log: AuditLog, path: Path, wanted: JsonLinesFile, ending
 
 def _open_file(path: Path, wanted: JsonLinesFile) -> AbstractAsyncContextManager[AuditLog]:
     return open_audit_log(str(path), largest=wanted.max_file_bytes, keep=wanted.max_files, fsync=wanted.fsync)
-
-
-async def _keep_book_stored(books: BookRecorder, book: Book) -> None:
-    while True:
-        with suppress(AuditUnavailableError):  # the journal has logged it
-            await books.put(book)
-        await asyncio.sleep(LOOK_AGAIN_S)

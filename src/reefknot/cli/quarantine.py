@@ -13,7 +13,7 @@ from msgspec import Struct
 from reefknot.cli import bulk_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.bulk_actions import BulkAction, named, tenant_hint
-from reefknot.cli.job import job_details
+from reefknot.cli.job import job_details, state_in_words
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -213,7 +213,7 @@ class QuarantinedJobs(Struct, frozen=True):
             yield chunk
 
     def missing(self, item: WorkItem | None) -> str:
-        state = "there is no such job" if item is None else f"it is {item.state.value}"
+        state = "there is no such job" if item is None else f"it is {state_in_words(item)}"
         return f"is not in quarantine: {state}; `quarantine list` shows what is"
 
 

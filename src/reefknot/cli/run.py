@@ -85,6 +85,7 @@ async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
     with shutdown_on_signals() as shutdown:
         parts = {**parts_of(options), "own_work_only": not batch.takes_all, "stopped": batch.count_rest}
         async with start.system(drain=DRAIN_S, **parts) as system:
+            shutdown.reloads(system)
             await batch.run(system, shutdown)
     elapsed = monotonic() - began
     batch.report_rest()

@@ -104,16 +104,18 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
 
 @asynccontextmanager
 async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncIterator[Store]:
-    """The store, opened without retention. An empty file is refused: opening would turn it into a store, which only
-    `store migrate` may do (`or_empty`)."""
+    """The store, opened without retention, and for reading only where it may not be written. An empty file is refused:
+    opening would turn it into a store, which only `store migrate` may do (`or_empty`)."""
     from reefknot.app.stores import open_store, options_of
+    from reefknot.engines.sqlite.reads import is_writable
 
     address.require_file()
     if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:
         text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
         raise CommandError(text, Exit.UNREACHABLE)
     options: Any = {} if address.settings is None else options_of(address.settings.configuration)
-    async with open_store(address.url, **options, tidy=False) as store:
+    read_only = address.is_sqlite and not is_writable(str(address.path))
+    async with open_store(address.url, **options, tidy=False, read_only=read_only) as store:
         yield store
 
 

@@ -14,7 +14,7 @@ from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import STORE, StoreFlags, arg, settings
-from reefknot.cli.output import put, put_jobs, say
+from reefknot.cli.output import put, put_jobs, relative, say
 from reefknot.cli.stores import StoreAddress, address_of, has_part
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.work import WorkState
@@ -130,7 +130,10 @@ class Submission:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
         from reefknot.app.stores import connect
 
+        is_new = self._address.is_sqlite and not self._address.path.exists()
         async with connect(self._address.url, size=self._size) as client:
+            if is_new:
+                say(f"there was no store at {relative(str(self._address.path))}: a new one was made")
             if isinstance(work, str):
                 handles = [handle async for handle in self._submit_file(client, work)]
             else:

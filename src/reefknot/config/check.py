@@ -92,6 +92,22 @@ def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def other_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The sections of a configuration that differ in something else than policies."""
+    first, second = _without_policies(before), _without_policies(after)
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+
+
+def _without_policies(value: dict[str, Any]) -> dict[str, Any]:
+    rest = copy.deepcopy({name: one for name, one in value.items() if name not in ("retry_policies", "operations")})
+    v2 = rest.get("worker", {}).get("retries", {}).get("v2", {})
+    for name in [name for name in v2 if name != "enabled"]:
+        del v2[name]
+    for source in rest.get("sources", {}).values():
+        source.pop("retry", None)
+    return rest
+
+
 # ---- what the schema finds -------------------------------------------------------------------------------------------
 
 

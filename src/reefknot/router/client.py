@@ -22,6 +22,8 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import cancel_reason
+from reefknot.core.time import Moment
+from reefknot.core.work import visible_state
 from reefknot.errors import ParameterTypeError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -71,9 +73,14 @@ class Handle:
         return result
 
     async def status(self) -> str:
-        """The state: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
+        """The state as `job list` shows it: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
+        from reefknot.runtime.processes import owner_is_gone
+
         item = await self._submissions.find(self._record_id)
-        return "unknown" if item is None else item.state.value
+        if item is None:
+            return "unknown"
+        now = Moment(int(self._store.clock.now() * 1000), int(self._store.clock.wall() * 1000))
+        return visible_state(item, now, gone=(item.owner,) if owner_is_gone(item.owner) else ()).value
 
     async def cancel(self, reason: str = "") -> None:
         """Cancel it, whether a router is running or not. Its result then says `cancelled`."""

@@ -23,7 +23,7 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import Permit, Refused
 from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE
 from reefknot.core.retry.backoff import draw, key_number
-from reefknot.core.retry.book import Request
+from reefknot.core.retry.book import Book, Request
 from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
@@ -65,6 +65,8 @@ from reefknot.worker.records import (
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
+MOST_BOOKS = 16
+"""Books that are kept for work that has begun. Work older than all of them follows the oldest one."""
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
@@ -88,6 +90,7 @@ class AttemptInputs(Struct, frozen=True):
     """What the assignment asks for, and what degradation left of it."""
     target: str
     began: float
+    book: Book
     queue_depth: int = 0
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
     """The queue as it was at admission."""
@@ -109,7 +112,9 @@ class StepRunner:
         self._settings = context.settings
         self._blocks = blocks
         limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks.values()}
-        self._book = context.settings.book.with_blocks({target: own for target, own in limits.items() if own})
+        self._limits = {target: own for target, own in limits.items() if own}
+        self._books = [(0, context.settings.book.with_blocks(self._limits))]
+        """Books, and since when (ms UTC) each has been in force; the oldest first."""
         self._clock = context.clock
         self._redactor = context.redactor
         self._log = StepLog(context.worker_id, context.redactor)
@@ -117,16 +122,29 @@ class StepRunner:
         self._key_waits = KeyWaits()
         self.counters = Counters()
 
+    def reload(self, book: Book) -> None:
+        """Follow another book in work that begins from now on. Work that has begun keeps the book it began under."""
+        since = int(self._clock.wall() * 1000) + 1
+        self._books = [*self._books, (since, book.with_blocks(self._limits))][-MOST_BOOKS:]
+
+    def _book_of(self, item: WorkItem, wall: float) -> Book:
+        """The book that was in force when the item began, or the one in force now if this is its first attempt."""
+        first = item.budget.first_attempt_at
+        began = int(wall * 1000) if first is None else first
+        return next((book for since, book in reversed(self._books) if since <= began), self._books[0][1])
+
     async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
         """Execute once, and decide what follows."""
         wall, assignment, admitted = self._clock.wall(), work.assignment, work.admitted
         block = self._blocks.get(assignment.job.type)
         target = f"block:{assignment.job.type if block is None else block.type}"
-        request = StepRequest.of(assignment, self._default_ms(target))
+        book = self._book_of(item, wall)
+        request = StepRequest.of(assignment, _default_ms(book, target))
         if admitted.skip_retries or admitted.timeout_factor != 1.0:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
-        attempt = AttemptInputs(item, assignment, request, target, wall, admitted.queue_depth, admitted.overload_status)
+        queue = (admitted.queue_depth, admitted.overload_status)
+        attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
@@ -246,12 +264,7 @@ class StepRunner:
         limit_ms = attempt.assignment.options.attempt_timeout_ms
         limit = None if limit_ms is None else limit_ms / 1000
         request = Request(retries=retries, base_delay=backoff, time_budget=timeout, attempt_timeout=limit)
-        return self._book.resolve(attempt.target, failure, request=request)
-
-    def _default_ms(self, target: str) -> int:
-        """The time for all executions of a step whose request sets none."""
-        budget = self._book.resolve(target).time_budget
-        return DEFAULT_TIMEOUT_MS if budget == inf else max(1, int(budget * 1000))
+        return attempt.book.resolve(attempt.target, failure, request=request)
 
     def _seconds(self, attempt: AttemptInputs) -> tuple[float, bool]:
         """Seconds this attempt may take, and whether that is all that is left of the assignment's time."""
@@ -472,3 +485,9 @@ def _is_stopped(kind: type[BaseException], slot: asyncio.Task[Any] | None) -> bo
 def _unknown_key(ran: StepOutcome, keys: list[str]) -> str:
     """The guarded key that a failed attempt left behind without an answer."""
     return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
+
+
+def _default_ms(book: Book, target: str) -> int:
+    """The time for all executions of a step whose request sets none."""
+    budget = book.resolve(target).time_budget
+    return DEFAULT_TIMEOUT_MS if budget == inf else max(1, int(budget * 1000))

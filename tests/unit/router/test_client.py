@@ -13,7 +13,7 @@ from msgspec import structs
 
 from reefknot.core.audit.event import OperatorAction
 from reefknot.core.messages import ExecResult, ResultStatus
-from reefknot.core.work import Interrupted
+from reefknot.core.work import Interrupted, WorkState
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ResultPendingError
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import QuarantineFilter, Settlement
@@ -34,6 +34,28 @@ async def called_off(handle: Handle) -> ExecResult:
     result = await handle.result(30)
     assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
     return result
+
+
+def test_a_handle_says_pending_until_a_worker_is_at_it() -> None:
+    """The router's claim alone is no execution."""
+
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock, has_router=somebody)
+        handle = await client.hand_in(work("a"))
+        assert await handle.status() == "pending"
+        await shop.router()
+        await asyncio.sleep(1)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert item.state is WorkState.RUNNING, "the router holds it"
+        assert await handle.status() == "pending"
+        await shop.worker("w1", Step(seconds=5))
+        await asyncio.sleep(2)
+        assert await handle.status() == "running"
+        await asyncio.sleep(10)
+        assert await handle.status() == "succeeded"
+
+    with_shop(story)
 
 
 # ---- calling off ----------------------------------------------------------------------------------------------------
