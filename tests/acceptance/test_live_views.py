@@ -42,15 +42,18 @@ def worked(folder: Folder) -> None:
 # ---- top on a terminal -----------------------------------------------------------------------------------------------
 
 
-def test_top_shows_queues_workers_rates_and_the_last_ends_within_80_columns(folder: Folder, opened: Opens) -> None:
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_top_shows_queues_workers_rates_and_the_last_ends_in_any_width(
+    folder: Folder, opened: Opens, columns: int
+) -> None:
     worked(folder)
-    top = opened("top", "--every", "0.2")
+    top = opened("top", "--every", "0.2", columns=columns)
     top.until(lambda text: "read-a" in text and text.count("reefknot top") >= 3)
     view = "\n".join(top.views()[1])
 
     for words in ("worker-1", "healthy", "1 succeeded", "ended/s", "retries/s", "read-a", "success"):
         assert words in view, words
-    assert max(len(line) for view in top.views() for line in view) <= 80
+    assert max(len(line) for view in top.views() for line in view) <= columns
     top.type(b"q")
     assert top.ends() == 0
     assert top.is_sane
@@ -230,6 +233,10 @@ def test_both_names_of_the_program_are_completed_in_every_shell() -> None:
     assert registered.stdout.splitlines() == ["complete -F _reefknot reefknot", "complete -F _reefknot rk"]
     assert "#compdef reefknot rk\n" in script_of("zsh")
     assert script_of("fish").endswith("complete -c rk -w reefknot\n")
+
+
+def test_for_programs_the_script_is_a_field(folder: Folder) -> None:
+    assert folder.json("completion", "bash") == {"shell": "bash", "script": folder("completion", "bash").out}
 
 
 def test_a_shell_that_is_not_known_is_refused_with_those_that_are(folder: Folder) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from reefknot.cli.output import OutputError, drop_output, flush_stdout, plain_messages, relative, say
+from reefknot.cli.output import OutputError, drop_output, flush_stdout, plain_messages, put_json, relative, say
 from reefknot.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -119,7 +119,12 @@ completion_app = noun(
 
 
 @completion_app.default
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="bash, zsh or fish.")], /) -> None:
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="bash, zsh or fish.")],
+    /,
+    *,
+    json: Annotated[bool, Parameter(help="Print JSON on stdout, for programs.")] = False,
+) -> None:
     """Print the completion script of a shell, for both names of the program."""
     script = application().generate_completion(shell=shell)
     match shell:
@@ -132,7 +137,10 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="
                 'if [ "$funcstack[1]" = "_cyclopts_reefknot" ]; then\n  _cyclopts_reefknot "$@"\n'
                 "else\n  compdef _cyclopts_reefknot reefknot rk\nfi\n"
             )
-    print(script, end="")
+    if json:
+        put_json({"shell": shell, "script": script})
+    else:
+        print(script, end="")
 
 
 def run(words: Sequence[str]) -> int:
@@ -153,7 +161,7 @@ def run(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     """Run one command and report its error, if it has one."""
     try:
-        code = application()(_with_default_watch(words))
+        code = application()(with_default_watch(words))
     except BrokenPipeError:  # of a stream that `guard_streams` left alone
         drop_output()
         return Exit.FINE
@@ -176,7 +184,7 @@ def _run(words: Sequence[str]) -> int:
     return code if isinstance(code, int) else Exit.FINE
 
 
-def _with_default_watch(words: Sequence[str]) -> list[str]:
+def with_default_watch(words: Sequence[str]) -> list[str]:
     """The words, with the seconds of a `--watch` that has none: the parser knows no value that may be absent."""
     following = [*words[1:], ""]
     return [

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+from textwrap import wrap
 from time import sleep
 from typing import Annotated, NoReturn
 
@@ -88,11 +89,19 @@ def _drawn(draw: Callable[[], None], *, first: bool = False) -> str:
 
 def _fitting(page: str) -> list[str]:
     """The lines that fit on the screen; the last one says how many do not."""
-    height = max(2, os.get_terminal_size(sys.stdout.fileno()).lines - 1)
-    lines = page.splitlines()
+    size = os.get_terminal_size(sys.stdout.fileno())
+    height = max(2, size.lines - 1)
+    lines = [part for line in page.splitlines() for part in _wrapped(line, size.columns)]
     if len(lines) <= height:
         return lines
     return [*lines[: height - 1], f"… {plural(len(lines) - height + 1, 'more line')}; a taller terminal shows them"]
+
+
+def _wrapped(line: str, columns: int) -> list[str]:
+    """The line in pieces that fit, where it is a sentence; a table's lines fit already, and have colours."""
+    if len(line) <= columns or "\x1b" in line:
+        return [line]
+    return wrap(line, columns)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 import reefknot
 from reefknot.cli import app
-from reefknot.cli.app import NOUNS, CommandError, Exit, exit_for
+from reefknot.cli.app import NOUNS, CommandError, Exit, exit_for, with_default_watch
 from reefknot.errors import (
     ConfigurationError,
     ParameterError,
@@ -160,3 +160,18 @@ def test_what_no_command_takes_is_a_usage_error(rk: Commands, words: tuple[str, 
     assert says in ended.err
     assert ended.out == ""
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("job list --watch", "job list --watch=2"),
+        ("job list --watch --json", "job list --watch=2 --json"),
+        ("job list --watch 5 --json", "job list --watch 5 --json"),
+        ("job list --watch .5", "job list --watch .5"),
+        ("job list --watch=1", "job list --watch=1"),
+        ("", ""),
+    ],
+)
+def test_watch_without_seconds_means_every_two(given: str, read: str) -> None:
+    assert with_default_watch(given.split()) == read.split()
