@@ -151,6 +151,10 @@ def reading(store: SqliteStore, ended: list[str], quarantined: list[str]) -> dic
         "work.find(state=running)": lambda: work.find(state=WorkState.RUNNING, limit=10),
         "work.find(state=failed, kind=…)": lambda: work.find(state=WorkState.FAILED, kind="demo.step4", limit=5),
         "work.find(classes=…)": lambda: work.find(state=WorkState.PENDING, classes=("io@worker-1",), limit=10),
+        "work.find(since, oldest first)": lambda: work.find(since=since, oldest_first=True, limit=10),
+        "work.find(state=failed, since)": lambda: work.find(state=WorkState.FAILED, since=since, limit=10),
+        "work.find(visible pending)": lambda: work.find(state=WorkState.PENDING, gone=["w"], limit=10),
+        "work.find(visible running)": lambda: work.find(state=WorkState.RUNNING, gone=["w"], limit=10),
         "work.snapshot": work.snapshot,
         "work.open_classes": work.open_classes,
         "work.wait": lambda: work.wait(0, classes=("io@worker-1",)),
@@ -218,6 +222,7 @@ def calling(name: str, runner: asyncio.Runner, call: Call) -> Contestant:
 COMMANDS = (
     ("job", "list"),
     ("job", "list", "--state", "running"),
+    ("job", "list", "--state", "pending", "--since", "1h", "--sort", "oldest"),
     ("job", "show", "{ended}"),
     ("quarantine", "list"),
     ("quarantine", "stats"),

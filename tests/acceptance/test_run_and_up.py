@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from tests.acceptance.folder import PATIENCE_S, Folder, until
@@ -131,28 +127,3 @@ def test_a_run_that_is_interrupted_ends_with_130_and_goes_on_where_it_was(folder
 
 def _nap(name: str, seconds: float) -> dict[str, Any]:
     return {"type": "own.nap", "payload": {"name": name, "seconds": seconds}}
-
-
-def test_the_demo_shows_retries_an_overload_and_a_quarantine_and_ends_by_itself(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    done = subprocess.run(
-        [sys.executable, "-m", "reefknot.demo", "--fast", "--keep", str(kept)],
-        env=os.environ | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    for words in ("  retry  ", "  recovered  ", "  rejected  ", "  overload  ", "  quarantined  ", "  operator  "):
-        assert words in done.stdout, words
-    assert "=> 90 success" in done.stdout
-    assert "=> poison-404 succeeded" in done.stdout
-    assert done.stdout.count("\n6. ") == 1
-    checked = subprocess.run(
-        [sys.executable, "-m", "reefknot", "audit", "replay", "--engine", f"sqlite:{kept / 'state.db'}"],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert checked.returncode == 0, "every decision of the show comes out the same again"

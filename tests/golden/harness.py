@@ -60,7 +60,7 @@ RULES: list[tuple[str, str]] = [
     (rf'("(?:{_MEASURED})": ?)\d[\d.e-]*', r"\1<duration>"),
     (rf"^((?:{_MEASURED}) +)\d[\d.e-]*$", r"\1<duration>"),
     (
-        rf"\b(attempts? in|assignments? in|ran for|<host>, up for|due waits|due one has waited) {_LENGTH}",
+        rf"(\battempts? in|\bassignments? in|\bran for|<host>, up for|\bdue waits|\bdue one has waited) {_LENGTH}",
         r"\1 <duration>",
     ),
     (rf"^(up for) {_LENGTH}(?=: (?:nothing|\d+ ))", r"\1 <duration>"),

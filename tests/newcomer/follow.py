@@ -20,11 +20,10 @@ from types import ModuleType
 
 PYTHON = frozenset({"python", "python3", "py"})
 SHELL = frozenset({"console", "bash", "sh", "shell"})
-ENOUGH_S = 5
-MADE = "-o .venv/.made"
+MADE = "-o .venv/.made -o .venv/.run"
 """The environment is there already: nothing is installed again."""
 INSTEAD = {
-    "make run": f"make {MADE} run ARGS='--for {ENOUGH_S}'",
+    "make run": f"make {MADE} run ARGS=--fast",
     "make test": f"make {MADE} -n test",
     "python -m pip install .": "python -m pip check",
 }

@@ -31,6 +31,7 @@ from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
+from reefknot.core.work import worker_of
 from reefknot.errors import NameTakenError, StoreUnavailableError
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
@@ -42,6 +43,7 @@ from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.pool import Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
@@ -74,13 +76,15 @@ class System:
         hears_shared: bool = False,
         seed: int | None = None,
         secrets: tuple[str, ...] = (),
+        own_work_only: bool = False,
     ) -> None:
         """
         Build the parts over an open store; `start` runs them.
 
         `workers` are their names; `router` is the router's name, None for no router. `routing` are the router's
         settings; without them its queue has the workers' bounds. With `hears_shared` the workers also take what comes
-        over the shared subject.
+        over the shared subject. With `own_work_only` the system runs what is submitted through it, and leaves all other
+        work of the store to others.
         """
         clock = SteadyClock(clock)
         self.store = store
@@ -94,8 +98,11 @@ class System:
         shared: dict[str, Any] = {"store": store, "transport": self._transport, "clock": clock}
         shared |= {"seed": seed, "process": self._process, "secrets": secrets}
         self.routing = routing or RouterSettings(rules=settings.rules)
-        self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared)
-        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
+        self._own_work_only = own_work_only
+        own: dict[str, Any] = {"own_workers": workers} if own_work_only else {}
+        self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
+        shared |= {"has_own_router": own_work_only}
+        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared, "isolation": Isolation()}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
         self._tasks: list[asyncio.Task[None]] = []
@@ -118,10 +125,11 @@ class System:
         for worker in self.workers:
             await worker.start()
         loop = asyncio.get_running_loop()
+        adopting = [] if self._own_work_only else self.workers
         self._tasks = [
             loop.create_task(self._obey(seen), name="system control"),
             loop.create_task(self._show(), name="system status"),
-            loop.create_task(look_for_orphans(self.store, self.workers, self._blocks), name="system orphans"),
+            loop.create_task(look_for_orphans(self.store, adopting, self._blocks), name="system orphans"),
         ]
 
     async def _claim_names(self) -> None:
@@ -182,6 +190,7 @@ class System:
             and {"router_id": self._router.router_id, **_finite(msgspec.to_builtins(self._router.snapshot()))},
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
             "blocks": sorted(self._blocks),
+            "own_work_only": self._own_work_only,
             "retries_v2": self.settings.retries_v2,
             "queue_v2": self.settings.queue_v2,
         }
@@ -302,12 +311,14 @@ async def running_system(
     drain: float = 5.0,
     seed: int | None = None,
     secrets: tuple[str, ...] = (),
+    own_work_only: bool = False,
     stopped: Callable[[System], Awaitable[None]] | None = None,
 ) -> AsyncIterator[System]:
     """
     A system that runs for as long as the block lasts.
 
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
+    With `own_work_only`, no name is free for which the store has queued work.
     `stopped` is awaited after an orderly stop, drain included, while the store is still open.
     """
     blocks = blocks_for(settings, modules, store=url)
@@ -323,7 +334,8 @@ async def running_system(
             living = await presence.living_systems(store)
             names = workers
             if isinstance(names, int):
-                names = _free("worker", names, presence.worker_names(living))
+                queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
+                names = _free("worker", names, presence.worker_names(living) | queued)
             system = System(
                 store,
                 clock,
@@ -335,6 +347,7 @@ async def running_system(
                 router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
                 seed=seed,
                 secrets=secrets,
+                own_work_only=own_work_only,
             )
             try:
                 await system.start()

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if argv is None:
         _prepare_process()
-    if words == ["--version"]:
+    if words in (["--version"], ["-V"]):
         from reefknot import __version__
 
         return _put(f"reefknot {__version__}\n")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -35,7 +36,8 @@ NOUNS = {
     "submit": ("reefknot.cli.submit:app", "Submit assignments to the store, for a system that runs now or later."),
     "worker": ("reefknot.cli.parts:worker_app", "Start a worker; list, drain, pause and resume running workers."),
     "router": ("reefknot.cli.parts:router_app", "Start a router; show the status of running routers."),
-    "job": ("reefknot.cli.job:app", "List, show and cancel jobs."),
+    "top": ("reefknot.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
+    "job": ("reefknot.cli.job:app", "List, show, cancel and retry jobs."),
     "quarantine": ("reefknot.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
     "policy": ("reefknot.cli.policy:app", "Show retry policies, and explain why and when a failure is retried."),
     "config": ("reefknot.cli.config:app", "Show and check the configuration."),
@@ -43,6 +45,7 @@ NOUNS = {
     "idempotency": ("reefknot.cli.idempotency:app", "Show, resolve and delete idempotency keys."),
     "store": ("reefknot.cli.store:app", "Check, back up, migrate and compact a store."),
     "init": ("reefknot.cli.config:init_app", "Write a commented reefknot.yaml to start from."),
+    "completion": ("reefknot.cli.app:completion_app", "Print the completion script of bash, zsh or fish."),
 }
 """By name: the import path, and the summary in the list of commands."""
 
@@ -106,6 +109,32 @@ def application() -> App:
     return app
 
 
+completion_app = noun(
+    "completion",
+    "source <(reefknot completion bash)",
+    "source <(reefknot completion zsh)",
+    "reefknot completion fish > ~/.config/fish/completions/reefknot.fish",
+    help="Print the script that completes commands and options of reefknot and rk in a shell.",
+)
+
+
+@completion_app.default
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="bash, zsh or fish.")], /) -> None:
+    """Print the completion script of a shell, for both names of the program."""
+    script = application().generate_completion(shell=shell)
+    match shell:
+        case "bash":
+            script += "complete -F _reefknot rk\n"
+        case "fish":
+            script += "complete -c rk -w reefknot\n"
+        case "zsh":  # sourced, or as a file named _cyclopts_reefknot in $fpath
+            script = script.replace("#compdef reefknot\n", "#compdef reefknot rk\n", 1) + (
+                'if [ "$funcstack[1]" = "_cyclopts_reefknot" ]; then\n  _cyclopts_reefknot "$@"\n'
+                "else\n  compdef _cyclopts_reefknot reefknot rk\nfi\n"
+            )
+    print(script, end="")
+
+
 def run(words: Sequence[str]) -> int:
     """Run one command and return its exit code; a command that returns nothing has succeeded."""
     code = _run(words)
@@ -122,7 +151,7 @@ def run(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     """Run one command and report its error, if it has one."""
     try:
-        code = application()(words)
+        code = application()(_with_default_watch(words))
     except BrokenPipeError:  # of a stream that `guard_stdout` left alone
         drop_output()
         return Exit.FINE
@@ -144,6 +173,18 @@ def _run(words: Sequence[str]) -> int:
         return code
     return code if isinstance(code, int) else Exit.FINE
 
+
+def _with_default_watch(words: Sequence[str]) -> list[str]:
+    """The words, with the seconds of a `--watch` that has none: the parser knows no value that may be absent."""
+    following = [*words[1:], ""]
+    return [
+        f"--watch={WATCH_S}" if word == "--watch" and not after[:1].isdigit() and not after.startswith(".") else word
+        for word, after in zip(words, following, strict=False)
+    ]
+
+
+WATCH_S = 2
+"""Seconds between two views of `--watch`."""
 
 FLAGS = {
     "code": "--error",

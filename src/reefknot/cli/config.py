@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import COMMON, CommonFlags, Json, arg, load, one_of, settings
-from reefknot.cli.output import json_text, jsonable, plural, put, put_document, put_json, put_table, relative, say, show
+from reefknot.cli.output import (
+    json_text,
+    jsonable,
+    plural,
+    put,
+    put_document,
+    put_json,
+    put_table,
+    relative,
+    say,
+    show,
+    table_width,
+)
 from reefknot.errors import ConfigurationError, ParameterError
 
 if TYPE_CHECKING:
@@ -34,9 +46,9 @@ TEMPLATES = {
 """By name: the situation that a template is for."""
 
 
-def recommended() -> str:
-    """The configuration that `init` writes: both v2 gates on."""
-    return (_FOLDER / "reefknot.yaml").read_text(encoding="utf-8")
+def recommended(*, full: bool = False) -> str:
+    """The configuration that `init` writes: what a system needs to start, or with `full` every policy as well."""
+    return (_FOLDER / ("reefknot-full.yaml" if full else "reefknot.yaml")).read_text(encoding="utf-8")
 
 
 def template_text(name: str) -> str:
@@ -47,12 +59,16 @@ def template_text(name: str) -> str:
 
 
 NAME = "reefknot.yaml"
+FILES = "files"
+"""The folder that both files open to `fs.blob_put`, `fs.blob_get` and `fs.delete`."""
 
 init_app = noun(
     "init",
     "init",
-    "init --template mailbox --dry-run",
-    help="Write a commented reefknot.yaml: the recommended policies, both v2 gates on. An existing file is kept.",
+    "init --full --dry-run",
+    "init --template mailbox",
+    help="Write a commented reefknot.yaml with which a system works, and the folder that its file steps may use. An "
+    "existing file is kept.",
 )
 
 
@@ -61,25 +77,31 @@ def init(
     *,
     force: Annotated[bool, arg("Replace an existing file.")] = False,
     dry_run: Annotated[bool, arg("Print what would be written, and write nothing.")] = False,
+    full: Annotated[bool, arg("Write every policy too: classes of failures, blocks, connectors.")] = False,
     template: Annotated[str | None, arg("Write this template; `policy templates` lists them.")] = None,
     json: Json = False,
 ) -> None:
     """Write a commented reefknot.yaml into the current folder."""
     if template is None:
-        text = recommended()
+        text = recommended(full=full)
+    elif full:
+        raise CommandError("--full and --template name two different files; give one of them")
     else:
         text = template_text(one_of("--template", template, {one.replace("-", "_"): one for one in TEMPLATES}))
     path = Path.cwd() / NAME
     _refuse_existing(path, force)
     if not dry_run:
         _write(path, text, force)
+        if template is None:
+            path.with_name(FILES).mkdir(exist_ok=True)
     if json:
         put_json({"path": str(path), "written": not dry_run, "text": text})
     elif dry_run:
         put_document(text)
         say(f"Nothing was written; without --dry-run this goes to {NAME}.")
     else:
-        say(f"Wrote {NAME}. Next: reefknot config check, reefknot policy list.")
+        folder = "" if template is not None else f" and the folder {FILES}/"
+        say(f"Wrote {NAME}{folder}. Next: reefknot config check, reefknot up.")
 
 
 def _refuse_existing(path: Path, force: bool) -> None:
@@ -167,6 +189,16 @@ DEFAULT = "default"
 DEFAULT_ENGINE = "sqlite:.reefknot/state.db"  # as in `app.stores`, which is slow to import
 
 
+def _lines_of(name: str) -> list[str]:
+    """The dotted name of a setting, in lines that leave room for its value, broken after a dot."""
+    lines, most = [""], max(36, table_width() - 60)
+    for part in name.replace(".", ".\n").splitlines():
+        if len(lines[-1] + part) > most:
+            lines.append("  ")
+        lines[-1] += part
+    return lines
+
+
 @app.command(name="show", help_epilogue=examples("config show --json"))
 def show_config(*, common: CommonFlags = COMMON) -> None:
     """Show every setting in force with the source that set it. Secrets are hidden."""
@@ -184,8 +216,8 @@ def show_config(*, common: CommonFlags = COMMON) -> None:
         for name, gate in gates.items():
             put(f"gate {name}: {'on' if gate else 'off'} ({relative(gate.origin)})")
         put()
-        rows = [(name, json_text(value), relative(source)) for name, value, source in values]
-        put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"))
+        rows = [(_lines_of(name), json_text(value), relative(source)) for name, value, source in values]
+        put_table(("setting", "value", "source"), rows, styles=("cyan", "bold"), whole=("setting",))
 
     show(data, text, json=common.json)
 

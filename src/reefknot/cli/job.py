@@ -1,14 +1,18 @@
-"""`reefknot job`: list, show and cancel jobs. A job is an assignment with its state and its story."""
+"""`reefknot job`: list, show, cancel and retry jobs. A job is an assignment with its state and its story."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
+from cyclopts import Parameter
 
+from reefknot.cli import bulk_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.bulk_actions import BulkAction, named, tenant_hint
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -16,6 +20,7 @@ from reefknot.cli.options import (
     OperatorFlags,
     StoreFlags,
     Tenant,
+    Wide,
     arg,
     check_whole,
     one_of,
@@ -23,10 +28,11 @@ from reefknot.cli.options import (
 )
 from reefknot.cli.output import age, put, put_fields, put_jobs, put_json, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
+from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
-from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, record_id, visible_state
+from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, can_retry, record_id, visible_state
 from reefknot.runtime.log import printable
 from reefknot.runtime.processes import owner_is_gone
 
@@ -124,6 +130,11 @@ async def _counts(store: Store, now: Now) -> dict[str, Any]:
     }
 
 
+async def job_counts(store: Store) -> dict[str, Any]:
+    """The number of jobs in each visible state at this moment, and the age of the oldest due one."""
+    return await _counts(store, await _now(store))
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 app = noun("job", "job list --state pending")
@@ -140,6 +151,8 @@ def list_(
     sort: Annotated[str, arg("Order by submission: newest or oldest first. Default: newest.")] = "newest",
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
+    wide: Wide = False,
+    watch: Watch = None,
     options: StoreFlags = STORE,
 ) -> None:
     """List jobs, the newest first; pending ones with their due time."""
@@ -165,16 +178,29 @@ def list_(
         )
         return found, await _counts(store, now), now
 
-    found, counts, now = with_store(address, work)
-    following = quote(found[-1].id) if len(found) == limit else None
-    jobs = address.redactor.tree([job_fields(item, now) for item in found])
-    show({"jobs": jobs, "next": following, **counts}, lambda: _put_jobs(jobs, counts, following), json=options.json)
+    def draw() -> None:
+        found, counts, now = with_store(address, work)
+        following = quote(found[-1].id) if len(found) == limit else None
+        jobs = address.redactor.tree([job_fields(item, now) for item in found])
+
+        def text() -> None:
+            _put_jobs(jobs, wide=wide)
+            _say_totals(counts, following)
+
+        show({"jobs": jobs, "next": following, **counts}, text, json=options.json)
+
+    repeated(watch, draw)
 
 
-def _put_jobs(jobs: list[dict[str, Any]], counts: dict[str, Any], following: str | None) -> None:
+def _put_jobs(jobs: list[dict[str, Any]], *, wide: bool) -> None:
     columns = ("job", "type", "state", "attempts", "due", "age", "worker", "reason")
     tenants = [one["tenant_id"] or "" for one in jobs]
-    put_jobs(columns, map(_row, jobs), tenants, styles=("cyan", "", "bold"), whole=("job", "state"))
+    optional = ("worker", "attempts", "due", "reason", "age")
+    styles, whole = ("cyan", "", "bold"), ("job", "tenant", "state", "due", "age")
+    put_jobs(columns, map(_row, jobs), tenants, styles=styles, whole=whole, optional=optional, wide=wide)
+
+
+def _say_totals(counts: dict[str, Any], following: str | None) -> None:
     totals = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
     waiting = f"; {counts['waiting_for_router']} waiting for a router" if counts["waiting_for_router"] else ""
     oldest = f"; the oldest due one has waited {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
@@ -320,17 +346,95 @@ async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_ru
     return before.value, visible_state(found, now.moment, gone=now.gone).value
 
 
+# ---- retry -----------------------------------------------------------------------------------------------------------
+
+_ENDED_BADLY = {one.value: one for one in (WorkState.FAILED, WorkState.CANCELLED)}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class RetryFlags:
+    """Filter of jobs that ended without success. A job must match every given flag."""
+
+    state: Annotated[str | None, arg("Only this state: failed or cancelled.")] = None
+    type: Annotated[str | None, arg("Only steps of this type.")] = None
+    reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
+    before: Annotated[str | None, arg("Only jobs that ended before a time, or an age: 90s, 15m, 2h, 7d.")] = None
+
+
+NO_FILTER = RetryFlags()
+
+
+@app.command(
+    help_epilogue=examples(
+        "job retry order-7 --because 'the address was corrected'",
+        "job retry --reason attempts_spent --type http.request --dry-run",
+    )
+)
+def retry(
+    *ids: Id,
+    tenant: Annotated[str | None, arg("Tenant of the named jobs. Default: none.")] = None,
+    flags: RetryFlags = NO_FILTER,
+    all_: Annotated[bool, arg("Select all failed, timed-out and cancelled jobs.", "--all")] = False,
+    because: Annotated[str, arg("Reason, for the job's history and the audit log.")] = "",
+    options: OperatorFlags = OPERATOR,
+) -> int:
+    """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
+    if tenant is not None and not ids:
+        raise CommandError("--tenant: accepted with the ids of jobs, whose tenant it is; give ids")
+    if not ids and flags == NO_FILTER and not all_:
+        raise CommandError("select jobs by ids, a filter (--state, --type, --reason, --before), or --all")
+    states = _ENDED_BADLY.values() if flags.state is None else [one_of("--state", flags.state, _ENDED_BADLY)]
+    names, before = tuple(dict.fromkeys(record_id(one, tenant) for one in ids)), time_ms("--before", flags.before)
+    action = BulkAction("job.retry", "retried", options, because=because, requeues="retried")
+    return action.run(
+        EndedJobs(names, tuple(states), flags.type, flags.reason, before),
+        lambda store, chosen, events: store.work.retry(chosen, who=action.address.actor, why=because, events=events),
+    )
+
+
+class EndedJobs(msgspec.Struct, frozen=True):
+    """The selected jobs that ended without success, the newest first."""
+
+    ids: tuple[str, ...]
+    states: tuple[WorkState, ...]
+    """The states that a filter selects. A job that is named may also be in quarantine."""
+    kind: str | None
+    reason: str | None
+    before: int | None
+
+    def _matches(self, item: WorkItem) -> bool:
+        return (
+            (item.state in self.states or (bool(self.ids) and can_retry(item)))
+            and self.kind in (None, item.kind)
+            and (self.reason is None or self.reason in item.reason)
+            and (self.before is None or item.updated_at < self.before)
+        )
+
+    async def count(self, store: Store) -> dict[str, int]:
+        return await bulk_actions.counted(self.chunks(store))
+
+    async def chunks(self, store: Store) -> AsyncIterator[list[WorkItem]]:
+        if self.ids:
+            named_ones = [await store.work.get(one) for one in self.ids]
+            if found := [item for item in named_ones if item is not None and self._matches(item)]:
+                yield found
+            return
+        for state in self.states:
+            after = ""
+            while page := await store.work.find(state=state, kind=self.kind, after=after, limit=bulk_actions.CHUNK):
+                after = page[-1].id
+                if found := [item for item in page if self._matches(item)]:
+                    yield found
+
+    def missing(self, item: WorkItem | None) -> str:
+        if item is None:
+            return "cannot be retried: there is no such job; `job list` lists all jobs"
+        if can_retry(item):
+            return f"does not match the filter: it is {item.state.value}"
+        return f"cannot be retried: it is {item.state.value}; accepted: failed, cancelled, quarantined"
+
+
 def _absent(job: str, tenant: str | None) -> CommandError:
     text = f"there is no job {named(job, tenant)}; `reefknot job list` lists all jobs{tenant_hint(tenant)}"
     return CommandError(text, Exit.FAILED)
-
-
-def named(job: str, tenant: str | None) -> str:
-    """A job's id in a message, with its tenant."""
-    of = f" of tenant {printable(tenant[:200])!r}" if tenant else ""
-    return f"{printable(job[:200])!r}{of}"
-
-
-def tenant_hint(tenant: str | None) -> str:
-    """The hint for a job that was not found without a tenant."""
-    return "" if tenant else "; for a job of a tenant, give --tenant"

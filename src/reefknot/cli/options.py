@@ -83,6 +83,7 @@ COMMON, STORE, OPERATOR, SYSTEM = CommonFlags(), StoreFlags(), OperatorFlags(), 
 """The defaults of each group."""
 
 Tenant = Annotated[str | None, arg("Tenant of the assignment. Default: none.")]
+Wide = Annotated[bool, arg("Print all columns, however wide the terminal is.")]
 Limit = Annotated[int, arg("Most entries to list. Default: 50.")]
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

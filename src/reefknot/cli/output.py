@@ -16,18 +16,23 @@ from enum import Enum
 from errno import EIO
 from io import BufferedWriter, FileIO, TextIOWrapper
 from math import isfinite
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from reefknot.core.retry.policy import LONGEST_WAIT
 from reefknot.runtime.log import printable
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Advance = Callable[[int], None]
 Cell = str | list[str]
 WIDTH = 120
 """Columns where neither a terminal nor `COLUMNS` says how many there are."""
+STACKED_BELOW = 80
+"""Columns below which no column of a table is left out: rather, each row becomes a block of lines."""
+LONGEST_WORD = 16
+"""Columns from which on a word may be broken into lines."""
+WIDEST = 100_000
+"""Columns of a table that is wanted whole."""
+GAP = 3
+"""Blanks between two columns of a table."""
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -203,47 +208,143 @@ def json_text(value: object) -> str:
 
 
 def put_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, styles: Sequence[str] = (), whole: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    styles: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    wide: bool = False,
 ) -> None:
     """
-    A table for people. `styles` are colours by column; the `whole` columns are not broken into lines.
+    A table for people, no wider than the terminal. `styles` are colours by column.
 
-    A cell is text, in which a line break is shown as an escape, or a list of lines.
+    The `whole` columns are not broken into lines. Where the table does not fit, `optional` columns are left out, the
+    first named first, and a message says which; below 80 columns, and where that is not enough, each row is a block of
+    lines with all of its columns. `wide` is the whole table, however wide. A cell is text, in which a line break is
+    shown as an escape, or a list of lines.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    cells = [[list(map(printable, [cell] if isinstance(cell, str) else cell)) for cell in row] for row in rows]
+    width = WIDEST if wide else table_width()
+    shown = fitting_columns(columns, cells, width=width, whole=whole, optional=optional)
+    if shown is None:
+        _put_blocks(columns, cells, styles, width)
+        return
+    numbers, widths = list(shown), _widths(columns, cells, shown, width)
+    styled = [styles[number] if number < len(styles) else "" for number in numbers]
+    _put_lines([[[columns[number]] for number in numbers]], widths, ["bold"] * len(numbers))
+    print("─" * (sum(widths) + GAP * (len(widths) - 1)))
+    _put_lines([[row[number] for number in numbers] for row in cells], widths, styled)
+    left_out = [
+        name for number, name in enumerate(columns) if number not in shown and any(any(r[number]) for r in cells)
+    ]
+    if left_out:
+        say(f"left out, to fit {width} columns: {', '.join(left_out)}; --wide shows all")
+
+
+def fitting_columns(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Sequence[str]]],
+    *,
+    width: int,
+    whole: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> dict[int, int] | None:
+    """
+    The columns of a table of this width, by number, and the least width of each; None when they do not fit.
+
+    Empty columns go first, which loses nothing. Before a column goes, words beyond `LONGEST_WORD` are broken. A whole
+    column needs its longest line.
+    """
+    from rich.cells import cell_len
+
+    lines = [[name, *(line for row in rows for line in row[number])] for number, name in enumerate(columns)]
+    unbroken = [
+        max(map(cell_len, texts if name in whole else (word for text in texts for word in text.split())), default=0)
+        for name, texts in zip(columns, lines, strict=True)
+    ]
+    broken = [
+        size if name in whole else min(size, max(LONGEST_WORD, cell_len(name)))
+        for name, size in zip(columns, unbroken, strict=True)
+    ]
+    empty = [name for name, texts in zip(columns, lines, strict=True) if name in optional and not any(texts[1:])]
+    shown = list(range(len(columns)))
+    for name in ("", *empty, *(optional if width >= STACKED_BELOW else ())):
+        shown = [number for number in shown if not name or columns[number] != name]
+        for needed in (unbroken, broken):
+            if sum(needed[number] + GAP for number in shown) - GAP <= width:
+                return {number: needed[number] for number in shown}
+    return None
+
+
+def _widths(
+    columns: Sequence[str], rows: Sequence[Sequence[Sequence[str]]], least: Mapping[int, int], width: int
+) -> list[int]:
+    """The widths of these columns: what each needs at least, and a fair share of the rest up to its longest line."""
+    from rich.cells import cell_len
+
+    widths = dict(least)
+    longest = {n: max(map(cell_len, [columns[n], *(line for row in rows for line in row[n])])) for n in least}
+    room = width - GAP * (len(widths) - 1)
+    if sum(longest.values()) <= room:
+        return list(longest.values())
+    for _ in range(room - sum(widths.values())):
+        narrowest = min((n for n in widths if widths[n] < longest[n]), key=widths.__getitem__)
+        widths[narrowest] += 1
+    return list(widths.values())
+
+
+def _put_lines(
+    rows: Iterable[Sequence[Sequence[str]]], widths: Sequence[int], styles: Sequence[str], *, gap: int = GAP
+) -> None:
+    """Rows of cells, each cell broken into lines of its column's width."""
+    from itertools import zip_longest
+
+    from rich.console import Console
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        style = styles[number] if number < len(styles) else ""
-        table.add_column(column, style=style, overflow="fold", no_wrap=column in whole)
+    console = Console(width=WIDEST, highlight=False, markup=False, emoji=False)
+
+    def wrapped(lines: Sequence[str], width: int) -> list[Text]:
+        texts = [Text(line) for line in lines]
+        return [part for text in texts for part in (text.wrap(console, width, overflow="fold") or [text])]
+
     for row in rows:
-        table.add_row(*(Text("\n".join(map(printable, [cell] if isinstance(cell, str) else cell))) for cell in row))
-    console = _console()
-    if console.is_terminal:
-        console.print(table)
-        return
-    with console.capture() as captured:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        cells = [wrapped(lines, width) for lines, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells):
+            line, at = Text(), 0
+            for part, width, style in zip(parts, widths, styles, strict=True):
+                if part is not None and part.plain.strip():
+                    part.rstrip()
+                    line.append(" " * (at - line.cell_len))
+                    line.append(part.plain, style)
+                at += width + gap
+            console.print(line, soft_wrap=True)
+
+
+def _put_blocks(
+    columns: Sequence[str], rows: Sequence[Sequence[Sequence[str]]], styles: Sequence[str], width: int
+) -> None:
+    """A block of lines for each row: a line for each column that is not empty."""
+    label = max(map(len, columns))
+    for row_number, row in enumerate(rows):
+        if row_number:
+            print()
+        for number, lines in enumerate(row):
+            if any(lines):
+                style = styles[number] if number < len(styles) else ""
+                _put_lines([[[columns[number]], lines]], (label, max(1, width - label - 2)), ("bold", style), gap=2)
 
 
 def put_jobs(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    tenants: Sequence[str],
-    *,
-    styles: Sequence[str],
-    whole: Sequence[str],
+    columns: Sequence[str], rows: Iterable[Sequence[str]], tenants: Sequence[str], *, styles: Sequence[str], **more: Any
 ) -> None:
     """A table of jobs, whose ids come first. A column beside the ids shows the tenants, if any job has one."""
     if not any(tenants):
-        put_table(columns, rows, styles=styles, whole=whole)
+        put_table(columns, rows, styles=styles, **more)
         return
     beside = [(row[0], tenant, *row[1:]) for row, tenant in zip(rows, tenants, strict=True)]
-    styles = (*styles[:1], "", *styles[1:])
-    put_table((columns[0], "tenant", *columns[1:]), beside, styles=styles, whole=(*whole, "tenant"))
+    put_table((columns[0], "tenant", *columns[1:]), beside, styles=(*styles[:1], "", *styles[1:]), **more)
 
 
 def put_fields(fields: Mapping[str, object]) -> None:
@@ -252,13 +353,12 @@ def put_fields(fields: Mapping[str, object]) -> None:
     put_table(("field", "value"), rows, whole=("field",))
 
 
-def _console() -> Console:
-    from rich.console import Console
+def table_width() -> int:
+    """Columns of the terminal, or those that `COLUMNS` names where there is none."""
+    if sys.stdout.isatty():
+        from shutil import get_terminal_size
 
-    return Console(width=None if sys.stdout.isatty() else _width(), highlight=False, markup=False, emoji=False)
-
-
-def _width() -> int:
+        return max(get_terminal_size((80, 24)).columns, 20)
     columns = os.environ.get("COLUMNS", "")
     return min(max(int(columns), 40), 400) if columns.isascii() and columns.isdigit() else WIDTH
 

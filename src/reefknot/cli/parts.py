@@ -21,6 +21,7 @@ from reefknot.cli.options import (
     Modules,
     OperatorFlags,
     StoreFlags,
+    Wide,
     arg,
     check_number,
     check_seconds,
@@ -38,6 +39,7 @@ from reefknot.cli.serve import (
     until_text,
 )
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
+from reefknot.cli.watch import Watch, repeated
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
@@ -179,35 +181,50 @@ def _status_of(state: str, level: str) -> str:
     return level if state == WorkerState.RUNNING else state
 
 
-@worker_app.command(name="list", help_epilogue=examples("worker list --json"))
-def list_(*, options: StoreFlags = STORE) -> None:
-    """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
-    address = address_of(options)
-    systems = with_store(address, lambda store: systems_with("worker", store, address))
-    workers = [
+def workers_of(systems: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The workers of these systems, each with its state and its process."""
+    return [
         {"state": _state_of(worker), **worker, "pid": one["pid"], "host": one["host"], "system_id": one["system_id"]}
         for one in systems
         for worker in one["workers"]
     ]
 
-    def text() -> None:
-        rows = [
-            (
-                worker["worker_id"],
-                name,
-                _status_of(worker["state"], state["status"]),
-                queue_depth(state["depth"], state["size"]),
-                f"{state['active']} of {state['capacity']}",
-                age(state["oldest_age_s"]) if state["depth"] else "",
-                f"pid {worker['pid']}",
-            )
-            for worker in workers
-            for name, state in worker["classes"].items()
-        ]
-        columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
-        put_table(columns, rows, styles=("cyan", "", "bold"), whole=("worker", "class", "status"))
 
-    show({"workers": workers}, text, json=options.json)
+def worker_rows(workers: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each resource class of each worker: worker, class, status, queued, running, oldest, process."""
+    return [
+        (
+            worker["worker_id"],
+            name,
+            _status_of(worker["state"], state["status"]),
+            queue_depth(state["depth"], state["size"]),
+            f"{state['active']} of {state['capacity']}",
+            age(state["oldest_age_s"]) if state["depth"] else "",
+            f"pid {worker['pid']}",
+        )
+        for worker in workers
+        for name, state in worker["classes"].items()
+    ]
+
+
+@worker_app.command(name="list", help_epilogue=examples("worker list --json"))
+def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
+    """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
+    address = address_of(options)
+    repeated(watch, lambda: _list_workers(address, wide=wide, json=options.json))
+
+
+def _list_workers(address: StoreAddress, *, wide: bool, json: bool) -> None:
+    systems = with_store(address, lambda store: systems_with("worker", store, address))
+    workers = workers_of(systems)
+
+    def text() -> None:
+        rows = worker_rows(workers)
+        columns = ("worker", "class", "status", "queued", "running", "oldest", "process")
+        whole, optional = ("worker", "class", "status", "running", "process"), ("process", "oldest")
+        put_table(columns, rows, styles=("cyan", "", "bold"), whole=whole, optional=optional, wide=wide)
+
+    show({"workers": workers}, text, json=json)
 
 
 @worker_app.command(help_epilogue=examples("worker drain worker-2", "worker drain --dry-run"))
@@ -291,10 +308,13 @@ class WorkerCommand(NamedTuple):
 
 
 @router_app.command(help_epilogue=examples("router status --json"))
-def status(*, options: StoreFlags = STORE) -> None:
+def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """Show what each router holds, its load, and the workers it sees. The exit code is 69 when none is running."""
     address = address_of(options)
+    repeated(watch, lambda: _show_routers(address, json=options.json))
 
+
+def _show_routers(address: StoreAddress, *, json: bool) -> None:
     async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
         found = await systems_with("router", store, address)
         submitted: Counter[str] = Counter()
@@ -313,7 +333,7 @@ def status(*, options: StoreFlags = STORE) -> None:
             counts = ", ".join(f"{number} {state}" for state, number in sorted(submitted.items()) if number)
             put(f"submitted so far: {counts}")
 
-    show({"routers": routers, "handed_in": submitted}, text, json=options.json)
+    show({"routers": routers, "handed_in": submitted}, text, json=json)
 
 
 def _put_router(router: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from reefknot.cli.options import (
     COMMON,
     CommonFlags,
     Json,
+    Wide,
     arg,
     check_number,
     is_unconfigured,
@@ -165,16 +166,18 @@ EXPLAIN = "reefknot policy explain --target"
 
 
 @app.command(name="list", help_epilogue=examples("policy list --kind connector"))
-def list_policies(*, kind: Kind = None, common: CommonFlags = COMMON) -> None:
+def list_policies(*, kind: Kind = None, wide: Wide = False, common: CommonFlags = COMMON) -> None:
     """List every target and source with its policy, and where it is defined."""
     active = active_book(common.config)
     rows = view.policy_rows(active.book, kind)
     data = {"gate": active.gate_text, "policies": [row.as_json() for row in rows]}
-    show(data, lambda: view.put_policies(rows), json=common.json)
+    show(data, lambda: view.put_policies(rows, wide=wide), json=common.json)
 
 
 @app.command(name="show", help_epilogue=examples("policy show connector:imap_mailbox"))
-def show_policy(target: Target = None, *, source: Source = None, common: CommonFlags = COMMON) -> None:
+def show_policy(
+    target: Target = None, *, source: Source = None, wide: Wide = False, common: CommonFlags = COMMON
+) -> None:
     """Show one target's policy field by field: its value, the layer and source that set it, and what it overrides."""
     active = active_book(common.config)
     name = known_target(active.book, target, source)
@@ -194,7 +197,7 @@ def show_policy(target: Target = None, *, source: Source = None, common: CommonF
     def text() -> None:
         put(view.headline(name, policy))
         put()
-        view.put_policy(policy, policy.provenance)
+        view.put_policy(policy, policy.provenance, wide=wide)
         rows = [
             (view.condition_name(condition), field, view.field_text(field, one.value), relative(one.source))
             for condition, fields in overrides.items()
@@ -220,6 +223,7 @@ def explain(
     request: RequestFlags = NO_REQUEST,
     seed: Seed = None,
     baseline: Annotated[bool, arg("Explain the baseline, which is in force while the gate is off.")] = False,
+    wide: Wide = False,
     common: CommonFlags = COMMON,
 ) -> None:
     """
@@ -243,7 +247,7 @@ def explain(
     if flags.is_control_flow:
         reason, schedule = view.CONTROL_FLOW, ()
     answer = view.PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate)
-    show(view.answer_json(answer), lambda: view.put_answer(answer), json=common.json)
+    show(view.answer_json(answer), lambda: view.put_answer(answer, wide=wide), json=common.json)
 
 
 def _unknown_failure() -> Failure:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.cli.output import jsonable, long_seconds, plural, put, put_table, relative, seconds
+from reefknot.cli.output import GAP, jsonable, long_seconds, plural, put, put_table, relative, seconds, table_width
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.book import (
     SHOWN_FIELDS,
@@ -222,7 +222,7 @@ def condition_name(condition: Condition) -> str:
             return str(condition)
 
 
-def put_policies(rows: list[PolicyRow]) -> None:
+def put_policies(rows: list[PolicyRow], *, wide: bool = False) -> None:
     """A table with a line per target and source."""
     table = [
         (
@@ -236,7 +236,8 @@ def put_policies(rows: list[PolicyRow]) -> None:
         for row in rows
     ]
     columns = ("target", "attempts", "waits", "time limit", "overrides for", "defined in")
-    put_table(columns, table, styles=("cyan", "bold"), whole=("target", "attempts"))
+    whole, optional = ("target", "attempts"), ("overrides for", "defined in")
+    put_table(columns, table, styles=("cyan", "bold"), whole=whole, optional=optional, wide=wide)
 
 
 def _origin(policy: ResolvedPolicy) -> str:
@@ -288,7 +289,7 @@ def value_json(field: FieldValue | FieldOrigin) -> dict[str, Any]:
     return {"value": jsonable(field.value), "layer": field.layer.value, "source": field.source}
 
 
-def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> None:
+def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin], *, wide: bool = False) -> None:
     """A table with a line per field: value, layer, source, and what was overridden."""
     rows = [
         (
@@ -302,7 +303,8 @@ def put_policy(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin]) -> No
         if name != "retries"  # "4 attempts (1 + 3 retries)" has it
     ]
     columns = ("field", "value", "layer", "source", "overrides")
-    put_table(columns, rows, styles=("", "bold", "cyan", "", "dim"), whole=("field", "value", "layer"))
+    styles = ("", "bold", "cyan", "", "dim")
+    put_table(columns, rows, styles=styles, whole=("field", "layer"), optional=("overrides",), wide=wide)
 
 
 def _overridden(name: str, one: FieldValue) -> str:
@@ -354,11 +356,11 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
     }
 
 
-def put_answer(answer: PolicyAnswer) -> None:
+def put_answer(answer: PolicyAnswer, *, wide: bool = False) -> None:
     """The answer for people: the sentence first, then the policy, the waits and the gate."""
     put(_sentence(answer))
     put()
-    put_policy(answer.policy, answer.provenance)
+    put_policy(answer.policy, answer.provenance, wide=wide)
     if answer.schedule:
         put()
         put_schedule(answer.schedule)
@@ -401,9 +403,7 @@ def _why_not(answer: PolicyAnswer) -> str:
         case Reason.HINT_TOO_LONG.value:
             asked = seconds(answer.failure.retry_after)
             most, cap = seconds(policy.max_retry_after), seconds(policy.max_delay)
-            text = f"the server asks to wait {asked}, longer than max_retry_after, {most}, and the longest wait, {cap}"
-            cools = "; the source cools down until then, without spending an attempt"
-            return text + (cools if answer.target.startswith("connector:") else "")
+            return f"the server asks to wait {asked}, longer than max_retry_after, {most}, and the longest wait, {cap}"
         case Reason.BUDGET_SPENT.value if answer.failure.code.name == "cancelled_by_timeout":
             return f"{failure} means that the time budget is spent"
         case Reason.BUDGET_SPENT.value:
@@ -423,6 +423,7 @@ def _set_by(field: FieldOrigin) -> str:
 # ---- the waits -------------------------------------------------------------------------------------------------------
 
 BAR_WIDTH = 36
+NARROWEST_BAR = 10
 MOST_DRAWN = 20
 
 
@@ -430,27 +431,34 @@ def put_schedule(schedule: Sequence[PlannedWait]) -> None:
     """A line per wait: its range, its bar, and the elapsed time when the next attempt starts, were attempts instant."""
     longest = max((wait.max for wait in schedule), default=0.0)
     seeded = any(wait.delay is not None for wait in schedule)
-    rows, low, high, drawn = [], 0.0, 0.0, 0.0
+    rows, waits_drawn, low, high, drawn = [], [], 0.0, 0.0, 0.0
     for wait in schedule:
         low, high, drawn = low + wait.min, high + wait.max, drawn + (wait.delay or 0.0)
         if wait.retry >= MOST_DRAWN:
             continue
         elapsed = f"{long_seconds(low)} – {long_seconds(high)}" if high > low else long_seconds(high)
-        row = [str(wait.retry + 1), span(wait.min, wait.max), bar(wait, longest), elapsed]
+        row = [str(wait.retry + 1), span(wait.min, wait.max), elapsed]
         rows.append([*row, seconds(wait.delay), long_seconds(drawn)] if seeded else row)
-    columns = ["retry", "wait", f"0 … {seconds(longest)}", "elapsed"]
-    put_table([*columns, "drawn", "sum"] if seeded else columns, rows, styles=("", "", "cyan"))
+        waits_drawn.append(wait)
+    columns = ["retry", "wait", "elapsed", *(["drawn", "sum"] if seeded else [])]
+    cells = zip(columns, *rows, strict=True)
+    room = table_width() - sum(max(map(len, column)) + GAP for column in cells)
+    width = max(NARROWEST_BAR, min(BAR_WIDTH, room - 1))
+    for row, wait in zip(rows, waits_drawn, strict=True):
+        row.insert(2, bar(wait, longest, width))
+    columns.insert(2, f"0 … {seconds(longest)}")
+    put_table(columns, rows, styles=("", "", "cyan"), whole=columns)
     if len(schedule) > MOST_DRAWN:
         put(f"… and {len(schedule) - MOST_DRAWN} more, {long_seconds(low)} – {long_seconds(high)} in total")
 
 
-def bar(wait: PlannedWait, longest: float) -> str:
+def bar(wait: PlannedWait, longest: float, width: int = BAR_WIDTH) -> str:
     """The range of one wait on a line from 0 to the longest of all; `◆` marks the seed's draw."""
     if longest <= 0:
-        return "│" + " " * BAR_WIDTH
-    first = min(BAR_WIDTH - 1, int(wait.min / longest * BAR_WIDTH))
-    last = max(first + 1, round(wait.max / longest * BAR_WIDTH))
-    cells = ["·"] * first + ["█"] * (last - first) + [" "] * (BAR_WIDTH - last)
+        return "│" + " " * width
+    first = min(width - 1, int(wait.min / longest * width))
+    last = max(first + 1, round(wait.max / longest * width))
+    cells = ["·"] * first + ["█"] * (last - first) + [" "] * (width - last)
     if wait.delay is not None:
-        cells[min(BAR_WIDTH - 1, int(wait.delay / longest * BAR_WIDTH))] = "◆"
+        cells[min(width - 1, int(wait.delay / longest * width))] = "◆"
     return "│" + "".join(cells)

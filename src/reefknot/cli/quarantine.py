@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from json import dumps, loads
-from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, unquote
 
 from cyclopts import Parameter
+from msgspec import Struct
 
+from reefknot.cli import bulk_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.job import job_details, named, tenant_hint
-from reefknot.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, arg, check_whole, time_ms
-from reefknot.cli.output import progress, put, put_fields, put_jobs, put_json, put_table, say, show, time_text
+from reefknot.cli.bulk_actions import BulkAction, named, tenant_hint
+from reefknot.cli.job import job_details
+from reefknot.cli.options import (
+    OPERATOR,
+    STORE,
+    Limit,
+    OperatorFlags,
+    StoreFlags,
+    Tenant,
+    Wide,
+    arg,
+    check_whole,
+    time_ms,
+)
+from reefknot.cli.output import put_fields, put_jobs, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
-from reefknot.core.work import WorkItem, assignment_and_tenant, record_id
+from reefknot.cli.watch import Watch, repeated
+from reefknot.core.work import WorkItem, record_id
 from reefknot.ports.work_queue import QuarantineFilter
 
 if TYPE_CHECKING:
-    from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
-
-CHUNK = 500
-MOST_SHOWN = 20
 
 app = noun("quarantine", "quarantine list")
 
@@ -56,11 +65,17 @@ def list_(
     *,
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
+    wide: Wide = False,
+    watch: Watch = None,
     options: StoreFlags = STORE,
 ) -> None:
     """List quarantined jobs by id, each with its reason."""
     check_whole("--limit", limit)
     address, wanted = address_of(options), flags.filter()
+    repeated(watch, lambda: _list(address, wanted, limit, after, wide=wide, json=options.json))
+
+
+def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: str, *, wide: bool, json: bool) -> None:
     items = with_store(address, lambda store: store.quarantine.find(wanted, after=unquote(after), limit=limit))
     following = quote(items[-1].id) if len(items) == limit else None
 
@@ -70,10 +85,18 @@ def list_(
 
     def text() -> None:
         columns, tenants = ("job", "type", "attempts", "since", "reason"), [item.tenant_id or "" for item in items]
-        put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=("job", "since"))
+        whole, optional = ("job", "tenant", "since"), ("attempts", "since")
+        put_jobs(columns, map(row, items), tenants, styles=("cyan",), whole=whole, optional=optional, wide=wide)
         say(f"{len(items)} shown" + (f"; there may be more: --after {following}" if following else ""))
+        if not is_on:
+            say(
+                "worker.quarantine_failed is off here: jobs that fail are not quarantined. `job list --state failed` "
+                "lists them, `job retry` runs them again"
+            )
 
-    show({"items": [_fields(item, address) for item in items], "next": following}, text, json=options.json)
+    is_on = address.settings is not None and address.settings.configuration.worker.quarantine_failed
+    fields = {"items": [_fields(item, address) for item in items], "next": following, "quarantine_failed": is_on}
+    show(fields, text, json=json)
 
 
 @app.command(name="show", help_epilogue=examples("quarantine show order-7", "quarantine show order-7 --tenant acme"))
@@ -128,10 +151,12 @@ def requeue(
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Queue jobs again, under their own ids and with a fresh retry budget."""
-    action = BulkAction("requeue", "requeued", options)
+    action = BulkAction("quarantine.requeue", "requeued", options, requeues="taken out of quarantine")
     return action.run(
-        lambda store, chosen, events: store.quarantine.requeue(chosen, who=action.address.actor, events=events),
         _selected(ids, tenant, flags, all_=all_),
+        lambda store, chosen, events: store.quarantine.requeue(
+            QuarantineFilter(chosen), who=action.address.actor, events=events
+        ),
     )
 
 
@@ -145,12 +170,12 @@ def discard(
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Give jobs up for good. They stay in the store as discarded."""
-    action = BulkAction("discard", "discarded", options, because)
+    action = BulkAction("quarantine.discard", "discarded", options, because=because)
     return action.run(
-        lambda store, chosen, events: store.quarantine.discard(
-            chosen, who=action.address.actor, reason=because, events=events
-        ),
         _selected(ids, tenant, flags, all_=all_),
+        lambda store, chosen, events: store.quarantine.discard(
+            QuarantineFilter(chosen), who=action.address.actor, reason=because, events=events
+        ),
     )
 
 
@@ -163,133 +188,42 @@ def purge(
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Delete jobs, payloads included. Only the audit log remembers them."""
-    return BulkAction("purge", "purged", options).run(
-        lambda store, chosen, events: store.quarantine.purge(chosen, events=events),
+    return BulkAction("quarantine.purge", "purged", options).run(
         _selected(ids, tenant, flags, all_=all_),
+        lambda store, chosen, events: store.quarantine.purge(QuarantineFilter(chosen), events=events),
     )
 
 
-Act = Callable[["Store", "QuarantineFilter", "list[AuditEntry]"], Awaitable[list[str]]]
+class QuarantinedJobs(Struct, frozen=True):
+    """The selected jobs of a quarantine, in the order of their ids."""
+
+    which: QuarantineFilter
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self.which.ids
+
+    async def count(self, store: Store) -> dict[str, int]:
+        return await store.quarantine.count(self.which)
+
+    async def chunks(self, store: Store) -> AsyncIterator[list[WorkItem]]:
+        after = ""
+        while chunk := await store.quarantine.find(self.which, after=after, limit=bulk_actions.CHUNK):
+            after = chunk[-1].id
+            yield chunk
+
+    def missing(self, item: WorkItem | None) -> str:
+        state = "there is no such job" if item is None else f"it is {item.state.value}"
+        return f"is not in quarantine: {state}; `quarantine list` shows what is"
 
 
-def _selected(ids: tuple[str, ...], tenant: str | None, flags: QuarantineFlags, *, all_: bool) -> QuarantineFilter:
+def _selected(ids: tuple[str, ...], tenant: str | None, flags: QuarantineFlags, *, all_: bool) -> QuarantinedJobs:
     """The selected jobs. No selection is an error: it must not mean all of them."""
     if tenant is not None and not ids:
         raise CommandError("--tenant: accepted with the ids of jobs, whose tenant it is; give ids")
     if not ids and flags == NO_FILTER and not all_:
         raise CommandError("select jobs by ids, a filter (--type, --source, --reason, --before), or --all")
-    return flags.filter(tuple(dict.fromkeys(record_id(one, tenant) for one in ids)))
-
-
-class ChangedJobs:
-    """The records that an action has changed: the first few, their number, and all of them as lines of JSON on disk."""
-
-    def __init__(self, wanted: tuple[str, ...], lines: IO[str]) -> None:
-        self.first: list[str] = []
-        self.count = 0
-        self.missing = set(wanted)
-        self._lines = lines
-
-    def add(self, ids: Sequence[str]) -> None:
-        self.first += ids[: MOST_SHOWN - len(self.first)]
-        self.count += len(ids)
-        self.missing.difference_update(ids)
-        self._lines.writelines(f"{dumps(one)}\n" for one in ids)
-
-    def as_json(self, part: int) -> Iterator[str]:
-        """The assignment ids (part 0) or the tenants (part 1) as a list of JSON, in pieces."""
-        self._lines.seek(0)
-        before = "["
-        for line in self._lines:
-            yield f"{before}\n    {dumps(assignment_and_tenant(loads(line))[part])}"
-            before = ","
-        yield "[]" if before == "[" else "\n  ]"
-
-
-class BulkAction:
-    """An audited action on the selected jobs, in chunks. Their number is printed before the first is changed."""
-
-    def __init__(self, verb: str, participle: str, options: OperatorFlags, because: str = "") -> None:
-        self.address = address_of(options)
-        self._verb = verb
-        self._participle = participle
-        self._options = options
-        self._because = because
-
-    def run(self, act: Act, wanted: QuarantineFilter) -> int:
-        dry_run, done = self._options.dry_run, self._participle
-        with TemporaryFile("w+", encoding="utf-8") as lines:
-            changed = ChangedJobs(wanted.ids, lines)
-            with_store(self.address, lambda store: self._apply(store, act, wanted, changed))
-            missing = [assignment_and_tenant(one)[0] for one in sorted(changed.missing)]
-            if self._options.json:
-                fields = {"missing": missing, "count": changed.count, "actor": self.address.actor, "dry_run": dry_run}
-                put_json(fields, first={done: changed.as_json(0), "tenant_ids": changed.as_json(1)})
-        if not self._options.json:
-            for name, tenant in map(assignment_and_tenant, changed.first):
-                put(f"{name}{f' of {tenant}' if tenant else ''} {'would be ' if dry_run else ''}{done}")
-            if changed.count > MOST_SHOWN:
-                put(f"… and {changed.count - MOST_SHOWN} more")
-        if self._verb == "requeue" and changed.count and not dry_run:
-            say("a running system picks them up within seconds; to start one: reefknot up")
-        return Exit.FAILED if missing else Exit.FINE
-
-    async def _apply(self, store: Store, act: Act, wanted: QuarantineFilter, changed: ChangedJobs) -> None:
-        """Change the jobs, or with --dry-run only collect their records."""
-        dry_run = self._options.dry_run
-        counts = await store.quarantine.count(wanted)
-        total = sum(counts.values())
-        if total:
-            kinds = ", ".join(f"{number} {kind}" for kind, number in counts.items())
-            say(f"{total} {'would be' if dry_run else 'to be'} {self._participle}: {kinds}")
-        elif not wanted.ids:
-            say("no job matches")
-        if dry_run and not self._options.json and not wanted.ids:  # what is shown is enough
-            changed.add([item.id for item in await store.quarantine.find(wanted, limit=MOST_SHOWN)])
-            changed.count = total
-            return
-        after = ""
-        with progress(self._verb, total) as advance:
-            while chunk := await store.quarantine.find(wanted, after=after, limit=CHUNK):
-                ids, after = tuple(item.id for item in chunk), chunk[-1].id
-                done = ids if dry_run else await act(store, QuarantineFilter(ids=ids), self._events(chunk))
-                changed.add(done)
-                advance(len(chunk))
-        await _report_missing(store, sorted(changed.missing))
-
-    def _events(self, items: list[WorkItem]) -> list[AuditEntry]:
-        """Audit entries: one for the action, and for `requeue` one per job."""
-        from reefknot import clock
-        from reefknot.audit.journal import Journal, about_item
-        from reefknot.core.audit.event import Requeued
-
-        subject = items[0].assignment_id if len(items) == 1 else None
-        tenants = [item.tenant_id for item in items]
-        tenant = tenants[0] if len(set(tenants)) == 1 else None
-        details: dict[str, Any] = {"count": len(items), "ids": [item.assignment_id for item in items]}
-        if any(tenants):
-            details["tenant_ids"] = tenants
-        if self._because:
-            details["reason"] = self._because
-        events = [self.address.event(f"quarantine.{self._verb}", subject, tenant_id=tenant, **details)]
-        if self._verb == "requeue":
-            reason, wall = f"taken out of quarantine by {self.address.actor}", clock.wall()
-            returning = [
-                Requeued(**about_item(item, wall), reason=reason, generation=item.generation + 1) for item in items
-            ]
-            events += Journal(None, redactor=self.address.redactor).entries(returning)
-        return events
-
-
-async def _report_missing(store: Store, names: list[str]) -> None:
-    """Print the state of named jobs that are not in quarantine."""
-    for name in names[:MOST_SHOWN]:
-        item, (job, tenant) = await store.work.get(name), assignment_and_tenant(name)
-        state = "there is no such job" if item is None else f"it is {item.state.value}"
-        hint = tenant_hint(tenant) if item is None else ""
-        say(f"{named(job, tenant)} is not in quarantine: {state}; `quarantine list` shows what is{hint}")
-    if len(names) > MOST_SHOWN:
-        say(f"… and {len(names) - MOST_SHOWN} more are not")
+    return QuarantinedJobs(flags.filter(tuple(dict.fromkeys(record_id(one, tenant) for one in ids))))
 
 
 def _fields(item: WorkItem, address: StoreAddress) -> dict[str, Any]:

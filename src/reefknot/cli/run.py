@@ -2,7 +2,8 @@
 `reefknot run FILE`: a file of assignments through router, queue and worker to their results, and a summary.
 
 Every assignment has exactly one of six ends. `recovered` is part of `succeeded`, `quarantined` part of `failed`. An
-assignment that no worker accepted is `rejected`; one that a worker gave up to make room is `dropped`.
+assignment that no worker accepted is `rejected`; one that a worker gave up to make room is `dropped`. Jobs that others
+have submitted to the same store are left to others, unless `--all` is given.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import os
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from json import dumps
 from pathlib import Path
@@ -43,12 +44,14 @@ IN_FLIGHT = 200
 MOST_SHOWN = 20
 LONGEST_WAIT_S = 5.0
 DRAIN_S = 5.0
+OTHERS_EVERY_S = 0.1
 
 app = noun(
     "run",
     "run assignments.jsonl",
     "run assignments.jsonl --results out.jsonl --json",
     "cat more.jsonl | reefknot run - --workers 2",
+    "run assignments.jsonl --all",
     help="Run a file of assignments to completion and print a summary. The exit code is 1 unless all succeeded.",
 )
 
@@ -62,6 +65,7 @@ def run(
     force: Annotated[bool, arg("Replace the file of --results if it exists.")] = False,
     new: Annotated[bool, arg("Run lines without an id again, also those that an earlier run has finished.")] = False,
     in_flight: Annotated[int, arg(f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
+    all_: Annotated[bool, arg("Also run the other jobs in this store, and end when no job is open.", "--all")] = False,
     log: LogFlags = LOG,
     options: SystemFlags = SYSTEM,
 ) -> int:
@@ -72,14 +76,15 @@ def run(
         check_results(results, file, force=force)
     with log.applied(), _results_file(results) as write:
         start = startup(options.engine, options.config, options.workers)
-        batch = BatchRun(file, write, in_flight, new=new, secrets=start.secrets)
+        batch = BatchRun(file, write, in_flight, new=new, takes_all=all_, secrets=start.secrets)
         return asyncio.run(_run(batch, start, options))
 
 
 async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
     began = monotonic()
     with shutdown_on_signals() as shutdown:
-        async with start.system(drain=DRAIN_S, stopped=batch.count_rest, **parts_of(options)) as system:
+        parts = {**parts_of(options), "own_work_only": not batch.takes_all, "stopped": batch.count_rest}
+        async with start.system(drain=DRAIN_S, **parts) as system:
             await batch.run(system, shutdown)
     elapsed = monotonic() - began
     batch.report_rest()
@@ -135,11 +140,13 @@ class Tally:
     async def _failure_end(self, result: ExecResult, store: Store) -> str:
         """The end of a failed assignment, from its record. One that no worker has accepted was rejected."""
         item = await store.work.get(result.record_id)
+        if item is not None and item.state is WorkState.QUARANTINED:
+            self.quarantined += 1
+            return "failed"
         if item is None or not is_workers(item):
             return "rejected"
         if item.state is WorkState.CANCELLED and item.reason == RejectReason.DROPPED_OLDEST.value:
             return "dropped"
-        self.quarantined += item.state is WorkState.QUARANTINED
         return "failed"
 
     def summary(self, elapsed: float) -> dict[str, Any]:
@@ -176,10 +183,18 @@ class BatchRun:
     """Run of one file of assignments."""
 
     def __init__(
-        self, file: str, write: Write, in_flight: int, *, new: bool = False, secrets: tuple[str, ...] = ()
+        self,
+        file: str,
+        write: Write,
+        in_flight: int,
+        *,
+        new: bool = False,
+        takes_all: bool = False,
+        secrets: tuple[str, ...] = (),
     ) -> None:
-        """`new`: lines without an id get new ones, not those that they had in an earlier run."""
+        """`new`: lines without an id get new ones, not those of an earlier run. `takes_all`: run others' jobs too."""
         self.tally: Tally = Tally()
+        self.takes_all = takes_all
         self._new = new
         self._file = file
         self._redact = Redactor(secrets)
@@ -192,6 +207,10 @@ class BatchRun:
         self._freed = asyncio.Event()
         self._failures = 0
         self._from_earlier_run = 0
+        self._accepted = 0
+        """Assignments of this run that are open in the store."""
+        self._others = 0
+        """Open jobs of others that this run has left."""
         self._open: dict[str, AssignmentLine] = {}
         """Lines that are being submitted or have no result yet, by the id of their record."""
         self._line_count = 0
@@ -206,15 +225,21 @@ class BatchRun:
         feeder_count = min(self._in_flight, system.routing.rules.size + slots)
         with progress("assignments", lines) as advance:
             feeders = asyncio.gather(*(self._feed(system, advance) for _ in range(feeder_count)))
-            await until_first_ends(feeders, shutdown.requested.wait(), system.store_failed())
+            await until_first_ends(self._finish(feeders, system), shutdown.requested.wait(), system.store_failed())
         self.tally.is_cut_short = shutdown.requested.is_set()
+
+    async def _finish(self, feeders: Awaitable[Any], system: System) -> None:
+        """Wait for all lines of the file, and with --all for every other job too."""
+        await feeders
+        while self.takes_all and await _open_jobs(system.store):  # noqa: ASYNC110 - others may end them too
+            await asyncio.sleep(OTHERS_EVERY_S)
 
     async def _feed(self, system: System, advance: Advance) -> None:
         """Run one line after the other, as long as there are lines."""
         while (line := await self._next_line()) is not None:
             if isinstance(line, InvalidLine):
                 self._reject(line.line, line.message)
-            elif refusal := self._unknown_class(system, line):
+            elif refusal := await self._refusal(system, line):
                 self._reject(line.line, refusal)
             else:
                 await self._complete(system, line)
@@ -228,20 +253,35 @@ class BatchRun:
         say(f"{display_name(self._file)}:{line}: {printable(self._redact(message))}")
         self.tally.ends["rejected"] += 1
 
-    def _unknown_class(self, system: System, line: AssignmentLine) -> str:
-        """Refuse a resource class that no worker here has: its assignment would wait for ever."""
+    async def _refusal(self, system: System, line: AssignmentLine) -> str:
+        """Why no worker here can run a line: its assignment would wait in vain. Empty when one can."""
         wanted, known = resource_class(line.assignment), sorted({name for one in system.workers for name in one.pools})
-        return "" if wanted in known else f"resource_class: {wanted!r} is unknown; accepted: {', '.join(known)}"
+        if wanted not in known:
+            return f"resource_class: {wanted!r} is unknown; accepted: {', '.join(known)}"
+        kind, steps = line.assignment.job.type, system.snapshot()["blocks"]
+        if kind in steps or any(kind in one["blocks"] for one in await self._other_systems(system)):
+            return ""
+        text = f"job.type: {kind!r} is not known here; known: {', '.join(steps)}"
+        return f"{text}. Steps of your own come from a module: --module NAME"
+
+    async def _other_systems(self, system: System) -> list[dict[str, Any]]:
+        """The other systems that run over this store."""
+        from reefknot.app.presence import living_systems
+
+        return [one for one in await living_systems(system.store) if one["system_id"] != system.system_id]
 
     async def _complete(self, system: System, line: AssignmentLine) -> None:
         name = line.assignment.record_id
         self._open[name] = line
         try:
-            result = await (await self._submit(system, line))
+            submitted = await self._submit(system, line)
         except KeyConflictError as error:
             del self._open[name]
             self._reject(line.line, f"assignment_id: {error}")
             return
+        self._accepted += 1
+        result = await submitted
+        self._accepted -= 1
         self._freed.set()
         await self._count(line, result, system.store)
         del self._open[name]
@@ -262,6 +302,7 @@ class BatchRun:
                 await self._count(line, answer, system.store)
             else:
                 self.tally.unfinished += item is not None
+        self._others = max(0, await _open_jobs(system.store) - self.tally.unfinished)
 
     async def _submit(self, system: System, line: AssignmentLine) -> asyncio.Future[ExecResult]:
         """Submit, waiting while the queue is full: one feeder retries, the others wait for its lock."""
@@ -269,13 +310,24 @@ class BatchRun:
             with suppress(QueueFullError):
                 return await system.submit(line.assignment)
         async with self._submitting:
+            refusals = 0
             while True:
                 self._freed.clear()
                 try:
                     return await system.submit(line.assignment)
                 except QueueFullError as error:
+                    refusals = 0 if self._accepted else refusals + 1
+                    if refusals > 1:  # the first may be older than the last result of this run
+                        await self._check_progress(system, error)
                     # The advised time, or less when a result of this run shows that a place is free.
                     await wait_for(self._freed, min(error.retry_after, LONGEST_WAIT_S))
+
+    async def _check_progress(self, system: System, error: QueueFullError) -> None:
+        """Stop when the places are taken by jobs of others, and nobody is there to run those."""
+        if self.takes_all or not error.depth or await self._other_systems(system):
+            return
+        text = f"{error.reason}: {plural(error.depth, 'other job')} in this store left to others, and nobody runs them"
+        raise CommandError(f"{text}; start `reefknot up`, or run all together with --all", Exit.TEMPORARY)
 
     def _show_failure(self, line: AssignmentLine, end: str, result: ExecResult) -> None:
         """Print the first failures one by one; the results file has them all."""
@@ -297,10 +349,19 @@ class BatchRun:
         unfinished = self.tally.unfinished
         if unfinished:
             text = f"{'was' if unfinished == 1 else 'were'} submitted and {'has' if unfinished == 1 else 'have'}"
-            say(f"{unfinished} {text} not finished; the next `run` or `up` on this store finishes them")
+            say(f"{unfinished} {text} not finished; `up`, or the same `run` again, finishes them")
         left = self._line_count - self.tally.total - unfinished
         if self.tally.is_cut_short and left > 0:
             say(f"{plural(left, 'line')} not submitted; run the file again to go on")
+        if self._others:
+            jobs = "1 other job is" if self._others == 1 else f"{self._others} other jobs are"
+            say(f"{jobs} open in this store and left to others: `reefknot up` or `run --all` runs them")
+
+
+async def _open_jobs(store: Store) -> int:
+    """The number of jobs that wait or run, whoever submitted them."""
+    counts = (await store.work.snapshot()).counts.values()
+    return sum(states.get(WorkState.PENDING, 0) + states.get(WorkState.RUNNING, 0) for states in counts)
 
 
 # ---- the results file ------------------------------------------------------------------------------------------------

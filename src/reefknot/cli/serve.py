@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from json import dumps
+from shlex import quote
 from signal import SIGINT, SIGTERM, Signals
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,7 @@ from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
+    from reefknot.config.schema import BlocksSection
     from reefknot.config.settings import Settings
 
 MOST_WORKERS = 64
@@ -48,6 +50,8 @@ class Startup(Struct, frozen=True):
     settings: Any
     url: str
     secrets: tuple[str, ...]
+    flags: str = ""
+    """The flags with which other commands find the same store."""
 
     def system(self, *, drain: float | None, **parts: Any) -> AbstractAsyncContextManager[System]:
         """The running system with these parts. `drain` is None for the configured time."""
@@ -72,27 +76,38 @@ def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup
     secrets, problems = secret_texts(found.tree, found.path, environ=os.environ)
     for problem in problems:  # a secret that cannot be read here cannot leak from here either
         say(f"warning: {relative(str(problem))}")
-    return Startup(found, store_url(found, engine), secrets)
+    named = {"--engine": engine, "--config": config}
+    flags = "".join(f" {flag} {quote(value)}" for flag, value in named.items() if value is not None)
+    return Startup(found, store_url(found, engine), secrets, flags)
+
+
+_BASELINE = {
+    "retries": "every failure is retried alike, after 100, 200 and 300 ms",
+    "queue": "the queue of a worker has no bound",
+}
+"""What the baseline does, by the gate that is off."""
 
 
 def _warn_of_baseline(found: Settings) -> None:
-    """Name each gate that is off, what that means, and how to turn it on."""
-    linear = "linear backoff of 100 ms, every failure retried"
-    gates = (
-        ("retries", found.retries_gate, linear, "WORKER_RETRIES_V2_ENABLED"),
-        ("queue", found.queue_gate, "an unbounded queue", "WORKER_QUEUE_V2_ENABLED"),
-    )
-    for name, gate, behaviour, variable in gates:
-        if not gate:
-            way = _way_out(name, variable, gate.origin, found)
-            origin = relative(gate.origin)
-            say(f"The baseline is in force ({name}: {behaviour}; set by {origin}). To leave it: {way}.")
+    """Say what the baseline does and how to leave it: in one sentence where no file is there, else for each gate."""
+    gates = {"retries": found.retries_gate, "queue": found.queue_gate}
+    off = {name: gate for name, gate in gates.items() if not gate}
+    if found.path is None and len(off) == 2 and all(gate.origin == "default" for gate in off.values()):
+        say(
+            f"No reefknot.yaml here: {', and '.join(_BASELINE.values())} (the baseline). To switch to v2, which retries"
+            " by kind of failure and bounds the queue: reefknot init"
+        )
+        return
+    for name, gate in off.items():
+        if gate.origin.startswith("missing file"):
+            continue  # the warning about that file says it
+        way = _way_out(name, gate.origin, found)
+        say(f"worker.{name}.v2 is off ({relative(gate.origin)}): {_BASELINE[name]}. To switch it on: {way}")
 
 
-def _way_out(name: str, variable: str, origin: str, found: Settings) -> str:
+def _way_out(name: str, origin: str, found: Settings) -> str:
     """Advice on turning a gate on, given what has turned it off."""
-    if origin.startswith("missing file"):
-        return "create the file, or do not name it"
+    variable = f"WORKER_{name.upper()}_V2_ENABLED"
     if origin.startswith("environment"):
         return f"{variable}=true; the environment overrides the file"
     file = "reefknot.yaml (`reefknot init` writes one)" if found.path is None else relative(str(found.path))
@@ -231,7 +246,8 @@ class UpSession(Struct, frozen=True):
         say(f"up {until_text(seconds)}: {names} on {self.start.store_name}")
         say(f"steps: {', '.join(sorted(system.snapshot()['blocks']))}")
         if not self.start.url.startswith("memory"):
-            say('submit work from another terminal: reefknot submit --type fs.blob_get --inputs \'{"path": "a"}\'')
+            step = _example(self.start.settings.configuration.blocks)
+            say(f"submit work from another terminal: reefknot submit{self.start.flags} {step} --wait")
 
     def _print(self, kind: str, line: str) -> None:
         if self.print_line is not None:
@@ -249,6 +265,13 @@ class UpSession(Struct, frozen=True):
             f"{number} {name.replace('_', ' ')}" for name, number in summary.items() if name != "elapsed_s" and number
         ]
         put(f"up for {summary['elapsed_s']:.1f} s: {', '.join(parts) or 'nothing was submitted'}")
+
+
+def _example(reach: BlocksSection) -> str:
+    """The flags of a step that works with this configuration: a file, where a folder is open to steps, or a request."""
+    if reach.fs is not None and reach.fs.roots:
+        return """--type fs.blob_put --inputs '{"path": "a.txt", "content": "hello", "overwrite": true}'"""
+    return """--type http.request --inputs '{"url": "https://example.org"}'"""
 
 
 def until_text(seconds: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from json import dumps
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,8 +15,9 @@ from reefknot.cli.assignments import InvalidLine, assignments, display_name, rea
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import STORE, StoreFlags, arg, settings
 from reefknot.cli.output import put, put_jobs, say
-from reefknot.cli.stores import StoreAddress, address_of
+from reefknot.cli.stores import StoreAddress, address_of, has_part
 from reefknot.core.messages import ExecAssignment, ExecResult
+from reefknot.core.work import WorkState
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id
@@ -104,6 +106,14 @@ def _step(
     return found
 
 
+async def _any_open(handles: list[Handle]) -> bool:
+    """Whether one of them has no result yet; the last one is the likeliest."""
+    for handle in reversed(handles):
+        if await handle.status() in (WorkState.PENDING, WorkState.RUNNING):
+            return True
+    return False
+
+
 class Submission:
     """Submitted assignments and their results. `wait` is how long to wait for results; None does not wait."""
 
@@ -122,9 +132,25 @@ class Submission:
 
         async with connect(self._address.url, size=self._size) as client:
             if isinstance(work, str):
-                await self._await_results([handle async for handle in self._submit_file(client, work)])
+                handles = [handle async for handle in self._submit_file(client, work)]
             else:
-                await self._await_results([await self._submit(client, work)])
+                handles = [await self._submit(client, work)]
+            if self._wait is not None:
+                await self._say_what_is_missing(client, handles, self._wait)
+            await self._await_results(handles)
+
+    async def _say_what_is_missing(self, client: Client, handles: list[Handle], wait: float) -> None:
+        """Say at once which part of a system is not running: without it there will be no results."""
+        from reefknot.app.presence import living_systems
+
+        living = await living_systems(client.store)
+        missing = [part for part in ("router", "worker") if not has_part(living, part)]
+        if missing and await _any_open(handles):
+            start = "up" if len(missing) == 2 else f"{missing[0]} start"
+            say(
+                f"no {' and no '.join(missing)} is running on this store; the work is stored, and --wait lasts up to"
+                f" {wait:g} s. Start one with: reefknot {start} --engine {quote(self._address.url)}"
+            )
 
     async def _submit_file(self, client: Client, name: str) -> AsyncIterator[Handle]:
         async for line in assignments(name):
@@ -213,4 +239,4 @@ class Submission:
                 text = self._address.redactor(f"{result.error_code}: {result.error_message or ''}")
             rows.append((name, result.status.value, text[:400]))
         columns, tenants = ("assignment", "status", "result"), [one.tenant_id or "" for one in self.handles]
-        put_jobs(columns, rows, tenants, styles=("cyan", "bold"), whole=("assignment", "status"))
+        put_jobs(columns, rows, tenants, styles=("cyan", "bold"), whole=("assignment", "tenant", "status"))

@@ -4,18 +4,20 @@ Work items, from accepted to ended: the record of one, and the moves that change
     pending ──▶ running ──▶ succeeded
        ▲ ▲         │ ├────▶ failed ──▶ pending | quarantined     another try, or none
        │ └─────────┘ └────▶ quarantined                          crashed too often
-       └── quarantined ───▶ discarded                            a person's decision
+       ├── quarantined ───▶ discarded                            a person's decision
+       └── failed, cancelled                                     a person's decision
     pending, running ─────▶ cancelled
 
 `MOVES` is the only table of moves; every other move is an error. Four counters say why an item ran or did not:
 attempts (it really ran), snoozes (it was put off), interruptions (shutdown) and crashes (its owner vanished). Only
-attempts are spent by failures. The payload is bytes and is never touched.
+attempts are spent by failures. An item that has crashed is a suspect, and runs alone from then on: of all that ran when
+a process died, only the one that kills it again is to blame. The payload is bytes and is never touched.
 
 An assignment has one record for its whole life. A submission waits in the class `ROUTER`; the worker that accepts it
 moves it to a class of its own (`assigned`), runs it there, and its end is the caller's result.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from msgspec import Struct, structs
@@ -66,7 +68,7 @@ MOVES: dict[WorkState, frozenset[WorkState]] = {
     _S.FAILED: frozenset({_S.PENDING, _S.QUARANTINED}),
     _S.QUARANTINED: frozenset({_S.PENDING, _S.DISCARDED}),
     _S.SUCCEEDED: frozenset(),
-    _S.CANCELLED: frozenset(),
+    _S.CANCELLED: frozenset({_S.PENDING}),
     _S.DISCARDED: frozenset(),
 }
 
@@ -188,6 +190,12 @@ class Interrupted(Struct, frozen=True):
     reason: str = "shutdown"
 
 
+class Returned(Struct, frozen=True):
+    """Report of a worker that cannot run the item: it is a submission again, for whoever can. Spends nothing."""
+
+    reason: str
+
+
 class Quarantine(Struct, frozen=True):
     """Report of a failure after which only a person can requeue the item."""
 
@@ -196,7 +204,7 @@ class Quarantine(Struct, frozen=True):
     result: str | None = None
 
 
-Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | Interrupted | Quarantine
+Settled = WorkDone | WorkFailed | WorkRejected | TryAgain | Snooze | Interrupted | Returned | Quarantine
 
 
 def moved(item: WorkItem, state: WorkState) -> WorkState:
@@ -283,7 +291,7 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
 
 
 def recalled(item: WorkItem, now: Moment) -> WorkItem:
-    """A pending item of a gone worker, as a submission again. Its `admission` tells that a worker had accepted it."""
+    """An item of a worker that is gone or cannot run it, as a submission again; `admission` tells of that worker."""
     return structs.replace(item, resource_class=ROUTER, admission=item.admission or "{}", updated_at=now.wall)
 
 
@@ -359,9 +367,12 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case Interrupted(reason=reason):
             back = structs.replace(item, interruptions=item.interruptions + (item.resource_class != ROUTER))
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
+        case Returned(reason=reason):
+            return _waiting(recalled(item, now), now, due_at=min(item.due_at, now.wall), reason=reason)
         case _:
-            spent = _with_history(_attempted(item, now), now, "quarantined", settled.reason)
-            return _aside(spent, now, reason=settled.reason, failure=settled.failure, result=settled.result)
+            spent = item if item.resource_class == ROUTER else _attempted(item, now)  # a router runs nothing
+            noted = _with_history(spent, now, "quarantined", settled.reason)
+            return _aside(noted, now, reason=settled.reason, failure=settled.failure, result=settled.result)
 
 
 def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT) -> WorkItem:
@@ -389,10 +400,30 @@ def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:
     return _ended(noted, WorkState.CANCELLED, now, attempts=item.attempts, reason=reason)
 
 
-def requeue(item: WorkItem, now: Moment, *, who: str) -> WorkItem:
-    """The item out of quarantine: under its own id, with a fresh budget and all of its time."""
-    noted = _with_history(item, now, "requeued", item.reason, who)
-    began = next((one.at for one in reversed(item.history) if one.what == "requeued"), item.created_at)
+def is_suspect(item: WorkItem) -> bool:
+    """Whether the item may have killed the process that ran it; a worker runs it alone."""
+    return item.crashes > 0 and item.resource_class != ROUTER
+
+
+def number_together(suspects: Sequence[bool]) -> int:
+    """The number of items of a claim, in its order, that may run beside each other; a suspect only by itself."""
+    return max(1, suspects.index(True)) if True in suspects else len(suspects)
+
+
+def can_retry(item: WorkItem) -> bool:
+    """Whether an operator may run the item again: it failed, timed out, was cancelled, or is in quarantine."""
+    return item.state in (WorkState.FAILED, WorkState.CANCELLED, WorkState.QUARANTINED)
+
+
+def requeued_at(item: WorkItem) -> int:
+    """The time at which a person last ran the item again (ms UTC); 0 if nobody did."""
+    return next((one.at for one in reversed(item.history) if one.what == "requeued"), 0)
+
+
+def requeue(item: WorkItem, now: Moment, *, who: str, why: str = "") -> WorkItem:
+    """The item out of quarantine or after its end: under its own id, with a fresh budget and all of its time."""
+    noted = _with_history(item, now, "requeued", why or item.reason, who)
+    began = requeued_at(item) or item.created_at
     return structs.replace(
         noted,
         state=moved(item, WorkState.PENDING),

@@ -1,333 +1,400 @@
 """
-The show: a whole system at work for about a minute, `reefknot up` with something to do.
+The show: eight short scenes of a service that fails on purpose and a system that copes, in about 25 seconds.
 
-Six scenes, one after the other, while the live feed prints the audited events. Work is submitted as any other process
-would do it: through the store. The times of the scenes are shares of the whole, so a short show has them all. The
-configuration is the recommended one with short queues, quarantine for failed work, and the three resources that the
-steps may reach.
+The first three scenes use the library, the others a system in a process of its own (`reefknot up`), which is killed on
+the way. Commands are the ones that a person would type, and what is shown beneath them is what they print. The folder
+with configuration, store and log is kept, so that one can go on where the show ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import shutil
+import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, chdir, closing, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from shlex import join, quote
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
+import reefknot as rk
+from reefknot.cli import main as command_line
 from reefknot.cli.app import exit_for
-from reefknot.cli.config import recommended
-from reefknot.cli.serve import UpSession, startup
-from reefknot.cli.stores import polled
-from reefknot.demo.tour import DOWN, LOOPBACK, OK, Response, Service, line_printer, logged_from
-from reefknot.errors import QueueFullError, ResultPendingError
+from reefknot.cli.config import FILES, recommended
+from reefknot.demo.tour import (
+    LOOPBACK,
+    OK,
+    STOPPED_BY_SIGNAL,
+    Response,
+    Service,
+    Tour,
+    deadline,
+    logged_from,
+    recovery,
+)
+from reefknot.errors import QueueFullError
+from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
-    from reefknot.app.system import System
-    from reefknot.cli.live_feed import PrintLine
     from reefknot.core.messages import ExecResult
     from reefknot.router.client import Client, Handle
 
-USUAL_S = 50.0
-FAST_S = 6.0
-DRAIN_S = 3.0
-REQUEUED_S = 5.0
-PATIENCE_S = 15.0
-"""Extra seconds for the last scene on a busy machine."""
-BURST = 90
-SLOW_SHARE = 0.008
-Step = tuple[str, dict[str, Any], str]
-"""Type, inputs and assignment id."""
-_INSERT = "INSERT INTO report (place, said) VALUES (?, ?)"
-_COLOURS = {
-    "retry": "yellow",
-    "recovered": "green",
-    "given up": "red",
-    "quarantined": "bold red",
-    "rejected": "magenta",
-    "more": "dim",
-    "operator": "bold cyan",
-    "scene": "bold",
-    "note": "cyan",
-    "healthy": "green",
-    "degraded": "yellow",
-    "overloaded": "magenta",
-    "critical": "bold magenta",
-}
+PATIENCE_S = 60.0
+"""Most seconds that anything here is waited for, on a busy machine."""
+REDRAWN_EVERY_S = 0.1
+BAR = 24
+QUEUE_SIZE = 12
 
 
-class Show:
-    """The six scenes."""
+class Pace:
+    """The length of pauses and of slow calls, and the number of calls at once."""
 
-    def __init__(self, service: FlakyService, url: str, seconds: float, say: PrintLine) -> None:
-        self._service = service
-        self._url = url
-        self._seconds = seconds
-        self._say = say
-        self._scene = 0
-        self._began = monotonic()
-        self._address = f"http://{LOOPBACK}:{service.port}"
+    def __init__(self, *, fast: bool) -> None:
+        self.pause = 0.05 if fast else 1.1
+        self.slow = 0.15 if fast else 0.25
+        self.burst = 30 if fast else 70
 
-    async def play(self, system: System) -> None:
-        """Play all scenes; the system shuts down afterwards."""
-        from reefknot.app.stores import connect
 
-        self._began = monotonic()
-        async with connect(self._url, size=QUEUE_SIZE) as client:
-            for scene, until in (
-                (self.calm, 0.16),
-                (self.unlucky, 0.34),
-                (self.burst, 0.58),
-                (self.poison, 0.68),
-                (self.outage, 0.88),
-                (self.operator, 1.0),
-            ):
-                await scene(client)
-                await self._until(until)
+class Show(Tour):
+    """The eight scenes, in a folder of their own."""
+
+    def __init__(self, service: FlakyService, folder: Path, pace: Pace) -> None:
+        super().__init__(service, sleep)
+        self.flaky = service
+        self.folder = folder
+        self.url = f"sqlite:{folder / '.reefknot' / 'state.db'}"
+        self.pace = pace
+        self.system: subprocess.Popen[bytes] | None = None
+
+    def play(self) -> None:
+        """Play all scenes, and stop the system whatever happens."""
+        scenes: tuple[Callable[[], None], ...] = (
+            lambda: recovery(self),
+            lambda: deadline(self),
+            self.same_order_twice,
+            self.killed,
+            self.overload,
+            self.quarantine,
+            self.explain,
+            self.tamper,
+        )
+        try:
+            for scene in scenes:
+                scene()
+                sleep(self.pace.pause)
+        finally:
+            self.stop_system()
 
     # ---- scenes -----------------------------------------------------------------------------------------------------
 
-    async def calm(self, client: Client) -> None:
-        self._title(
-            "Steps that succeed: a file, a database, an HTTP call", "the live feed prints nothing for a success"
-        )
-        results = await self._all(
-            client,
-            ("fs.blob_put", {"path": "log.txt", "content": "calm sea\n", "overwrite": True}, "write-log"),
-            ("fs.blob_get", {"path": "greeting.txt"}, "read-greeting"),
-            ("sql.query", {"connection": "weather", "query": _INSERT, "params": ["Kiel", "calm"]}, "insert-report"),
-            self._call("/calm", "call-service"),
-        )
-        self._conclude(results)
+    def same_order_twice(self) -> None:
+        self.scene("The same order twice, and a third time", '@rk.idempotent(key=lambda order: f"charge:{order}")')
+        self.service.script("/charge", OK)
 
-    async def unlucky(self, client: Client) -> None:
-        self._title("A service that fails now and then", "503 is retried with exponential backoff, and recovers")
-        places = zip((1, 2, 1, 3), "abcd", strict=True)
-        calls = [self._call(f"/unlucky/place-{number}", f"unlucky-{number}{letter}") for number, letter in places]
-        self._conclude(await self._all(client, *calls))
+        @rk.idempotent(key=lambda order: f"charge:{order}")
+        async def charge(order: str) -> dict[str, str]:
+            await self.afetch("/charge")
+            return {"receipt": f"r-{order}"}
 
-    async def burst(self, client: Client) -> None:
-        self._title(
-            f"{BURST} slow calls at once into short queues",
-            "the worker rejects what does not fit, the router queues some, the caller gets a retry_after",
+        async def callers() -> list[dict[str, str]]:
+            async with rk.open_store(self.url):
+                both = await asyncio.gather(charge("order-7"), charge("order-7"))
+                return [*both, await charge("order-7")]
+
+        receipts = asyncio.run(callers())
+        self.conclude(
+            f"{len(receipts)} callers, {self.service.requests} charge; each got the receipt {receipts[0]['receipt']!r}"
         )
-        rejections = 0
 
-        async def one(number: int) -> ExecResult | None:
-            nonlocal rejections
+    def killed(self) -> None:
+        self.scene("kill -9, and nothing is lost", "$ reefknot up")
+        self.start_system()
+        names = [f"order-{number}" for number in range(1, 9)]
+        handles = self.with_client(lambda client: self._submit(client, names))
+        self.line(f"{len(handles)} orders are accepted: they are on disk")
+        self.wait_for(lambda: self._states().get("succeeded", 0) >= 2)
+        assert self.system is not None
+        self.line(f"$ kill -9 {self.system.pid}", "cyan")
+        self.system.kill()
+        self.system.wait(PATIENCE_S)
+        left = ", ".join(f"{number} {state}" for state, number in self._states().items() if number)
+        self.line(f"left in the store: {left}")
+        self.start_system()
+        self.line("$ reefknot up", "cyan")
+        results = self.with_client(lambda client: self._run(client, names, "/slow"))  # the same ids are the same jobs
+        good = sum(one.status.value == "success" for one in results)
+        self.conclude(f"{good} of {len(handles)} succeeded, {len(handles) - good} lost")
+
+    def overload(self) -> None:
+        burst = self.pace.burst
+        self.scene(
+            f"{burst} slow calls at once into short queues",
+            "a full queue refuses and says when to come back; the caller waits that long and submits again",
+        )
+        load = Load(burst)
+        results = self.with_client(lambda client: self._burst(client, load))
+        good = sum(one.status.value == "success" for one in results)
+        self.conclude(f"{good} of {burst} succeeded; the queue was full {load.refused} times, and nothing piled up")
+
+    def quarantine(self) -> None:
+        self.scene("A job that cannot succeed waits for a person", "404 is not retried: the job goes to quarantine")
+        names = ["invoice-1"]
+        self.with_client(lambda client: self._run(client, names, "/gone"))
+        self.command("quarantine", "list")
+        self.flaky.repaired = True
+        self.line("the page is back, so the job may try again")
+        self.command("quarantine", "requeue", "invoice-1")
+        results = self.with_client(lambda client: self._run(client, names, "/gone"))
+        self.conclude(f"invoice-1: {results[0].status.value}")
+
+    def explain(self) -> None:
+        self.scene("Why, and when: ask before anything fails", "the policy book, and the line that decides")
+        for status in ("404", "503", "429"):
+            self.command("policy", "explain", "--target", "block:http", "--status", status, lines=1)
+
+    def tamper(self) -> None:
+        self.scene("Somebody changes the audit log", "every event is chained to the one before it by its hash")
+        self.stop_system()
+        self.command("audit", "verify")
+        self.command("store", "backup", "copy.db")
+        change = "UPDATE audit SET body = replace(body, 'order-7', 'order-8') WHERE work_id = 'order-7'"
+        self.line(f'$ sqlite3 copy.db "{change}"', "cyan")
+        with closing(sqlite3.connect(self.folder / "copy.db")) as connection:
+            connection.execute(change)
+            connection.commit()
+        code = self.command("audit", "verify", "--engine", "sqlite:copy.db", lines=3)
+        self.conclude(f"the copy is not what was written: exit code {code}")
+
+    # ---- commands and the system -------------------------------------------------------------------------------------
+
+    def command(self, *words: str, lines: int = 12) -> int:
+        """Run a command in the folder, and print it with the first lines of what it prints."""
+        self.line(f"$ reefknot {join(words)}", "cyan")
+        code, out, err = self._run_command(*words)
+        shown = [line for line in (out + err).splitlines() if line.strip()]
+        for line in shown[:lines]:
+            self.line(line)
+        return code
+
+    def _run_command(self, *words: str) -> tuple[int, str, str]:
+        out, err = StringIO(), StringIO()
+        with chdir(self.folder), redirect_stdout(out), redirect_stderr(err):
+            code = command_line(words)
+        if code == STOPPED_BY_SIGNAL:
+            raise KeyboardInterrupt
+        return code, out.getvalue(), err.getvalue()
+
+    def _states(self) -> dict[str, int]:
+        """The number of jobs in the store by state."""
+        _, out, _ = self._run_command("job", "list", "--json")
+        states: dict[str, int] = json.loads(out)["states"]
+        return states
+
+    def start_system(self) -> None:
+        """Start `reefknot up` in the folder, and wait until it is ready."""
+        log = self.folder / "up.log"
+        begin = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as file:
+            self.system = subprocess.Popen(
+                [sys.executable, "-m", "reefknot", "up"],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,  # Ctrl-C is for the show, which then stops the system
+            )
+        self.wait_for(lambda: b"up until Ctrl-C" in log.read_bytes()[begin:])
+
+    def stop_system(self) -> None:
+        """Shut the system down in order; one that does not end in time is killed."""
+        system, self.system = self.system, None
+        if system is None or system.poll() is not None:
+            return
+        system.send_signal(signal.SIGTERM)
+        try:
+            system.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            system.kill()
+            system.wait()
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Wait until this holds; a system that ended, or that takes too long, is an error."""
+        ends = monotonic() + PATIENCE_S
+        while not holds():
+            if (self.system is not None and self.system.poll() is not None) or monotonic() > ends:
+                raise TimeoutError(f"the system did not do its part; see {self.folder / 'up.log'}")
+            sleep(0.02)
+
+    # ---- work --------------------------------------------------------------------------------------------------------
+
+    def with_client(self, work: Callable[[Client], Any]) -> Any:
+        """The result of `work(client)`, in an event loop of its own."""
+
+        async def main() -> Any:
+            async with rk.connect(self.url, size=QUEUE_SIZE) as client:
+                return await work(client)
+
+        return asyncio.run(main())
+
+    async def _submit(self, client: Client, names: list[str], path: str = "/slow") -> list[Handle]:
+        address = f"http://{LOOPBACK}:{self.service.port}{path}"
+        return [await client.submit("http.request", {"url": f"{address}/{name}"}, assignment_id=name) for name in names]
+
+    async def _run(self, client: Client, names: list[str], path: str) -> list[ExecResult]:
+        return [await handle.result(PATIENCE_S) for handle in await self._submit(client, names, path)]
+
+    async def _burst(self, client: Client, load: Load) -> list[ExecResult]:
+        async def one(number: int) -> ExecResult:
             while True:
                 try:
-                    return (await self._all(client, self._call(f"/slow/{number}", f"burst-{number}")))[0]
+                    (handle,) = await self._submit(client, [f"burst-{number}"])
                 except QueueFullError as error:
-                    rejections += 1
-                    await asyncio.sleep(min(error.retry_after, self._seconds / 50))
+                    load.refused += 1
+                    await asyncio.sleep(error.retry_after)
+                else:
+                    result = await handle.result(PATIENCE_S)
+                    load.done += 1
+                    return result
 
-        results = await asyncio.gather(*map(one, range(BURST)))
-        self._say("note", f"   the queue was full {rejections} times; the caller waited and submitted again")
-        self._conclude(results)
-
-    async def poison(self, client: Client) -> None:
-        self._title("Work that can never succeed", "not retried; quarantined until an operator decides")
-        results = await self._all(
-            client,
-            self._call("/gone/page", "poison-404"),
-            ("fs.blob_get", {"path": "../../etc/passwd"}, "poison-path"),
-            ("sql.query", {"connection": "weather", "query": "SELEKT 1"}, "poison-sql"),
-        )
-        self._conclude(results)
-
-    async def outage(self, client: Client) -> None:
-        self._title(
-            "An outage of the service, and its recovery", "backoff grows meanwhile; retries recover once it is back"
-        )
-        self._service.down = True
-        calls = [self._call("/calm", f"outage-{number}") for number in range(6)]
-        waiting = asyncio.ensure_future(self._all(client, *calls))
+        drawing = asyncio.ensure_future(self._draw_load(client, load))
         try:
-            await asyncio.sleep(min(0.6, self._seconds / 40))
+            return list(await asyncio.gather(*map(one, range(load.total))))
         finally:
-            self._service.down = False
-        self._say("note", "   the service is back")
-        self._conclude(await waiting)
+            drawing.cancel()
+            await asyncio.gather(drawing, return_exceptions=True)
+            self._put_load(load, last=True)
 
-    async def operator(self, client: Client) -> None:
-        from reefknot import clock
-        from reefknot.audit.journal import Journal, envelope
-        from reefknot.core.audit.event import OperatorAction
-        from reefknot.ports.work_queue import QuarantineFilter
+    async def _draw_load(self, client: Client, load: Load) -> None:
+        from reefknot.app.presence import living_systems
 
-        self._title(
-            "An operator looks at the quarantine", "reefknot quarantine list; reefknot quarantine requeue poison-404"
-        )
-        for item in await client.store.quarantine.find():
-            tries = "1 attempt" if item.attempts == 1 else f"{item.attempts} attempts"
-            self._say("", f"   {item.id:<12} {item.kind:<13} {tries}  {item.reason}")
-        self._service.repaired = True
-        self._say("note", "   the missing page is back, so its job is requeued")
-        action = OperatorAction(
-            **envelope(wall=clock.wall()), actor="you", action="quarantine.requeue", subject="poison-404"
-        )
-        chosen = QuarantineFilter(ids=("poison-404",))
-        await client.store.quarantine.requeue(chosen, who="you", events=Journal(None).entries([action]))
-        ended = await polled(
-            lambda: client.store.work.get("poison-404"),
-            REQUEUED_S,
-            enough=lambda item: item is not None and item.state.value not in ("pending", "running"),
-        )
-        self._say("scene", f"   => poison-404 {'unknown' if ended is None else ended.state.value}")
+        while True:
+            for system in await living_systems(client.store):
+                for worker in system["workers"]:
+                    load.level = str(worker["classes"]["io"]["status"])
+            self._put_load(load)
+            await asyncio.sleep(REDRAWN_EVERY_S)
 
-    # ---- helpers -----------------------------------------------------------------------------------------------------
+    def _put_load(self, load: Load, *, last: bool = False) -> None:
+        """Draw the load as a line over itself; where that is impossible, print the last one alone."""
+        if sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns - 1
+            sys.stdout.write(f"\r{printable(str(load))[:width]}\x1b[K" + ("\n" if last else ""))
+            sys.stdout.flush()
+        elif last:
+            self.line(str(load).strip())
 
-    def _call(self, path: str, name: str) -> Step:
-        return "http.request", {"url": f"{self._address}{path}"}, name
 
-    async def _all(self, client: Client, *steps: Step) -> list[ExecResult | None]:
-        handles = [await client.submit(kind, inputs, assignment_id=name) for kind, inputs, name in steps]
-        return list(await asyncio.gather(*map(self._result, handles)))
+class Load:
+    """The progress of many calls at once, as a line."""
 
-    async def _result(self, handle: Handle) -> ExecResult | None:
-        try:
-            return await handle.result(self._seconds)
-        except ResultPendingError:
-            return None
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.refused = 0
+        self.level = "healthy"
 
-    def _conclude(self, results: list[ExecResult | None]) -> None:
-        ends = [("no result" if one is None else one.status.value) for one in results]
-        counts = ", ".join(f"{ends.count(end)} {end}" for end in dict.fromkeys(ends))
-        retried = [one.retries_used for one in results if one is not None and isinstance(one.retries_used, int)]
-        self._say("scene", f"   => {counts}; {sum(retried)} retries")
-
-    def _title(self, title: str, what: str) -> None:
-        self._scene += 1
-        self._say("", "")
-        self._say("scene", f"{self._scene}. {title}")
-        self._say("note", f"   {what}")
-
-    async def _until(self, share: float) -> None:
-        await asyncio.sleep(max(0.2, self._began + share * self._seconds - monotonic()))
+    def __str__(self) -> str:
+        full = round(BAR * self.done / self.total)
+        bar = "█" * full + "·" * (BAR - full)
+        return f"   {bar} {self.done} of {self.total} done; worker {self.level}; refused {self.refused} times"
 
 
 # ---- the setting -----------------------------------------------------------------------------------------------------
 
-QUEUE_SIZE = 12
-_POOLS = "      resource_pools:\n        io: {max_queue_size: 5, max_concurrency: 4}\n"
 CHANGES = (
-    ("worker:\n", "worker:\n  quarantine_failed: true # failed work waits for an operator\n"),
-    ("      max_queue_size: 1000\n", f"      max_queue_size: {QUEUE_SIZE} # short, to show a full queue\n{_POOLS}"),
-    ("        http:\n          max_attempts: 5\n", "        http:\n          max_attempts: 3\n"),
+    (
+        "      max_queue_size: 1000",
+        f"      resource_pools: {{io: {{max_queue_size: 5, max_concurrency: 4}}}}\n      max_queue_size: {QUEUE_SIZE}",
+    ),
+    ("    allow: []", "    allow: ['{address}']"),
 )
 """Replacements in the file that `reefknot init` writes."""
 
 
 class FlakyService(Service):
-    """
-    A weather service: `/unlucky/place-N` fails N times first, `/slow/…` takes long, `/gone/…` is 404.
-
-    While `down`, every request gets 503. Once `repaired`, `/gone/…` is there.
-    """
+    """A service with scripted responses; besides, `/slow/…` takes long, and `/gone/…` is 404 until `repaired`."""
 
     def __init__(self, slow: float) -> None:
         super().__init__()
-        self.down = False
         self.repaired = False
-        self.answered = 0
         self._slow = slow
-        self._asked: Counter[str] = Counter()
-        self._counting = threading.Lock()
 
     def respond(self, path: str) -> Response:
-        with self._counting:
-            self._asked[path] += 1
-            self.requests += 1
-            earlier = self._asked[path] - 1
-        if self.down:
-            return DOWN
-        if path.startswith("/slow/"):
-            sleep(self._slow)
-        elif path.startswith("/gone/") and not self.repaired:
-            return Response(404)
-        elif path.startswith("/unlucky/") and earlier < int(path.rpartition("-")[2]):
-            return DOWN
-        with self._counting:
-            self.answered += 1
+        if path.startswith("/gone/"):
+            return OK if self.repaired else Response(404)
+        if not path.startswith("/slow/"):
+            return super().respond(path)
+        sleep(self._slow)
         return OK
 
 
-def set_up(folder: Path, port: int) -> Path:
-    """Write files, a database and the configuration, and return the path of the latter."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "files").mkdir(exist_ok=True)
-    (folder / "files" / "greeting.txt").write_text("ahoy\n", encoding="utf-8")
-    with closing(sqlite3.connect(folder / "weather.db")) as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS report (id INTEGER PRIMARY KEY, place TEXT, said TEXT)")
-        connection.commit()
-    path = folder / "reefknot.yaml"
-    path.write_text(configuration(port), encoding="utf-8")
-    return path
-
-
-def configuration(port: int) -> str:
-    """The recommended file with the replacements of the show."""
+def set_up(folder: Path, port: int) -> None:
+    """Write the configuration, and the folder that its file steps may use."""
     text = recommended()
     for old, new in CHANGES:
         if text.count(old) != 1:
             raise LookupError(f"the recommended configuration has {text.count(old)} times {old!r}, once was expected")
-        text = text.replace(old, new)
-    return (
-        f"{text}\nblocks:\n  http:\n    allow: ['{LOOPBACK}:{port}']\n  fs:\n    roots: [files]\n"
-        "  sql:\n    connections:\n      weather: {url: 'sqlite:weather.db', access: write}\n"
-    )
+        text = text.replace(old, new.replace("{address}", f"{LOOPBACK}:{port}"))
+    (folder / FILES).mkdir(parents=True, exist_ok=True)
+    (folder / "reefknot.yaml").write_text(text, encoding="utf-8")
 
 
 # ---- main ------------------------------------------------------------------------------------------------------------
 
 
-def main(seconds: float, *, keep: str | None = None, seed: int = 1) -> int:
+def main(*, fast: bool = False, keep: str | None = None) -> int:
     """Play the show and return its exit code."""
-    print_styled = line_printer()
-
-    def say(kind: str, line: str) -> None:
-        print_styled(line, _COLOURS.get(kind, ""))
-
-    with ExitStack() as opened:
-        folder = Path(keep).absolute() if keep else Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        service = opened.enter_context(FlakyService(slow=min(0.4, seconds * SLOW_SHARE)))
-        try:
-            config = set_up(folder, service.port)
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")  # for a terminal without the block character
+    pace = Pace(fast=fast)
+    folder = Path(keep).absolute() if keep else Path(tempfile.mkdtemp(prefix="reefknot-demo-"))
+    try:
+        with ExitStack() as opened:
+            service = opened.enter_context(FlakyService(pace.slow))
             opened.enter_context(_quiet_environment())
-            opened.enter_context(logged_from(logging.ERROR))  # the live feed prints every retry
-            start = startup(f"sqlite:{folder / 'state.db'}", str(config))
-            say("scene", f"A service that fails on purpose listens on {LOOPBACK}:{service.port}.")
-            say("", f"Configuration, files, database and store are in {folder}. Ctrl-C shuts it down in order.")
-            show = Show(service, start.url, seconds, say)
-            session = UpSession(start, seed=seed, print_line=say, welcome=False)
-            code = asyncio.run(session.serve(seconds + PATIENCE_S, drain=DRAIN_S, beside=show.play))
-        except Exception as error:  # the same words and codes as on the command line
-            exit_code, lines = exit_for(error)
-            for line in lines:
-                print(line, file=sys.stderr)
-            return exit_code
-        say("", f"The service got {service.requests} requests and answered {service.answered} of them with 200.")
-        if keep:
-            say("note", f"Look around: reefknot job list --engine sqlite:{folder / 'state.db'}")
-        say("", "Read on in docs/guides/running.md; `python -m reefknot.demo --retry` is a tour of retries alone.")
-    return code
+            opened.enter_context(logged_from(logging.CRITICAL + 1))
+            set_up(folder, service.port)
+            show = Show(service, folder, pace)
+            show.line(f"A service that fails on purpose listens on {LOOPBACK}:{service.port}.")
+            show.play()
+            _say_what_is_kept(show)
+    except KeyboardInterrupt:
+        print(f"\nstopped; what there was is in {folder}", file=sys.stderr)
+        return STOPPED_BY_SIGNAL
+    except Exception as error:  # the same words and codes as on the command line
+        code, lines = exit_for(error)
+        print("\n".join(lines), file=sys.stderr)
+        return code
+    return 0
+
+
+def _say_what_is_kept(show: Show) -> None:
+    name = "reefknot" if shutil.which("reefknot") else quote(str(Path(sys.executable).with_name("reefknot")))
+    show.line("")
+    show.line(f"Configuration, store and log are kept. Go on with: cd {quote(str(show.folder))}", "bold")
+    for words in ("top", "job list", "job show invoice-1", "audit tail", "up"):
+        show.line(f"{name} {words}", "cyan")
 
 
 @contextmanager
 def _quiet_environment() -> Iterator[None]:
-    """Hide this shell's reefknot variables, so that the show is the same everywhere."""
-    prefixes = ("REEFKNOT_", "WORKER_RETRIES_V2_", "WORKER_QUEUE_V2_")
-    taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(prefixes)}
+    """Inside, no variable of the visitor changes the configuration, and tables fit the terminal."""
+    before = dict(os.environ)
+    for name in [one for one in os.environ if one.startswith(("REEFKNOT", "WORKER_"))]:
+        del os.environ[name]
+    os.environ["COLUMNS"] = str(min(100, os.get_terminal_size().columns - 3) if sys.stdout.isatty() else 100)
     try:
         yield
     finally:
-        os.environ.update(taken)
+        os.environ.clear()
+        os.environ.update(before)

@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -54,6 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.hangs:
             self._service.closing.wait(30)
             return
+        with suppress(ConnectionError):  # the caller is gone: killed, or its attempt was cancelled
+            self._send(answer)
+
+    def _send(self, answer: Response) -> None:
         body = b"here you are\n"
         self.send_response(answer.status)
         if answer.retry_after is not None:

@@ -123,7 +123,8 @@ class WorkQueue(Protocol):
 
         An open submission of the same id, kind and correlation moves to the item's class: one record, one result. An
         id that is not there yet is new. None: a worker has it already, or it has ended. The items whose ids are in
-        `start` are the `owner`'s at once, as if it had claimed them. Events of items that were not accepted go.
+        `start` are the `owner`'s at once, as if it had claimed them; but a suspect, which has to run alone, is not.
+        Events of items that were not accepted go.
         """
 
     async def claim(
@@ -134,25 +135,42 @@ class WorkQueue(Protocol):
         classes: Sequence[str] = (),
         lease: float = 60.0,
         newest_first: bool = False,
+        only: Collection[str] | None = None,
+        isolate: bool = False,
         crash_limit: int = CRASH_LIMIT,
         crash_events: CrashEvents | None = None,
     ) -> list[WorkItem]:
         """
         Take up to `n` due items of these classes (all, when none is named): highest priority first, then oldest.
-        Within a priority tenants take turns.
+        Within a priority tenants take turns. With `only`, none but the items of these ids, the oldest first. With
+        `isolate` a suspect (`is_suspect`) comes by itself: what is behind it waits for the next claim.
 
         First, every lease of these classes that ran out comes back as a crash, with the events `crash_events` gives for
         it. With `n` 0 nothing else happens.
         """
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
-        """Hold them for longer. False: that one is lost, stop working on it."""
+        """
+        Hold them for longer. False: that one is lost, stop working on it.
+
+        It may be awaited in the loop of another thread: work is held although the owner's own loop is blocked.
+        """
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """Report, in one step. False: that lease was lost, and nothing of its report was kept."""
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
         """Call it off, pending or running. False when there is no such item or it has ended."""
+
+    async def retry(
+        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        """
+        Return items to the queue that failed, timed out, were cancelled, or are in quarantine, in one step.
+
+        They keep their ids, and begin a new generation with a fresh budget. Returns the ids of those that went back;
+        the events are kept when there is one.
+        """
 
     async def transfer(self, work_id: str, resource_class: str) -> bool:
         """Bring a pending item over to another class, whose claimers then find it. False when it is not pending."""

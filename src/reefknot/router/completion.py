@@ -2,8 +2,9 @@
 Completion: the end of an assignment at its router.
 
 A worker over the same store has written its result there: the router forgets the assignment and resolves its caller.
-The result of any other worker, and an end that the router makes itself (expired, refused everywhere, no such class), is
-written first, in batches. One that cannot be written resolves nobody: its claim runs out, and it is routed again.
+The result of any other worker, and an end that the router makes itself (expired, refused everywhere, no such class or
+type), is written first, in batches. One that cannot be written resolves nobody: its claim runs out, and it is routed
+again.
 """
 
 import asyncio
@@ -12,11 +13,11 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from reefknot.audit.journal import completed_event
-from reefknot.core.audit.event import Event
+from reefknot.audit.journal import about_assignment, completed_event
+from reefknot.core.audit.event import Event, Quarantined
 from reefknot.core.messages import ExecResult, ResultStatus, encode
 from reefknot.core.results import answer_of
-from reefknot.core.work import WorkDone, WorkFailed, WorkRejected
+from reefknot.core.work import Quarantine, WorkDone, WorkFailed, WorkRejected
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import Settlement
@@ -91,6 +92,17 @@ class Completion:
         settled = WorkRejected(body.decode(), result.status.value)
         counted = "rejected" if result.status is ResultStatus.ERROR else result.status.value
         self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled, entries), result, counted))
+
+    def set_aside(self, pending: Pending, result: ExecResult, reason: str) -> None:
+        """Quarantine an assignment that this router holds. Its caller gets the result."""
+        if not self._context.table.remove(pending):
+            return
+        body, held = encode(result), pending.held
+        about = about_assignment(pending.assignment, self._context.clock.wall())
+        entries = self._entries(result, body, Quarantined(**about, reason=reason))
+        settled = Quarantine(reason, None, body.decode())
+        settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
+        self.batch.put(_RouterEnd(settlement, result, result.status.value))
 
     def _entries(self, result: ExecResult, body: bytes, *events: Event) -> tuple[AuditEntry, ...]:
         """The events of an end, the last of which covers its result."""

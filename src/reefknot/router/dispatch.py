@@ -7,7 +7,8 @@ Dispatch: choose a worker, send, ask again, give up.
 
 A result whose message was lost is found in the store. What was cancelled is not sent any more, and what has not ended
 by itself soon after its deadline is ended here, wherever it is. Work of a class that no worker has ends after a while
-and names the classes there are; as long as there is no worker at all, it waits.
+and names the classes there are. Work of a type that no worker knows goes to quarantine after a while: it was accepted,
+and the process that knows it may only be late. As long as there is no worker at all, everything waits.
 """
 
 import asyncio
@@ -29,7 +30,6 @@ from reefknot.core.messages import (
     assign_subject,
     encode,
 )
-from reefknot.core.overload.admission import RejectReason
 from reefknot.core.results import EXPIRED, answer_of, overdue_reason, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, Why, WorkerHealth, WorkerRanking
@@ -49,14 +49,13 @@ REFUSED_FOR_S = 1.0
 """How long a worker that refused is not asked, when its ack did not say."""
 UNKNOWN_FOR_S = 5.0
 """How long workers that do not know a step are not asked, while one that knew it is gone."""
-UNKNOWN_GRACE_S = 2.0
-"""How long a step that no live worker knows waits: one that has just started may not have been heard of yet."""
 SHARED = ""
 """The worker id of those that listen on the shared subject."""
 PASSED_BY = 64
 """How many that cannot go now are passed by, before the rest waits for the next full pass."""
 TOO_LATE = "the deadline passed while the assignment waited at the router"
 NO_CLASS = "no worker has its class"
+UNKNOWN_TYPE = "no worker knows its type"
 
 
 class Dispatcher:
@@ -76,7 +75,7 @@ class Dispatcher:
         """By class: the worker that was chosen last."""
         self._published_fleet = (0, -inf)
         self._unknown: list[Pending] = []
-        """Assignments whose step no live worker knows."""
+        """Assignments whose type no live worker knows, and that have waited for one in vain."""
         self._missing: dict[str, float] = {}
         """Classes that no worker has, and since when, while there are workers of other classes."""
 
@@ -95,7 +94,7 @@ class Dispatcher:
             self._choose(name, line, now, inf if all_waiting else PASSED_BY, chosen)
         await self._publish_all(chosen)
         while self._unknown:
-            await self._end_unknown(self._unknown.pop())
+            await self._quarantine_unknown(self._unknown.pop())
 
     async def _end_all_overdue(self) -> None:
         now, wall_ms = self._clock.now(), int(self._clock.wall() * 1000)
@@ -203,17 +202,20 @@ class Dispatcher:
         self._context.record(self._context.routing(pending, choice.worker_id, why, inputs))
 
     def _is_unknown(self, pending: Pending, now: float) -> bool:
-        """Whether each live worker has answered that it does not know the step: then it ends."""
+        """Whether no live worker has known the type for as long as the router is patient."""
         everybody = self._health.all().get(pending.resource_class, {}).values()  # one that is paused may know it
         if not self._table.known_nowhere(pending, {one.worker_id for one in everybody if not one.gone(now)}):
+            pending.unknown_since = None
             return False
-        if now - pending.since < UNKNOWN_GRACE_S:
+        if pending.unknown_since is None:
+            pending.unknown_since = now
+        if now - pending.unknown_since < self._settings.patience:
             return False
         self._unknown.append(pending)
         return True
 
-    async def _end_unknown(self, pending: Pending) -> None:
-        """End an assignment of an unknown step, unless a worker that knew it has accepted it and may come back."""
+    async def _quarantine_unknown(self, pending: Pending) -> None:
+        """Quarantine an assignment of an unknown type, unless a worker that knew it had it and may come back."""
         item = await self._stored(pending) if pending.sent_before else None
         if pending.was_accepted or (item is not None and is_workers(item) and not is_over(item)):
             again_at = self._clock.now() + UNKNOWN_FOR_S
@@ -221,9 +223,15 @@ class Dispatcher:
             if self._table.get(pending.id) is pending and pending.worker_id is None:
                 self._table.line_up(pending)
             return
-        result = unrun_result(pending.assignment, ResultStatus.ERROR, ErrorCode.invalid_input, pending.refusal)
-        reason = RejectReason.UNKNOWN_JOB_TYPE.value
-        self._completion.end(pending, result, self._context.routing(pending, None, reason))
+        assignment = pending.assignment
+        tenant = f" --tenant {assignment.tenant_id}" if assignment.tenant_id else ""
+        message = (
+            f"{pending.refusal}. No worker that knows it came within {self._settings.patience:g} s, so it is in "
+            "quarantine. Start a worker with the module of this step (--module), then: "
+            f"reefknot quarantine requeue {assignment.assignment_id}{tenant}"
+        )
+        result = unrun_result(assignment, ResultStatus.ERROR, ErrorCode.invalid_input, message)
+        self._completion.set_aside(pending, result, UNKNOWN_TYPE)
 
     async def _publish_all(self, chosen: list[Pending]) -> None:
         """Publish the chosen; those after a failed one wait here again."""

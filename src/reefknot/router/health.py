@@ -4,7 +4,7 @@ The health of a router's workers, by resource class.
 Acks, results and heartbeats update the table; silence and time make it expire.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 
 import msgspec
@@ -21,7 +21,9 @@ FORGET_AFTER_S = 300.0
 class HealthTable:
     """The health of workers, by class and id. It decides nothing: `WorkerRanking.choose` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Collection[str] = ()) -> None:
+        """`own` workers serve this router alone: they tell everybody that they accept nothing."""
+        self._own = frozenset(own)
         self.store = ""
         """The store of this router; see `Heartbeat.store`."""
         self._sharing: set[str] = set()
@@ -56,7 +58,8 @@ class HealthTable:
         worker_id = beat.worker_id
         self._slots.clear()
         restarted = worker_id in self._incarnations and self._incarnations[worker_id] != beat.incarnation
-        restarted = restarted or (worker_id in self.draining and not beat.draining)
+        draining = beat.leaving if worker_id in self._own else beat.draining
+        restarted = restarted or (worker_id in self.draining and not draining)
         for name, reported in list(beat.classes.items())[:MOST_CLASSES]:
             before = self._entries.get(name, {}).get(worker_id) or WorkerHealth(worker_id)
             changed = msgspec.structs.replace(
@@ -70,7 +73,7 @@ class HealthTable:
             )
             if self._put(name, changed):
                 self._incarnations[worker_id] = beat.incarnation
-                (self.draining.add if beat.draining else self.draining.discard)(worker_id)
+                (self.draining.add if draining else self.draining.discard)(worker_id)
                 (self._leaving.add if beat.leaving else self._leaving.discard)(worker_id)
                 is_shared = bool(beat.store) and beat.store == self.store
                 (self._sharing.add if is_shared else self._sharing.discard)(worker_id)

@@ -29,6 +29,8 @@ class ClaimedSubmission(Struct, frozen=True):
     """The assignment's bytes as they were submitted."""
     was_accepted: bool = False
     """Whether a worker that is gone had accepted it: it knew the step."""
+    requeued_at: int = 0
+    """When a person last ran it again (ms UTC): a result from before is one of an earlier generation."""
 
 
 _GARBAGE = 1000
@@ -51,11 +53,13 @@ class Pending:
         "place",
         "refusal",
         "refused_until",
+        "requeued_at",
         "resource_class",
         "route",
         "sent_before",
         "since",
         "too_late_for",
+        "unknown_since",
         "was_accepted",
         "worker_id",
     )
@@ -71,6 +75,7 @@ class Pending:
         self.maybe_held_before_send = taken.sent_before
         """`sent_before` as of the previous send. Restored on refusal: a worker that refused cannot hold it."""
         self.was_accepted = taken.was_accepted
+        self.requeued_at = taken.requeued_at
         self.resource_class = resource_class
         self.since = now
         self.place = 0
@@ -88,6 +93,8 @@ class Pending:
         self.too_late_for: set[str] = set()
         """Workers with which it would miss its deadline."""
         self.refusal = ""
+        self.unknown_since: float | None = None
+        """Since when every live worker has refused it because it does not know the type."""
         self.cancel_reason: str | None = None
         """The caller's reason, once it was cancelled: it is not sent any more."""
 
@@ -197,7 +204,7 @@ class PendingTable:
         """Add a claimed submission. One that is here already gets its newer claim, and waits again."""
         known = self._all.get(taken.assignment.record_id)
         if known is not None:
-            known.held, known.was_accepted = taken.held, taken.was_accepted
+            known.held, known.was_accepted, known.requeued_at = taken.held, taken.was_accepted, taken.requeued_at
             self.back(known)
             return known
         pending = Pending(taken, resource_class, now)

@@ -8,7 +8,7 @@ queue is bounded, and its callers are told when to come back.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
@@ -90,8 +90,14 @@ class Router:
         router_id: str = "router",
         process: str = "",
         secrets: tuple[str, ...] = (),
+        own_workers: Collection[str] = (),
     ) -> None:
-        """`process` marks whose work this is: others then see at once that it is gone, and need not wait for leases."""
+        """
+        Build a router; `start` runs it.
+
+        `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. With
+        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it.
+        """
         clock = SteadyClock(clock)
         settings = settings or RouterSettings()
         journal = Journal(store.audit, redactor=Redactor(secrets))
@@ -117,7 +123,8 @@ class Router:
         self.submissions = Submissions(
             store.work, clock, rules=settings.submission_rules, lease=settings.lease, journal=journal
         )
-        self.health = HealthTable()
+        self._takes_all = not own_workers
+        self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._claim_now.set)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion)
@@ -301,20 +308,21 @@ class Router:
             room = min(BATCH, self._context.settings.rules.size - len(self.table))
             before = len(self.table)
             failed = False
-            if room > 0:
-                failed = await self._try_claim(room)
+            only = None if self._takes_all else self._callers.elsewhere()
+            if room > 0 and (only or self._takes_all):
+                failed = await self._try_claim(room, only)
             self._store_may_have_more = room <= 0 or len(self.table) - before >= room
             if failed:
                 await asyncio.sleep(STORE_PAUSE_S)
-            elif room <= 0:
-                await _until(self._claim_now, CLAIM_S)
+            elif room <= 0 or not self._takes_all:
+                await _until(self._claim_now, CLAIM_S if self._takes_all else CALLERS_S)
             elif not self._store_may_have_more:
                 await self._wait_for_submissions()
 
-    async def _try_claim(self, n: int) -> bool:
+    async def _try_claim(self, n: int, only: list[str] | None) -> bool:
         """Whether the claim failed."""
         try:
-            await self._claim(n)
+            await self._claim(n, only)
         except Exception as error:
             text = error_text(error)
             logger().error("%s: the store cannot be read (%s)", self.router_id, text)
@@ -338,8 +346,8 @@ class Router:
         finally:
             left_here.cancel()
 
-    async def _claim(self, n: int) -> None:
-        claim = asyncio.get_running_loop().create_task(self.submissions.claim(n, self.owner))
+    async def _claim(self, n: int, only: list[str] | None = None) -> None:
+        claim = asyncio.get_running_loop().create_task(self.submissions.claim(n, self.owner, only))
         try:
             claimed = await asyncio.shield(claim)
         except asyncio.CancelledError:

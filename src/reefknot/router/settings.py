@@ -18,7 +18,7 @@ LEASE_S = 30.0
 RENEWALS = 3
 """Renewals in one lease: two may fail, and nothing is lost."""
 PATIENCE_S = 30.0
-"""How long work waits for a worker of its class while only workers of other classes are there."""
+"""How long work waits for a worker that has its class, or knows its type, while only others are there."""
 ACK_WITHIN_S = 10.0
 """A worker that did not say a word about an assignment for so long gets it, or another one gets it, once more."""
 ASK_AGAIN_S = 15.0

@@ -8,7 +8,7 @@ brought it there.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -32,7 +32,7 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import Reject, RejectReason
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import DROPPED, answer_of, assignment_of, overdue_reason, unrun_result
-from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState, is_over
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState, is_over, requeued_at
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -208,11 +208,17 @@ class Submissions:
         if item is not None and item.payload:
             check_same_job(assignment, assignment_of(item).job)
 
-    async def claim(self, n: int, owner: str) -> list[ClaimedSubmission]:
-        """Claim submissions that nobody holds."""
+    async def claim(self, n: int, owner: str, only: Collection[str] | None = None) -> list[ClaimedSubmission]:
+        """Claim submissions that nobody holds; with `only`, none but these records."""
         async with asyncio.timeout(STORE_S):
             items = await self._work.claim(
-                n, owner=owner, classes=(ROUTER,), lease=self._lease, crash_limit=_NEVER, crash_events=self._crashed
+                n,
+                owner=owner,
+                classes=(ROUTER,),
+                lease=self._lease,
+                only=only,
+                crash_limit=_NEVER,
+                crash_events=self._crashed,
             )
         claimed = []
         for item in items:
@@ -223,7 +229,8 @@ class Submissions:
             else:
                 seen = item.fence > FIRST_FENCE
                 was_accepted = bool(item.admission)
-                claimed.append(ClaimedSubmission(read, held, item.deadline_at, seen, item.payload, was_accepted))
+                body, again_at = item.payload, requeued_at(item)
+                claimed.append(ClaimedSubmission(read, held, item.deadline_at, seen, body, was_accepted, again_at))
         return claimed
 
     async def recall(self, classes: Sequence[str]) -> int:
@@ -376,6 +383,7 @@ class LocalCallers:
             if kept is Enqueued.DUPLICATE:
                 await self._submissions.check_same_job(assignment)
                 await self.answer_from_store(name)
+                self._on_left()  # perhaps nobody looks after it
         except BaseException as error:
             self._forget(name)
             if not future.done():  # another caller of the same id waits for this very future

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.audit.event import DecisionRecord, Event
+from reefknot.audit.journal import about_item
+from reefknot.core.audit.event import DecisionRecord, Event, Requeued
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.messages import DEFAULT_TIMEOUT_MS, ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
 from reefknot.core.overload.admission import OverloadStatus
@@ -27,7 +28,7 @@ from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
 from reefknot.core.retry.policy import RetryPolicy
-from reefknot.core.work import Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
+from reefknot.core.work import Quarantine, Returned, Settled, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.errors import KeyInProgressError, shown
 from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
 from reefknot.ports.block import Block, BlockContext
@@ -198,10 +199,10 @@ class StepRunner:
         return self._ended(attempt, step, WorkFailed(failure_json(failure), None, EXPIRED), (event,), ran=False)
 
     def _not_known(self, attempt: AttemptInputs) -> AttemptReport:
-        """The end of a step that an earlier incarnation of this worker knew, and this one does not."""
-        message = f"job.type: {attempt.assignment.job.type!r} is not known here any more"
-        step = StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=message)
-        return self._stopped(attempt, step, attempt.item.attempts, breaker_open=False)
+        """The return of a step that an earlier incarnation of this worker knew, and this one does not."""
+        reason = f"job.type: {attempt.assignment.job.type!r} is not known to {self._context.worker_id} any more"
+        about = about_item(attempt.item, self._clock.wall())
+        return AttemptReport(Returned(reason), (Requeued(**about, reason=reason, generation=attempt.item.generation),))
 
     def _permit(self, destination: Destination, *, skip: bool) -> Permit | Refused | None:
         """The breaker's answer; None for the baseline, heavy degradation, and a destination with little traffic."""
@@ -256,8 +257,8 @@ class StepRunner:
         """Seconds this attempt may take, and whether that is all that is left of the assignment's time."""
         policy, wall = self._policy(attempt, None), self._clock.wall()
         left = policy.time_budget - attempt.elapsed(wall)
-        if left <= 0 and attempt.item.crashes:  # an attempt that was lost with its worker is made up for; no more
-            left = policy.time_budget
+        if attempt.item.crashes and (left <= 0 or not attempt.item.attempts):
+            left = policy.time_budget  # what was lost with its worker, or while it waited to run alone, is made up for
         if attempt.item.deadline_at is not None:
             left = min(left, attempt.item.deadline_at / 1000 - wall)
         return max(SHORTEST_S, min(policy.attempt_timeout, left)), left <= policy.attempt_timeout

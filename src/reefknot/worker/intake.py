@@ -49,7 +49,7 @@ from reefknot.runtime.tasks import BoundedTasks, run_in_background
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
-from reefknot.worker.pool import Pool
+from reefknot.worker.pool import Pool, starting
 from reefknot.worker.records import AcceptedWork, AdmittedAs
 
 MOST_WAITING = 256
@@ -314,6 +314,10 @@ class Intake:
     async def keep(self, batch: Sequence[Admitted]) -> list[IntakeResult]:
         """Keep admitted assignments in one store call, and start those that free slots can take."""
         start = self._startable(batch)
+        with starting([one.pool for one in batch if one.item.id in start]):
+            return await self._keep(batch, start)
+
+    async def _keep(self, batch: Sequence[Admitted], start: set[str]) -> list[IntakeResult]:
         try:
             entries = self._context.journal.entries([one.event for one in batch])
             kept = await self._assign([one.item for one in batch], start, entries)

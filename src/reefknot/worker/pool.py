@@ -7,19 +7,31 @@ take next to no time a pool claims a handful ahead, as much as its slots run in 
 claimed is known by id, so that it can be cancelled, and its lease is renewed until its report is kept.
 
 The store has the last word: work can come back by itself (crashed, requeued by a person), and the store wakes the pool.
+
+Work that was running when a process died is suspect, and runs alone in its process (`Isolation`), one at a time.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import structs
 
-from reefknot.core.overload.admission import KNOWN_AFTER, Arrival, OverloadStatus, QueueView, level, reported
-from reefknot.core.work import Interrupted, WorkItem, WorkState, worker_class
+from reefknot.core.overload.admission import (
+    KNOWN_AFTER,
+    Arrival,
+    HeldStatus,
+    OverloadStatus,
+    QueueView,
+    held,
+    level,
+    reported,
+)
+from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
-from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.queue import BoundedQueue, Queued
@@ -36,14 +48,95 @@ AHEAD_MS = 5.0
 """What the slots run within this time is claimed ahead: later claims know better what comes first."""
 MOST_AHEAD = 100
 
+RUNS_ALONE = "a process died while it ran; it waits to run alone"
+
 RunAttempt = Callable[[WorkItem], Coroutine[Any, Any, bool]]
 """Makes one attempt. Returns whether its time is a service time."""
+
+
+class Isolation:
+    """
+    Isolation of suspects in one process, over all of its pools: while a suspect runs, nothing else does.
+
+    The pool that meets a suspect puts it off and asks for the process. Then no pool begins anything, and as soon as
+    all have ended what they run, this one claims the suspect again and runs it: should the process die now, it is
+    known why.
+    """
+
+    def __init__(self) -> None:
+        self.pools: list[Pool] = []
+        self._asked_by: Pool | None = None
+        self._has_begun = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a suspect runs, or waits for the others to end. A pool that was paused before it asks in vain."""
+        pool = self._asked_by
+        return pool is not None and (not pool.paused or bool(pool.claimed))
+
+    def may_claim(self, pool: "Pool", wanted: int) -> int:
+        """The number of items that this pool may claim now, of those it wants."""
+        if not self.is_on:
+            return wanted
+        return 1 if self._asked_by is pool and not self._has_begun and self._is_idle(pool) else 0
+
+    def begin(self, pool: "Pool") -> bool:
+        """Begin a suspect that this pool has claimed. False: others run here; the pool has asked for the process."""
+        if not self.is_on:
+            self._asked_by, self._has_begun = pool, False
+        if self._asked_by is not pool or not self._is_idle(pool):
+            return False
+        self._has_begun = True
+        return True
+
+    def no_suspect(self, pool: "Pool") -> None:
+        """End a wait: what this pool has claimed is no suspect."""
+        if self._asked_by is pool:
+            self._end()
+
+    def ended(self, pool: "Pool") -> None:
+        """Look again after this pool has ended something: the suspect, or what it waits for."""
+        if self._asked_by is pool and self._has_begun and not pool.claimed:
+            self._end()
+        elif self._asked_by is not None:
+            self._asked_by.wake()
+
+    def _is_idle(self, holder: "Pool") -> bool:
+        return not any(
+            pool.claimed or pool.starting or (pool.is_claiming and pool is not holder) for pool in self.pools
+        )
+
+    def _end(self) -> None:
+        self._asked_by, self._has_begun = None, False
+        for pool in self.pools:
+            pool.wake()
+
+
+@contextmanager
+def starting(pools: "Sequence[Pool]") -> Iterator[None]:
+    """A scope in which each of these pools, once for each time it is named, gets an item that is started already."""
+    for pool in pools:
+        pool.starting += 1
+    try:
+        yield
+    finally:
+        for pool in pools:
+            pool.starting -= 1
 
 
 class Pool:
     """Queue, slots and status of one class."""
 
-    def __init__(self, name: str, context: WorkerContext, run: RunAttempt, crash_events: CrashEvents) -> None:
+    def __init__(
+        self,
+        name: str,
+        context: WorkerContext,
+        run: RunAttempt,
+        crash_events: CrashEvents,
+        *,
+        isolation: Isolation | None = None,
+    ) -> None:
+        """`isolation` is shared by all pools of a process."""
         settings = context.settings
         self.name = name
         self.queue_name = worker_class(name, context.worker_id)
@@ -52,6 +145,8 @@ class Pool:
         self.queue = BoundedQueue(self.rules.size if settings.queue_v2 else None)
         self.reserved = 0
         """Places of work that was admitted and is being written."""
+        self.starting = 0
+        """Those of them that the same write starts."""
         self.running: dict[str, asyncio.Task[None]] = {}
         """The attempts in the slots."""
         self.prefetched: deque[WorkItem] = deque()
@@ -63,7 +158,10 @@ class Pool:
         self._clock = context.clock
         self._run = run
         self._crash_events = crash_events
+        self._isolation = isolation or Isolation()
+        self._isolation.pools.append(self)
         self._status = OverloadStatus.HEALTHY
+        self._held = HeldStatus()
         self._wake = asyncio.Event()
         self._store_has_work = True
         self._store_is_empty = asyncio.Event()
@@ -84,6 +182,10 @@ class Pool:
     def active(self) -> int:
         return len(self.running)
 
+    @property
+    def is_claiming(self) -> bool:
+        return self._asked > 0
+
     def depth(self) -> int:
         """Places taken. Work that a free slot takes at once does not wait, and does not count."""
         waiting = self.queue.ready + self.reserved + len(self.prefetched)
@@ -99,6 +201,12 @@ class Pool:
         if self.queue.size is not None and (self._status is not OverloadStatus.HEALTHY or self.depth()):
             self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
         return self._status
+
+    def held_status(self) -> OverloadStatus:
+        """The status that people are told, who look every second: it has hysteresis in time too. Routers steer by
+        `status`."""
+        self._held = held(self._held, self.status(), self._clock.now())
+        return self._held.status
 
     def view(self, arrival: Arrival, *, draining: bool) -> QueueView:
         """The snapshot that admission decides by: the raw depth before the arrival."""
@@ -130,7 +238,7 @@ class Pool:
 
         None while others wait, since they come first; nor may they take the slots that a claim is under way for.
         """
-        if self.paused or self.queue.ready:
+        if self.paused or self.queue.ready or self._isolation.is_on:
             return 0
         ahead = self.ahead()
         free = self.slots + ahead - self.active - len(self.prefetched) - self._asked - (self.reserved - arrivals)
@@ -184,6 +292,7 @@ class Pool:
             self._fill_slots()
             now, ahead = self._clock.now(), self.ahead()
             wanted = 0 if self.paused else self.slots + ahead - self.active - len(self.prefetched) - self.reserved
+            wanted = self._isolation.may_claim(self, wanted)
             due_in = self.queue.next_due(now)
             if wanted > 0 and (due_in == 0.0 or self._store_has_work):
                 if self._asks_since is None:
@@ -195,6 +304,7 @@ class Pool:
                         got = await self._claim_some(asked)
                     finally:
                         self._asked = 0
+                        self._isolation.ended(self)
                     if got < asked:
                         self._store_has_work = False
                         self._store_is_empty.set()
@@ -238,8 +348,27 @@ class Pool:
             await asyncio.sleep(STORE_PAUSE_S)
             return wanted
         since, self._asks_since, self._asked = self._asks_since, None, 0
+        if not items or not is_suspect(items[0]):
+            self._isolation.no_suspect(self)
+        elif not self._isolation.begin(self):
+            await self._put_off(items[0])
+            return len(items)
+        else:
+            name, crashes = items[0].assignment_id, items[0].crashes
+            text = "%s: %s runs alone, since the process that ran it died (%d of %d times; then it is quarantined)"
+            logger().warning(text, self._context.worker_id, printable(name, most=200), crashes, CRASH_LIMIT)
         self.begin(items, since)
         return len(items)
+
+    async def _put_off(self, item: WorkItem) -> None:
+        """Give a suspect back until it can run alone. One that waited here would be blamed for what others do."""
+        back = Settlement(item.id, item.owner, item.fence, Snooze(item.due_at, RUNS_ALONE))
+        try:
+            with self._context.timeouts.timeout(STORE_S):
+                await self._context.work.settle([back])
+            self.put(self.queued(item))
+        except Exception as error:  # its lease runs out
+            logger().error("%s: %s could not be put off (%s)", self.name, item.assignment_id, error_text(error))
 
     async def _claim(self, free: int) -> list[WorkItem]:
         with self._context.timeouts.timeout(STORE_S):
@@ -249,6 +378,7 @@ class Pool:
                 classes=(self.queue_name,),
                 lease=self._context.settings.lease,
                 newest_first=self.overloaded(),
+                isolate=True,
                 crash_events=self._crash_events,
             )
 
@@ -293,6 +423,7 @@ class Pool:
             for work_id in [one for one, running in self.running.items() if running is task]:
                 del self.running[work_id]  # cancelled before it began
                 self.claimed.pop(work_id, None)
+            self._isolation.ended(self)
             self._wake.set()
 
     def settled(self, work_id: str, fence: int) -> None:
@@ -300,12 +431,14 @@ class Pool:
         held = self.claimed.get(work_id)
         if held is not None and held.fence == fence:
             del self.claimed[work_id]
+        self._isolation.ended(self)
         self._wake.set()
 
     def cancel(self, work_id: str) -> None:
         """Stop working on an item that was cancelled, or that somebody else has by now."""
         self._cancel_attempt(work_id)
         self.claimed.pop(work_id, None)
+        self._isolation.ended(self)
         self._wake.set()
 
     def _cancel_attempt(self, work_id: str) -> None:

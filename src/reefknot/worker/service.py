@@ -48,7 +48,7 @@ from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.drain import Drain
 from reefknot.worker.intake import Intake
-from reefknot.worker.pool import Pool
+from reefknot.worker.pool import Isolation, Pool
 from reefknot.worker.queue import Queued
 from reefknot.worker.records import RetryCounts
 from reefknot.worker.settings import WorkerSettings
@@ -99,14 +99,22 @@ class Worker:
         seed: int | None = None,
         shared_subject: bool = False,
         process: str = "",
+        isolation: Isolation | None = None,
+        has_own_router: bool = False,
     ) -> None:
-        """`process` marks whose work this is: others then see at once that it is gone, and need not wait for leases."""
+        """
+        Build a worker; `start` runs it.
+
+        `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. The
+        workers of a process share one `isolation`. One that `has_own_router` tells all others that it accepts nothing.
+        """
         clock = SteadyClock(clock)
         redactor = Redactor(secrets)
         self._hidden: frozenset[str] = frozenset()
         self.worker_id = _checked(worker_id)
         self.settings = settings
         self._store = store
+        self._has_own_router = has_own_router
         self._transport = transport
         self._clock = clock
         self._subjects = (assign_subject(worker_id), *((ASSIGN,) if shared_subject else ()))
@@ -126,8 +134,10 @@ class Worker:
         self.steps = StepRunner(context, blocks)
         self.pools: dict[str, Pool] = {}
         self.closing = Closing(context, self.pools, self.steps)
+        isolation = isolation or Isolation()
         for name in settings.concurrency:
-            self.pools[name] = Pool(name, context, self.closing.run, self.closing.crash_events)
+            events = self.closing.crash_events
+            self.pools[name] = Pool(name, context, self.closing.run, events, isolation=isolation)
         self.intake = Intake(context, self.pools, self.closing, known=blocks, tasks=self._background)
         self.leaving = Drain(context, self.pools, self.intake.drain_ack)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -243,7 +253,7 @@ class Worker:
         now = self._clock.now()
         classes = {
             name: ClassSnapshot(
-                pool.status(), pool.depth(), pool.queue.size, pool.active, pool.slots, pool.queue.oldest_age(now)
+                pool.held_status(), pool.depth(), pool.queue.size, pool.active, pool.slots, pool.queue.oldest_age(now)
             )
             for name, pool in self.pools.items()
         }
@@ -277,7 +287,7 @@ class Worker:
             for name, pool in self.pools.items()
         }
         wall = int(self._clock.wall() * 1000)
-        draining, leaving = self.intake.draining, self.leaving.is_on
+        draining, leaving = self.intake.draining or self._has_own_router, self.leaving.is_on
         identity = self._store.identity
         return Heartbeat(self.worker_id, wall, classes, draining, self._context.owner, identity, leaving)
 

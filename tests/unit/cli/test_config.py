@@ -295,11 +295,13 @@ def test_an_engine_that_is_not_built_yet_is_reported_with_its_line_and_78(rk: Co
     assert "--engine" not in ended.err, "nobody gave that flag"
 
 
-def test_what_is_written_is_the_recommended_file_and_is_in_force(rk: Commands) -> None:
-    ended = rk("init")
+@pytest.mark.parametrize("full", [False, True])
+def test_what_is_written_is_the_recommended_file_and_is_in_force(rk: Commands, full: bool) -> None:
+    ended = rk("init", *(["--full"] if full else []))
 
     assert (ended.code, ended.out) == (0, "")
-    assert (rk.folder / "reefknot.yaml").read_text() == recommended()
+    assert (rk.folder / "reefknot.yaml").read_text() == recommended(full=full)
+    assert (rk.folder / "files").is_dir(), "the folder that its file steps may use"
     checked = rk("config", "check")
     assert (checked.code, checked.err) == (0, "")
     assert "worker.retries.v2 on, worker.queue.v2 on" in checked.out
@@ -345,7 +347,25 @@ def test_force_replaces_it_whole(rk: Commands) -> None:
 
     assert rk("init", "--force").code == 0
     assert path.read_text() == recommended()
-    assert os.listdir(rk.folder) == ["reefknot.yaml"]
+    assert sorted(os.listdir(rk.folder)) == ["files", "reefknot.yaml"]
+
+
+def test_the_short_file_and_the_full_one_retry_alike(rk: Commands) -> None:
+    """The full one writes down what is built in; a value that differs would be a surprise."""
+    policies = []
+    for words in (("init",), ("init", "--full", "--force")):
+        assert rk(*words).code == 0
+        listed = rk("policy", "list", "--json").json["policies"]
+        policies.append({one["target"]: one["policy"] for one in listed})
+
+    assert policies[0] == policies[1]
+
+
+def test_full_and_a_template_are_two_different_files(rk: Commands) -> None:
+    ended = rk("init", "--full", "--template", "mailbox")
+
+    assert (ended.code, os.listdir(rk.folder)) == (2, [])
+    assert "give one of them" in ended.err
 
 
 def test_a_dry_run_prints_and_writes_nothing(rk: Commands) -> None:

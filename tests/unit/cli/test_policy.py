@@ -220,7 +220,7 @@ def test_a_secret_in_a_message_is_not_shown_again(rk: Commands) -> None:
         ),
         (
             ("connector:imap_mailbox", "--message", "busy", "--retry-after", "90000"),
-            "; the source cools down until then, without spending an attempt.",
+            "longer than max_retry_after, 300 s, and the longest wait, 1800 s.",
         ),
         (
             ("block:http", "--status", "500", "--retry-after", "40"),

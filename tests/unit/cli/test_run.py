@@ -241,12 +241,12 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "true")
     ended = rk("run", file, "--config", "gone.yaml")
     assert (ended.code, "gone.yaml is missing, so the baseline is in force" in ended.err) == (0, True)
-    (told,) = [line for line in ended.err.splitlines() if "retries: linear" in line]
-    assert told.endswith("To leave it: create the file, or do not name it."), "the variable is set already"
+    (told,) = [line for line in ended.err.splitlines() if "baseline" in line]
+    assert told.endswith("; create the file, or do not name it"), "the variable is set already"
 
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "false")
-    (told,) = [line for line in rk("run", file).err.splitlines() if "retries: linear" in line]
-    assert told.endswith("To leave it: WORKER_RETRIES_V2_ENABLED=true; the environment overrides the file.")
+    (told,) = [line for line in rk("run", file).err.splitlines() if "worker.retries.v2 is off" in line]
+    assert told.endswith("To switch it on: WORKER_RETRIES_V2_ENABLED=true; the environment overrides the file")
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

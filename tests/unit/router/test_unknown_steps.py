@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from reefknot.core.audit.event import Quarantined
 from reefknot.core.messages import ResultStatus
+from reefknot.core.work import ROUTER
+from reefknot.ports.work_queue import ALL
+from reefknot.router.dispatch import UNKNOWN_TYPE
 from tests.workshop import Shop, Step, with_shop, work
 
 
@@ -12,13 +16,71 @@ def other() -> Step:
     return Step(name="test.other")
 
 
-def test_a_step_that_nobody_knows_ends_at_once() -> None:
+def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after_the_routers_patience() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router(patience=20)
+        await asyncio.sleep(60)
+        began = shop.clock.now()
+        answer = await router.submit(work("a"))
+        await asyncio.sleep(60)
+        assert not answer.done(), "without any worker it waits"
+        await shop.worker("plain", other())
+        await asyncio.sleep(19)
+        assert not answer.done()
+        result = await asyncio.wait_for(answer, 5)
+        assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
+        assert result.error_message == (
+            "job.type: 'test.step' is not known here; known: test.other. No worker that knows it came within 20 s, so "
+            "it is in quarantine. Start a worker with the module of this step (--module), then: reefknot quarantine "
+            "requeue a"
+        )
+        assert shop.clock.now() - began < 90
+        item = await shop.store.quarantine.show("a")
+        assert item is not None
+        assert (item.reason, item.attempts) == (UNKNOWN_TYPE, 0)
+        assert [getattr(event, "reason", "") for event in await shop.events(Quarantined)] == [UNKNOWN_TYPE]
+
+        await shop.worker("knows")
+        assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
+        again = await asyncio.wait_for(await router.submit(work("a")), 10)
+        assert again.status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_a_worker_that_comes_late_and_knows_the_type_takes_it() -> None:
     async def story(shop: Shop) -> None:
         router = await shop.router()
         await shop.worker("plain", other())
+        answer = await router.submit(work("a"))
+        await asyncio.sleep(25)
+        await shop.worker("more", other())
+        await asyncio.sleep(3)
+        await shop.worker("knows")
+        assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_a_worker_that_knew_the_type_in_an_earlier_life_hands_its_queue_back() -> None:
+    """It restarts under its name without the module: nothing that was queued there ends for that."""
+
+    async def story(shop: Shop) -> None:
+        router = await shop.router(patience=5)
+        worker = await shop.worker("w1", Step(seconds=5), concurrency={"cpu": 1})
         await asyncio.sleep(1.5)
-        result = await asyncio.wait_for(await router.submit(work("a")), 5)
-        assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
+        answers = [await router.submit(work(name)) for name in ("a", "b", "c")]
+        await asyncio.sleep(2)
+        shop.members.remove(worker)
+        await worker.stop()
+        ignorant = await shop.worker("w1", other())
+        await asyncio.sleep(60)
+        assert not any(one.done() for one in answers)
+        assert {item.resource_class for item in await shop.store.work.find()} == {ROUTER}
+        await shop.worker("knows")
+        ended = await asyncio.wait_for(asyncio.gather(*answers), 60)
+        assert [one.status for one in ended] == [ResultStatus.SUCCESS] * 3
+        assert ignorant.snapshot().retries.failed == 0
 
     with_shop(story)
 

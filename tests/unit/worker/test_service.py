@@ -447,3 +447,25 @@ def test_the_snapshot_counts_what_retries_cost() -> None:
         assert counts.mean_backoff_s == pytest.approx(sum(delays) / 3)
 
     with_shop(story)
+
+
+def test_a_queue_that_fills_and_empties_is_told_to_routers_at_once_and_to_people_when_it_has_lasted() -> None:
+    """Three waves, each over within half a second, into a queue of two."""
+
+    async def story(shop: Shop) -> None:
+        worker = await shop.worker("w1", Step(seconds=0.2), concurrency=ONE, rules=Rules(size=2))
+        steering, told = [], []
+        for wave in range(3):
+            await shop.send(*(work(f"{wave}-{number}") for number in range(3)))
+            for _ in range(10):
+                steering.append(worker.heartbeat().classes["cpu"].status)
+                told.append(worker.snapshot().classes["cpu"].status)
+                await asyncio.sleep(0.1)
+        assert steering.count(OverloadStatus.HEALTHY) > 10, "a router may send again at once"
+        assert set(told) == {OverloadStatus.CRITICAL}, "and nobody reads the same change six times"
+        for _ in range(8):
+            await asyncio.sleep(1)
+            told.append(worker.snapshot().classes["cpu"].status)
+        assert told[-1] is OverloadStatus.HEALTHY, "it lasted"
+
+    with_shop(story)

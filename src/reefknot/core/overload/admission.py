@@ -2,7 +2,8 @@
 Admission to a bounded queue: its overload level, and the decision about an arrival.
 
 A level is a share of the queue. The raw level follows the depth; the reported one leaves a level only when the depth
-has fallen well below its threshold, so that a status that others steer by does not flutter.
+has fallen well below its threshold, so that a status that others steer by does not flutter. People are told a held one,
+which also has to have been left for a while: a short queue fills and empties many times a second.
 
 `admit` is one pure function for all four policies. It sees the queue as it stands before the arrival, and returns a
 value: accept, accept by dropping another, defer, degrade, or reject with the reason that the caller receives.
@@ -72,6 +73,30 @@ def reported(
         if share >= thresholds.of(status) - HYSTERESIS - _GRAIN:
             return status
     return raw
+
+
+HOLD_S = 2.0
+"""Seconds that a queue has to be below a level before people are told that it has left it."""
+
+
+class HeldStatus(Struct, frozen=True):
+    """The level that people are told. Below it since `below_since`, the queue has been at most at `highest`."""
+
+    status: OverloadStatus = OverloadStatus.HEALTHY
+    below_since: float | None = None
+    highest: OverloadStatus = OverloadStatus.HEALTHY
+
+
+def held(before: HeldStatus, status: OverloadStatus, now: float) -> HeldStatus:
+    """The level to tell people now: up at once, down after `HOLD_S` below it, to the highest level of that time."""
+    if status.severity >= before.status.severity:
+        return HeldStatus(status)
+    if before.below_since is None:
+        return HeldStatus(before.status, now, status)
+    highest = max(status, before.highest, key=_ORDER.index)
+    if now - before.below_since < HOLD_S:
+        return HeldStatus(before.status, before.below_since, highest)
+    return held(HeldStatus(highest), status, now)
 
 
 KNOWN_AFTER = 20

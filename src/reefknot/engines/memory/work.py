@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import inf
+from threading import get_ident
 
 from msgspec import structs
 
@@ -67,6 +68,9 @@ class MemoryWorkQueue:
         self._ready: dict[str, list[_Place]] = {}
         self._later: list[tuple[int, int, str]] = []
         self._touched: set[str] = set()
+        self._thread = get_ident()
+        self._extended: dict[str, tuple[int, int]] = {}
+        """By id: fence and end of leases that another thread has renewed, while the loop of this one was blocked."""
 
     async def enqueue(
         self,
@@ -144,7 +148,7 @@ class MemoryWorkQueue:
             new = core.accepted_for_worker(self.items.get(item.id), item, now)
             if new is not None:
                 self._order.setdefault(new.id, next(self._arrivals))
-                if item.id in start:
+                if item.id in start and not core.is_suspect(new):
                     new = core.started(new, owner=owner, fence=new.fence + 1, lease_ms=lease_ms, now=now)
                 self.put(new, now)
             kept.append(new)
@@ -162,6 +166,8 @@ class MemoryWorkQueue:
         classes: Sequence[str] = (),
         lease: float = 60.0,
         newest_first: bool = False,
+        only: Collection[str] | None = None,
+        isolate: bool = False,
         crash_limit: int = core.CRASH_LIMIT,
         crash_events: CrashEvents | None = None,
     ) -> list[WorkItem]:
@@ -170,7 +176,9 @@ class MemoryWorkQueue:
         self._promote(now)
         lease_ms = milliseconds(lease)
         taken: list[WorkItem] = []
-        for place in self._next(n, classes or tuple(self._ready), newest_first):
+        names = classes or tuple(self._ready)
+        places = self._next(n, names, newest_first) if only is None else self._named(n, names, only)
+        for place in self._together(places) if isolate else places:
             item = self.items[place[3]]
             item = core.started(item, owner=owner, fence=item.fence + 1, lease_ms=lease_ms, now=now)
             self.put(item, now)
@@ -182,7 +190,9 @@ class MemoryWorkQueue:
         answers = [core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence) for one in held]
         lease_ms = milliseconds(lease)
         for one, ours in zip(held, answers, strict=True):
-            if ours:
+            if ours and get_ident() != self._thread:  # nothing else may be touched: that loop may go on at any moment
+                self._extended[one.id] = one.fence, now.steady + lease_ms
+            elif ours:
                 renewed = structs.replace(self.items[one.id], lease_until=now.steady + lease_ms, lease_ms=lease_ms)
                 self.put(renewed, now)
         return answers
@@ -212,6 +222,18 @@ class MemoryWorkQueue:
         self._audit.add(events)
         self.wake()
         return True
+
+    async def retry(
+        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        now = self.shared.now()
+        found = [self.items[one] for one in dict.fromkeys(ids) if one in self.items]
+        ended = [item for item in found if core.can_retry(item)]
+        for item in ended:
+            self.put(core.requeue(item, now, who=who, why=why), now)
+        self._audit.add(events if ended else ())
+        self.wake()
+        return [item.id for item in ended]
 
     async def transfer(self, work_id: str, resource_class: str) -> bool:
         now = self.shared.now()
@@ -328,6 +350,7 @@ class MemoryWorkQueue:
             if is_now is not None:
                 self._open[is_now] += 1
         self.items[item.id] = item
+        self._extended.pop(item.id, None)
         self._running.discard(item.id)
         self._ended.pop(item.id, None)
         if item.state in ENDED:
@@ -364,19 +387,36 @@ class MemoryWorkQueue:
         expired = [
             work_id
             for work_id in self._running
-            if self.items[work_id].lease_until <= now.steady
+            if self._lease_end(self.items[work_id]) <= now.steady
             and (not classes or self.items[work_id].resource_class in classes)
         ]
         for work_id in sorted(expired, key=self._order.__getitem__):
             item = core.lease_ran_out(self.items[work_id], now, crash_limit=crash_limit)
             self.put(item, now)
             self._audit.add(tuple(crash_events(item)) if crash_events else ())
-        self._next_lease_end = min((self.items[work_id].lease_until for work_id in self._running), default=inf)
+        self._next_lease_end = min((self._lease_end(self.items[work_id]) for work_id in self._running), default=inf)
+
+    def _lease_end(self, item: WorkItem) -> int:
+        fence, until = self._extended.get(item.id, (0, 0))
+        return max(item.lease_until, until) if fence == item.fence else item.lease_until
 
     def _is_ready(self, name: str, place: _Place) -> bool:
         item = self.items.get(place[3])
         is_due = item is not None and item.state is WorkState.PENDING and item.due_at == place[1]
         return is_due and item is not None and item.resource_class == name
+
+    def _named(self, n: int, classes: Sequence[str], only: Collection[str]) -> list[_Place]:
+        """The places of these ids that are ready; they are skipped where they stand."""
+        heaps = {name: self._ready[name] for name in dict.fromkeys(classes) if name in self._ready}
+        ready = {place for name, heap in heaps.items() for place in heap if self._is_ready(name, place)}
+        return sorted(place for place in ready if place[3] in only)[:n]
+
+    def _together(self, places: list[_Place]) -> list[_Place]:
+        """The places that may run beside each other; the others are back where they stood."""
+        number = core.number_together([core.is_suspect(self.items[place[3]]) for place in places])
+        for place in places[number:]:
+            heapq.heappush(self._ready[self.items[place[3]].resource_class], place)
+        return places[:number]
 
     def _next(self, n: int, classes: Sequence[str], newest_first: bool) -> list[_Place]:
         """The places that come next, by priority, then age, tenants taking turns."""
@@ -429,7 +469,9 @@ class MemoryWorkQueue:
                 return 0.0
         running = (self.items[work_id] for work_id in self._running)
         ends = [
-            max(0, item.lease_until - now.steady) for item in running if not classes or item.resource_class in classes
+            max(0, self._lease_end(item) - now.steady)
+            for item in running
+            if not classes or item.resource_class in classes
         ]
         if self._later:
             ends.append(max(1, self._later[0][0] - now.wall))

@@ -8,7 +8,7 @@ wait. Claims go by priority, then age, and tenants take turns.
 from collections.abc import Mapping, Sequence
 
 import apsw
-from msgspec import json
+from msgspec import Struct, json
 
 from reefknot.core import work as core
 from reefknot.core.overload.admission import Accept, Arrival, Reject
@@ -46,6 +46,13 @@ _capacity = json.Decoder(Capacity)
 _NEXT = (
     "SELECT priority, due_at, seq FROM work WHERE state = 'pending' AND ready = 1 "
     "AND resource_class = ? AND tenant_id IS ? ORDER BY priority DESC, due_at {0}, seq {0} LIMIT ?"
+)
+_NAMED = (
+    "SELECT seq FROM work WHERE id IN (SELECT value FROM json_each(?)) AND state = 'pending' AND ready = 1 "
+    "AND resource_class IN (SELECT value FROM json_each(?)) ORDER BY priority DESC, due_at, seq LIMIT ?"
+)
+_SUSPECTS = (
+    "SELECT seq FROM work WHERE seq IN (SELECT value FROM json_each(?)) AND crashes > 0 AND resource_class <> 'router'"
 )
 MOST_TENANTS = 64
 """Tenants whose queues one claim looks at; the others' turn comes with the next ones."""
@@ -133,8 +140,31 @@ def displace(transaction: Transaction, pool: str, verdict: Displace, drop_events
         transaction.add_events(drop_events(dropped) if drop_events else ())
 
 
-def next_rows(transaction: Transaction, classes: Sequence[str], n: int, newest_first: bool) -> list[int]:
-    """The rows that come next, by priority, then age, tenants taking turns."""
+class ClaimOrder(Struct, frozen=True):
+    """The rows that a claim asks for: see `WorkQueue.claim`."""
+
+    classes: tuple[str, ...]
+    n: int
+    newest_first: bool = False
+    only: tuple[str, ...] | None = None
+    isolate: bool = False
+
+
+def next_rows(transaction: Transaction, classes: Sequence[str], order: ClaimOrder) -> list[int]:
+    """The rows that come next for a claim."""
+    connection = transaction.connection
+    if order.only is not None:
+        chosen = rows.column(connection, _NAMED, rows.listed(order.only), rows.listed(classes), order.n)
+    else:
+        chosen = _in_order(transaction, classes, order.n, order.newest_first)
+    if not order.isolate or not chosen:
+        return chosen
+    suspects = set(rows.column(connection, _SUSPECTS, json.encode(chosen).decode()))
+    return chosen[: core.number_together([seq in suspects for seq in chosen])]
+
+
+def _in_order(transaction: Transaction, classes: Sequence[str], n: int, newest_first: bool) -> list[int]:
+    """The next rows by priority, then age, tenants taking turns."""
     statement = _NEXT.format("DESC" if newest_first else "ASC")
     queues: dict[str, list[Waiting]] = {}
     for name in dict.fromkeys(classes):

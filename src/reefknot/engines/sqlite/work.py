@@ -146,10 +146,13 @@ class SqliteWorkQueue:
         classes: Sequence[str] = (),
         lease: float = 60.0,
         newest_first: bool = False,
+        only: Collection[str] | None = None,
+        isolate: bool = False,
         crash_limit: int = core.CRASH_LIMIT,
         crash_events: CrashEvents | None = None,
     ) -> list[WorkItem]:
-        wanted = (n, owner, tuple(classes), milliseconds(lease), newest_first, crash_limit, crash_events)
+        order = admission.ClaimOrder(tuple(classes), n, newest_first, None if only is None else tuple(only), isolate)
+        wanted = (owner, order, milliseconds(lease), crash_limit, crash_events)
         return await self._context.write(_claim, wanted)
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
@@ -160,6 +163,11 @@ class SqliteWorkQueue:
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
         return await self._context.write(_cancel_batch, (work_id, reason, who, events))
+
+    async def retry(
+        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return await self._context.write(_retry, (tuple(ids), who, why, events))
 
     async def transfer(self, work_id: str, resource_class: str) -> bool:
         return await self._context.write(_transfer, (work_id, resource_class))
@@ -295,7 +303,7 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
         for item in items:
             before = known.get(item.id)
             after = core.accepted_for_worker(before, item, transaction.now)
-            if after is not None and item.id in start:
+            if after is not None and item.id in start and not core.is_suspect(after):
                 now = transaction.now
                 after = core.started(after, owner=owner, fence=after.fence + 1, lease_ms=lease_ms, now=now)
                 started.append(after)
@@ -317,26 +325,24 @@ def _assign_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Work
 @each
 def _claim(
     transaction: Transaction,
-    n: int,
     owner: str,
-    classes: Sequence[str],
+    order: admission.ClaimOrder,
     lease_ms: int,
-    newest_first: bool,
     crash_limit: int,
     crash_events: CrashEvents | None,
 ) -> list[WorkItem]:
     connection, now = transaction.connection, transaction.now
-    _reap(transaction, classes, crash_limit, crash_events)
-    classes = classes or rows.classes_with(connection, ("pending",))
+    _reap(transaction, order.classes, crash_limit, crash_events)
+    classes = order.classes or rows.classes_with(connection, ("pending",))
     for name in classes:
         connection.execute(_PROMOTE, (name, now.wall))
-    if not classes or n <= 0:
+    if not classes or order.n <= 0:
         return []
-    chosen = admission.next_rows(transaction, classes, n, newest_first)
+    chosen = admission.next_rows(transaction, classes, order)
     values = (owner, now.steady + lease_ms, lease_ms, now.wall, json.encode(chosen).decode())
     taken = query(connection, _CLAIM, *values).fetchall() if chosen else []
-    order = {seq: at for at, seq in enumerate(chosen)}
-    taken.sort(key=lambda row: order[row[0]])
+    places = {seq: at for at, seq in enumerate(chosen)}
+    taken.sort(key=lambda row: places[row[0]])
     items = [rows.item_of(row[1:]) for row in taken]
     for item in items:
         transaction.cache.items.note(item.id, item)
@@ -411,6 +417,15 @@ def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
         answers.append(may)
     rows.update(transaction, changed)
     return answers
+
+
+@each
+def _retry(transaction: Transaction, ids: Sequence[str], who: str, why: str, events: Sequence[AuditEntry]) -> list[str]:
+    found = rows.cached_or_loaded(transaction, list(dict.fromkeys(ids)))
+    ended = [item for item in found.values() if core.can_retry(item)]
+    rows.update(transaction, [core.requeue(item, transaction.now, who=who, why=why) for item in ended])
+    transaction.add_events(events if ended else ())
+    return [item.id for item in ended]
 
 
 @each

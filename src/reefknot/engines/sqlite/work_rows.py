@@ -55,7 +55,7 @@ WITH RECURSIVE kinds(name) AS (
     UNION ALL SELECT (SELECT min(kind) FROM work WHERE state = ?1 AND kind > name) FROM kinds WHERE name IS NOT NULL
 ) SELECT name FROM kinds WHERE name IS NOT NULL
 """
-_PAGE = "SELECT seq FROM work WHERE {} AND seq BETWEEN ? AND ? AND created_at >= ? ORDER BY seq {} LIMIT ?"
+_PAGE = "SELECT seq FROM work WHERE {} ORDER BY seq {} LIMIT ?"
 _CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
 _OF_STATE = "state = ? AND kind = ?"
 # The rule of `core.work.visible_state`: running work that nobody is at.
@@ -68,7 +68,6 @@ _OF_CLASS = {
     WorkState.RUNNING: ("state = 'running'",),
 }
 _BY_SEQ = _AS_ONE_ROW + "(SELECT * FROM work WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq {})"  # noqa: S608
-_LAST = (1 << 63) - 1
 
 
 class LostClaims(Struct, frozen=True):
@@ -146,27 +145,33 @@ def page(connection: apsw.Connection, wanted: Wanted) -> list[WorkItem]:
     """
     connection.execute("BEGIN")
     try:
-        first, last = _first_since(connection, wanted.since), _LAST
-        if wanted.after:
-            after = query(connection, "SELECT seq FROM work WHERE id = ?", wanted.after).get
-            if after is None:
-                return []
-            first, last = (max(first, after + 1), last) if wanted.oldest_first else (first, after - 1)
+        bounds, values = _bounds(connection, wanted)
         order = "ASC" if wanted.oldest_first else "DESC"
         found: list[int] = []
-        for where, values in _ways_to(connection, wanted):
-            bounds = (first, last, wanted.since, wanted.limit)
-            found += column(connection, _PAGE.format(where, order), *values, *bounds)
+        for where, of_way in _ways_to(connection, wanted) if None not in values else ():
+            found += column(connection, _PAGE.format(where + bounds, order), *of_way, *values, wanted.limit)
         chosen = sorted(found, reverse=not wanted.oldest_first)[: wanted.limit]
         return _decoded(connection, _BY_SEQ.format(order), (json.encode(chosen).decode(),)) if chosen else []
     finally:
         connection.execute("COMMIT")
 
 
+def _bounds(connection: apsw.Connection, wanted: Wanted) -> tuple[str, list[int | None]]:
+    """Conditions for a page that is not the first, or since a time. An `after` that is gone has the value None."""
+    bounds, values = "", list[int | None]()
+    if wanted.after:
+        bounds += f" AND seq {'>' if wanted.oldest_first else '<'} ?"
+        values.append(query(connection, "SELECT seq FROM work WHERE id = ?", wanted.after).get)
+    if wanted.since:
+        bounds += " AND seq >= ? AND created_at >= ?"
+        values += [_first_since(connection, wanted.since), wanted.since]
+    return bounds, values
+
+
 def _first_since(connection: apsw.Connection, since: int) -> int:
     """A row before which none was created since this time. Rows are created in the order of their numbers."""
     low, high = 1, (query(connection, "SELECT max(seq) FROM work").get or 0) + 1
-    while since and low < high:
+    while low < high:
         middle = (low + high) // 2
         seq, created_at = query(connection, _CREATED_FROM, middle).fetchone() or (high, since)
         low, high = (seq + 1, high) if created_at < since else (low, middle)

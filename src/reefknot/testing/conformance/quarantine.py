@@ -1,6 +1,6 @@
 """Conformance suite of the quarantine."""
 
-from reefknot.core.work import Budget, Quarantine, WorkItem, WorkState
+from reefknot.core.work import Budget, Quarantine, WorkDone, WorkFailed, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import ALL, Enqueued, QuarantineFilter, QuarantineStats, Settlement
@@ -116,6 +116,29 @@ class QuarantineContract:
         assert await store.quarantine.requeue(ALL, who="ann", events=[event("nothing")]) == []
         assert await event_types(store) == ["purged"]
         assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
+
+    @story()
+    async def test_whatever_ended_without_success_is_retried_under_its_id(self, store: Store) -> None:
+        await quarantined(store, "aside")
+        await store.work.enqueue([WorkItem(name, "t") for name in ("failed", "cancelled", "done", "open")])
+        claimed = {item.id: item for item in await store.work.claim(4, owner="w")}
+        reports = [
+            Settlement("failed", "w", claimed["failed"].fence, WorkFailed('"f"', '"r"', "attempts_spent")),
+            Settlement("done", "w", claimed["done"].fence, WorkDone('"r"')),
+        ]
+        assert await store.work.settle(reports) == [True, True]
+        assert await store.work.cancel("cancelled", reason="enough", who="ann")
+        names = ["failed", "done", "open", "none", "cancelled", "aside", "failed"]
+        retried = await store.work.retry(names, who="bob", why="fixed", events=[event("retried")])
+        assert sorted(retried) == ["aside", "cancelled", "failed"]
+        for name in retried:
+            item = required(await store.work.get(name))
+            assert (item.state, item.generation, item.attempts) == (WorkState.PENDING, 1, 0)
+            assert (item.failure, item.result, item.reason) == (None, None, "")
+            assert [(one.what, one.why, one.who) for one in item.history][-1] == ("requeued", "fixed", "bob")
+        assert await store.work.retry(["failed", "done"], who="bob", events=[event("never")]) == []
+        assert await event_types(store) == ["retried"]
+        assert {item.id for item in await store.work.claim(9, owner="w2")} == {"aside", "cancelled", "failed"}
 
     @story()
     async def test_stats_count_by_kind_source_and_reason(self, store: Store) -> None:

@@ -1,5 +1,7 @@
 """Conformance stories of admission where work is kept: by count, priority, tenant and deadline."""
 
+from functools import partial
+
 from reefknot.core.overload.admission import Reject, RejectReason
 from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.core.work import ROUTER, WorkDone, WorkItem, WorkState
@@ -95,3 +97,15 @@ class SubmissionContract:
         assert [item.id for item in await _take(store, 1)] == ["a1"]
         assert [item.id for item in await _take(store, 2)] == ["b1", "c1"]
         assert [item.id for item in await _take(store, 9)] == ["a2", "a3", "a4", "a5"]
+
+    @story()
+    async def test_a_claim_of_certain_items_leaves_all_others(self, store: Store, clock: VirtualClock) -> None:
+        await store.work.enqueue([WorkItem(name, "t", ROUTER) for name in "abcd"])
+        await store.work.enqueue([WorkItem("late", "t", ROUTER, due_at=wall_ms(clock) + 5_000)])
+        named = partial(store.work.claim, owner="w", classes=[ROUTER])
+        assert [item.id for item in await named(2, only={"d", "b", "c", "late", "none"})] == ["b", "c"]
+        assert [item.id for item in await named(9, only={"d", "b", "late"})] == ["d"]
+        assert await named(9, only=()) == []
+        clock.advance(6)
+        assert [item.id for item in await named(9, only=["late"])] == ["late"]
+        assert [item.id for item in await named(9)] == ["a"]

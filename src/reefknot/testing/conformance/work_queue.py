@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from reefknot.core.work import (
     ROUTER,
     Budget,
     Interrupted,
     Quarantine,
+    Returned,
     Settled,
     Snooze,
     TryAgain,
@@ -423,6 +425,29 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         again = WorkItem("crashed", "t", "cpu@here")
         kept = required(*await store.work.assign([again]))
         assert kept.crashes == 1, "a poison is not forgotten when its worker changes"
+
+    @story()
+    async def test_a_suspect_is_claimed_by_itself_in_its_turn(self, store: Store, clock: VirtualClock) -> None:
+        isolated = partial(store.work.claim, owner="w", classes=["cpu@w"], isolate=True)
+        for name in "abc":
+            await store.work.assign([WorkItem(name, "t", "cpu@w")], start=set("bc"), owner="gone", lease=1)
+        clock.advance(10)
+        await store.work.assign([WorkItem("d", "t", "cpu@w")])
+        assert [[item.id for item in await isolated(9)] for _ in range(5)] == [["a"], ["b"], ["c"], ["d"], []]
+        (suspect,) = [item for item in await store.work.find(state=WorkState.RUNNING) if item.id == "b"]
+        assert await store.work.settle([report(suspect, Returned("not known"))]) == [True]
+        again = required(*await store.work.assign([WorkItem("b", "t", "cpu@w")], start={"b"}, owner="w"))
+        assert (again.state, again.crashes) == (WorkState.PENDING, 1), "it has to run alone, so it is not started"
+        assert [item.id for item in await take(store, 9)] == ["b"], "who does not ask for it gets no isolation"
+
+    @story()
+    async def test_what_a_worker_cannot_run_is_a_submission_again_and_spends_nothing(self, store: Store) -> None:
+        await store.work.assign([WorkItem("a", "t", "cpu@w", payload=b"p")], start={"a"}, owner="w")
+        item = required(await store.work.get("a"))
+        assert await store.work.settle([report(item, Returned("not known"))]) == [True]
+        back = required(*await take(store, classes=[ROUTER]))
+        assert (back.attempts, back.interruptions, back.crashes, back.payload) == (0, 0, 0, b"p")
+        assert back.admission, "a worker had accepted it"
 
     @story()
     async def test_a_router_that_vanishes_is_not_charged_to_the_work(self, store: Store, clock: VirtualClock) -> None:

@@ -3,7 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.core.overload.admission import HYSTERESIS, OverloadStatus, Thresholds, level, reported
+from reefknot.core.overload.admission import (
+    HOLD_S,
+    HYSTERESIS,
+    HeldStatus,
+    OverloadStatus,
+    Thresholds,
+    held,
+    level,
+    reported,
+)
 from tests.rows import for_each_row
 
 H, D, O, C = OverloadStatus  # noqa: E741 - the four levels, in their order
@@ -79,3 +88,47 @@ def test_what_is_told_is_never_milder_than_what_is(depths: list[int]) -> None:
         told = reported(told, depth, 100)
         assert told.severity >= level(depth, 100).severity
         assert told.severity - level(max(0, depth + 10), 100).severity <= 0
+
+
+def told(*seen: tuple[float, OverloadStatus]) -> list[OverloadStatus]:
+    """The levels that people are told, one after each measured level."""
+    status, levels = HeldStatus(), []
+    for now, measured in seen:
+        status = held(status, measured, now)
+        levels.append(status.status)
+    return levels
+
+
+def test_people_are_told_of_a_higher_level_at_once() -> None:
+    assert told((0.0, D), (0.1, O), (0.2, C)) == [D, O, C]
+    assert told((0.0, C)) == [C]
+
+
+def test_people_are_told_of_a_lower_level_when_it_has_lasted() -> None:
+    assert HOLD_S == 2.0
+    assert told((0.0, C), (1.0, H), (2.99, H), (3.0, H)) == [C, C, C, H]
+
+
+def test_coming_back_begins_the_time_anew() -> None:
+    assert told((0.0, C), (1.0, H), (2.0, C), (3.0, H), (4.9, H), (5.0, H)) == [C, C, C, C, C, H]
+
+
+def test_the_level_comes_down_to_the_highest_of_the_time_below_it() -> None:
+    """Overloaded in between: it is told next, and the lower one has to last by itself."""
+    assert told((0.0, C), (1.0, H), (2.0, O), (3.0, D), (4.9, D), (5.0, D)) == [C, C, C, O, O, D]
+    assert told((0.0, C), (1.0, O), (3.0, O), (3.1, C)) == [C, C, O, C]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from(list(OverloadStatus))), min_size=1, max_size=40))
+def test_a_level_that_people_are_told_lasts_unless_a_higher_one_follows(
+    steps: list[tuple[float, OverloadStatus]],
+) -> None:
+    """However a queue flutters, no lower level follows within the hold, and nothing measured is above what is told."""
+    now, status, since = 0.0, HeldStatus(), 0.0
+    for pause, measured in steps:
+        now += pause
+        before, status = status.status, held(status, measured, now)
+        assert status.status.severity >= measured.severity
+        if status.status is not before:
+            assert status.status.severity > before.severity or now - since >= HOLD_S
+            since = now

@@ -1,0 +1,104 @@
+"""A command on a pseudo-terminal: what it draws, the keys it is given, and the terminal that it leaves behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 30.0
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_HOME, _ENTER, _LEAVE = "\x1b[H", "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+
+class Terminal:
+    """A command on a terminal of its own, of this many columns and lines."""
+
+    def __init__(
+        self,
+        *words: str,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        lines: int = 24,
+        program: str = "reefknot",
+    ) -> None:
+        self.master, self._slave = pty.openpty()
+        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.before = self.attributes()
+        kept = {name: value for name, value in (env or os.environ).items() if name not in ("COLUMNS", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", program, *words],
+            cwd=cwd,
+            env=kept | {"TERM": "xterm-256color", "PYTHONWARNINGS": "error"},
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            start_new_session=True,
+            preexec_fn=self._take,  # noqa: PLW1509 - Ctrl-C is the terminal's, and this one has to be the command's
+        )
+        self.text = ""
+
+    def _take(self) -> None:
+        fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
+
+    def attributes(self) -> list[Any]:
+        """The modes of the terminal: echo, lines, keys."""
+        return termios.tcgetattr(self._slave)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def until(self, holds: Callable[[str], object]) -> str:
+        """Read until this holds for everything that was drawn so far."""
+        ends = time.monotonic() + PATIENCE_S
+        while not holds(self.text):
+            assert time.monotonic() < ends, f"it did not come to that:\n{self.text[-2000:]}"
+            self._read(0.1)
+        return self.text
+
+    def _read(self, seconds: float) -> None:
+        if select.select([self.master], [], [], seconds)[0]:
+            self.text += os.read(self.master, 65536).decode("utf-8", "replace")
+
+    def ends(self) -> int:
+        """The exit code. What it still draws is read meanwhile: a full terminal would hold it up."""
+        ends = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < ends, "it does not end"
+            self._read(0.05)
+        while select.select([self.master], [], [], 0)[0]:
+            self._read(0)
+        return self.process.returncode
+
+    @property
+    def plain(self) -> str:
+        """Everything that was drawn, without escapes."""
+        return _ESCAPES.sub("", self.text).replace("\r\n", "\n")
+
+    def views(self) -> list[list[str]]:
+        """The lines of every view, without escapes."""
+        inside = self.text.partition(_ENTER)[2].partition(_LEAVE)[0]
+        return [_ESCAPES.sub("", view).replace("\r", "").splitlines() for view in inside.split(_HOME)[1:]]
+
+    @property
+    def is_sane(self) -> bool:
+        """Whether the terminal is as it was: its modes, its screen, its cursor."""
+        left = self.text.rfind(_LEAVE) > self.text.rfind(_ENTER) or _ENTER not in self.text
+        return left and self.attributes() == self.before
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+        os.close(self._slave)

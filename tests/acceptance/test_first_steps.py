@@ -1,0 +1,225 @@
+"""The first commands of a newcomer, as processes: `init`, `up`, the command that `up` prints, and nothing running."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from select import select
+
+import pytest
+
+from tests.acceptance.folder import PATIENCE_S, ROOT
+
+_HINT = "submit work from another terminal: reefknot "
+
+
+class Shell:
+    """A terminal in an empty folder: commands as processes, with nothing of ours in the environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
+        self._environment = kept | {"PYTHONWARNINGS": "error", "COLUMNS": "200", "HOME": str(folder)}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, line: str) -> subprocess.CompletedProcess[str]:
+        """One line, as a shell splits it; `reefknot` is this one."""
+        shell = f'reefknot() {{ {sys.executable} -m reefknot "$@"; }}; {line}'
+        return subprocess.run(
+            ["bash", "-c", shell],
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S * 2,
+            check=False,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "reefknot", *words],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.started.append(process)
+        return process
+
+    def hint(self, process: subprocess.Popen[str]) -> str:
+        """The command that `up` prints."""
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith(_HINT):
+                return line.removeprefix(_HINT).strip()
+        raise AssertionError("no command was printed")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    opened = Shell(tmp_path)
+    yield opened
+    for process in opened.started:
+        process.kill()
+        process.communicate()
+
+
+# ---- init and up -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("init", ["init", "init --full"])
+def test_the_command_that_up_prints_works_with_the_file_that_init_writes(shell: Shell, init: str) -> None:
+    assert shell(f"reefknot {init}").returncode == 0
+    line = shell.hint(shell.start("up"))
+
+    done = shell(f"reefknot {line}")
+
+    assert done.returncode == 0, done.stderr
+    assert " success " in done.stdout
+    assert (shell.folder / "files" / "a.txt").read_text() == "hello"
+
+
+def test_the_printed_command_finds_a_store_and_a_file_that_were_named(shell: Shell) -> None:
+    assert shell("reefknot init && mv reefknot.yaml other.yaml").returncode == 0
+    line = shell.hint(shell.start("up", "--config", "other.yaml", "--engine", "sqlite:own store.db"))
+
+    done = shell(f"reefknot {line}")
+
+    assert done.returncode == 0, done.stderr
+    assert "--config other.yaml" in line
+    assert (shell.folder / "own store.db").exists()
+
+
+def test_without_folders_the_printed_command_is_no_file_step(shell: Shell) -> None:
+    """The control: with nothing open to file steps, a file step cannot work."""
+    line = shell.hint(shell.start("up"))
+
+    assert "--type http.request" in line
+    done = shell("""reefknot submit --type fs.blob_put --inputs '{"path": "a", "content": "b"}' --wait""")
+    assert done.returncode == 1
+    assert "PERMISSION_DENIED" in done.stdout
+
+
+def test_with_the_written_file_a_job_that_was_given_up_waits_in_quarantine(shell: Shell) -> None:
+    (shell.folder / "work.jsonl").write_text(
+        '{"assignment_id": "gone", "job": {"type": "fs.blob_get", "payload": {"path": "no.txt"}}}\n'
+    )
+    assert shell("reefknot init && reefknot run work.jsonl").returncode == 1
+
+    listed = shell("reefknot quarantine list")
+    assert "gone" in listed.stdout
+    assert shell("reefknot audit verify").returncode == 0
+
+
+# ---- the baseline ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["up --for 0.1", "run work.jsonl", "worker start --for 0.1"])
+def test_without_a_file_the_baseline_is_explained_once_with_the_command_that_leaves_it(
+    shell: Shell, command: str
+) -> None:
+    (shell.folder / "work.jsonl").write_text("")
+    done = shell(f"reefknot {command}")
+
+    assert done.returncode == 0, done.stderr
+    about = [line for line in done.stderr.splitlines() if "baseline" in line or "v2" in line]
+    assert len(about) == 1, done.stderr
+    assert about[0].startswith("No reefknot.yaml here: every failure is retried alike")
+    assert about[0].endswith(": reefknot init")
+
+    assert shell("reefknot init").returncode == 0
+    assert "v2" not in shell(f"reefknot {command}").stderr, "it was followed"
+
+
+def test_a_gate_that_something_turned_off_is_named_with_what_turned_it_off(shell: Shell) -> None:
+    done = shell("reefknot init && WORKER_QUEUE_V2_ENABLED=false reefknot up --for 0.1")
+
+    about = [line for line in done.stderr.splitlines() if "v2" in line]
+    assert len(about) == 1
+    assert about[0].startswith("worker.queue.v2 is off (environment WORKER_QUEUE_V2_ENABLED)")
+    assert "WORKER_QUEUE_V2_ENABLED=true" in about[0]
+
+
+# ---- nothing is running ----------------------------------------------------------------------------------------------
+
+_STEP = """submit --type fs.blob_put --inputs {"path":"a.txt","content":"ahoy"} --wait --timeout 60"""
+_QUOTED = _STEP.replace("{", "'{").replace("}", "}'")
+
+
+def test_waiting_with_nothing_running_is_said_at_once_and_still_ends_when_a_system_starts(shell: Shell) -> None:
+    assert shell("reefknot init").returncode == 0
+    waiting = shell.start(*_STEP.split())
+    assert waiting.stderr is not None
+    assert select([waiting.stderr], [], [], PATIENCE_S)[0], "nothing was said"
+    line = waiting.stderr.readline()
+    assert line.startswith("no router and no worker is running on this store; the work is stored")
+    assert waiting.poll() is None, "it waits"
+
+    command = re.search(r"reefknot (up --engine \S+)$", line.strip())
+    assert command is not None, line
+    shell.start(*command[1].split())
+
+    out, err = waiting.communicate(timeout=PATIENCE_S * 2)
+    assert (waiting.returncode, " success " in out) == (0, True), err
+
+
+def test_with_a_router_alone_the_worker_is_what_is_missing(shell: Shell) -> None:
+    assert shell("reefknot init").returncode == 0
+    router = shell.start("router", "start")
+    assert router.stderr is not None
+    assert " is ready" in router.stderr.readline()
+
+    done = shell("""reefknot submit --type fs.delete --inputs '{"path": "a"}' --wait --timeout 0.2""")
+
+    assert done.stderr.startswith("no worker is running on this store")
+    assert "reefknot worker start --engine" in done.stderr
+
+
+def test_with_a_system_running_nothing_is_said(shell: Shell) -> None:
+    assert shell("reefknot init").returncode == 0
+    shell.hint(shell.start("up"))
+
+    assert "is running on this store" not in shell(f"reefknot {_QUOTED}").stderr
+
+
+# ---- what is there ---------------------------------------------------------------------------------------------------
+
+
+def test_sources_are_read_with_a_warning_that_nothing_uses_them(shell: Shell) -> None:
+    (shell.folder / "reefknot.yaml").write_text("sources: {mail: {connector: imap_mailbox}}\n")
+
+    done = shell("reefknot config check")
+
+    assert done.returncode == 0
+    assert "warning: sources: nothing reads a source yet" in done.stderr
+    assert "(mail)" in done.stderr
+
+
+def imported_packages() -> set[str]:
+    """The top-level names that the package imports, wherever in a module."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        found |= set(re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    return found
+
+
+def test_every_extra_installs_only_what_the_package_imports() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    named = {name: [re.split(r"[\[<>=]", one)[0] for one in wanted] for name, wanted in extras.items()}
+    every = re.fullmatch(r"reefknot\[(.*)\]", extras["all"][0])
+
+    assert every is not None
+    offered = every[1].split(",")
+    assert set(offered) == set(extras) - {"all", "dev", "bench"}
+    for extra in offered:
+        assert set(named[extra]) <= imported_packages(), extra
+    assert "matplotlib" not in imported_packages(), "the control: one that was installed and never imported"

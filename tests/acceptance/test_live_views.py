@@ -1,0 +1,243 @@
+"""`reefknot top`, `--watch`, `-V` and shell completion, where people meet them: on a terminal, in a pipe, in bash."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.acceptance.folder import PATIENCE_S, Folder, until
+from tests.acceptance.terminal import Terminal
+
+Opens = Callable[..., Terminal]
+
+
+@pytest.fixture
+def opened(folder: Folder) -> Iterator[Opens]:
+    """Opens a command on a terminal, in the folder."""
+    terminals: list[Terminal] = []
+
+    def open_(*words: str, columns: int = 80, lines: int = 24) -> Terminal:
+        terminals.append(Terminal(*words, cwd=folder.path, columns=columns, lines=lines))
+        return terminals[-1]
+
+    yield open_
+    for terminal in terminals:
+        terminal.close()
+
+
+def worked(folder: Folder) -> None:
+    """A running system with an ended job and a running one."""
+    folder.up()
+    done = folder("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "read-a", "--wait")
+    assert done.code == 0, done.err
+    folder.wait("long")
+    until(lambda: "long" in folder.begun())
+
+
+# ---- top on a terminal -----------------------------------------------------------------------------------------------
+
+
+def test_top_shows_queues_workers_rates_and_the_last_ends_within_80_columns(folder: Folder, opened: Opens) -> None:
+    worked(folder)
+    top = opened("top", "--every", "0.2")
+    top.until(lambda text: "read-a" in text and text.count("reefknot top") >= 3)
+    view = "\n".join(top.views()[1])
+
+    for words in ("worker-1", "healthy", "1 succeeded", "ended/s", "retries/s", "read-a", "success"):
+        assert words in view, words
+    assert max(len(line) for view in top.views() for line in view) <= 80
+    top.type(b"q")
+    assert top.ends() == 0
+    assert top.is_sane
+
+
+def test_top_follows_what_happens(folder: Folder, opened: Opens) -> None:
+    worked(folder)
+    top = opened("top", "--every", "0.2")
+    top.until(lambda text: "1 running" in text)
+    folder.go()
+    top.until(lambda text: "2 succeeded" in text)
+
+    top.type(b"q")
+    assert top.ends() == 0
+
+
+@pytest.mark.parametrize(
+    ("leave", "code"),
+    [
+        (lambda top: top.type(b"\x03"), 130),
+        (lambda top: top.process.send_signal(signal.SIGTERM), 143),
+        (lambda top: top.type(b"Q"), 0),
+    ],
+    ids=["ctrl-c", "sigterm", "q"],
+)
+@pytest.mark.parametrize("words", [("top",), ("job", "list", "--watch"), ("quarantine", "list", "--watch", "1")])
+def test_whatever_ends_it_the_terminal_is_left_as_it_was(
+    folder: Folder, opened: Opens, words: tuple[str, ...], leave: Callable[[Terminal], None], code: int
+) -> None:
+    folder.nap("one", 0)
+    view = opened(*words)
+    view.until(lambda text: "\x1b[J" in text)
+    assert not view.is_sane, "it has a screen of its own"
+    leave(view)
+
+    assert view.ends() == code
+    assert view.is_sane
+
+
+def test_a_view_that_is_killed_leaves_a_terminal_that_the_test_tells_from_a_sane_one(
+    folder: Folder, opened: Opens
+) -> None:
+    """The control."""
+    folder.nap("one", 0)
+    top = opened("top")
+    top.until(lambda text: "\x1b[J" in text)
+    top.process.kill()
+    top.ends()
+
+    assert not top.is_sane
+
+
+def test_a_low_terminal_says_how_much_does_not_fit(folder: Folder, opened: Opens) -> None:
+    for number in range(12):
+        folder.nap(f"n{number}", 0)
+    view = opened("job", "list", "--watch", "0.2", lines=8)
+    view.until(lambda text: text.count("\x1b[J") >= 2)
+    view.type(b"q")
+
+    assert view.ends() == 0
+    assert all(len(lines) <= 7 for lines in view.views())
+    assert "more lines; a taller terminal shows them" in view.text
+
+
+def test_an_error_before_the_first_view_is_the_commands_own(folder: Folder, opened: Opens) -> None:
+    folder.nap("one", 0)
+    view = opened("worker", "list", "--watch")
+
+    assert view.ends() == 69
+    assert "no worker is running" in view.text
+    assert view.is_sane
+
+
+def test_a_system_that_ends_meanwhile_is_said_in_the_view_which_goes_on(folder: Folder, opened: Opens) -> None:
+    system = folder.up()
+    view = opened("worker", "list", "--watch", "0.2")
+    view.until(lambda text: "worker-1" in text)
+    system.send_signal(signal.SIGTERM)
+    system.communicate(timeout=PATIENCE_S)
+    view.until(lambda text: "no worker is running" in text)
+    folder.up()
+    view.until(lambda text: "worker-1" in text.rpartition("no worker is running")[2])
+
+    view.type(b"q")
+    assert view.ends() == 0
+
+
+# ---- through a pipe --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--once",)])
+def test_through_a_pipe_top_prints_one_view_without_escapes(folder: Folder, words: tuple[str, ...]) -> None:
+    worked(folder)
+    code, out, err = folder.ends(folder.start("top", *words))
+
+    assert (code, err) == (0, "")
+    assert out.count("reefknot top") == 1
+    assert "\x1b" not in out
+
+
+def test_once_prints_one_view_on_a_terminal_too(folder: Folder, opened: Opens) -> None:
+    folder.nap("one", 0)
+    top = opened("top", "--once")
+
+    assert top.ends() == 0
+    assert "no worker is running on this store; start a system with: reefknot up" in top.text
+    assert "\x1b[?1049h" not in top.text
+
+
+def test_for_programs_top_is_one_document(folder: Folder) -> None:
+    worked(folder)
+    view = folder.json("top")
+
+    assert view["states"]["succeeded"] == 1
+    assert view["states"]["running"] == 1
+    assert [one["worker_id"] for one in view["workers"]] == ["worker-1"]
+    assert view["last_ends"][0].items() >= {"id": "read-a", "status": "success", "worker_id": "worker-1"}.items()
+    assert (view["window_s"], view["retries_per_s"]) == (10, 0.0)
+    assert view["ended_per_s"] in (0.0, 0.1), "one within the last ten seconds"
+
+
+def test_watching_through_a_pipe_prints_one_list_after_the_other_until_nobody_reads(folder: Folder) -> None:
+    folder.nap("one", 0)
+    process = folder.start("job", "list", "--watch", "0.1", "--json")
+    assert process.stdout is not None
+    documents, lines = 0, list[str]()
+    while documents < 3:
+        lines.append(process.stdout.readline())
+        if lines[-1] == "}\n":
+            assert json.loads("".join(lines))["jobs"][0]["id"] == "one"
+            documents, lines = documents + 1, []
+    process.stdout.close()
+
+    assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.01", "-1", "1e9", "nan", "often"])
+def test_seconds_that_cannot_be_are_a_usage_error(folder: Folder, seconds: str) -> None:
+    folder.nap("one", 0)
+
+    assert folder("job", "list", "--watch", seconds).code == 2
+    assert folder("top", "--every", seconds).code == 2
+
+
+# ---- completion and version ------------------------------------------------------------------------------------------
+
+
+def completed(script: str, *words: str) -> list[str]:
+    """The words that bash offers after these."""
+    line = " ".join(f"'{word}'" for word in words)
+    ask = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _reefknot; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return done.stdout.split()
+
+
+def script_of(shell: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "reefknot", "completion", shell], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+def test_bash_completes_nouns_verbs_and_options() -> None:
+    script = script_of("bash")
+
+    assert {"quarantine", "top", "completion"} <= set(completed(script, "reefknot", ""))
+    assert completed(script, "reefknot", "qua") == ["quarantine"]
+    assert {"list", "show", "cancel"} <= set(completed(script, "reefknot", "job", ""))
+    assert "--state" in completed(script, "reefknot", "job", "list", "--st")
+    assert completed("_reefknot() { COMPREPLY=(); }", "reefknot", "qua") == [], "the control: without the script"
+
+
+def test_both_names_of_the_program_are_completed_in_every_shell() -> None:
+    registered = subprocess.run(
+        ["bash", "-c", f"{script_of('bash')}\ncomplete -p reefknot rk"], capture_output=True, text=True, check=True
+    )
+    assert registered.stdout.splitlines() == ["complete -F _reefknot reefknot", "complete -F _reefknot rk"]
+    assert "#compdef reefknot rk\n" in script_of("zsh")
+    assert script_of("fish").endswith("complete -c rk -w reefknot\n")
+
+
+def test_a_shell_that_is_not_known_is_refused_with_those_that_are(folder: Folder) -> None:
+    ended = folder("completion", "ksh")
+
+    assert ended.code == 2
+    assert all(shell in ended.err for shell in ("bash", "zsh", "fish"))
+
+
+def test_the_short_flag_prints_the_version(folder: Folder) -> None:
+    assert folder("-V").out == folder("--version").out != ""

@@ -1,0 +1,160 @@
+"""Work that was accepted, and a process that was started without the module: what is typed, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from tests.acceptance.folder import CONFIG, PATIENCE_S, Folder, until
+
+STEPS = """\
+import reefknot as rk
+
+@rk.block("invoice.render")
+async def render(inputs, context):
+    with open("rendered.txt", "a") as file:
+        file.write(context.assignment_id + "\\n")
+    return {"pages": 2}
+"""
+LONGER_THAN_A_MOMENT = ("--for", "4")
+
+
+def invoice(folder: Folder, *names: str) -> None:
+    (folder.path / "steps.py").write_text(STEPS)
+    for name in names:
+        assert folder("submit", "--type", "invoice.render", "--id", name).code == 0
+
+
+def state(folder: Folder, name: str) -> str:
+    return str(folder.json("job", "show", name)["state"])
+
+
+def up(folder: Folder, *words: str) -> str:
+    """A system that ends by itself; returns what it printed."""
+    code, out, err = folder.ends(folder.start("up", *words))
+    assert code == 0, err
+    return out + err
+
+
+def up_until_succeeded(folder: Folder, *names: str) -> None:
+    process = folder.start("up", "--module", "steps")
+    until(lambda: all(state(folder, name) == "succeeded" for name in names))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 143
+
+
+def other_file(folder: Folder) -> str:
+    line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
+    (folder.path / "other.jsonl").write_text(json.dumps(line) + "\n")
+    return "other.jsonl"
+
+
+def run(folder: Folder, *words: str) -> tuple[int, str, str]:
+    return folder.ends(folder.start("run", other_file(folder), *words))
+
+
+def test_a_start_without_the_module_leaves_the_backlog_to_one_with_it(folder: Folder) -> None:
+    invoice(folder, "i-1", "i-2")
+    up(folder, *LONGER_THAN_A_MOMENT)
+    assert (state(folder, "i-1"), state(folder, "i-2")) == ("pending", "pending")
+    up_until_succeeded(folder, "i-1", "i-2")
+    assert sorted((folder.path / "rendered.txt").read_text().split()) == ["i-1", "i-2"]
+
+
+def test_a_run_of_another_file_leaves_the_jobs_of_others_and_says_so(folder: Folder) -> None:
+    invoice(folder, "i-1", "i-2")
+    read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "theirs")
+    assert folder(*read).code == 0
+    code, out, err = run(folder)
+    assert (code, out.partition(":")[2].strip()) == (0, "1 succeeded; 0 retries")
+    assert "3 other jobs are open in this store and left to others: `reefknot up` or `run --all` runs them" in err
+    assert [state(folder, name) for name in ("i-1", "i-2", "theirs")] == ["pending"] * 3, "also what it could have run"
+    up_until_succeeded(folder, "i-1", "i-2", "theirs")
+
+
+def test_a_run_beside_a_system_leaves_its_jobs_to_it(folder: Folder) -> None:
+    """The system sends nothing to the workers of the run, and the run is served by its own."""
+    folder.part("router")
+    folder.wait("theirs")
+    line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "own.wait", "payload": {"name": "mine"}}}
+    (folder.path / "own.jsonl").write_text(json.dumps(line) + "\n")
+    process = folder.start("run", "own.jsonl", "--module", "naps")
+    until(lambda: folder.begun() == ["mine"])
+    read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "read")
+    assert folder(*read).code == 0
+    until(lambda: sum(one["pending"] for one in folder.json("router", "status")["routers"]) == 3)
+    folder.go()
+    code, _, err = folder.ends(process)
+    assert code == 0, err
+    assert "2 other jobs are open" in err
+    assert folder.begun() == ["mine"]
+    assert {state(folder, "theirs"), state(folder, "read")} <= {"pending", "running"}, "its router holds them"
+    folder.part("worker", "--module", "naps")
+    until(lambda: state(folder, "theirs") == state(folder, "read") == "succeeded")
+
+
+def test_with_all_a_run_ends_when_no_job_is_open(folder: Folder) -> None:
+    invoice(folder, "i-1", "i-2")
+    code, _, err = run(folder, "--all", "--module", "steps")
+    assert code == 0, err
+    assert "left to others" not in err
+    assert (state(folder, "i-1"), state(folder, "i-2")) == ("succeeded", "succeeded")
+
+
+def test_a_run_whose_places_are_taken_by_jobs_of_others_says_so(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {max_queue_size: 2}\n")
+    read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}')
+    assert [folder(*read, "--id", name).code for name in ("a", "b")] == [0, 0]
+    code, _, err = run(folder)
+    assert code == 75
+    assert "start `reefknot up`, or run all together with --all" in err
+    assert run(folder, "--all")[0] == 0
+
+
+def test_a_line_of_a_type_that_nobody_here_knows_is_refused_and_not_kept(folder: Folder) -> None:
+    line = {"assignment_id": "odd", "request_id": "r", "job": {"type": "no.such"}}
+    (folder.path / "odd.jsonl").write_text(json.dumps(line) + "\n")
+    code, out, err = folder.ends(folder.start("run", "odd.jsonl"))
+    assert (code, "1 rejected" in out) == (1, True)
+    assert "odd.jsonl:1: job.type: 'no.such' is not known here; known: fs.blob_get" in err
+    assert folder("job", "show", "odd").code == 1
+
+
+def test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
+    invoice(folder, "i-1")
+    process = folder.start("up")
+    waited = folder("submit", "--type", "invoice.render", "--id", "i-1", "--wait", "--json")
+    (result,) = waited.json["results"]
+    assert (waited.code, result["status"], result["error_code"]) == (1, "error", "INVALID_INPUT")
+    assert "'invoice.render' is not known here" in result["error_message"]
+    assert "reefknot quarantine requeue i-1" in result["error_message"]
+    process.send_signal(signal.SIGTERM)
+    assert "1 quarantined" in folder.ends(process)[1]
+    (item,) = folder.json("quarantine", "list")["items"]
+    assert (item["id"], item["reason"], item["attempts"]) == ("i-1", "no worker knows its type", 0)
+
+    assert folder("quarantine", "requeue", "i-1").code == 0
+    up_until_succeeded(folder, "i-1")
+
+
+def test_what_was_queued_behind_a_slot_outlives_a_restart_without_the_module(folder: Folder) -> None:
+    """A worker of the same name finds its old queue, and cannot run what is in it."""
+    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 2}\n")
+    names = [f"w-{n}" for n in range(6)]
+    process = folder.up()
+    for name in names:
+        folder.wait(name)
+    until(lambda: len(folder.begun()) >= 4 and sum(one["pending"] for one in routers(folder)) == 6)
+    process.kill()
+    process.wait()
+    up(folder, "--for", "6")
+    assert {state(folder, name) for name in names} <= {"pending", "running"}
+    folder.go()
+    process = folder.up()
+    until(lambda: all(state(folder, name) == "succeeded" for name in names))
+
+
+def routers(folder: Folder) -> list[dict[str, int]]:
+    found: list[dict[str, int]] = folder.json("router", "status")["routers"]
+    return found

@@ -1,0 +1,163 @@
+"""Work that was running when its worker vanished: it runs alone in its process, whatever else waits there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.core.messages import ResultStatus, StepResult
+from reefknot.core.work import WorkState
+from reefknot.ports.block import BlockContext
+from reefknot.worker.pool import RUNS_ALONE, Isolation
+from reefknot.worker.service import Worker
+from reefknot.worker.settings import default_settings
+from tests.workshop import Shop, Step, with_shop, work
+
+STEP_S = 2.0
+
+
+class Watched(Step):
+    """A step that knows which others run beside it."""
+
+    def __init__(self, name: str, running: set[str], seconds: float = STEP_S) -> None:
+        super().__init__(name=name, seconds=seconds)
+        self.running = running
+        self.met: dict[str, set[str]] = {}
+
+    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+        name = context.assignment_id
+        self.met[name] = set(self.running)
+        for one in self.running:
+            self.met.setdefault(one, set()).add(name)
+        self.running.add(name)
+        try:
+            return await super().run(inputs, context)
+        finally:
+            self.running.discard(name)
+
+
+async def suspects(shop: Shop, *names: str) -> None:
+    """Let these run in a worker that vanishes."""
+    lost = await shop.worker("w1", Step(name="test.step", seconds=60), Step(name="http.step", seconds=60), lease=3)
+    await shop.send(*(work(name, job=_kind(name)) for name in names))
+    await asyncio.sleep(0.5)
+    assert sum(pool.active for pool in lost.pools.values()) == len(names)
+    shop.vanish(lost)
+    await asyncio.sleep(4)
+
+
+def _kind(name: str) -> str:
+    return "http.step" if name.startswith("io") else "test.step"
+
+
+def member(shop: Shop, name: str, step: Step, isolation: Isolation) -> Worker:
+    """A worker of a process with several, not started yet."""
+    worker = Worker(
+        name,
+        settings=default_settings(),
+        store=shop.store,
+        transport=shop.transport,
+        blocks={step.type: step},
+        clock=shop.clock,
+        isolation=isolation,
+    )
+    shop.members.append(worker)
+    return worker
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return None if request.param == "memory" else str(tmp_path / "state.db")
+
+
+def test_suspects_of_all_classes_run_alone_and_everything_else_goes_on_between_them(path: str | None) -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a", "b", "io-1", "io-2")
+        running: set[str] = set()
+        cpu, io = Watched("test.step", running), Watched("http.step", running)
+        worker = await shop.worker("w1", cpu, io, lease=60)
+        await shop.send(*(work(name, job=_kind(name)) for name in ("new-1", "new-2", "io-new")))
+        await asyncio.sleep(60)
+        met = {**cpu.met, **io.met}
+        assert {name: met[name] for name in ("a", "b", "io-1", "io-2")} == {
+            "a": set(),
+            "b": set(),
+            "io-1": set(),
+            "io-2": set(),
+        }
+        assert met["new-1"] | met["new-2"], "what is no suspect runs side by side"
+        assert all(one.status is ResultStatus.SUCCESS for one in shop.results)
+        assert len(shop.results) == 7
+        assert worker.snapshot().retries.succeeded == 7
+
+    with_shop(story, path)
+
+
+def test_workers_of_one_process_share_their_isolation(path: str | None) -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a", "b")
+        running: set[str] = set()
+        step, isolation = Watched("test.step", running), Isolation()
+        for name in ("w1", "w2"):
+            worker = member(shop, name, step, isolation)
+            await worker.start()
+        await shop.send(work("other"), to="w2")
+        await asyncio.sleep(30)
+        assert step.met == {"a": set(), "b": set(), "other": set()}
+
+    with_shop(story, path)
+
+
+def test_a_suspect_that_waits_for_the_others_is_not_held(path: str | None) -> None:
+    """Should the process die now, it was not the suspect: it is pending, and spends nothing."""
+
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a")
+        running: set[str] = set()
+        step = Watched("test.step", running, seconds=29)
+        worker = await shop.worker("w2", step)
+        await shop.send(work("long", {"seconds": 20}), to="w2")
+        assert await shop.store.work.recall(["cpu@w1"]) == 1
+        await shop.send(work("a"), to="w2")
+        await asyncio.sleep(5)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert (item.state, item.reason, item.crashes, item.attempts) == (WorkState.PENDING, RUNS_ALONE, 1, 0)
+        await shop.send(work("late", {"seconds": 1}), to="w2")
+        await asyncio.sleep(5)
+        assert running == {"long"}, "nothing begins meanwhile"
+        await asyncio.sleep(12)
+        assert running == {"a"}, "and it has all of its time, however long it had to wait"
+        worker.pause()
+        await asyncio.sleep(60)
+        worker.resume()
+        await asyncio.sleep(5)
+        assert {one.assignment_id for one in shop.results} == {"long", "a", "late"}
+
+    with_shop(story, path)
+
+
+def test_a_paused_worker_that_waits_for_a_suspect_does_not_stop_the_others() -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a")
+        isolation, step = Isolation(), Step(seconds=10)
+        made = {}
+        for name in ("w1", "w2"):
+            made[name] = member(shop, name, step, isolation)
+        await made["w2"].start()
+        await shop.send(work("long"), to="w2")
+        await made["w1"].start()
+        await asyncio.sleep(3)
+        made["w1"].pause()
+        await shop.send(work("other"), to="w2")
+        await asyncio.sleep(15)
+        assert {one.assignment_id for one in shop.results} == {"long", "other"}
+        made["w1"].resume()
+        await asyncio.sleep(15)
+        assert {one.assignment_id for one in shop.results} == {"long", "other", "a"}
+
+    with_shop(story)
