@@ -362,19 +362,30 @@ def test_a_log_that_cannot_be_extended_is_written_all_the_same(tmp_path: Path, m
     assert len(tries) == 1
 
 
-def test_a_log_is_extended_behind_what_others_write(tmp_path: Path) -> None:
-    """While another process commits, no frame of its own is overwritten."""
+def zeros_where_the_log_ended(path: Path, end: int) -> None:
+    """The broken variant: it writes where the log ended when it looked, and not where it ends."""
+    with log_of(path).open("r+b") as log:
+        log.seek(end)
+        log.write(bytes(4096))
+
+
+@pytest.mark.parametrize("appends", [True, False])
+def test_a_log_is_extended_behind_what_others_write_meanwhile(tmp_path: Path, appends: bool) -> None:
+    """With the control: zeros that are not appended take what another process has committed."""
     path = tmp_path / "state.db"
 
     async def story() -> None:
-        async with opened(path) as store, opened(path) as other:
+        async with opened(path) as other:
             room = 0
             for number in range(100):
+                end = log_of(path).stat().st_size
                 await other.idempotency.claim(f"{number}", owner="me")
-                room = transaction.extend_log(str(path), room + 1)
-            assert (await store.check()).ok
+                if appends:
+                    room = transaction.extend_log(str(path), room + 1)
+                else:
+                    zeros_where_the_log_ended(path, end)
             async with opened(copied(path)) as found:
-                for number in range(100):
-                    assert isinstance(await found.idempotency.claim(f"{number}", owner="you"), Busy)
+                kept = [await found.idempotency.get(f"{number}") for number in range(100)]
+            assert all(kept) is appends
 
     run(story)
