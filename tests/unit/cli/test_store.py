@@ -61,8 +61,8 @@ def test_a_changed_event_makes_the_check_fail(rk: Commands, store: Path) -> None
 
 def test_a_key_that_is_not_found_makes_the_check_fail(rk: Commands, store: Path) -> None:
     """Its effect would run a second time."""
-    row = "(hash, key, state, owner, fence, lease_until, lease_ms, fingerprint, guard, created_at, updated_at, expires_at)"
-    execute(store, f"INSERT INTO idempotency {row} VALUES (5, 'order-1', 'done', 'me', 1, 0, 0, '', 0, 1, 1, 1)")
+    row = "(1, 5, 'order-1', 'done', 'me', 1, 0, 0, '', 0, NULL, NULL, NULL, 1, 1, 1)"
+    execute(store, f"INSERT INTO idempotency VALUES {row}")
     ended = rk("store", "check")
 
     assert ended.code == 65
