@@ -37,8 +37,12 @@ HEAD = """\
 <!-- Written by tools/events_page.py from src/reefknot/core/audit/event.py. Change that, not this page. -->
 
 All audit events. The set is closed, and a code is stable for ever: build alerts on codes. An event is flat JSON with
-sorted keys; times are UTC, durations are seconds, and a field without a value is `null`. The event of a decision holds
-all of its inputs, so that the decision can be replayed: see [audit and replay](guides/audit-and-replay.md).
+sorted keys; times are UTC, durations are seconds unless the name says otherwise, and a field without a value is `null`.
+The event of a decision holds all of its inputs, so that the decision can be replayed: see
+[audit and replay](guides/audit-and-replay.md).
+
+Every assignment has `submitted`, `routing`, `admission` and `completed`. These four are small: fields that have their
+default are left out, `event_code` and `event_id` among them, and a `correlation_id` that is the `work_id`.
 """
 
 

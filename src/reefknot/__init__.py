@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from reefknot.errors import StoreFullError as StoreFullError
     from reefknot.errors import StoreLockedError as StoreLockedError
     from reefknot.errors import StorePermissionError as StorePermissionError
+    from reefknot.errors import StoreReplacedError as StoreReplacedError
     from reefknot.errors import StoreUnavailableError as StoreUnavailableError
     from reefknot.errors import StoreVersionError as StoreVersionError
     from reefknot.errors import VirtualDeadlockError as VirtualDeadlockError
@@ -124,7 +125,7 @@ _HOMES = {
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "
         "RecordedFailureError ReefknotError RejectedError ResultPendingError ResultTooLargeError RetryAfter "
         "RetryError StoreCorruptError StoreError StoreFullError StoreLockedError StorePermissionError "
-        "StoreUnavailableError StoreVersionError VirtualDeadlockError"
+        "StoreReplacedError StoreUnavailableError StoreVersionError VirtualDeadlockError"
     ),
     "reefknot.idempotency.decorator": "idempotent",
     "reefknot.retrying.breaker": "CircuitBreaker",

@@ -19,7 +19,8 @@ The error tree: every exception that reefknot raises.
     ├── StoreError                         a store cannot do what it was asked for
     │   ├── StoreUnavailableError          the store cannot be opened or reached, or was closed after an error
     │   │   ├── StoreLockedError           another process kept the store locked for too long
-    │   │   └── StorePermissionError       this user may not read or write the store
+    │   │   ├── StorePermissionError       this user may not read or write the store
+    │   │   └── StoreReplacedError         the store's file was deleted, moved or replaced while it was open
     │   ├── StoreFullError                 the disk or the store is full
     │   ├── StoreCorruptError              the stored data is damaged
     │   └── StoreVersionError              the store has another version, or is no reefknot store
@@ -225,6 +226,10 @@ class StoreLockedError(StoreUnavailableError):
 
 class StorePermissionError(StoreUnavailableError):
     """The user of this process may not read or write the store's file, or its folder."""
+
+
+class StoreReplacedError(StoreUnavailableError):
+    """The store's file was deleted, moved or replaced while it was open. Nothing more is written."""
 
 
 class StoreFullError(StoreError):

@@ -70,23 +70,28 @@ class Folder:
         assert done.code == 0, done.err
         return done.json
 
-    def start(self, *words: str, program: Sequence[str] = ("-m", "reefknot")) -> subprocess.Popen[str]:
-        """A command as a process of its own; `program` is what Python runs, and words before the command."""
+    def start(
+        self, *words: str, program: Sequence[str] = ("-m", "reefknot"), before: Sequence[str] = (), **streams: Any
+    ) -> subprocess.Popen[str]:
+        """
+        A command as a process of its own.
+
+        `program` is what Python runs, and words before the command; `before` is a program that starts Python.
+        """
         path = os.pathsep.join([str(ROOT), self._environment.get("PYTHONPATH", "")])
         process = subprocess.Popen(
-            [sys.executable, *program, *words],
+            [*before, sys.executable, *program, *words],
             cwd=self.path,
             env=self._environment | ({} if program == ("-m", "reefknot") else {"PYTHONPATH": path}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams,
         )
         self._started.append(process)
         return process
 
-    def up(self, *words: str) -> subprocess.Popen[str]:
+    def up(self, *words: str, **start: Any) -> subprocess.Popen[str]:
         """A system, as soon as it says that it is up."""
-        process = self.start("up", "--module", "naps", *words)
+        process = self.start("up", "--module", "naps", *words, **start)
         assert process.stderr is not None
         assert process.stderr.readline().startswith("up ")
         return process

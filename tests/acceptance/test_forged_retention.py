@@ -141,7 +141,7 @@ def test_the_same_forgery_passes_where_no_retention_is_compared(rk: Commands, st
     async def main() -> list[Any]:
         async with open_store(f"sqlite:{store}", tidy=False) as opened:
             source = StoreSource(opened.audit, await opened.audit.head(), "here")
-            return (await source.verify(Head(kept["chain"], kept["sequence"], kept["hash"])))[1]
+            return (await source.verify([Head(kept["chain"], kept["sequence"], kept["hash"])]))[1]
 
     assert asyncio.run(main()) == []
 

@@ -137,11 +137,16 @@ def test_the_summary_of_a_worker_counts_what_finished_during_the_drain(folder: F
 
 
 def shown_states(folder: Folder, name: str) -> set[str]:
-    """The state of a job wherever it is shown: list, show, filter, totals, as text and as JSON."""
+    """The state of the only job wherever it is shown: list, show, filter, totals, router; as text and as JSON."""
     listed = folder.json("job", "list")
     (of_list,) = [one["state"] for one in listed["jobs"] if one["id"] == name]
     (of_totals,) = [state for state, number in listed["states"].items() if number]
-    found = {of_list, of_totals, folder.json("job", "show", name)["state"]}
+    found = {
+        of_list,
+        of_totals,
+        folder.json("job", "show", name)["state"],
+        *folder.json("router", "status")["handed_in"],
+    }
     for state in ("pending", "running"):
         found |= {state for one in folder.json("job", "list", "--state", state)["jobs"] if one["id"] == name}
     found |= set(re.findall(r"pending|running", folder("job", "list").out))

@@ -28,13 +28,14 @@ EXPLAIN = ("policy", "explain", "block:http", "--status", "429")
 TABLES: dict[str, list[tuple[str, ...]]] = {
     "job._put_jobs": [("job", "list"), ("job", "list", "--state", "quarantined")],
     "job.show_job": [("job", "show", "gone")],
-    "quarantine.list_.text": [("quarantine", "list")],
+    "quarantine._list.text": [("quarantine", "list")],
     "quarantine.show_item": [("quarantine", "show", "gone")],
     "quarantine.stats.text": [("quarantine", "stats")],
     "idempotency.show_key": [("idempotency", "show", "order-7")],
     "idempotency.stats": [("idempotency", "stats")],
     "audit._put_analysis": [("audit", "analyse")],
-    "parts.list_.text": [("worker", "list")],
+    "parts._list_workers.text": [("worker", "list")],
+    "top._put_view": [("top", "--once")],
     "parts._put_router": [("router", "status")],
     "policy_view.put_policies": [("policy", "list")],
     "policy_view.put_policy": [EXPLAIN, ("policy", "show", "block:http")],
@@ -165,7 +166,8 @@ def terminals(folder: Path) -> dict[int, dict[tuple[str, ...], Shown]]:
 
 
 SENTENCE = re.compile(
-    r"Retried: |Not retried: |gate |[a-z]+:\S+: |retries per minute|\d+ events|router |submitted so far|\d{4}-"
+    r"Retried: |Not retried: |gate |[a-z]+:\S+: |retries per minute|\d+ events|router "
+    r"|submitted so far|reefknot top|jobs  |rates  |\d{4}-"
 )
 """Lines of text around a table. A terminal breaks them."""
 

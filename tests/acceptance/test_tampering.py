@@ -335,7 +335,9 @@ class Bench:
                     self._connection.execute(f"DELETE FROM {table}; INSERT INTO {table} SELECT * FROM temp.{kept}")
 
     async def verified(self, store: Any, head: Head | None) -> list[Mismatch]:
-        _, found = await StoreSource(store.audit, await store.audit.head(), "here").verify(head)
+        _, found = await StoreSource(store.audit, await store.audit.head(), "here").verify(
+            [] if head is None else [head]
+        )
         return found
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import reefknot as rk
+from reefknot.cli import main
+from reefknot.core.audit.chain import Head, event_line, link
+
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+VERIFY_CHAIN = ROOT / "examples" / "verify_chain.py"
+EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {VERIFY_CHAIN})
+"""Those that run by themselves; `verify_chain.py` is given a log."""
 TIMEOUT_S = 30
 
 
@@ -39,3 +49,76 @@ def test_a_broken_example_is_caught(tmp_path: Path) -> None:
     example.write_text("assert 1 == 2\n")
 
     assert run_example(example, tmp_path).returncode != 0
+
+
+# ---- verify_chain.py -------------------------------------------------------------------------------------------------
+
+
+def exported(folder: Path) -> tuple[Path, Path]:
+    """A log that the command exported from a store with a retry, text beyond ASCII and a removed beginning."""
+
+    async def write() -> None:
+        async with rk.open_store(f"sqlite:{folder / 'state.db'}") as store:
+            manager = rk.RetryManager(idempotency=store.idempotency, audit=store.audit)
+            policy = rk.RetryPolicy(2, 0.00001, jitter="full")
+            for name in ("α", "β", "γ"):
+                with pytest.raises(rk.RetryError):
+                    await manager.execute_with_retry("KV_PUT", f"put {name}", broken, policy)
+
+    async def broken() -> None:
+        raise ConnectionError('the "Straße" is closed,"hash":"x","sequence":9')
+
+    asyncio.run(write())
+    assert main(["audit", "export", str(folder / "log.jsonl"), "--engine", f"sqlite:{folder / 'state.db'}"]) == 0
+    return folder / "log.jsonl", folder / "log.jsonl.head.json"
+
+
+def verified(*files: Path) -> subprocess.CompletedProcess[str]:
+    """The example without any package beside the standard library."""
+    words = [sys.executable, "-I", "-S", str(VERIFY_CHAIN), *map(str, files)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def test_an_exported_log_is_verified_with_the_standard_library_alone(tmp_path: Path) -> None:
+    log, head = exported(tmp_path)
+
+    assert (verified(log).returncode, verified(log, head).returncode) == (0, 0), verified(log, head)
+    assert verified(log, head).stdout == f"{log}: the chain fits its head\n"
+
+
+def edited(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:2], lines[2].replace(b'"total_attempts":2', b'"total_attempts":1'), *lines[3:]]
+
+
+def hashed_anew(lines: list[bytes]) -> list[bytes]:
+    """An edit by somebody who knows the format: every hash from there on is computed again."""
+    header = json.loads(lines[0])
+    head = Head(header["chain"], header["sequence"], header["hash"])
+    made = [lines[0]]
+    for line in edited(lines)[1:]:
+        body = bytes(msgspec.json.decode(line, type=dict[str, msgspec.Raw])["event"])
+        head, _ = link(head, body)
+        made.append(event_line(head, body))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("tamper", "shows_alone"),
+    [
+        (edited, True),
+        (lambda lines: [*lines[:2], *lines[3:]], True),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], True),
+        (lambda lines: [lines[0].replace(b'"sequence":0', b'"sequence":1'), *lines[2:]], True),
+        (lambda lines: lines[:-1], False),
+        (hashed_anew, False),
+    ],
+    ids=["edited", "removed", "swapped", "beginning removed", "cut off", "hashed anew"],
+)
+def test_the_example_finds_what_was_done_to_a_log(
+    tmp_path: Path, tamper: Callable[[list[bytes]], list[bytes]], shows_alone: bool
+) -> None:
+    log, head = exported(tmp_path)
+    log.write_bytes(b"".join(tamper(log.read_bytes().splitlines(keepends=True))))
+
+    assert verified(log, head).returncode == 1, "with a head that was kept elsewhere, everything shows"
+    assert verified(log).returncode == int(shows_alone), "and without one, accidents do"

@@ -223,7 +223,7 @@ async def _recorded(system: System) -> Counter[tuple[str, str, str]]:
         after = page[-1].sequence
         for one in page:
             event: dict[str, Any] = json.loads(one.entry.body)
-            if event["resource_class"] == "router":
+            if event.get("resource_class") == "router":
                 found["router", "", event["status"]] += sum(event["inputs"]["refused"].values())
             else:
                 found["worker", event["work_id"], event.get("reason") or event["status"]] += 1

@@ -26,6 +26,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.cli import main
+from reefknot.runtime.processes import own_identity
 
 FILES = Path(__file__).parent / "files"
 WRITES = os.environ.get("REEFKNOT_GOLDEN") == "write"
@@ -33,6 +34,7 @@ SETTLED = ("WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED", "FORCE_COLOR"
 """Variables that change answers, and so are taken away, with every one that begins with REEFKNOT."""
 
 _HOST = re.escape(socket.gethostname())
+_USER = re.escape(own_identity().user)
 _MEASURED = (
     "elapsed_s|elapsed_seconds|elapsed|latency_ms|oldest_age_s|oldest_due_s|age_s|due_in_s|lease_seconds_left"
     "|heard_at|heartbeat_at|probed_at"
@@ -52,7 +54,15 @@ RULES: list[tuple[str, str]] = [
     (r'("chain": ?")[0-9a-f]{16}"', r'\1<chain>"'),
     (r'("draw": ?)\d[\d.e-]*', r"\1<draw>"),
     # Who and where.
-    (r'("pid": ?)\d+', r"\1<pid>"),
+    (r'("(?:pid|process)": ?)\d+', r"\1<pid>"),
+    (r"\bprocess=\d+", "process=<pid>"),
+    (rf"\bhost={_HOST}(?= )", "host=<host>"),
+    (rf'("(?:os_user|actor)": ?"){_USER}"', r'\1<user>"'),
+    (rf"\b(os_user|actor)={_USER}(?= )", r"\1=<user>"),
+    (r'("rules_hash": ?")[0-9a-f]{32}"', r'\1<hash>"'),
+    (r'("(?:duration_ms|mean_service_ms)": ?)\d[\d.e-]*', r"\1<duration>"),
+    (r"\bduration_ms=\d+", "duration_ms=<duration>"),
+    (rf"\bsubmitted: by {_USER} on {_HOST}, process \d+", "submitted: by <user> on <host>, process <pid>"),
     (r"\bpid \d+", "pid <pid>"),
     (rf'("host": ?"){_HOST}"', r'\1<host>"'),
     (rf"(pid <pid> on ){_HOST}\b", r"\1<host>"),

@@ -45,7 +45,7 @@ def test_no_file_of_a_run_can_be_read_by_others(folder: Path, premade: bool) -> 
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
         (folder / name).chmod(0o666)
-    reefknot(folder, "run", "work.jsonl", "--results", "results.jsonl")
+    reefknot(folder, "run", "work.jsonl", "--results", "results.jsonl", "--force")
     reefknot(folder, "audit", "export", "log.jsonl")
     reefknot(folder, "store", "backup", "backup.db")
     made = {path for path in folder.rglob("*") if path.is_file()} - before

@@ -1,10 +1,10 @@
 """
 `kept_events`: everything that the configuration's `audit` section asks a running process to do.
 
-The store keeps every event, together with the change it belongs to. Besides, the policy book is stored, and every event
-is copied to a file of JSON lines, to the log, or to both. A copy never holds back the work: it follows the store,
-resumes where it stopped, and catches up after an outage. Events that retention removed before they were copied are
-counted and logged.
+The store keeps every event, together with the change it belongs to. Besides, the policy book is stored, every event is
+copied to a file of JSON lines, to the log, or to both, and heads of the chain are written to a second place. A copy
+never holds back the work: it follows the store, resumes where it stopped, and catches up after an outage. Events that
+retention removed before they were copied are counted and logged.
 """
 
 import asyncio
@@ -17,11 +17,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from reefknot import clock
 from reefknot.app.stores import open_audit_log
 from reefknot.audit.books import LOOK_AGAIN_S, BookRecorder
 from reefknot.audit.journal import AuditSink, Journal, OnFailure, configure
-from reefknot.config.schema import JsonLinesFile
+from reefknot.config.schema import HeadsFile, JsonLinesFile
 from reefknot.config.settings import Settings
+from reefknot.core.audit.event import timestamp
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book
 from reefknot.engines.log_sink import LogSink
@@ -30,6 +32,7 @@ from reefknot.ports.audit_log import AuditLog, AuditQuery
 from reefknot.ports.store import Store
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.private_files import private_opener
+from reefknot.runtime.spare_files import whole_file
 
 PAGE = 500
 LONGEST_WAIT_S = 5.0
@@ -38,6 +41,10 @@ PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 CATCH_UP_S = 2.0
 """Seconds that closing waits for a copy to be complete."""
 MOST_CURSOR_BYTES = 4096
+MOST_HEADS_BYTES = 16 * 1024 * 1024
+HEAD_S = 5.0
+"""Timeout of writing one head."""
+MOST_BOOKS = 16
 BOOK_S = 2.0
 """Seconds that the start waits for the policy book to be stored; searching a long log for it may take longer."""
 
@@ -131,10 +138,105 @@ async def _either(waiting: Coroutine[Any, Any, object], ending: asyncio.Event) -
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@asynccontextmanager
-async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, ...] = ()) -> AsyncIterator[None]:
+class HeadLine(Struct, frozen=True):
+    """A line of a file of heads: the head of a chain, and when it was written."""
+
+    at: str
+    chain: str
+    hash: str
+    sequence: int
+
+
+class HeadsWriter:
     """
-    Do what `audit` asks for, for as long as the block lasts. Enter it before journals are made.
+    Writes the head of a log to a file of JSON lines, in a second place, when it has moved.
+
+    Several processes may write one file: each appends whole lines, and leaves out a head that is there. A file that is
+    full loses its older half.
+    """
+
+    def __init__(self, log: AuditLog, path: Path, wanted: HeadsFile) -> None:
+        self._log = log
+        self._path = path
+        self._wanted = wanted
+
+    async def run(self, ending: asyncio.Event) -> None:
+        """Write a head now, on schedule, and at the end. A failure is logged and tried again at the next time."""
+        while True:
+            is_last = ending.is_set()
+            try:
+                async with asyncio.timeout(HEAD_S):
+                    await self.write()
+            except Exception as error:
+                logger().error("the head of the audit log cannot be written to %s (%s)", self._path, error_text(error))
+            if is_last:
+                return
+            await _either(asyncio.sleep(self._wanted.every_seconds), ending)
+
+    async def write(self) -> bool:
+        """Append the head, unless the file ends with it. True when a line was written."""
+        head = await self._log.head()
+        lines = self._lines()
+        last = _head_in(lines[-1]) if lines else None
+        if not head.sequence or (last is not None and (last.chain, last.sequence) == (head.chain, head.sequence)):
+            return False
+        line = msgspec.json.encode(HeadLine(timestamp(clock.wall()), head.chain, head.hash, head.sequence)) + b"\n"
+        is_cut = bool(lines) and not lines[-1].endswith(b"\n")  # by a crash
+        if is_cut or len(lines) >= self._wanted.max_heads:
+            whole = lines[:-1] if is_cut else lines[-(self._wanted.max_heads // 2) :]
+            with whole_file(self._path) as fresh:
+                fresh.writelines([*whole, line])
+            return True
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "ab", buffering=0, opener=private_opener) as file:  # noqa: ASYNC230 - one line
+            file.write(line)
+            os.fsync(file.fileno())
+        return True
+
+    def _lines(self) -> list[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                return file.readlines(MOST_HEADS_BYTES)
+        except FileNotFoundError:
+            return []
+
+
+def _head_in(line: bytes) -> HeadLine | None:
+    try:
+        return msgspec.json.decode(line, type=HeadLine)
+    except msgspec.DecodeError:
+        return None
+
+
+class StoredBooks:
+    """The policy books of this process, kept in the audit log: retention may remove what decisions still refer to."""
+
+    def __init__(self, recorder: BookRecorder) -> None:
+        self._recorder = recorder
+        self._books: dict[str, Book] = {}
+
+    async def add(self, book: Book) -> None:
+        """Store a book before the first decision that refers to it. A log that is slow is not waited for."""
+        self._books[book.hash] = book
+        while len(self._books) > MOST_BOOKS:
+            del self._books[next(iter(self._books))]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BOOK_S):
+                await self._recorder.put(book)
+
+    async def keep(self) -> None:
+        """Look now and then whether the books are still there. Never ends."""
+        while True:
+            for book in list(self._books.values()):
+                with suppress(AuditUnavailableError):  # the journal has logged it
+                    await self._recorder.put(book)
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
+@asynccontextmanager
+async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, ...] = ()) -> AsyncIterator[StoredBooks]:
+    """
+    Do what `audit` asks for, for as long as the block lasts, and keep books stored. Enter it before journals are made.
 
     With `fail_closed`, a file that cannot be written is an error here, before any work begins.
     """
@@ -143,21 +245,21 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
     if audit.jsonl is not None and OnFailure(audit.on_failure) is OnFailure.FAIL_CLOSED:
         async with _open_file(settings.folder / audit.jsonl.path, audit.jsonl):
             pass
-    books = BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(secrets)))
-    with suppress(TimeoutError):
-        async with asyncio.timeout(BOOK_S):
-            await books.put(settings.book)
+    books = StoredBooks(BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(secrets))))
+    await books.add(settings.book)
     head = await store.audit.head()
     ending = asyncio.Event()
     copying = []
     if audit.jsonl is not None:
         copying.append(_copy_to_file(store.audit, settings.folder / audit.jsonl.path, audit.jsonl, ending))
+    if audit.heads is not None:
+        copying.append(HeadsWriter(store.audit, settings.folder / audit.heads.path, audit.heads).run(ending))
     if audit.log:
         copying.append(Copier(store.audit, LogSink(), after=head.sequence).run(ending))
-    book = asyncio.create_task(_keep_book_stored(books, settings.book), name="policy book")
+    book = asyncio.create_task(books.keep(), name="policy book")
     tasks = [asyncio.create_task(one, name="copy of events") for one in copying]
     try:
-        yield
+        yield books
     finally:
         ending.set()
         if tasks:
@@ -182,10 +284,3 @@ async def _copy_to_file(log: AuditLog, path: Path, wanted: JsonLinesFile, ending
 
 def _open_file(path: Path, wanted: JsonLinesFile) -> AbstractAsyncContextManager[AuditLog]:
     return open_audit_log(str(path), largest=wanted.max_file_bytes, keep=wanted.max_files, fsync=wanted.fsync)
-
-
-async def _keep_book_stored(books: BookRecorder, book: Book) -> None:
-    while True:
-        with suppress(AuditUnavailableError):  # the journal has logged it
-            await books.put(book)
-        await asyncio.sleep(LOOK_AGAIN_S)

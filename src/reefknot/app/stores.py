@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -231,6 +231,7 @@ async def open_store(
     audit_retention: float | EllipsisType | None = ...,
     work_retention: float | EllipsisType | None = ...,
     tidy: bool = True,
+    read_only: bool = False,
 ) -> AsyncIterator[Store]:
     """
     A store, for as long as the block lasts: `.idempotency`, `.audit`, `.work`, `.quarantine`, `.control`.
@@ -243,6 +244,8 @@ async def open_store(
     (default: 90 days), ended work after `work_retention` (default: 7 days). None is for ever. A retention that was
     given is noted beside the file. A block that lasts less than a minute removes nothing, nor does one with
     `tidy=False`, or in a virtual loop.
+
+    `read_only` opens a file that may not be written, such as one on a read-only disk: reads work, writes are refused.
     """
     require_asyncio("open_store")
     checks.text("url", url, _ACCEPTED)
@@ -252,8 +255,10 @@ async def open_store(
         checks.whole_number("most_keys", most_keys)
     given = retention_given(audit_retention, work_retention)
     now = clock or clock_of_this_loop()
-    store = await _opened(url, now, retention=retention, largest_result=largest_result, most_keys=most_keys)
-    job = _retention_job(store, store.clock, given) if tidy and not _in_virtual_loop() else None
+    limits: dict[str, Any] = {"retention": retention, "largest_result": largest_result, "most_keys": most_keys}
+    store = await _opened(url, now, limits, read_only=read_only)
+    removes = tidy and not read_only and not _in_virtual_loop()
+    job = _retention_job(store, store.clock, given) if removes else None
     try:
         if job is not None:
             job.start()
@@ -371,18 +376,17 @@ async def open_audit_log(
         await log.close()
 
 
-async def _opened(url: str, clock: Clock, *, retention: float, largest_result: int, most_keys: int | None) -> Store:
+async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: bool) -> Store:
     path = _file_of(url)
     if path is None:
         from reefknot.engines.memory import MemoryStore
 
-        return MemoryStore(clock, retention=retention, largest_result=largest_result, most_keys=most_keys)
+        if read_only:
+            raise ParameterError("read_only", read_only, "False for a store in memory: it has nothing to read")
+        return MemoryStore(clock, **limits)
     from reefknot.engines.sqlite import SqliteStore
 
-    inline = _in_virtual_loop()
-    return await SqliteStore(
-        path, clock, retention=retention, largest_result=largest_result, most_keys=most_keys, inline=inline
-    ).start()
+    return await SqliteStore(path, clock, **limits, inline=_in_virtual_loop(), read_only=read_only).start()
 
 
 def _in_virtual_loop() -> bool:

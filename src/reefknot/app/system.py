@@ -24,13 +24,16 @@ from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
 from reefknot.app.presence import look_for_orphans
+from reefknot.app.reload import PolicyReload, ReloadOutcome
 from reefknot.app.stores import client_of, open_store, options_of
+from reefknot.audit.journal import Journal
 from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
+from reefknot.core.redaction import Redactor
 from reefknot.core.work import worker_of
 from reefknot.errors import NameTakenError, StoreUnavailableError
 from reefknot.ports.block import Block
@@ -76,6 +79,7 @@ class System:
         hears_shared: bool = False,
         seed: int | None = None,
         secrets: tuple[str, ...] = (),
+        reload: PolicyReload | None = None,
         own_work_only: bool = False,
     ) -> None:
         """
@@ -107,6 +111,8 @@ class System:
         self.client = client_of(store, clock, self.routing.rules.size)
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
+        self._reload = reload
+        self._reloading: set[asyncio.Task[ReloadOutcome]] = set()
 
     @property
     def router(self) -> Router:
@@ -152,7 +158,7 @@ class System:
 
     async def stop(self, drain: float = 0.0) -> int:
         """End. With `drain`, running steps get so many seconds; answers how many went back to the queue."""
-        tasks = (*self._tasks, *self._draining.values())
+        tasks = (*self._tasks, *self._draining.values(), *self._reloading)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -193,6 +199,7 @@ class System:
             "own_work_only": self._own_work_only,
             "retries_v2": self.settings.retries_v2,
             "queue_v2": self.settings.queue_v2,
+            "reload": msgspec.to_builtins(self._reload.latest) if self._reload else None,
         }
 
     # ---- for others -------------------------------------------------------------------------------------------------
@@ -252,12 +259,34 @@ class System:
         match command.name:
             case "cancel":
                 return
+            case "reload" if self._is_addressed(body):
+                self.reload(command.sender, command.sequence)
+            case "reload":
+                return
             case "drain" | "pause" | "resume":
                 for worker in self.workers:
                     if body.get("worker_id") in (None, worker.worker_id):
                         self._command_worker(worker, command.name, float(body.get("seconds", self.settings.drain)))
             case _:
                 logger().warning("unknown command %s", printable(command.name, most=80))
+
+    def reload(self, actor: str, sequence: int = 0) -> asyncio.Task[ReloadOutcome] | None:
+        """Read the configuration again, beside everything else. None when this system was not started from one."""
+        if self._reload is None:
+            logger().error("this system was not started from a configuration that can be read again")
+            return None
+        reloading = self._reload.once(self.workers, actor=actor, sequence=sequence)
+        task = asyncio.get_running_loop().create_task(reloading, name="reload")
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+        return task
+
+    def _is_addressed(self, body: dict[str, Any]) -> bool:
+        """Whether a command to a worker, a router, or all of one kind, is for a part of this system."""
+        names = [worker.worker_id for worker in self.workers]
+        if body.get("part") == "router":
+            names = [] if self._router is None else [self._router.router_id]
+        return bool(names) and body.get("name") in (None, *names)
 
     def _command_worker(self, worker: Worker, what: str, seconds: float) -> None:
         """A drain goes on beside everything else: it takes as long as the longest running step."""
@@ -311,6 +340,7 @@ async def running_system(
     drain: float = 5.0,
     seed: int | None = None,
     secrets: tuple[str, ...] = (),
+    reread: Callable[[], Settings] | None = None,
     own_work_only: bool = False,
     stopped: Callable[[System], Awaitable[None]] | None = None,
 ) -> AsyncIterator[System]:
@@ -318,7 +348,8 @@ async def running_system(
     A system that runs for as long as the block lasts.
 
     `workers` are names, or how many: then the names are free. `router` is its name, "" for a free one, None for none.
-    With `own_work_only`, no name is free for which the store has queued work.
+    `reread` reads the configuration again, for reloads of policies. With `own_work_only`, no name is free for which the
+    store has queued work.
     `stopped` is awaited after an orderly stop, drain included, while the store is still open.
     """
     blocks = blocks_for(settings, modules, store=url)
@@ -326,10 +357,13 @@ async def running_system(
         await check_logins(settings)
     sweep = Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True)
     sweep.start()  # beside everything else: a folder may have many files, and a disk may be slow
-    options = options_of(settings.configuration)
-    working = worker_settings(settings)
-    async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets):
+    options, working = options_of(settings.configuration), worker_settings(settings)
+    shared = dict[str, Any](settings=working, blocks=blocks, seed=seed, secrets=secrets, own_work_only=own_work_only)
+    async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets) as books:
         clock = SteadyClock(store.clock)
+        journal = Journal(store.audit, redactor=Redactor(secrets))
+        if reread is not None:
+            shared["reload"] = PolicyReload(settings, reread, books=books, journal=journal, clock=clock)
         for left in reversed(range(FREE_NAMES_TRIED)):
             living = await presence.living_systems(store)
             names = workers
@@ -339,15 +373,11 @@ async def running_system(
             system = System(
                 store,
                 clock,
-                settings=working,
                 routing=router_settings(settings.configuration, working.rules),
                 hears_shared=settings.configuration.router.shared_subject == "ours",
-                blocks=blocks,
                 workers=names,
                 router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
-                seed=seed,
-                secrets=secrets,
-                own_work_only=own_work_only,
+                **shared,
             )
             try:
                 await system.start()

@@ -16,15 +16,13 @@ import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
-from msgspec import UNSET
 
 from reefknot import clock
-from reefknot.core.audit.event import Completed, Event, encode, timestamp, timestamp_ms
+from reefknot.core.audit.event import Event, encode, timestamp, timestamp_ms
 from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
@@ -36,7 +34,7 @@ from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.core.audit.chain import Head
-    from reefknot.core.messages import ExecAssignment, ExecResult
+    from reefknot.core.messages import ExecAssignment
     from reefknot.core.work import WorkItem
 
 APPEND_TRIES = 3
@@ -81,24 +79,6 @@ def about_item(item: WorkItem, wall: float) -> dict[str, Any]:
 
 def _about(work: ExecAssignment | WorkItem, wall: float, **ids: str | None) -> dict[str, Any]:
     return envelope(wall=wall, tenant_id=work.tenant_id, trace_id=work.trace_id, **ids)
-
-
-def completed_event(result: ExecResult, body: bytes, wall: float) -> Completed:
-    """The event of an assignment whose result is stored as this body."""
-    about = envelope(
-        wall=wall,
-        work_id=result.assignment_id,
-        tenant_id=result.tenant_id,
-        trace_id=result.trace_id,
-        correlation_id=result.request_id,
-    )
-    return Completed(
-        **about,
-        status=result.status.value,
-        attempts=None if result.retries_used is UNSET else result.retries_used + 1,
-        worker_id=result.worker_id or None,
-        result_hash=sha256(body).hexdigest(),
-    )
 
 
 class AuditSink(Protocol):
@@ -195,7 +175,7 @@ class Journal:
         fields = msgspec.to_builtins(event)
         safe = {key: one if key in _NEVER_REDACTED else _without(redactor, one) for key, one in fields.items()}
         body = msgspec.json.encode(safe, order="sorted")
-        return AuditEntry(body, event.event_type, at, safe["correlation_id"], safe["trace_id"], safe["work_id"])
+        return AuditEntry(body, event.event_type, at, *map(safe.get, ("correlation_id", "trace_id", "work_id")))
 
     async def flush_backlog(self) -> None:
         """With `fail_closed`, write buffered events before new work begins, or raise. With `fail_open`, do nothing."""

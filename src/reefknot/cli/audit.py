@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, pages_of, read_head
-from reefknot.cli.options import STORE, StoreFlags, arg, check_number, time_ms, unknown
+from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, csv_rows, json_line, put_events
+from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, heads_for, pages_of
+from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of
 from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
 from reefknot.cli.stores import address_of, with_store
-from reefknot.core.audit.analysis import Analyser, Analysis, Pattern, canonical_category, epoch_seconds
-from reefknot.core.audit.chain import UNREADABLE, Head, event_line
-from reefknot.core.audit.event import EVENT_TYPES, decode
-from reefknot.errors import NotJsonError
-from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
+from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Pattern
+from reefknot.core.audit.chain import Head
+from reefknot.core.audit.event import decode
+from reefknot.ports.audit_log import AuditLog, KeptEntry
 from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.spare_files import whole_file
 
@@ -48,100 +48,55 @@ File = Annotated[
     Path | None,
     arg("Exported file, JSON-lines log, or file of a store, instead of --engine.", converter=_file),
 ]
-Since = Annotated[
-    str | None, arg("Only events since a time such as 2026-01-25T21:15:00Z, or an age: 90s, 15m, 2h, 7d.")
-]
 MOST_SHOWN = 1000
 """Mismatches and differences that are listed; all of them are counted."""
 
 # ---- tail ------------------------------------------------------------------------------------------------------------
 
 LONGEST_WAIT_S = 5.0
-_DETAILS = (
-    "operation",
-    "action",
-    "attempt_number",
-    "total_attempts",
-    "delay_seconds",
-    "exception_message",
-    "final_exception_message",
-    "reason",
-    "status",
-    "state",
-    "name",
-    "worker_id",
-    "actor",
-    "subject",
-    "idempotency_key",
-    "correlation_id",
-    "work_id",
-    "tenant_id",
+
+
+@app.command(
+    help_epilogue=examples(
+        "audit tail --follow --for 60 --category nats.publish", "audit tail --work order-7 --since 1h"
+    )
 )
-"""The fields of an event that its line shows, in this order."""
-
-
-@app.command(help_epilogue=examples("audit tail --follow --for 60 --category nats.publish"))
 def tail(
     *,
     lines: Annotated[int, arg("Most of the last events to show. Default: 20.", "--lines", "-n")] = 20,
     follow: Annotated[bool, arg("Continue with new events, until interrupted.", "--follow", "-f")] = False,
     for_: Annotated[float | None, arg("Follow for this many seconds, then end.", "--for")] = None,
-    type_: Annotated[str | None, arg("Only this event type, such as retry_attempt.", "--type")] = None,
-    category: Annotated[str | None, arg("Only this retry category, in any of its spellings.")] = None,
-    correlation: Annotated[str | None, arg("Only this correlation id.")] = None,
-    trace: Annotated[str | None, arg("Only this trace id.")] = None,
-    since: Since = None,
+    only: FilterFlags = FILTER,
     options: StoreFlags = STORE,
 ) -> None:
     """Show the last events, and with --follow new ones as they are written. With --json, one event per line."""
     check_number("--lines", lines, 0, sys.maxsize, f"a whole number from 0 to {sys.maxsize}")
     check_number("--for", for_, 0, 86400, "seconds, from 0 to 86400")
-    wanted = EventFilter.of(type_, category, correlation, trace, time_ms("--since", since))
+    wanted = EventFilter.of(only)
 
     async def work(store: Store) -> None:
         head = await store.audit.head()
-        put_events(await wanted.last(store.audit, head, lines), json=options.json)
+        put_events(await _last(wanted, store.audit, head, lines), json=options.json)
         if follow or for_ is not None:
             await follow_log(store.audit, wanted, after=head.sequence, seconds=for_, json=options.json)
 
     with_store(address_of(options), work)
 
 
-class EventFilter(Struct, frozen=True):
-    """The events that `tail` shows."""
-
-    query: AuditQuery
-    category: str | None
-
-    @classmethod
-    def of(
-        cls, type_: str | None, category: str | None, correlation: str | None, trace: str | None, since: int | None
-    ) -> EventFilter:
-        known = [str(kind.__struct_config__.tag) for kind in EVENT_TYPES]
-        if type_ is not None and type_ not in known:
-            raise unknown("--type", type_, known)
-        query = AuditQuery(event_type=type_, correlation_id=correlation, trace_id=trace, since=since)
-        return cls(query, None if category is None else canonical_category(category))
-
-    def matches(self, kept: KeptEntry) -> bool:
-        if self.category is None:
-            return True
-        return canonical_category(_fields(kept.entry.body).get("retry_category")) == self.category
-
-    async def last(self, log: AuditLog, head: Head, lines: int) -> list[KeptEntry]:
-        """The last matching entries, found from the end on."""
-        found: list[KeptEntry] = []
-        limit, before = min(lines, PAGE) if self.category is None else PAGE, head.sequence + 1
-        with progress("searching", head.sequence) as advance:
-            while len(found) < lines:
-                query = msgspec.structs.replace(self.query, before=before, limit=limit, newest_first=True)
-                page = await log.read(query)
-                found += filter(self.matches, page)
-                if len(page) < limit:
-                    break
-                advance(before - page[-1].sequence)
-                before = page[-1].sequence
-        return found[:lines][::-1]
+async def _last(wanted: EventFilter, log: AuditLog, head: Head, lines: int) -> list[KeptEntry]:
+    """The last matching entries, found from the end on."""
+    found: list[KeptEntry] = []
+    limit, before = min(lines, PAGE) if wanted.by_index else PAGE, head.sequence + 1
+    with progress("searching", head.sequence) as advance:
+        while len(found) < lines:
+            query = msgspec.structs.replace(wanted.query, before=before, limit=limit, newest_first=True)
+            page = await log.read(query)
+            found += filter(wanted.matches, page)
+            if len(page) < limit:
+                break
+            advance(before - page[-1].sequence)
+            before = page[-1].sequence
+    return found[:lines][::-1]
 
 
 async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds: float | None, json: bool) -> None:
@@ -162,55 +117,10 @@ async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds:
         after = head.sequence
 
 
-def put_events(events: list[KeptEntry], *, json: bool) -> None:
-    """Print a line per event, and flush."""
-    for one in events:
-        if json:
-            print(_json_line(one))
-        else:
-            put(_text_line(one))
-    sys.stdout.flush()
-
-
-def _json_line(one: KeptEntry) -> str:
-    from json import dumps
-
-    head = Head("", one.sequence, one.hash)
-    try:
-        line = event_line(head, one.entry.body)
-    except NotJsonError:  # the stored body was changed: shown as text
-        line = event_line(head, msgspec.json.encode(one.entry.body.decode("utf-8", "replace")))
-    text = line.decode("utf-8", "replace").rstrip("\n")
-    return "".join(char if char.isprintable() else dumps(char)[1:-1] for char in text)
-
-
-def _text_line(kept: KeptEntry) -> str:
-    """Sequence number, time, type, category, and the details of an event."""
-    fields = _fields(kept.entry.body)
-    words = [
-        str(kept.sequence),
-        str(fields.get("timestamp", "")),
-        kept.entry.event_type,
-        *([str(fields["retry_category"])] if fields.get("retry_category") else []),
-        *(f"{name}={_short(fields[name])}" for name in _DETAILS if fields.get(name) is not None),
-    ]
-    return "  ".join(words)
-
-
-def _short(value: Any) -> str:
-    text = str(value).replace("\n", "\\n")
-    return text if len(text) <= 120 else text[:119] + "…"
-
-
-def _fields(body: bytes) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(body)
-    except UNREADABLE:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 # ---- verify and replay -----------------------------------------------------------------------------------------------
+
+
+CONSISTENT = "internally consistent; without a head this shows accidents, not intent"
 
 
 @app.command(help_epilogue=examples("audit verify", "audit verify log.jsonl --head kept.head.json"))
@@ -218,23 +128,29 @@ def verify(
     file: File = None,
     /,
     *,
-    head: Annotated[Path | None, arg("Head that was exported earlier: reveals whether the end was cut off.")] = None,
+    head: Annotated[Path | None, arg("Head that was kept elsewhere, or a file of heads (audit.heads).")] = None,
     options: StoreFlags = STORE,
 ) -> int:
-    """Verify the hash chain: list every edit, removal, swap and insertion. Exits with 65 when there is one."""
-    beside = None if file is None else head_file_of(file)
-    chosen = head or (beside if beside is not None and beside.is_file() else None)
+    """
+    Verify the hash chain: list every edit, removal, swap and insertion. Exits with 65 when there is one.
 
-    async def work() -> tuple[str, Any, list[Any]]:
+    Without a head only accidents show: whoever can write the log can write its hashes anew.
+    `audit head` prints a head, and the setting audit.heads writes them to a second place.
+    """
+    chosen, heads = heads_for(file, head, options)
+
+    async def work() -> tuple[str, Head, list[Any]]:
         async with audit_source(file, options) as source:
-            return source.name, *await source.verify(None if chosen is None else read_head(chosen))
+            return source.name, *await source.verify(heads)
 
     name, end, mismatches = asyncio.run(work())
+    proven = None if mismatches or not heads else max(one.sequence for one in heads)
     data: dict[str, Any] = {
         "ok": not mismatches,
         "source": name,
         **msgspec.structs.asdict(end),
         "compared_with": None if chosen is None else str(chosen),
+        "proven_up_to": proven,
         "mismatches": msgspec.to_builtins(mismatches[:MOST_SHOWN]),
         "mismatches_total": len(mismatches),
     }
@@ -242,13 +158,36 @@ def verify(
     def text() -> None:
         for one in mismatches[:MOST_SHOWN]:
             put(f"event {one.sequence}: {one.problem}")
-        verdict = plural(len(mismatches), "mismatch", "mismatches") if mismatches else "OK"
+        if mismatches:
+            verdict = plural(len(mismatches), "mismatch", "mismatches")
+        elif proven is None:
+            verdict = CONSISTENT
+        else:
+            verdict = f"OK, nothing up to event {proven} was changed since its head was kept"
         put(f"{name}: {verdict}; chain {end.chain} ends at event {end.sequence}")
 
     show(data, text, json=options.json)
     if chosen is None:
-        say("Without --head a cut-off end is not detected. `audit export` writes a head; keep it elsewhere.")
+        say(
+            "Without --head it is not proven that nobody wrote the log anew or cut off its end. `reefknot audit head` "
+            "prints a head; keep it where nobody who can write the log can write it, or set audit.heads."
+        )
+    elif proven is not None and end.sequence > proven:
+        say(f"Events {proven + 1} to {end.sequence} are newer than the head: for them, {CONSISTENT}.")
     return Exit.MISMATCH if mismatches else Exit.FINE
+
+
+@app.command(name="head", help_epilogue=examples("audit head", "audit head --engine sqlite:state.db"))
+def head_(file: File = None, /, *, options: StoreFlags = STORE) -> None:
+    """Print the head of the chain as one line of JSON. Kept elsewhere, it proves later what the log held now."""
+
+    async def work() -> Head:
+        async with audit_source(file, options) as source:
+            return await source.last_head()
+
+    found = asyncio.run(work())
+    put(msgspec.json.encode(found).decode())
+    say("Keep it where nobody who can write the log can write it; `audit verify --head FILE` compares.")
 
 
 @app.command(help_epilogue=examples("audit replay", "audit replay log.jsonl --json"))
@@ -267,10 +206,13 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
         "source": name,
         "events": again.events,
         "decisions": again.decisions,
+        "decisions_by_kind": again.kinds,
         "differences_total": total,
         "differences": differences,
         "books": again.books,
         "books_missing": list(again.books_missing),
+        "undecided": again.undecided,
+        "rules_missing": list(again.rules_missing),
     }
 
     def text() -> None:
@@ -278,7 +220,8 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
             decisions = f"recorded: {one['recorded']}; decided now: {one['decided']}"
             put(f"event {one['sequence']} ({one['event_type']}): {decisions}")
         verdict = plural(total, "difference") if total else "no differences"
-        put(f"{name}: {again.decisions} decisions in {again.events} events; {verdict}")
+        kinds = ", ".join(f"{kind} {number}" for kind, number in again.kinds.items())
+        put(f"{name}: {again.decisions} decisions in {again.events} events{kinds and f' ({kinds})'}; {verdict}")
 
     show(data, text, json=options.json)
     if again.books_missing:
@@ -286,6 +229,11 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
         say(
             f"Missing from the log: {len(again.books_missing)} of the policy books that were in force ({some}); every "
             "decision has its own policy, so the replay is complete."
+        )
+    if again.undecided:
+        say(
+            f"{plural(again.undecided, 'admission')} could not be decided again: their rules are not in the log before "
+            f"them ({', '.join(one[:12] for one in again.rules_missing[:3])})."
         )
     return Exit.MISMATCH if total else Exit.FINE
 
@@ -306,55 +254,121 @@ async def _replay(replayer: Replayer, file: Path | None, options: StoreFlags) ->
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-@app.command(help_epilogue=examples("audit export log.jsonl"))
+JSONL, CSV = "jsonl", "csv"
+STDOUT = Path("-")
+
+
+@app.command(
+    help_epilogue=examples("audit export log.jsonl", "audit export - --format csv --tenant acme --since 7d > acme.csv")
+)
 def export(
-    file: Annotated[Path, arg("File to write. The head goes beside it, to FILE.head.json.")],
+    file: Annotated[
+        Path,
+        arg("File to write, or - for stdout. The head goes beside it, to FILE.head.json.", allow_leading_hyphen=True),
+    ],
     /,
     *,
+    form: Annotated[str, arg("jsonl or csv. Default: jsonl.", "--format")] = JSONL,
     force: Annotated[bool, arg("Replace existing files.")] = False,
+    only: FilterFlags = FILTER,
     options: StoreFlags = STORE,
 ) -> None:
-    """Write all events as JSON lines, and the head that proves later that nothing was cut off."""
-    head_file = head_file_of(file)
-    existing = [str(one) for one in (file, head_file) if one.exists()]
+    """
+    Write all events as JSON lines, and the head that proves later that nothing was cut off.
+
+    A selection of events, and CSV, has no head: only the whole log can be verified.
+    """
+    if str(file).startswith("-") and file != STDOUT:
+        raise CommandError(f"{file}: unknown option, or no name of a file; a file of that name is ./{file}")
+    chosen = one_of("--format", form, {JSONL: JSONL, CSV: CSV})
+    wanted = EventFilter.of(only)
+    head_file = head_file_of(file) if chosen == JSONL and wanted.is_everything and file != STDOUT else None
+    existing = [str(one) for one in (file, head_file) if one is not None and one != STDOUT and one.exists()]
     if existing and not force:
         names = " and ".join(existing)
         raise CommandError(f"{names}: exists already; name another file, or replace it with --force", Exit.FAILED)
-    count, head = with_store(address_of(options), lambda store: export_to(file, head_file, store.audit))
-    data = {"file": str(file), "head_file": str(head_file), "events": count, "head": msgspec.to_builtins(head)}
+
+    async def work(store: Store) -> tuple[int, Head]:
+        head = await store.audit.head()
+        return await export_to(file, head_file, export_pages(store.audit, head, wanted, chosen), head), head
+
+    count, head = with_store(address_of(options), work)
+    events = f"{count} events of chain {head.chain}, up to {head.sequence}"
+    if file == STDOUT:
+        say(f"{events}; `reefknot audit head` prints the head")
+        return
+    data = {
+        "file": str(file),
+        "head_file": None if head_file is None else str(head_file),
+        "events": count,
+        "head": msgspec.to_builtins(head),
+    }
 
     def text() -> None:
-        put(f"{file}: {count} events of chain {head.chain}, up to {head.sequence}; the head is in {head_file}")
-        say("Keep the head where nobody who can write the log can write it: it reveals a cut-off end.")
+        if head_file is None:
+            put(f"{file}: {events}")
+            say("A selection and CSV cannot be verified; `audit export FILE` alone writes the whole log and its head.")
+        else:
+            put(f"{file}: {events}; the head is in {head_file}")
+            say("Keep the head where nobody who can write the log can write it: it reveals a cut-off end.")
 
     show(data, text, json=options.json)
 
 
-async def export_to(file: Path, head_file: Path, log: AuditLog) -> tuple[int, Head]:
-    """Write both files, the head last: its presence means that the export is complete."""
-    head = await log.head()
-    count = -1  # the header is no event
-    with whole_file(file) as stream, progress("exporting", head.sequence) as advance:
+async def export_pages(
+    log: AuditLog, head: Head, wanted: EventFilter, form: str
+) -> AsyncIterator[tuple[bytes, int, int]]:
+    """The text of an export, page by page, with the number of its events and of those that were looked at."""
+    if form == JSONL and wanted.is_everything:
+        heading = 1  # the first line is no event
         async for lines in exported(log, head):
-            stream.write(lines)
-            written = lines.count(b"\n")
-            count += written
-            advance(written)
-    with whole_file(head_file) as stream:
-        stream.write(msgspec.json.encode(head) + b"\n")
-    return count, head
+            number = lines.count(b"\n") - heading
+            heading = 0
+            yield lines, number, number
+        return
+    if form == CSV:
+        yield csv_rows([], heading=True), 0, 0
+    async for page in pages_of(log, wanted.query, until=head.sequence):
+        found = [one for one in page if wanted.matches(one)]
+        yield csv_rows(found) if form == CSV else b"".join(map(json_line, found)), len(found), len(page)
+
+
+async def export_to(
+    file: Path, head_file: Path | None, pages: AsyncIterator[tuple[bytes, int, int]], head: Head
+) -> int:
+    """Write the pages, and then the head: its presence means that the export is complete. Returns how many events."""
+    count = 0
+    with _target(file) as stream, progress("exporting", head.sequence) as advance:
+        async for text, number, looked_at in pages:
+            stream.write(text)
+            count += number
+            advance(looked_at)
+    if head_file is not None:
+        with whole_file(head_file) as stream:
+            stream.write(msgspec.json.encode(head) + b"\n")
+    return count
+
+
+@contextmanager
+def _target(file: Path) -> Iterator[IO[bytes]]:
+    if file != STDOUT:
+        with whole_file(file) as stream:
+            yield stream
+        return
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
 
 
 # ---- analyse ---------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
-    ("attempts", "total_attempts", ""),
+    ("ended", "ended", ""),
+    ("success", "success_rate", ".1%"),
+    ("avg attempts", "avg_attempts", ".2f"),
     ("retries", "retries", ""),
     ("recovered", "recovered", ""),
     ("given up", "exhausted", ""),
     ("refused", "refused", ""),
-    ("success", "success_rate", ".1%"),
-    ("avg attempts", "avg_attempts", ".2f"),
     ("peak/min", "peak_per_minute", ""),
     ("key hits", "idempotency_hits", ""),
 )
@@ -368,11 +382,18 @@ def analyse(
     *,
     threshold: Annotated[float | None, arg("Alert above this many retries per minute.")] = None,
     fail_on_alert: Annotated[bool, arg("Exit with 1 when there was an alert.")] = False,
-    since: Since = None,
+    only: FilterFlags = FILTER,
     options: StoreFlags = STORE,
 ) -> int:
-    """Retries per minute, success rate and average attempts of every category, and alerts above a threshold."""
-    result, unreadable = asyncio.run(_analyse(file, options, Analyser(threshold=threshold), time_ms("--since", since)))
+    """
+    Success rate, average attempts and retries per minute of every category, and alerts above a threshold.
+
+    Rates of steps (block:TYPE) are those of all assignments that ended. An operation of the retry
+    library that succeeds at once is not audited: a rate of these, marked with *, is that of
+    operations that failed at least once.
+    """
+    wanted = EventFilter.of(only)
+    result, unreadable = asyncio.run(_analyse(file, options, Analyser(threshold=threshold), wanted))
     data = {**msgspec.to_builtins(result), "unreadable": unreadable}
     show(data, lambda: _put_analysis(result, unreadable), json=options.json)
     for alert in result.alerts:
@@ -388,19 +409,18 @@ def analyse(
 
 
 async def _analyse(
-    file: Path | None, options: StoreFlags, analyser: Analyser, since: int | None
+    file: Path | None, options: StoreFlags, analyser: Analyser, wanted: EventFilter
 ) -> tuple[Analysis, int]:
-    """The analysis of the whole log, or of the events since a time; and the number of unreadable events."""
+    """The analysis of the chosen events, and the number of unreadable ones."""
     unreadable = 0
     async with audit_source(file, options) as source:
-        async for _, body in source.events("analysing", since=since):
+        async for _, body in source.events("analysing", wanted):
             try:
                 event = decode(body)
             except msgspec.DecodeError:
                 unreadable += 1
                 continue
-            at = None if since is None else epoch_seconds(event.timestamp)
-            if since is None or (at is not None and at * 1000 >= since):
+            if wanted.accepts(body):
                 analyser.add(event)
     return analyser.result(), unreadable
 
@@ -411,12 +431,25 @@ def _put_analysis(result: Analysis, unreadable: int) -> None:
     put(f"retries per minute: {result.retries_per_minute} in the last one, peak {result.peak_per_minute}")
     if unreadable:
         put(f"{unreadable} events could not be read")
+    patterns = [*result.categories.values(), result.overall]
     if result.categories:
-        rows = [_row(name, pattern) for name, pattern in result.categories.items()]
-        columns = ("category", *(heading for heading, _, _ in COLUMNS))
-        put_table(columns, [*rows, _row("all", result.overall)], styles=("cyan",), whole=("category",))
+        shown = [one for one in COLUMNS if one[1] != "idempotency_hits" or result.overall.idempotency_hits]
+        names = [*result.categories, "all"]
+        rows = [(name, *(_cell(pattern, *one) for one in shown)) for name, pattern in zip(names, patterns, strict=True)]
+        put_table(("category", *(one[0] for one in shown)), rows, styles=("cyan",), whole=("category",))
+        if any(map(_is_of_failed, patterns)):
+            put(f"* of {FAILED_ONCE}")
 
 
-def _row(name: str, pattern: Pattern) -> tuple[str, ...]:
-    values = [(getattr(pattern, field), form) for _, field, form in COLUMNS]
-    return name, *("–" if value is None else format(value, form) for value, form in values)
+def _cell(pattern: Pattern, heading: str, field: str, form: str) -> str:
+    """A cell of a category. A rate that is only that of failed operations is marked."""
+    value = getattr(pattern, field)
+    if heading == "ended":
+        return str(sum(value.values())) if value else "–"
+    if value is None:
+        return "–"
+    return format(value, form) + "*" * (heading == "success" and _is_of_failed(pattern))
+
+
+def _is_of_failed(pattern: Pattern) -> bool:
+    return pattern.success_of == FAILED_ONCE and pattern.success_rate is not None

@@ -7,7 +7,7 @@ verification or the replay.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import time
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.audit_events import EventFilter
 from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress
 from reefknot.cli.stores import address_of, opened
@@ -44,8 +45,9 @@ if TYPE_CHECKING:
     from reefknot.config.schema import AuditSection
 
 PAGE = 1000
-MOST_HEAD_BYTES = 4096
+MOST_HEAD_BYTES = 16 * 1024 * 1024
 SQLITE_MAGIC = b"SQLite format 3\x00"
+EVERY_EVENT = EventFilter()
 NumberedBody = tuple[int, bytes]
 """The sequence number of an event, and its body."""
 
@@ -60,23 +62,29 @@ class StoreSource:
         self.name = name
         self._retention = retention
 
-    async def events(self, label: str, *, since: int | None = None) -> AsyncIterator[NumberedBody]:
-        """The events, or those filed since a time (ms UTC)."""
+    async def events(self, label: str, wanted: EventFilter = EVERY_EVENT) -> AsyncIterator[NumberedBody]:
+        """The events that the filter's query and its fields choose."""
         with progress(label, self.head.sequence) as advance:
-            async for kept in pages_of(self.log, AuditQuery(since=since), until=self.head.sequence):
-                for one in kept:
+            async for kept in pages_of(self.log, wanted.query, until=self.head.sequence):
+                for one in filter(wanted.matches, kept):
                     yield one.sequence, one.entry.body
                 advance(len(kept))
 
-    async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
-        """The head and every mismatch, by two passes: the chain, then whether index columns match the events."""
-        if head is not None and head.chain != self.head.chain:
-            return self.head, [Mismatch(0, f"this is chain {self.head.chain}, the head is of chain {head.chain}")]
+    async def last_head(self) -> Head:
+        return self.head
+
+    async def verify(self, heads: Sequence[Head]) -> tuple[Head, list[Mismatch]]:
+        """The head and every mismatch, by two passes: the chain, then index columns and the other heads."""
+        newest = heads[0] if heads else None
+        if newest is not None and newest.chain != self.head.chain:
+            return self.head, [Mismatch(0, f"this is chain {self.head.chain}, the head is of chain {newest.chain}")]
+        older = {one.sequence: one.hash for one in heads[1:]}
         with progress("verifying", 2 * self.head.sequence) as advance:
-            in_force = _in_force(self._retention, head)
-            found = await self.log.verify(head, in_force=in_force, progress=advance)
+            in_force = _in_force(self._retention, newest)
+            found = await self.log.verify(newest, in_force=in_force, progress=advance)
             async for kept in pages_of(self.log, until=self.head.sequence):
                 found += filter(None, map(_index_mismatch, kept))
+                found += [_other_hash(one.sequence) for one in kept if older.get(one.sequence, one.hash) != one.hash]
                 advance(len(kept))
         return self.head, found
 
@@ -94,14 +102,15 @@ class FileSource:
         self._files = files_of(path)
         self._size = sum(file.stat().st_size for file in self._files)
 
-    async def events(self, label: str, *, since: int | None = None) -> AsyncIterator[NumberedBody]:
-        """The events: all of them, since a line has to be read to know its time."""
+    async def events(self, label: str, wanted: EventFilter = EVERY_EVENT) -> AsyncIterator[NumberedBody]:
+        """The events that the filter accepts, and every damaged line: nobody can tell what it was."""
         self._require_header()
         with progress(label, self._size) as advance:
             for text in self._lines(advance):
                 found = read_line(text)
                 if isinstance(found, LogLine):
-                    yield found.sequence, found.body
+                    if wanted.accepts(found.body):
+                        yield found.sequence, found.body
                 elif found is None:  # a damaged line has no number
                     yield 0, text
 
@@ -114,20 +123,31 @@ class FileSource:
             message = f"{self._files[0]}:1: this is not an audit log: expected {expected}; found {found!r}"
             raise CommandError(message, Exit.MISMATCH)
 
-    async def verify(self, head: Head | None) -> tuple[Head, list[Mismatch]]:
-        in_force = _in_force(self._retention, head, self._most_files)
-        with progress("verifying", 2 * self._size) as advance:
-            return self._last_head(advance), verify_lines(self._lines(advance), head, in_force=in_force)
+    async def last_head(self) -> Head:
+        self._require_header()
+        with progress("reading", self._size) as advance:
+            return self._read_hashes(advance, {})[0]
 
-    def _last_head(self, advance: Advance) -> Head:
-        end = Head("?")
+    async def verify(self, heads: Sequence[Head]) -> tuple[Head, list[Mismatch]]:
+        """The last head and every mismatch: of the lines, and of the other heads."""
+        newest = heads[0] if heads else None
+        in_force = _in_force(self._retention, newest, self._most_files)
+        with progress("verifying", 2 * self._size) as advance:
+            end, found = self._read_hashes(advance, {one.sequence: one.hash for one in heads[1:]})
+            return end, verify_lines(self._lines(advance), newest, in_force=in_force) + found
+
+    def _read_hashes(self, advance: Advance, kept_hashes: dict[int, str]) -> tuple[Head, list[Mismatch]]:
+        """The last head, and the events whose hashes are not the ones that were kept."""
+        end, mismatches = Head("?"), []
         for text in self._lines(advance):
             found = read_line(text)
             if isinstance(found, LogHeader):
                 end = found.head
             elif found is not None:
                 end = Head(end.chain, found.sequence, found.hash)
-        return end
+                if kept_hashes.get(found.sequence, found.hash) != found.hash:
+                    mismatches.append(_other_hash(found.sequence))
+        return end, mismatches
 
     def _lines(self, advance: Advance) -> Iterator[bytes]:
         for line in lines_of(self._files):
@@ -266,12 +286,46 @@ def head_file_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.head.json")
 
 
-def read_head(file: Path) -> Head:
-    """A head that was exported earlier."""
+def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> tuple[Path | None, list[Head]]:
+    """
+    The file of heads to compare with, and its heads of one chain, the newest first.
+
+    It is the one that was named, else the one that an export wrote beside its file, else that of the setting
+    `audit.heads`, when the log is a store's own.
+    """
+    if head is None and file is not None:
+        beside = head_file_of(file)
+        head = beside if beside.is_file() else None
+    elif head is None:
+        found = address_of(options).settings
+        configured = None if found is None else found.configuration.audit.heads
+        kept = None if configured is None else found.folder / configured.path
+        head = kept if kept is not None and kept.is_file() else None
+    return head, [] if head is None else read_heads(head)
+
+
+class KeptHead(Head, frozen=True):
+    """A line of a file of heads: a head, and when it was written."""
+
+    at: str = ""
+
+
+def read_heads(file: Path) -> list[Head]:
+    """The heads in a file, one JSON object per line, the newest first; of several chains, those of the last line's."""
     try:
         with file.open("rb") as stream:
-            return msgspec.json.decode(stream.read(MOST_HEAD_BYTES), type=Head)
+            lines = stream.read(MOST_HEAD_BYTES).splitlines()
     except FileNotFoundError:
         raise CommandError(f"--head: {file}: there is no such file", Exit.NO_INPUT) from None
+    try:
+        heads = [msgspec.json.decode(line, type=KeptHead) for line in lines]
     except UNREADABLE as error:
         raise CommandError(f"--head: {file} contains no head: {error}", Exit.MISMATCH) from None
+    if not heads:
+        raise CommandError(f"--head: {file} contains no head", Exit.MISMATCH)
+    ours = [Head(one.chain, one.sequence, one.hash) for one in heads if one.chain == heads[-1].chain]
+    return sorted(ours, key=lambda one: one.sequence, reverse=True)
+
+
+def _other_hash(sequence: int) -> Mismatch:
+    return Mismatch(sequence, "the hash is not the one of the head")

@@ -26,7 +26,7 @@ from reefknot.cli.options import (
     one_of,
     time_ms,
 )
-from reefknot.cli.output import age, put, put_fields, put_jobs, put_json, say, show, time_text
+from reefknot.cli.output import age, put, put_document, put_fields, put_jobs, put_json, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from reefknot.core.redaction import Redactor
     from reefknot.ports.audit_log import KeptEntry
     from reefknot.ports.store import Store
+    from reefknot.ports.work_queue import WorkSnapshot
 
 MOST_EVENTS = 100
 MOST_RUNNING = 100_000
@@ -57,9 +58,16 @@ class Now(NamedTuple):
     gone: Collection[str]
 
 
-async def _now(store: Store) -> Now:
+async def now_in(store: Store) -> Now:
+    """The moment, and the owners of running work that are gone."""
     owners = [one for one in await store.leases.owners() if owner_is_gone(one)]
     return Now(Moment(int(store.clock.now() * 1000), int(store.clock.wall() * 1000)), owners)
+
+
+def state_in_words(item: WorkItem) -> str:
+    """The visible state of a job in a message, without a look at the clock: its lease is taken to hold."""
+    moment = Moment(item.lease_until - 1, item.updated_at)
+    return visible_state(item, moment, gone=(item.owner,) if owner_is_gone(item.owner) else ()).value
 
 
 def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
@@ -103,6 +111,18 @@ def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
     }
 
 
+def put_details(fields: dict[str, Any]) -> None:
+    """The fields of a job as a table, and below it the traceback of its last failure."""
+    failure = fields["failure"]
+    if not isinstance(failure, dict) or "traceback" not in failure:
+        put_fields(fields)
+        return
+    put_fields({**fields, "failure": {name: value for name, value in failure.items() if name != "traceback"}})
+    put()
+    put_document(str(failure["traceback"]))
+    put()
+
+
 def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
     if text is None:
         return None
@@ -112,9 +132,8 @@ def _decoded(text: str | bytes | None, redactor: Redactor) -> Any:
         return redactor(text if isinstance(text, str) else text.decode("utf-8", "replace"))
 
 
-async def _counts(store: Store, now: Now) -> dict[str, Any]:
-    """The number of jobs in each visible state, and the age of the oldest due one."""
-    snapshot = await store.work.snapshot()
+async def visible_counts(store: Store, snapshot: WorkSnapshot, now: Now) -> dict[str, int]:
+    """The number of jobs in each visible state."""
     states = {state.value: 0 for state in WorkState}
     for counts in snapshot.counts.values():
         for state, number in counts.items():
@@ -123,8 +142,14 @@ async def _counts(store: Store, now: Now) -> dict[str, Any]:
     waiting = max(0, states["running"] - running)  # claimed, but by a router, or by a worker that is gone
     states["running"] -= waiting
     states["pending"] += waiting
+    return states
+
+
+async def _counts(store: Store, now: Now) -> dict[str, Any]:
+    """The number of jobs in each visible state, and the age of the oldest due one."""
+    snapshot = await store.work.snapshot()
     return {
-        "states": states,
+        "states": await visible_counts(store, snapshot, now),
         "waiting_for_router": snapshot.counts.get(ROUTER, {}).get(WorkState.PENDING, 0),
         "oldest_due_s": snapshot.oldest_due_ms / 1000,
     }
@@ -132,7 +157,7 @@ async def _counts(store: Store, now: Now) -> dict[str, Any]:
 
 async def job_counts(store: Store) -> dict[str, Any]:
     """The number of jobs in each visible state at this moment, and the age of the oldest due one."""
-    return await _counts(store, await _now(store))
+    return await _counts(store, await now_in(store))
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
@@ -162,7 +187,7 @@ def list_(
     address, since_ms = address_of(options), time_ms("--since", since) or 0
 
     async def work(store: Store) -> tuple[list[WorkItem], dict[str, Any], Now]:
-        now, last = await _now(store), unquote(after)
+        now, last = await now_in(store), unquote(after)
         if last and await store.work.get(last) is None:
             gone = named(*assignment_and_tenant(last))
             text = f"--after: there is no job {gone} any more; start again without --after"
@@ -230,7 +255,7 @@ def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) 
 
     async def work(store: Store) -> tuple[WorkItem | None, list[KeptEntry], Now]:
         found = await store.work.get(record_id(job, tenant))
-        return found, await _events(store, job, tenant), await _now(store)
+        return found, await _events(store, job, tenant), await now_in(store)
 
     found, kept, now = with_store(address, work)
     if found is None:
@@ -242,7 +267,7 @@ def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) 
         events = [{name: value for name, value in one.items() if name != "decision"} for one in bodies]
         put_json({**fields, "events": address.redactor.tree(events)})
         return
-    put_fields({name: value for name, value in fields.items() if name != "history"})
+    put_details({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], kept):
         put(address.redactor(line))
 
@@ -271,7 +296,7 @@ _tenant = msgspec.json.Decoder(_EventTenant).decode
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time."""
-    from reefknot.cli.live_feed import describe
+    from reefknot.cli.live_feed import describe, describe_routine
     from reefknot.core.audit.event import decode
 
     lines = []
@@ -279,9 +304,9 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
         by = f" by {one['who']}" if one["who"] else ""
         lines.append((one["at"], f"{one['what']}{by}{': ' + one['why'] if one['why'] else ''}"))
     for event in (decode(one.entry.body) for one in kept):
-        words = describe(event)
-        lines.append((event.timestamp, f"{event.event_type}: {words[1]}" if words else event.event_type))
-    return [f"{at}  {text}" for at, text in sorted(lines)]
+        _, words = describe(event) or ("", describe_routine(event))
+        lines.append((event.timestamp, f"{event.event_type}: {words}" if words else event.event_type))
+    return [f"{at}  {text}" for at, text in sorted(lines, key=lambda line: line[0])]
 
 
 @app.command(
@@ -328,7 +353,7 @@ async def _cancel(store: Store, address: StoreAddress, cancel: Cancel, *, dry_ru
     found = await store.work.get(work_id)
     if found is None:
         raise _absent(job, cancel.tenant_id)
-    now = await _now(store)
+    now = await now_in(store)
     before = visible_state(found, now.moment, gone=now.gone)
     if before not in _OPEN:
         raise CommandError(f"{printable(job)} is {before.value}: there is nothing to cancel", Exit.FAILED)
@@ -431,8 +456,8 @@ class EndedJobs(msgspec.Struct, frozen=True):
         if item is None:
             return "cannot be retried: there is no such job; `job list` lists all jobs"
         if can_retry(item):
-            return f"does not match the filter: it is {item.state.value}"
-        return f"cannot be retried: it is {item.state.value}; accepted: failed, cancelled, quarantined"
+            return f"does not match the filter: it is {state_in_words(item)}"
+        return f"cannot be retried: it is {state_in_words(item)}; accepted: failed, cancelled, quarantined"
 
 
 def _absent(job: str, tenant: str | None) -> CommandError:

@@ -7,7 +7,6 @@ is counted by kind, and the counts are printed instead.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 
 from reefknot.cli.audit_source import PAGE
-from reefknot.cli.output import plural, queue_depth
+from reefknot.cli.output import data, plural, queue_depth
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
 from reefknot.core.messages import AckStatus
@@ -59,8 +58,26 @@ def describe(event: events.AnyEvent) -> tuple[str, str] | None:
             return "breaker", f"{event.name} is {event.state}{waits}"
         case events.OperatorAction():
             return "operator", f"{event.actor}: {event.action} {event.subject or ''}".rstrip()
+        case events.TakenOver():
+            return "taken over", f"key {event.idempotency_key}: by {event.owner}, from {event.previous_owner}"
         case _:
             return None
+
+
+def describe_routine(event: events.AnyEvent) -> str:
+    """A sentence about an event that every assignment has, for its own story; empty for the others."""
+    match event:
+        case events.Submitted():
+            return f"by {event.actor} on {event.host}, process {event.process}"
+        case events.Routing():
+            return f"to {event.worker_id}"
+        case events.Admission():
+            return f"{event.status} by {event.worker_id}, {event.queue_depth} waiting"
+        case events.Completed():
+            took = "" if event.duration_ms is None else f" in {event.duration_ms / 1000:.3f} s"
+            return f"{event.status} after {plural(event.attempts or 0, 'attempt')}{took}"
+        case _:
+            return ""
 
 
 def _describe_admission(event: events.Admission) -> tuple[str, str] | None:
@@ -123,7 +140,7 @@ class LiveFeed:
                 self._show(kept)
             self._after = entries[-1].sequence
         self._flush_counts()
-        sys.stdout.flush()
+        data().flush()
 
     def end(self) -> None:
         """Print the counts of what is still left out."""

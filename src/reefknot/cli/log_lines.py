@@ -70,7 +70,9 @@ class TextLines(logging.Formatter):
     """`2026-01-25T21:15:00.123+01:00 WARNING reefknot: …`, a traceback below it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{stamp(record.created)} {record.levelname} {record.name}: {printable(redact(record.getMessage()))}"
+        keep = chr(10) if getattr(record, "is_traceback", False) else ""  # its lines are indented
+        text = printable(redact(record.getMessage()), keep=keep)
+        line = f"{stamp(record.created)} {record.levelname} {record.name}: {text}"
         trace = _traceback(record)
         return f"{line}\n{printable(trace, keep=chr(10))}" if trace else line
 

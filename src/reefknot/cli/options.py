@@ -37,7 +37,8 @@ _DEFAULT_STORE = "Default: the configured one, or sqlite:.reefknot/state.db."
 MOST_LISTED = 10_000
 LONGEST_S = 10 * 365 * 86_400
 Actor = Annotated[str | None, arg("Audited actor. Default: the user of this system.", "--as")]
-Modules = Annotated[list[str] | None, arg("Module that defines steps with @reefknot.block; repeatable.", "--module")]
+_MODULES = "Module (app.steps) or file (steps.py) that defines steps with @reefknot.block; repeatable."
+Modules = Annotated[list[str] | None, arg(_MODULES, "--module")]
 
 # ---- groups of options -----------------------------------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ def one_of(flag: str, given: str, accepted: dict[str, T]) -> T:
 
 def unknown(flag: str, given: str, accepted: Iterable[str], *, also: str = "", prefix: str = "") -> CommandError:
     """The error for an unknown word, with a suggestion. A `prefix` that all accepted words share is no likeness."""
-    from reefknot.config.layers import suggest
+    from reefknot.core.checks import suggest
 
     words = list(accepted)
     shown = given if len(given) <= 60 else given[:59] + "…"

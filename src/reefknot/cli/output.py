@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from enum import Enum
 from errno import EIO
 from io import BufferedWriter, FileIO, TextIOWrapper
@@ -85,9 +85,29 @@ def guard_stdout() -> None:
     )
 
 
+_data: TextIO | None = None
+
+
+def data() -> TextIO:
+    """The stream of a command's data: stdout, also inside `prints_to_stderr`."""
+    return sys.stdout if _data is None else _data
+
+
+@contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """Send what one's own steps print to stderr while the block lasts: stdout is for the command's data."""
+    global _data
+    _data = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _data = None
+
+
 def reader_is_gone() -> bool:
     """Whether nobody reads stdout any more: a command that only shows what happens may end."""
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    raw = getattr(getattr(data(), "buffer", None), "raw", None)
     return isinstance(raw, StdoutFile) and raw.reader_is_gone
 
 
@@ -138,12 +158,12 @@ def say(text: str) -> None:
 
 def put(text: str = "") -> None:
     """Write one line of data to stdout; a line break inside is shown as an escape."""
-    print(printable(text))
+    print(printable(text), file=data())
 
 
 def put_document(text: str) -> None:
     """Write a text of several lines to stdout, such as a file that the command would write."""
-    print(printable(text.rstrip("\n"), keep="\n"))
+    print(printable(text.rstrip("\n"), keep="\n"), file=data())
 
 
 def relative(source: str) -> str:

@@ -7,11 +7,12 @@ A part runs over the same store as the others; a store that only this process ca
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from json import dumps
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.log_lines import LOG, LogFlags
@@ -27,7 +28,19 @@ from reefknot.cli.options import (
     check_seconds,
     unknown,
 )
-from reefknot.cli.output import age, put, put_json, put_table, queue_depth, relative, say, show, time_text
+from reefknot.cli.output import (
+    age,
+    data,
+    prints_to_stderr,
+    put,
+    put_json,
+    put_table,
+    queue_depth,
+    relative,
+    say,
+    show,
+    time_text,
+)
 from reefknot.cli.serve import (
     DrainSeconds,
     For,
@@ -41,7 +54,6 @@ from reefknot.cli.serve import (
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.routing import WorkerState, worker_state
-from reefknot.core.work import ROUTER
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -125,7 +137,8 @@ def _start(
             "accepted: sqlite:PATH (for everything in one process: reefknot up --engine memory:)"
         )
         raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
-    return asyncio.run(_serve(kind, start, seconds, drain, parts, json=options.json))
+    with prints_to_stderr():
+        return asyncio.run(_serve(kind, start, seconds, drain, parts, json=options.json))
 
 
 async def _serve(
@@ -139,13 +152,14 @@ async def _serve(
 
     with shutdown_on_signals() as shutdown:
         async with start.system(drain=drain, stopped=stopped, **parts) as system:
+            shutdown.reloads(system)
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
             say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
             await _say_missing_part("worker" if kind == "router" else "router", system, start.url)
             await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
     elapsed = round(monotonic() - began, 3)
     if json:
-        print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}))
+        print(dumps({"summary": {f"{kind}_id": name, **counts, "elapsed_s": elapsed}}), file=data())
     else:
         done = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         idle = "nothing is left" if kind == "router" else "nothing arrived"
@@ -254,6 +268,96 @@ def resume(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> 
     return WorkerCommand("resume", "resumed", "running again", WorkerState.RUNNING).send(worker, options)
 
 
+@worker_app.command(name="reload", help_epilogue=examples("worker reload", "worker reload worker-2"))
+def reload_worker(worker: WorkerId = None, /, *, options: OperatorFlags = OPERATOR) -> int:
+    """Reload the policies of a worker's process: work that begins from now on follows the configuration as it is."""
+    return _reload("worker", worker, options)
+
+
+@router_app.command(name="reload", help_epilogue=examples("router reload", "router reload router-2"))
+def reload_router(
+    router: Annotated[str | None, arg("Router id. Default: every router.")] = None,
+    /,
+    *,
+    options: OperatorFlags = OPERATOR,
+) -> int:
+    """Reload the policies of a router's process: work that begins from now on follows the configuration as it is."""
+    return _reload("router", router, options)
+
+
+def _reload(part: str, name: str | None, options: OperatorFlags) -> int:
+    """Have the processes of these parts read their configuration again; 78 when one refuses it."""
+    address = address_of(options)
+    systems = with_store(address, lambda store: _reloaded(store, address, part, name, dry_run=options.dry_run))
+    outcomes = [one.get("reload") or {} for one in systems.values()]
+    refused = any(one.get("problems") for one in outcomes)
+    silent = [number for number, one in systems.items() if not one.get("reload")]
+    if options.json:
+        reports = [{"system_id": number, **(one.get("reload") or {})} for number, one in systems.items()]
+        put_json({"systems": reports, "actor": address.actor, "dry_run": options.dry_run})
+    for one in systems.values():
+        _say_reload(part, one, dry_run=options.dry_run, json=options.json)
+    if refused:
+        return Exit.MISCONFIGURED
+    return Exit.TEMPORARY if silent and not options.dry_run else Exit.FINE
+
+
+async def _reloaded(
+    store: Store, address: StoreAddress, part: str, name: str | None, *, dry_run: bool
+) -> dict[str, dict[str, Any]]:
+    """The status of every addressed system, by its id. `reload` is there when it has obeyed."""
+    systems = await systems_with(part, store, address)
+    known = {number for one in systems for number in _names_of(part, one)}
+    if name is not None and name not in known:
+        raise unknown(part.upper(), name, sorted(known))
+    addressed = [one for one in systems if (name in _names_of(part, one) if name else _names_of(part, one))]
+    found = {one["system_id"]: {**one, "reload": None} for one in addressed}
+    if dry_run:
+        return found
+    body, event = dumps({"part": part, "name": name}), address.event(f"{part}.reload", name or "*")
+    sequence = await store.control.post("reload", target="router", body=body, sender=address.actor, events=[event])
+
+    async def look() -> bool:
+        from reefknot.app.presence import living_systems
+
+        living = {one["system_id"]: one for one in await living_systems(store)}
+        for number in [number for number in found if number not in living]:
+            del found[number]  # it has ended meanwhile
+        for number, status in found.items():
+            outcome = living[number].get("reload")
+            if outcome and outcome["sequence"] >= sequence:
+                status["reload"] = outcome
+        return all(one["reload"] for one in found.values())
+
+    await polled(look, OBEY_WAIT_S)
+    return found
+
+
+def _names_of(part: str, system: dict[str, Any]) -> list[str]:
+    if part == "worker":
+        return [one["worker_id"] for one in system["workers"]]
+    return [system["router"]["router_id"]] if system["router"] else []
+
+
+def _say_reload(part: str, system: dict[str, Any], *, dry_run: bool, json: bool) -> None:
+    """Print the outcome of one system: mistakes on stderr, the rest on stdout unless that is for JSON."""
+    from reefknot.app.reload import ReloadOutcome
+
+    names = f"{', '.join(_names_of(part, system))} (pid {system['pid']})"
+    if dry_run:
+        text = "would reload its policies"
+    elif not system["reload"]:
+        say(f"{names}: the command is stored, but not obeyed within {OBEY_WAIT_S:g} s")
+        return
+    else:
+        outcome = msgspec.convert(system["reload"], ReloadOutcome)
+        for problem in outcome.problems:
+            say(relative(problem))
+        text = outcome.sentence()
+    if not json:
+        put(f"{names}: {text}")
+
+
 class WorkerCommand(NamedTuple):
     """A command to one worker or to all, and the status that shows that it was obeyed."""
 
@@ -316,12 +420,11 @@ def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
 
 def _show_routers(address: StoreAddress, *, json: bool) -> None:
     async def work(store: Store) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        from reefknot.cli.job import now_in, visible_counts
+
         found = await systems_with("router", store, address)
-        submitted: Counter[str] = Counter()
-        for name, counts in (await store.work.snapshot()).counts.items():
-            if name == ROUTER or "@" in name:  # not yet accepted by a worker, or accepted
-                submitted.update({state.value: number for state, number in counts.items()})
-        return found, dict(submitted)
+        counts = await visible_counts(store, await store.work.snapshot(), await now_in(store))
+        return found, {state: number for state, number in counts.items() if number}
 
     systems, submitted = with_store(address, work)
     routers = [_router_fields(one) for one in systems if one["router"]]

@@ -13,7 +13,7 @@ from msgspec import Struct
 from reefknot.cli import bulk_actions
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.bulk_actions import BulkAction, named, tenant_hint
-from reefknot.cli.job import job_details
+from reefknot.cli.job import job_details, put_details, state_in_words
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -26,7 +26,7 @@ from reefknot.cli.options import (
     check_whole,
     time_ms,
 )
-from reefknot.cli.output import put_fields, put_jobs, put_table, say, show, time_text
+from reefknot.cli.output import put_jobs, put_table, say, show, time_text
 from reefknot.cli.stores import StoreAddress, address_of, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.work import WorkItem, record_id
@@ -108,7 +108,7 @@ def show_item(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE)
         text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
         raise CommandError(text, Exit.FAILED)
     fields = {**_fields(item, address), **job_details(item, address.redactor)}
-    show(fields, lambda: put_fields(fields), json=options.json)
+    show(fields, lambda: put_details(fields), json=options.json)
 
 
 @app.command(help_epilogue=examples("quarantine stats --json"))
@@ -213,7 +213,7 @@ class QuarantinedJobs(Struct, frozen=True):
             yield chunk
 
     def missing(self, item: WorkItem | None) -> str:
-        state = "there is no such job" if item is None else f"it is {item.state.value}"
+        state = "there is no such job" if item is None else f"it is {state_in_words(item)}"
         return f"is not in quarantine: {state}; `quarantine list` shows what is"
 
 

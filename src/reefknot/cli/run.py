@@ -25,7 +25,7 @@ from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import STDIN, AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole
-from reefknot.cli.output import Advance, plural, progress, put, say
+from reefknot.cli.output import Advance, data, plural, prints_to_stderr, progress, put, say
 from reefknot.cli.serve import Shutdown, Startup, parts_of, shutdown_on_signals, startup, until_first_ends, wait_for
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
@@ -74,7 +74,7 @@ def run(
     require_file(file)
     if results is not None:
         check_results(results, file, force=force)
-    with log.applied(), _results_file(results) as write:
+    with log.applied(), prints_to_stderr(), _results_file(results) as write:
         start = startup(options.engine, options.config, options.workers)
         batch = BatchRun(file, write, in_flight, new=new, takes_all=all_, secrets=start.secrets)
         return asyncio.run(_run(batch, start, options))
@@ -85,11 +85,12 @@ async def _run(batch: BatchRun, start: Startup, options: SystemFlags) -> int:
     with shutdown_on_signals() as shutdown:
         parts = {**parts_of(options), "own_work_only": not batch.takes_all, "stopped": batch.count_rest}
         async with start.system(drain=DRAIN_S, **parts) as system:
+            shutdown.reloads(system)
             await batch.run(system, shutdown)
     elapsed = monotonic() - began
     batch.report_rest()
     if options.json:
-        print(dumps(batch.tally.summary(elapsed)))
+        print(dumps(batch.tally.summary(elapsed)), file=data())
     else:
         put(batch.tally.sentence(elapsed))
     if shutdown.code is not None:

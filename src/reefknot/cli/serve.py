@@ -2,7 +2,8 @@
 `reefknot up`, and what every command that runs a system shares: its start-up and its shutdown.
 
 A system starts from settings that are checked, and explained to the user, before anything runs. The first signal asks
-for an orderly shutdown, the second ends the process at once: accepted work is in the store either way.
+for an orderly shutdown, the second ends the process at once: accepted work is in the store either way. SIGHUP means
+that the terminal was closed, and shuts down; to a process without a terminal it means: reload the policies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from json import dumps
 from shlex import quote
-from signal import SIGINT, SIGTERM, Signals
+from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, Signals, getsignal
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,13 +25,14 @@ from msgspec import Struct
 from reefknot.cli.app import Exit, noun
 from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
 from reefknot.cli.log_lines import LOG, LogFlags
-from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, settings
-from reefknot.cli.output import put, relative, say
+from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
+from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
+    from reefknot.app.reload import ReloadOutcome
     from reefknot.app.system import System
     from reefknot.config.schema import BlocksSection
     from reefknot.config.settings import Settings
@@ -52,13 +54,16 @@ class Startup(Struct, frozen=True):
     secrets: tuple[str, ...]
     flags: str = ""
     """The flags with which other commands find the same store."""
+    config: str | None = None
+    """The value of `--config`."""
 
     def system(self, *, drain: float | None, **parts: Any) -> AbstractAsyncContextManager[System]:
         """The running system with these parts. `drain` is None for the configured time."""
         from reefknot.app.system import running_system, worker_settings
 
         seconds = worker_settings(self.settings).drain if drain is None else drain
-        return running_system(self.url, self.settings, drain=seconds, secrets=self.secrets, **parts)
+        parts |= {"drain": seconds, "secrets": self.secrets, "reread": lambda: load(self.config)}
+        return running_system(self.url, self.settings, **parts)
 
     @property
     def store_name(self) -> str:
@@ -78,7 +83,7 @@ def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup
         say(f"warning: {relative(str(problem))}")
     named = {"--engine": engine, "--config": config}
     flags = "".join(f" {flag} {quote(value)}" for flag, value in named.items() if value is not None)
-    return Startup(found, store_url(found, engine), secrets, flags)
+    return Startup(found, store_url(found, engine), secrets, flags, config)
 
 
 _BASELINE = {
@@ -117,30 +122,59 @@ def _way_out(name: str, origin: str, found: Settings) -> str:
 # ---- shutdown --------------------------------------------------------------------------------------------------------
 
 
+_CODES = {SIGINT: Exit.INTERRUPTED, SIGTERM: Exit.TERMINATED, SIGHUP: Exit.HUNG_UP}
+
+
 class Shutdown:
-    """Shutdown request by a signal, and the exit code that follows from it."""
+    """Shutdown request by a signal, and the exit code that follows from it; and reloads by SIGHUP."""
 
     def __init__(self, requested: asyncio.Event) -> None:
         self.requested = requested
         self.code: Exit | None = None
+        self._system: System | None = None
+        # Asked for now: a terminal that was closed does not count as one any more.
+        self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, data()))
+
+    def reloads(self, system: System) -> None:
+        """From now on, SIGHUP reloads the policies of this system, unless there is a terminal."""
+        self._system = system
 
     def on_signal(self, signal: Signals) -> None:
+        if signal == SIGHUP and not self._has_terminal:
+            self._reload()
+            return
         if self.code is not None:
+            if signal == SIGHUP:  # a terminal that closes may send it twice
+                return
             say("stopped at once; accepted work is in the store")
             os._exit(self.code)
-        self.code = Exit.INTERRUPTED if signal == SIGINT else Exit.TERMINATED
+        self.code = _CODES[signal]
         say("shutting down; running steps may finish (a second signal stops at once)")
         self.requested.set()
+
+    def _reload(self) -> None:
+        task = None if self._system is None or self.code is not None else self._system.reload("SIGHUP")
+        if task is None:
+            say("SIGHUP: nothing is reloaded while the system starts or ends")
+        else:
+            task.add_done_callback(_say_outcome)
+
+
+def _say_outcome(task: asyncio.Task[ReloadOutcome]) -> None:
+    if not task.cancelled() and not task.result().problems:  # a refusal is in the log, with its lines
+        say(f"SIGHUP: {task.result().sentence()}")
 
 
 @contextmanager
 def shutdown_on_signals() -> Iterator[Shutdown]:
-    """Inside, SIGINT and SIGTERM request a shutdown instead of ending the process."""
+    """Inside, SIGINT, SIGTERM and SIGHUP go to `Shutdown`. A SIGHUP that is ignored, as by `nohup`, stays ignored."""
     loop = asyncio.get_running_loop()
     shutdown = Shutdown(asyncio.Event())
     handled = []
-    for signal in (SIGINT, SIGTERM):
+    for signal in _CODES:
         try:
+            if signal == SIGHUP and getsignal(signal) == SIG_IGN:
+                continue
             loop.add_signal_handler(signal, shutdown.on_signal, signal)
             handled.append(signal)
         except (RuntimeError, ValueError):  # no main thread, or a system without signals
@@ -190,7 +224,7 @@ def up(*, seconds: For = None, drain: DrainSeconds = None, log: LogFlags = LOG, 
     """Run a router and workers until Ctrl-C or SIGTERM, and print retries, rejections and overload as they happen."""
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
-    with log.applied(feed=True):
+    with log.applied(feed=True), prints_to_stderr():
         start = startup(options.engine, options.config, options.workers)
         session = UpSession(start, **parts_of(options), as_json=options.json)
         return asyncio.run(session.serve(seconds, drain=drain))
@@ -225,6 +259,7 @@ class UpSession(Struct, frozen=True):
         parts = {"workers": self.workers, "modules": self.modules, "seed": self.seed}
         with shutdown_on_signals() as shutdown:
             async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
+                shutdown.reloads(system)
                 head = await system.store.audit.head()
                 feed = LiveFeed(system.store.audit, self._print, after=head.sequence, as_json=self.as_json)
                 if self.welcome:
@@ -254,12 +289,11 @@ class UpSession(Struct, frozen=True):
             self.print_line(kind, line)
             return
         with suppress(BrokenPipeError):
-            print(line if self.as_json else printable(line))
-            sys.stdout.flush()
+            print(line if self.as_json else printable(line), file=data(), flush=True)
 
     def _put_summary(self, summary: dict[str, Any]) -> None:
         if self.as_json:
-            print(dumps({"summary": summary}))
+            print(dumps({"summary": summary}), file=data())
             return
         parts = [
             f"{number} {name.replace('_', ' ')}" for name, number in summary.items() if name != "elapsed_s" and number

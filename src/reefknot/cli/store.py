@@ -59,7 +59,10 @@ def backup(
     async def work(store: Store) -> None:
         with progress("copying", 100) as advance:
             await _sqlite(store, address).backup(target, progress=_percent(advance))
-        await store.audit.append([address.event("store.backup", str(target))])
+        if _sqlite(store, address).read_only:
+            say("the store may not be written, so the backup is not among its events")
+        else:
+            await store.audit.append([address.event("store.backup", str(target))])
 
     with_store(address, work)
     size = target.stat().st_size

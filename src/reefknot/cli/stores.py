@@ -72,14 +72,20 @@ class StoreAddress(Struct, frozen=True):
     def event(
         self, action: str, subject: str | None = None, *, tenant_id: str | None = None, **details: Any
     ) -> AuditEntry:
-        """The audit entry of an operator's action, secrets hidden."""
+        """The audit entry of an operator's action, secrets hidden. User, host and process are those of this command,
+        whatever name was given with `--as`."""
         from reefknot import clock
         from reefknot.audit.journal import Journal, envelope
         from reefknot.core.audit.event import OperatorAction
+        from reefknot.runtime.processes import own_identity
 
+        mine = own_identity()
         event = OperatorAction(
             **envelope(wall=clock.wall(), tenant_id=tenant_id),
             actor=self.actor,
+            os_user=mine.user,
+            host=mine.host,
+            process=mine.process,
             action=action,
             subject=None if subject is None else self.redactor(subject),
             details=self.redactor.tree(details) or None,
@@ -104,16 +110,18 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
 
 @asynccontextmanager
 async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncIterator[Store]:
-    """The store, opened without retention. An empty file is refused: opening would turn it into a store, which only
-    `store migrate` may do (`or_empty`)."""
+    """The store, opened without retention, and for reading only where it may not be written. An empty file is refused:
+    opening would turn it into a store, which only `store migrate` may do (`or_empty`)."""
     from reefknot.app.stores import open_store, options_of
+    from reefknot.engines.sqlite.reads import is_writable
 
     address.require_file()
     if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:
         text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
         raise CommandError(text, Exit.UNREACHABLE)
     options: Any = {} if address.settings is None else options_of(address.settings.configuration)
-    async with open_store(address.url, **options, tidy=False) as store:
+    read_only = address.is_sqlite and not is_writable(str(address.path))
+    async with open_store(address.url, **options, tidy=False, read_only=read_only) as store:
         yield store
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit, noun
-from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, require_file
+from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, repeated_key, require_file
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import STORE, StoreFlags, arg, settings
-from reefknot.cli.output import put, put_jobs, say
+from reefknot.cli.output import put, put_jobs, relative, say
 from reefknot.cli.stores import StoreAddress, address_of, has_part
-from reefknot.core.messages import ExecAssignment, ExecResult
+from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage
 from reefknot.core.work import WorkState
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.runtime.log import printable
@@ -85,12 +85,15 @@ def _step(
     """The assignment that the flags describe."""
     try:
         payload: Any = msgspec.json.decode(inputs or "{}")
+        repeated = repeated_key((inputs or "{}").encode())
     except RecursionError:
         raise CommandError("--inputs: nested too deeply") from None
     except msgspec.DecodeError as error:
         raise CommandError(f"--inputs: not JSON: {error}") from None
     if not isinstance(payload, dict):
         raise CommandError('--inputs: accepted: a JSON object, such as {"path": "a.txt"}')
+    if repeated is not None:
+        raise CommandError(f"--inputs: {repeated[0]}: the key stands twice in one object; keep one of them")
     fields: dict[str, Any] = {"job": {"type": type_, "payload": payload}}
     if id_ is not None:
         fields["assignment_id"] = id_
@@ -98,11 +101,11 @@ def _step(
         fields["tenant_id"] = tenant
     fields["options"] = {name: given for name, given in limits.items() if given is not None}
     found = read_object(fields, new_id())
-    if isinstance(found, str):
+    if isinstance(found, InvalidMessage):
         flags = {"job.type": "--type", "assignment_id": "--id", "tenant_id": "--tenant"}
         flags |= {f"options.{name}": f"--{name.replace('_', '-')}" for name in limits}
-        field = found.partition(":")[0]
-        raise CommandError(found.replace(field, flags.get(field, field), 1))
+        field = found.message.partition(":")[0]
+        raise CommandError(found.message.replace(field, flags.get(field, field), 1))
     return found
 
 
@@ -130,7 +133,10 @@ class Submission:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
         from reefknot.app.stores import connect
 
+        is_new = self._address.is_sqlite and not self._address.path.exists()
         async with connect(self._address.url, size=self._size) as client:
+            if is_new:
+                say(f"there was no store at {relative(str(self._address.path))}: a new one was made")
             if isinstance(work, str):
                 handles = [handle async for handle in self._submit_file(client, work)]
             else:

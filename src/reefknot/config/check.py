@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from reefknot.config.dialects import DialectReader, accepted_strategies
-from reefknot.config.layers import Tree, suggest
+from reefknot.config.layers import Tree
 from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import MAPPING, TEXT, Configuration
+from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import redact
 from reefknot.core.retry.book import Book, content_hash, families
@@ -90,6 +91,22 @@ def _retry_part(value: dict[str, Any]) -> dict[str, Any]:
         "operations": value.get("operations", {}),
         "sources": sources,
     }
+
+
+def other_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The sections of a configuration that differ in something else than policies."""
+    first, second = _without_policies(before), _without_policies(after)
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+
+
+def _without_policies(value: dict[str, Any]) -> dict[str, Any]:
+    rest = copy.deepcopy({name: one for name, one in value.items() if name not in ("retry_policies", "operations")})
+    v2 = rest.get("worker", {}).get("retries", {}).get("v2", {})
+    for name in [name for name in v2 if name != "enabled"]:
+        del v2[name]
+    for source in rest.get("sources", {}).values():
+        source.pop("retry", None)
+    return rest
 
 
 # ---- what the schema finds -------------------------------------------------------------------------------------------

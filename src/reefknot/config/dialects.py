@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reefknot.config.layers import Tree, suggest
+from reefknot.config.layers import Tree
 from reefknot.config.reading.session import KeyPath, Problem, shortened
 from reefknot.config.schema import Category, Configuration, ConnectorEntry, ErrorOverride
+from reefknot.core.checks import suggest
 from reefknot.core.failure import ErrorCategory, ErrorCode, FailureType
 from reefknot.core.retry.backoff import register_strategy
 from reefknot.core.retry.book import Book, CategoryEntry, Condition, FieldValue, Layer, Patch, StatusRules, TargetEntry

@@ -13,7 +13,7 @@ says when to read again.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -39,7 +39,6 @@ Format = Literal["yaml", "json", "toml"]
 
 SUFFIXES: Mapping[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 
-LONGEST_SUGGESTED = 64
 """Longer names are not compared: likeness costs the product of two lengths."""
 
 
@@ -156,17 +155,6 @@ def read_file(path: str | os.PathLike[str]) -> Tree:
         accepted = ", ".join(SUFFIXES)
         session.refuse(Mark(name), (), f"the file's name does not say its format; accepted: {accepted}")
     return read_text(_decoded(data, session), name=name, format=written_in)
-
-
-def suggest(name: str, accepted: Iterable[str]) -> str:
-    """`; did you mean 'x'?` when one of the accepted names looks like it, else nothing."""
-    from difflib import get_close_matches
-
-    if not 0 < len(name) <= LONGEST_SUGGESTED:
-        return ""
-    known = {word.lower().replace("-", "_"): str(word) for word in accepted}
-    found = get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
-    return f"; did you mean {known[found[0]]!r}?" if found else ""
 
 
 PREFIX = "REEFKNOT__"

@@ -268,6 +268,14 @@ class JsonLinesFile(Section):
     fsync: Literal["always", "rotate", "never"] = "always"
 
 
+class HeadsFile(Section):
+    """A file of heads of the audit log, in a second place: a log that is written anew does not fit them."""
+
+    path: FilePath
+    every_seconds: Annotated[float, Field(ge=1, le=604_800)] = 3600.0
+    max_heads: Annotated[int, Field(ge=10, le=50_000)] = 10_000
+
+
 class AuditSection(Section):
     """Audit events: how long the store keeps them, where they are copied, and what a failing log means."""
 
@@ -275,6 +283,7 @@ class AuditSection(Section):
     max_buffered: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     retention_seconds: Annotated[float, Field(ge=60, le=3_153_600_000)] | None = 90 * 86_400.0
     jsonl: JsonLinesFile | None = None
+    heads: HeadsFile | None = None
     log: bool = False
 
 

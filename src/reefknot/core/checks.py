@@ -14,6 +14,7 @@ from reefknot.errors import ParameterError, ParameterTypeError
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from enum import StrEnum
     from typing import Any, TypeGuard, TypeVar
 
@@ -23,6 +24,8 @@ LARGEST_FLOAT = 1.7976931348623157e308
 """An `int` may be larger, and then has no float."""
 LONGEST_S = 100 * 365 * 86_400.0
 """A hundred years in seconds: a longer time does not fit into a stored timestamp."""
+
+LONGEST_SUGGESTED = 64
 
 _NUMBER = (int, float)
 
@@ -95,6 +98,17 @@ def choice(name: str, given: Any, choices: type[Choice]) -> Choice:
         return choices(given)
     except ValueError:
         raise ParameterError(name, given, f"one of {', '.join(choices)}") from None
+
+
+def suggest(name: str, accepted: Iterable[str]) -> str:
+    """`; did you mean 'x'?` when one of the accepted names looks like it, else nothing."""
+    from difflib import get_close_matches
+
+    if not 0 < len(name) <= LONGEST_SUGGESTED:
+        return ""
+    known = {word.lower().replace("-", "_"): str(word) for word in accepted}
+    found = get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    return f"; did you mean {known[found[0]]!r}?" if found else ""
 
 
 def _accepted(least: float, most: float, above: bool, unit: str) -> str:

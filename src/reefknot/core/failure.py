@@ -86,4 +86,6 @@ class Failure(Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         name = self.exception or self.code.name
-        return f"{name}: {self.message}" if self.message else name
+        if self.message in ("", name) or self.message.startswith(f"{name}:"):
+            return self.message or name
+        return f"{name}: {self.message}"

@@ -2,7 +2,8 @@
 Messages between routers and workers: version 1 of the wire, frozen.
 
 New fields are optional, unknown ones are ignored, numbers are never text. A message that cannot be read or used becomes
-an `InvalidMessage` that names the field; it never becomes an exception in a worker.
+an `InvalidMessage` that names the field; it never becomes an exception in a worker. An assignment that a person wrote,
+in a file or a program, is read by `written_assignment`, to which an unknown field is a mistake.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from reefknot.core.checks import is_whole_number
+from reefknot.core.checks import is_whole_number, suggest
 from reefknot.core.failure import ErrorCode
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.work import record_id
@@ -319,6 +320,16 @@ _assignments = msgspec.json.Decoder(ExecAssignment)
 _named = msgspec.json.Decoder(_Named)
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _encoder = msgspec.json.Encoder()
+_ENVELOPE: dict[str, type[Struct]] = {
+    "": ExecAssignment,
+    "job": Job,
+    "options": AssignmentOptions,
+    "options.retry": RetryOptions,
+    "executor": Executor,
+    "correlation": Correlation,
+}
+"""The parts of an assignment whose fields are known, by their paths; all else holds a caller's own values."""
+LONGEST_SHOWN_NAME = 60
 _NO_OPTIONS = AssignmentOptions()
 _NOBODY = Executor()
 
@@ -349,6 +360,42 @@ def read_assignment(
     except _UNREADABLE as error:
         return InvalidMessage(f"the message: not JSON: {error}", readable=False)
     return checked(_with_headers(assignment, headers, wall_ms) if headers else assignment)
+
+
+def written_assignment(value: Mapping[str, Any]) -> ExecAssignment | InvalidMessage:
+    """
+    The assignment that these fields describe, checked.
+
+    A field that no assignment has is refused with the one that may be meant: ignored, as on the wire, a misspelt
+    `assignment_id` would do the work twice.
+    """
+    for prefix, kind in _ENVELOPE.items():
+        fields = _value_below(value, prefix)
+        for name in fields if isinstance(fields, Mapping) else ():
+            if name not in kind.__struct_fields__:
+                field = f"{prefix}.{_shown_name(name)}".lstrip(".")
+                return InvalidMessage(f"{field}: {_unknown_field(str(name), prefix)}", field)
+    return read_assignment(_encoder.encode(value))
+
+
+def _shown_name(name: object) -> str:
+    """The bounded beginning of a field's name."""
+    text = str(name)
+    return text if len(text) <= LONGEST_SHOWN_NAME else text[: LONGEST_SHOWN_NAME - 1] + "…"
+
+
+def _value_below(value: Any, prefix: str) -> Any:
+    for part in prefix.split(".") if prefix else ():
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _unknown_field(name: str, prefix: str) -> str:
+    """The refusal of a field, with the name that may be meant: one like it beside it, or the same elsewhere."""
+    accepted = _ENVELOPE[prefix].__struct_fields__
+    elsewhere = [f"{one}.{name}".lstrip(".") for one, kind in _ENVELOPE.items() if name in kind.__struct_fields__]
+    hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, accepted)
+    return f"unknown field; accepted: {', '.join(accepted)}{hint}"
 
 
 def _with_headers(assignment: ExecAssignment, headers: Mapping[str, str], wall_ms: int | None) -> ExecAssignment:

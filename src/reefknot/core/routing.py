@@ -9,10 +9,10 @@ fell silent is gone. Time and chance are arguments.
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heapreplace, nsmallest
 from math import inf
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from reefknot.core.overload.admission import OverloadStatus
 
@@ -47,9 +47,14 @@ class WorkerHealth(Struct, frozen=True):
         return inf if self.heartbeat_at is None else self.heartbeat_at + MISSED_UNTIL_GONE * HEARTBEAT_S
 
     @property
+    def taken(self) -> int:
+        """The number of assignments that it has, with what is on its way."""
+        return self.queue_depth + self.active + self.unacked
+
+    @property
     def load(self) -> float:
         """Load relative to capacity, with what is on its way."""
-        return (self.queue_depth + self.active + self.unacked) / max(1, self.capacity)
+        return self.taken / max(1, self.capacity)
 
 
 class WorkerState(StrEnum):
@@ -106,6 +111,31 @@ def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, afte
     return WorkerRanking(workers, now, after).choose(draw)
 
 
+MOST_RECORDED = 3
+"""Workers that the inputs of a choice name: the chosen one, and the next."""
+
+
+class RoutingInputs(Struct, frozen=True, omit_defaults=True):
+    """
+    The inputs of one choice: the best of `workers`, each as its id, its status, how much it has, and its capacity.
+
+    `after` is the worker that was chosen before, which decides among equals; `draw` is there if chance decided. `route`
+    counts how often the assignment was sent; `willing` of the workers had not refused it.
+    """
+
+    best: tuple[tuple[str, OverloadStatus, int, int], ...]
+    workers: int = 1
+    willing: int = 1
+    after: str = ""
+    draw: float | None = None
+    route: int = 1
+
+    def choose(self) -> Chosen | Nobody:
+        """The choice by these inputs, decided again."""
+        workers = [WorkerHealth(name, status, load, capacity=room) for name, status, load, room in self.best]
+        return WorkerRanking(workers, 0.0, self.after).choose(self.draw or 0.0)
+
+
 class WorkerRanking:
     """
     Chooses workers of one class, one assignment after the other.
@@ -114,7 +144,7 @@ class WorkerRanking:
     the one `after` the last that was chosen. A choice costs the logarithm of the number of workers, not the number.
     """
 
-    __slots__ = ("_able", "_anybody", "_line", "_probes")
+    __slots__ = ("_able", "_after", "_anybody", "_line", "_probes")
 
     def __init__(self, workers: Iterable[WorkerHealth], now: float, after: str = "") -> None:
         here = [one for one in workers if not one.gone(now)]
@@ -122,16 +152,10 @@ class WorkerRanking:
         due = [one for one in sick if now - one.probed_at >= PROBE_EVERY_S]
         self._anybody = bool(here)
         self._able = len(here) > len(sick)
-        self._probes = sorted(((one.load, one.worker_id) for one in due), reverse=True)
+        self._after = after
+        self._probes = sorted(((one.load, one.worker_id, one) for one in due), key=lambda one: one[:2], reverse=True)
         self._line = [
-            (
-                one.status.severity,
-                one.load,
-                one.worker_id <= after,
-                one.worker_id,
-                one.unacked,
-                1 / max(1, one.capacity),
-            )
+            (one.status.severity, one.load, one.worker_id <= after, one.worker_id, one.unacked, one)
             for one in here
             if one.status is not OverloadStatus.CRITICAL and one.unacked < MOST_UNACKED
         ]
@@ -148,14 +172,24 @@ class WorkerRanking:
             return Chosen(self._probes.pop()[1], probe=True)
         if not self._line:
             return Nobody(self._why())
-        severity, load, waits, worker_id, unacked, share = self._line[0]
+        severity, _, waits, worker_id, unacked, health = self._line[0]
         if severity == OverloadStatus.OVERLOADED.severity and draw < 0.5:
             return Nobody(Why.PASSED_OVER)
         if unacked + 1 < MOST_UNACKED:
-            heapreplace(self._line, (severity, load + share, waits, worker_id, unacked + 1, share))
+            counted = structs.replace(health, unacked=unacked + 1)
+            heapreplace(self._line, (severity, counted.load, waits, worker_id, unacked + 1, counted))
         else:
             heappop(self._line)
         return Chosen(worker_id)
+
+    def inputs(self) -> RoutingInputs:
+        """The inputs of the next choice. In a heap, the first three are among the first seven."""
+        if self._probes:
+            best = [health for _, _, health in self._probes[-1 : -MOST_RECORDED - 1 : -1]]
+        else:
+            best = [one[-1] for one in nsmallest(MOST_RECORDED, self._line[:7])]
+        recorded = tuple((one.worker_id, one.status, one.taken, max(1, one.capacity)) for one in best)
+        return RoutingInputs(recorded, after=self._after if len(recorded) > 1 else "")
 
     def _why(self) -> Why:
         if not self._anybody:

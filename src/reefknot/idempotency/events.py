@@ -10,22 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
+from reefknot.core.audit.event import TakenOver
 from reefknot.runtime.tasks import run_in_background
 
 if TYPE_CHECKING:
     from reefknot.audit.journal import Journal
-    from reefknot.core.audit.event import Event
+    from reefknot.core.audit.event import Event, IdempotencyEvent
+    from reefknot.core.idempotency import KeyRecord
     from reefknot.ports.audit_log import AuditEntry
 
 
 class KeyEvents:
     """Events of one call. `event` builds the event of an action; `one_chain`: the store keeps the journal's log."""
 
-    def __init__(self, journal: Journal, event: Callable[[str], Event], *, one_chain: bool) -> None:
+    def __init__(self, journal: Journal, event: Callable[[str], IdempotencyEvent], *, one_chain: bool) -> None:
         self._journal = journal
         self._event = event
         self._one_chain = one_chain
         self._pending: list[Event] = []
+        self._takeover: TakenOver | None = None
         self.with_record: list[Event] = []
         """Further events to write together with the recorded result."""
 
@@ -46,6 +51,24 @@ class KeyEvents:
             self._pending.append(self._event(action))
         elif action == "record":
             self.with_record.clear()
+
+    def taking_over(self, before: KeyRecord, after: KeyRecord) -> list[AuditEntry]:
+        """Entries to keep with a takeover, given the record before and after it; none when the log is elsewhere."""
+        fields = asdict(self._event("taken_over"))
+        fields = {name: value for name, value in fields.items() if name not in ("event_code", "action")}
+        self._takeover = TakenOver(
+            **fields,
+            owner=after.owner,
+            fence=after.fence,
+            previous_owner=before.owner,
+            previous_fence=before.fence,
+        )
+        return self._journal.entries([self._takeover]) if self._one_chain else []
+
+    def taken_over(self) -> None:
+        """Note that the store has made the takeover, and kept the entries of `taking_over`."""
+        if not self._one_chain and self._takeover is not None:
+            self._pending.append(self._takeover)
 
     def observed(self, action: str) -> None:
         """Note an action that changed nothing in the store."""

@@ -139,8 +139,10 @@ class Once:
             unrecorded = self._unrecorded.get(key)
             if unrecorded is not None and await self._still_ours(unrecorded, events):
                 return _unrecorded_result(unrecorded, options, events)
-            match await self._claim(key, options):
-                case Claimed(claim=claim):
+            match await self._claim(key, options, events):
+                case Claimed(claim=claim, taken_over=taken_over):
+                    if taken_over:
+                        events.taken_over()
                     if self._unrecorded.is_full:
                         await self._finish_or_log(claim, Released(), "release", events)
                         raise self._unrecorded.refusal()
@@ -166,10 +168,10 @@ class Once:
                         raise KeyInProgressError(key, owner=record.owner, retry_after=remaining / 1000)
                     await wait_for_change(self._store, record, min(left, max(0.001, remaining / 1000)))
 
-    async def _claim(self, key: str, options: KeyOptions) -> ClaimResult:
+    async def _claim(self, key: str, options: KeyOptions, events: KeyEvents) -> ClaimResult:
         owner = marked_owner(new_id())
         try:
-            return await self._claim_as(owner, key, options)
+            return await self._claim_as(owner, key, options, events)
         except (asyncio.CancelledError, StoreUnavailableError):  # it may have been granted all the same
             run_in_background(self._release_lost_claim(owner, key, options), "releasing a key")
             raise
@@ -180,10 +182,18 @@ class Once:
         if isinstance(answer, Claimed):
             await self._finish(answer.claim, Released(), ())
 
-    async def _claim_as(self, owner: str, key: str, options: KeyOptions) -> ClaimResult:
-        guard = options.mode is Mode.GUARD
+    async def _claim_as(
+        self, owner: str, key: str, options: KeyOptions, events: KeyEvents | None = None
+    ) -> ClaimResult:
         return await bounded(
-            self._store.claim(key, owner=owner, fingerprint=options.fingerprint, lease=options.lease, guard=guard)
+            self._store.claim(
+                key,
+                owner=owner,
+                fingerprint=options.fingerprint,
+                lease=options.lease,
+                guard=options.mode is Mode.GUARD,
+                takeover_events=None if events is None else events.taking_over,
+            )
         )
 
     async def _work(

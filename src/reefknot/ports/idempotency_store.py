@@ -5,11 +5,14 @@ Every call is one atomic step of `core.idempotency`. The `events` of a call are 
 call did what it was asked: a refused write leaves no event. Waiting is always bounded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from reefknot.core.idempotency import Claim, ClaimResult, Ending, KeyRecord, KeyState
 from reefknot.ports.audit_log import AuditEntry, AuditLog
+
+TakeoverEvents = Callable[[KeyRecord, KeyRecord], Sequence[AuditEntry]]
+"""The events of a takeover, given the record before and the record after it."""
 
 
 class IdempotencyStore(Protocol):
@@ -28,8 +31,13 @@ class IdempotencyStore(Protocol):
         lease: float = 60.0,
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
+        takeover_events: TakeoverEvents | None = None,
     ) -> ClaimResult:
-        """Ask for the key. The events are stored when it was claimed. `owner` is unique to this call."""
+        """
+        Ask for the key. The events are stored when it was claimed. `owner` is unique to this call.
+
+        When the key was taken over from an owner whose lease had run out, those of `takeover_events` are stored too.
+        """
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
         """Extend the lease, or end it now with 0; `LeaseLostError` when another owner took over."""

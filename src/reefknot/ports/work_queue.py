@@ -72,7 +72,7 @@ class WorkSnapshot(Struct, frozen=True):
 
 
 CrashEvents = Callable[[WorkItem], Iterable[AuditEntry]]
-"""The events of an item whose owner vanished, or that was displaced, given the item as it is afterwards."""
+"""The events of an item that was accepted or displaced, or whose owner vanished, given the item as it is afterwards."""
 
 
 def events_to_keep(
@@ -95,6 +95,7 @@ class WorkQueue(Protocol):
         *,
         rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
+        accept_events: CrashEvents | None = None,
         owner: str = "",
         lease: float = 60.0,
         drop_events: CrashEvents | None = None,
@@ -105,8 +106,9 @@ class WorkQueue(Protocol):
         With `rules` admission decides, in the same step, by what is open in that moment (`admit_submission`): a
         refusal writes nothing, and an item that is displaced ends as dropped, with the events `drop_events` gives for
         it. The rules that a router has published come before the caller's. The events are kept when at least one item
-        was accepted, except those that tell (by their `work_id`) of an item that was not. With an `owner`, what is
-        accepted is its at once, as if it had claimed it first, with the fence `FIRST_FENCE`.
+        was accepted, except those that tell (by their `work_id`) of an item that was not; those of `accept_events` for
+        each accepted item. With an `owner`, what is accepted is its at once, as if it had claimed it first, with the
+        fence `FIRST_FENCE`.
         """
 
     async def assign(

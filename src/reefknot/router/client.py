@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
+from reefknot.audit.assignments import ended_event
 from reefknot.audit.journal import Journal, envelope
+from reefknot.core.canonical import canonical
 from reefknot.core.checks import number
 from reefknot.core.messages import (
     AssignmentOptions,
@@ -17,12 +19,16 @@ from reefknot.core.messages import (
     Correlation,
     ExecAssignment,
     ExecResult,
+    InvalidMessage,
     Job,
     encode,
+    written_assignment,
 )
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import cancel_reason
-from reefknot.errors import ParameterTypeError, ResultPendingError
+from reefknot.core.time import Moment
+from reefknot.core.work import visible_state
+from reefknot.errors import ParameterError, ParameterTypeError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -71,9 +77,14 @@ class Handle:
         return result
 
     async def status(self) -> str:
-        """The state: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
+        """The state as `job list` shows it: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …"""
+        from reefknot.runtime.processes import owner_is_gone
+
         item = await self._submissions.find(self._record_id)
-        return "unknown" if item is None else item.state.value
+        if item is None:
+            return "unknown"
+        now = Moment(int(self._store.clock.now() * 1000), int(self._store.clock.wall() * 1000))
+        return visible_state(item, now, gone=(item.owner,) if owner_is_gone(item.owner) else ()).value
 
     async def cancel(self, reason: str = "") -> None:
         """Cancel it, whether a router is running or not. Its result then says `cancelled`."""
@@ -125,9 +136,10 @@ class Client:
         """
         if inputs is not None and not isinstance(inputs, Mapping):
             raise ParameterTypeError("inputs", inputs, "a mapping of names to JSON values, or None")
+        own_id = new_id()
         assignment = ExecAssignment(
-            assignment_id=new_id() if assignment_id is None else assignment_id,
-            request_id=new_id(),
+            assignment_id=own_id if assignment_id is None else assignment_id,
+            request_id=own_id,
             job=Job(job_type, dict(inputs or {})),
             tenant_id=tenant_id,
             resource_class=resource_class,
@@ -142,9 +154,14 @@ class Client:
         )
         return await self._submit(validated(assignment, SUBMIT_ARGUMENTS)[0])
 
-    async def hand_in(self, assignment: ExecAssignment) -> Handle:
-        """Submit an assignment as it is."""
-        return await self._submit(validated(assignment)[0])
+    async def hand_in(self, assignment: ExecAssignment | Mapping[str, Any]) -> Handle:
+        """
+        Submit an assignment as it is: a record, or its fields as a mapping, as a line of a file has them.
+
+        In a mapping the ids may be left out, and an unknown field is refused with the one that may be meant.
+        """
+        given = assignment if isinstance(assignment, ExecAssignment) else _from_fields(assignment)
+        return await self._submit(validated(given)[0])
 
     async def _submit(self, checked: ExecAssignment) -> Handle:
         await self._submissions.submit(checked)
@@ -189,11 +206,25 @@ async def cancel_assignment(
     """
     why, work_id = cancel_reason(cancel.reason), cancel.record_id
     if has_router is not None and not await has_router(store):
-        about = envelope(wall=submissions.wall(), tenant_id=cancel.tenant_id, work_id=cancel.assignment_id)
+        wall, item = submissions.wall(), await submissions.find(work_id)
+        about = envelope(wall=wall, tenant_id=cancel.tenant_id, work_id=cancel.assignment_id)
         entries = list(events) or Journal(None).entries([cancelled_event(about, why, who=who)])
+        if item is not None:
+            entries += Journal(None).entries([ended_event(item, wall, cancelled=why)])
         return await store.work.cancel(work_id, reason=why, who=who, events=entries)
     await store.control.post("cancel", target="router", body=encode(cancel).decode(), sender=who, events=events)
     return False
+
+
+def _from_fields(fields: Mapping[str, Any]) -> ExecAssignment:
+    """The assignment of a caller's mapping, or a `ParameterError` that names the field."""
+    if not isinstance(fields, Mapping):
+        raise ParameterTypeError("assignment", fields, "an ExecAssignment, or a mapping of its fields")
+    canonical(dict(fields), "assignment")  # refuses what JSON cannot say, with its place
+    found = written_assignment({"assignment_id": new_id(), "request_id": new_id(), **fields})
+    if isinstance(found, InvalidMessage):
+        raise ParameterError("assignment", fields, found.message)
+    return found
 
 
 def _milliseconds(name: str, seconds: float | None) -> int | None:

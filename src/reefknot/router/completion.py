@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from reefknot.audit.journal import about_assignment, completed_event
+from reefknot.audit.assignments import completed_event
+from reefknot.audit.journal import about_assignment
 from reefknot.core.audit.event import Event, Quarantined
 from reefknot.core.messages import ExecResult, ResultStatus, encode
 from reefknot.core.results import answer_of
@@ -79,7 +80,7 @@ class Completion:
         self._context.table.remove(pending)
         body, succeeded = encode(result), result.status is ResultStatus.SUCCESS
         settled = WorkDone(body.decode()) if succeeded else WorkFailed(None, body.decode(), result.status.value)
-        held, entries = pending.held, self._entries(result, body)
+        held, entries = pending.held, self._entries(pending, result, body)
         settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
         self.batch.put(_RouterEnd(settlement, result, result.status.value, done))
 
@@ -88,7 +89,7 @@ class Completion:
         if not self._context.table.remove(pending):
             return
         body = encode(result)
-        held, entries = pending.held, self._entries(result, body, event)
+        held, entries = pending.held, self._entries(pending, result, body, event)
         settled = WorkRejected(body.decode(), result.status.value)
         counted = "rejected" if result.status is ResultStatus.ERROR else result.status.value
         self.batch.put(_RouterEnd(Settlement(held.id, held.owner, held.fence, settled, entries), result, counted))
@@ -99,14 +100,17 @@ class Completion:
             return
         body, held = encode(result), pending.held
         about = about_assignment(pending.assignment, self._context.clock.wall())
-        entries = self._entries(result, body, Quarantined(**about, reason=reason))
+        entries = self._entries(pending, result, body, Quarantined(**about, reason=reason))
         settled = Quarantine(reason, None, body.decode())
         settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
         self.batch.put(_RouterEnd(settlement, result, result.status.value))
 
-    def _entries(self, result: ExecResult, body: bytes, *events: Event) -> tuple[AuditEntry, ...]:
-        """The events of an end, the last of which covers its result."""
-        covered = completed_event(result, body, self._context.clock.wall())
+    def _entries(self, pending: Pending, result: ExecResult, body: bytes, *events: Event) -> tuple[AuditEntry, ...]:
+        """The events of an end, the last of which covers its result. An end of the router's own had no attempt."""
+        clock = self._context.clock
+        since_ms = int((clock.wall() - (clock.now() - pending.since)) * 1000)
+        attempts = 0 if events else None
+        covered = completed_event(result, body, clock.wall(), since_ms=since_ms, attempts=attempts)
         return tuple(self._context.journal.entries([*events, covered]))
 
     async def _keep(self, ends: list[_RouterEnd]) -> None:

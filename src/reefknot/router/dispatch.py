@@ -16,6 +16,7 @@ from math import inf
 
 import msgspec
 
+from reefknot.audit.assignments import ended_event
 from reefknot.core.audit.event import Event
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import (
@@ -32,7 +33,7 @@ from reefknot.core.messages import (
 )
 from reefknot.core.results import EXPIRED, answer_of, overdue_reason, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
-from reefknot.core.routing import Chosen, Nobody, Why, WorkerHealth, WorkerRanking
+from reefknot.core.routing import Chosen, Nobody, RoutingInputs, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers
 from reefknot.router.completion import Completion
 from reefknot.router.context import RouterContext
@@ -154,13 +155,15 @@ class Dispatcher:
                 willing = [one for one in workers if pending.refused_until.get(one.worker_id, -inf) <= now]
                 asked, ranking = WorkerRanking(willing, now, last), None  # the other one does not count this choice
             number = self._draw(pending) if asked.needs_draw else None
+            inputs = asked.inputs()
             choice = asked.choose(number or 0.0)
             if isinstance(choice, Chosen):
                 self._last[name] = choice.worker_id
             if isinstance(choice, Nobody) and self._may_share(pending, now):
                 choice = Chosen(SHARED)
             if isinstance(choice, Chosen):
-                self._assign(pending, choice, now, {"draw": number, "workers": len(workers), "willing": len(willing)})
+                counted = msgspec.structs.replace(inputs, draw=number, workers=len(workers), willing=len(willing))
+                self._assign(pending, choice, now, counted)
                 chosen.append(pending)
                 continue
             if pending.refused_until and self._is_unknown(pending, now):
@@ -190,16 +193,15 @@ class Dispatcher:
     def _may_share(self, pending: Pending, now: float) -> bool:
         return self._settings.shared_subject and pending.refused_until.get(SHARED, -inf) <= now
 
-    def _assign(self, pending: Pending, choice: Chosen, now: float, inputs: dict[str, object]) -> None:
+    def _assign(self, pending: Pending, choice: Chosen, now: float, inputs: RoutingInputs) -> None:
         name = pending.resource_class
         if choice.probe:
             self._health.probed(choice.worker_id, name, now)
         self._table.sent(pending, choice.worker_id, now)
         pending.maybe_held_before_send, pending.sent_before = pending.sent_before, True
-        status = self._health.status(choice.worker_id, name)
-        inputs |= {"status": status and status.value, "route": pending.route}
+        recorded = msgspec.to_builtins(msgspec.structs.replace(inputs, route=pending.route))
         why = "probe" if choice.probe else "chosen"
-        self._context.record(self._context.routing(pending, choice.worker_id, why, inputs))
+        self._context.record(self._context.routing(pending, choice.worker_id, why, recorded))
 
     def _is_unknown(self, pending: Pending, now: float) -> bool:
         """Whether no live worker has known the type for as long as the router is patient."""
@@ -356,7 +358,9 @@ class Dispatcher:
     async def _end_in_store(self, pending: Pending, reason: str, event: Event) -> None:
         """End an assignment whoever holds its record, and give its caller the result."""
         async with asyncio.timeout(PUBLISH_S):
-            entries = self._context.journal.entries([event])
+            item = await self._work.get(pending.id)
+            ended = [] if item is None else [ended_event(item, self._clock.wall(), cancelled=reason)]
+            entries = self._context.journal.entries([event, *ended])
             await self._work.cancel(pending.id, reason=reason, who="router", events=entries)
             item = await self._work.get(pending.id)
         result = None if item is None else answer_of(item)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from reefknot.audit.assignments import ended_event
 from reefknot.audit.journal import Journal
 from reefknot.clock import SteadyClock
 from reefknot.core.messages import (
@@ -228,9 +229,9 @@ class Router:
         return await self._cancel_in_store(item, why)
 
     async def _cancel_in_store(self, item: WorkItem, why: str) -> bool:
-        event = self._context.cancelled(assignment_of(item), why)
+        ended = ended_event(item, self._context.clock.wall(), cancelled=why)
         async with asyncio.timeout(STORE_S):
-            entries = self._context.journal.entries([event])
+            entries = self._context.journal.entries([self._context.cancelled(assignment_of(item), why), ended])
             if not await self._store.work.cancel(item.id, reason=why, events=entries):
                 return False
         await self._callers.answer_from_store(item.id)

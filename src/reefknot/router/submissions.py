@@ -14,7 +14,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.audit.journal import Journal, about_assignment, about_item
+from reefknot.audit.assignments import briefly_about, completed_event, ended_event, submitted_event
+from reefknot.audit.journal import Journal, about_item
 from reefknot.core.audit.event import Admission, Dropped, Quarantined, Requeued
 from reefknot.core.canonical import canonical, record_fingerprint
 from reefknot.core.failure import ErrorCode
@@ -157,9 +158,16 @@ class Submissions:
 
     async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued | Reject]:
         """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
+        wall = self._clock.wall()
+        submitted = {item.id: self._journal.entries([submitted_event(item, wall)]) for item in items}
         async with asyncio.timeout(STORE_S):
             return await self._work.enqueue(
-                items, rules=self._rules, owner=owner, lease=self._lease, drop_events=self._dropped
+                items,
+                rules=self._rules,
+                accept_events=lambda item: submitted[item.id],
+                owner=owner,
+                lease=self._lease,
+                drop_events=self._dropped,
             )
 
     def refused(self, assignment: ExecAssignment, verdict: Reject) -> QueueFullError:
@@ -171,7 +179,7 @@ class Submissions:
             self._written_at = now
             number, self._unwritten = self._unwritten, Counter()
             event = Admission(
-                **about_assignment(assignment, self._clock.wall()),
+                **briefly_about(assignment, self._clock.wall()),
                 status=AckStatus.REJECTED.value,
                 reason=verdict.reason.value,
                 resource_class=ROUTER,
@@ -294,28 +302,33 @@ class Submissions:
         item = await self.find(assignment_id)
         if item is None:
             return
-        event = expired_event(assignment_of(item), self._clock.wall())
+        wall, reason = self._clock.wall(), overdue_reason(item)
+        events = [expired_event(assignment_of(item), wall), ended_event(item, wall, cancelled=reason)]
         async with asyncio.timeout(STORE_S):
-            entries = self._journal.entries([event])
-            await self._work.cancel(assignment_id, reason=overdue_reason(item), who="caller", events=entries)
+            entries = self._journal.entries(events)
+            await self._work.cancel(assignment_id, reason=reason, who="caller", events=entries)
 
     async def _set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
         """Quarantine a submission that cannot be read. Its caller gets a result, and the log an event."""
         result = unrun_result(assignment_of(item), ResultStatus.ERROR, ErrorCode.internal_error, reason)
-        event = Quarantined(**about_item(item, self._clock.wall()), reason=reason)
-        settled = Quarantine(reason, None, encode(result).decode())
-        entries = tuple(self._journal.entries([event]))
+        wall, body = self._clock.wall(), encode(result)
+        event = Quarantined(**about_item(item, wall), reason=reason)
+        ended = completed_event(result, body, wall, since_ms=item.created_at, attempts=0)
+        settled = Quarantine(reason, None, body.decode())
+        entries = tuple(self._journal.entries([event, ended]))
         async with asyncio.timeout(STORE_S):
             await self._work.settle([Settlement(held.id, held.owner, held.fence, settled, entries)])
 
     def _dropped(self, item: WorkItem) -> list[AuditEntry]:
-        event = Dropped(**about_item(item, self._clock.wall()), reason=DROPPED, resource_class=item.pool)
-        return self._journal.entries([event])
+        wall = self._clock.wall()
+        event = Dropped(**about_item(item, wall), reason=DROPPED, resource_class=item.pool)
+        return self._journal.entries([event, ended_event(item, wall)])
 
     def _worker_crashed(self, item: WorkItem) -> list[AuditEntry]:
         about = about_item(item, self._clock.wall())
         if item.state is WorkState.QUARANTINED:
-            return self._journal.entries([Quarantined(**about, reason=item.reason)])
+            ended = ended_event(item, self._clock.wall())
+            return self._journal.entries([Quarantined(**about, reason=item.reason), ended])
         event = Requeued(**about, reason="its worker vanished", generation=item.generation)
         return self._journal.entries([event])
 

@@ -5,6 +5,8 @@ Stores bring a SQLite library of their own; the standard library's `sqlite3` is 
 process: when one library closes a file, the locks that the other holds on it are silently dropped, and two processes
 may write at once. So a file that a store has open must not be opened through `sqlite3` in the same process, nor the
 other way round. This module detects that; it opens nothing.
+
+`OpenedFile` tells a file that was opened from another one that has its name now.
 """
 
 from __future__ import annotations
@@ -20,18 +22,22 @@ _DESCRIPTORS = "/proc/self/fd"
 _stores: Counter[tuple[int, int]] = Counter()
 
 
-def store_opened(path: str) -> None:
-    """Record that a store of this process has opened `path`."""
+Identity = tuple[int, int]
+"""Device and inode of a file. While it is open somewhere, no other file can have the same ones."""
+
+
+def store_opened(path: str) -> Identity | None:
+    """Record that a store of this process has opened `path`. The result is for `store_closed`."""
     found = _identity(path)
     if found is not None:
         _stores[found] += 1
+    return found
 
 
-def store_closed(path: str) -> None:
-    """Record that a store of this process has closed `path`."""
-    found = _identity(path)
-    if found is not None and _stores[found]:
-        _stores[found] -= 1
+def store_closed(opened: Identity | None) -> None:
+    """Record that a store of this process has closed what it had opened, whatever has that name by now."""
+    if opened is not None and _stores[opened]:
+        _stores[opened] -= 1
 
 
 def open_in_store(path: str) -> bool:
@@ -78,7 +84,39 @@ def _is_open_here(wanted: tuple[int, int]) -> bool:
     return False
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+class OpenedFile:
+    """
+    A store's file and its write-ahead log, as they were when they were opened.
+
+    Whether both are in place costs two calls of `stat`. A file that is `frozen` must not have been written either.
+    """
+
+    def __init__(self, path: str, *, frozen: bool = False) -> None:
+        self._paths = (path, f"{os.path.realpath(path)}-wal")
+        self._frozen = frozen
+        self._opened = self._state()
+
+    @property
+    def in_place(self) -> bool:
+        return self._state() == self._opened
+
+    @property
+    def is_missing(self) -> bool:
+        return _identity(self._paths[0]) is None
+
+    def _state(self) -> list[tuple[int, ...] | None]:
+        return [_written(path) if self._frozen else _identity(path) for path in self._paths]
+
+
+def _written(path: str) -> tuple[int, ...] | None:
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _identity(path: str) -> Identity | None:
     try:
         state = os.stat(path)
     except (OSError, ValueError):

@@ -12,6 +12,8 @@ import socket
 from functools import cache
 from pathlib import Path
 
+from msgspec import Struct
+
 
 def process_mark(pid: int | None = None) -> str:
     """A mark of this process, or of another one of this machine, that no other process ever had or will have."""
@@ -25,6 +27,33 @@ def _own_mark(pid: int) -> str:
 
 def _mark(pid: int) -> str:
     return f"{_machine()}.{pid}.{_began(pid) or 0}"
+
+
+class ProcessIdentity(Struct, frozen=True):
+    """The user, the host and the number of a process, for people who read who did something.
+
+    The user is the one that the system knows, not the one that a variable of the environment names.
+    """
+
+    user: str
+    host: str
+    process: int
+
+
+def own_identity() -> ProcessIdentity:
+    """The identity of this process by its operating system."""
+    return _identity(os.getpid())
+
+
+@cache  # by number, because a fork has another one
+def _identity(pid: int) -> ProcessIdentity:
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run a user without a name
+        user = str(os.getuid())
+    return ProcessIdentity(user, socket.gethostname(), pid)
 
 
 def is_gone(marked: str) -> bool:

@@ -23,7 +23,7 @@ from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import Permit, Refused
 from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE
 from reefknot.core.retry.backoff import draw, key_number
-from reefknot.core.retry.book import Request
+from reefknot.core.retry.book import Book, Request
 from reefknot.core.retry.classify import classify
 from reefknot.core.retry.decide import Again, History, Reason, Stop, decide
 from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
@@ -41,6 +41,7 @@ from reefknot.worker.failures import (
     ended_step,
     failure_json,
     failure_of_step,
+    is_ctrl_c,
     last_error,
     outcome_of,
     timeout_result,
@@ -65,6 +66,8 @@ from reefknot.worker.records import (
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
+MOST_BOOKS = 16
+"""Books that are kept for work that has begun. Work older than all of them follows the oldest one."""
 UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
@@ -88,6 +91,7 @@ class AttemptInputs(Struct, frozen=True):
     """What the assignment asks for, and what degradation left of it."""
     target: str
     began: float
+    book: Book
     queue_depth: int = 0
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
     """The queue as it was at admission."""
@@ -109,7 +113,9 @@ class StepRunner:
         self._settings = context.settings
         self._blocks = blocks
         limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks.values()}
-        self._book = context.settings.book.with_blocks({target: own for target, own in limits.items() if own})
+        self._limits = {target: own for target, own in limits.items() if own}
+        self._books = [(0, context.settings.book.with_blocks(self._limits))]
+        """Books, and since when (ms UTC) each has been in force; the oldest first."""
         self._clock = context.clock
         self._redactor = context.redactor
         self._log = StepLog(context.worker_id, context.redactor)
@@ -117,16 +123,29 @@ class StepRunner:
         self._key_waits = KeyWaits()
         self.counters = Counters()
 
+    def reload(self, book: Book) -> None:
+        """Follow another book in work that begins from now on. Work that has begun keeps the book it began under."""
+        since = int(self._clock.wall() * 1000) + 1
+        self._books = [*self._books, (since, book.with_blocks(self._limits))][-MOST_BOOKS:]
+
+    def _book_of(self, item: WorkItem, wall: float) -> Book:
+        """The book that was in force when the item began, or the one in force now if this is its first attempt."""
+        first = item.budget.first_attempt_at
+        began = int(wall * 1000) if first is None else first
+        return next((book for since, book in reversed(self._books) if since <= began), self._books[0][1])
+
     async def attempt(self, item: WorkItem, work: AcceptedWork) -> AttemptReport:
         """Execute once, and decide what follows."""
         wall, assignment, admitted = self._clock.wall(), work.assignment, work.admitted
         block = self._blocks.get(assignment.job.type)
         target = f"block:{assignment.job.type if block is None else block.type}"
-        request = StepRequest.of(assignment, self._default_ms(target))
+        book = self._book_of(item, wall)
+        request = StepRequest.of(assignment, _default_ms(book, target))
         if admitted.skip_retries or admitted.timeout_factor != 1.0:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
-        attempt = AttemptInputs(item, assignment, request, target, wall, admitted.queue_depth, admitted.overload_status)
+        queue = (admitted.queue_depth, admitted.overload_status)
+        attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
@@ -151,7 +170,7 @@ class StepRunner:
                 destination.breaker.released(permit)
             return put_off
         step = ran.step
-        failure = None if step.ok else failure_of_step(step)
+        failure = None if step.ok else failure_of_step(step, ran.exceptions)
         if failure is not None and not self._settings.retries_v2:
             failure = without_retry_after(failure)
         events = self._report_to_breaker(destination, permit, ran, failure, assignment.tenant_id or "")
@@ -230,9 +249,11 @@ class StepRunner:
         failure = failure_of_step(step)
         policy = self._policy(attempt, failure)
         history = History(max(1, attempts), attempt.elapsed(self._clock.wall()))
-        decision = decide(policy, history, failure, 0.0, breaker_open=breaker_open)
-        record = DecisionRecord.of(decision, policy, history, failure, 0.0, breaker_open=breaker_open)
-        reason = decision.reason if isinstance(decision, Stop) else Reason.NOT_RETRYABLE
+        verdict = None if breaker_open else False
+        decision = decide(policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
+        record = DecisionRecord.of(decision, policy, history, failure, 0.0, verdict=verdict, breaker_open=breaker_open)
+        assert isinstance(decision, Stop)
+        reason = decision.reason
         event = end_event(attempt.assignment, self._clock.wall(), attempts, reason, record)
         return self._gave_up(attempt, step, failure, reason, (event,), ran=False)
 
@@ -246,12 +267,7 @@ class StepRunner:
         limit_ms = attempt.assignment.options.attempt_timeout_ms
         limit = None if limit_ms is None else limit_ms / 1000
         request = Request(retries=retries, base_delay=backoff, time_budget=timeout, attempt_timeout=limit)
-        return self._book.resolve(attempt.target, failure, request=request)
-
-    def _default_ms(self, target: str) -> int:
-        """The time for all executions of a step whose request sets none."""
-        budget = self._book.resolve(target).time_budget
-        return DEFAULT_TIMEOUT_MS if budget == inf else max(1, int(budget * 1000))
+        return attempt.book.resolve(attempt.target, failure, request=request)
 
     def _seconds(self, attempt: AttemptInputs) -> tuple[float, bool]:
         """Seconds this attempt may take, and whether that is all that is left of the assignment's time."""
@@ -283,10 +299,10 @@ class StepRunner:
         try:
             with limit:
                 ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             kind = type(error)
+            if issubclass(kind, KeyboardInterrupt) and is_ctrl_c(error):
+                raise
             if issubclass(kind, asyncio.CancelledError | GeneratorExit) and _is_stopped(kind, slot):
                 raise
             if issubclass(kind, TimeoutError) and limit.expired:
@@ -306,7 +322,7 @@ class StepRunner:
         message = self._redactor(as_text(step.error_message)) if step.error_message else ""
         if not unknown:
             step = msgspec.structs.replace(step, latency_ms=latency, error_message=message)
-            return msgspec.structs.replace(ran, step=step, unknown="")
+            return msgspec.structs.replace(ran, step=step, unknown="", traceback=self._redactor(ran.traceback))
         unknown = self._redactor(unknown)
         step = msgspec.structs.replace(
             step,
@@ -315,7 +331,10 @@ class StepRunner:
             error_message=f"nobody knows whether the effect of the guarded key {unknown} happened: {message}",
             latency_ms=latency,
         )
-        return StepOutcome(step, ran.timed_out, verdict=False, unknown=unknown)
+        traceback = self._redactor(ran.traceback)
+        return StepOutcome(
+            step, ran.timed_out, verdict=False, unknown=unknown, exceptions=ran.exceptions, traceback=traceback
+        )
 
     def _waits_for_key(self, attempt: AttemptInputs, held: HeldKey | None) -> AttemptReport | None:
         """
@@ -383,7 +402,15 @@ class StepRunner:
         view = None if throttle is None else destination.view(self._clock.now())
         decision = decide(policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
-        self._log.decided(assignment, decision, policy, failure, attempts=attempt.number, now=self._clock.now())
+        self._log.decided(
+            assignment,
+            decision,
+            policy,
+            failure,
+            attempts=attempt.number,
+            now=self._clock.now(),
+            traceback=ran.traceback,
+        )
         if isinstance(decision, Again):
             if throttle is not None:
                 throttle.spend()
@@ -392,12 +419,21 @@ class StepRunner:
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms = int(decision.delay * 1000)
             kind = failure.failure_type.value
-            again = TryAgain(due, failure_json(failure), kind, delay_ms, began_at=began, delay=decision.delay)
+            kept = failure_json(failure, ran.traceback)
+            again = TryAgain(due, kept, kind, delay_ms, began_at=began, delay=decision.delay)
             return AttemptReport(again, tuple(events))
         events.append(end_event(assignment, wall, attempt.number, decision.reason, record))
         self.counters.throttled += decision.reason is Reason.THROTTLED
         step = ended_step(ran.step, decision.reason, policy, failure)
-        return self._gave_up(attempt, step, failure, decision.reason, tuple(events), unknown=ran.unknown)
+        return self._gave_up(
+            attempt,
+            step,
+            failure,
+            decision.reason,
+            tuple(events),
+            unknown=ran.unknown,
+            traceback=ran.traceback,
+        )
 
     def _fits(self, item: WorkItem, delay: float) -> bool:
         """Whether the wait ends before the assignment's own deadline."""
@@ -413,12 +449,13 @@ class StepRunner:
         *,
         ran: bool = True,
         unknown: str = "",
+        traceback: str = "",
     ) -> AttemptReport:
         if reason is Reason.BUDGET_SPENT:
             self.counters.budget_exhaustions += 1
             code = ErrorCode.cancelled_by_timeout
             step = msgspec.structs.replace(step, status=StepStatus.TIMEOUT, error_code=code)
-        text = failure_json(failure)
+        text = failure_json(failure, traceback)
         settled: WorkFailed | Quarantine = WorkFailed(text, None, reason.value)
         if unknown or self._settings.quarantine_failed:
             why = f"{UNKNOWN_OUTCOME}: {unknown}" if unknown else reason.value
@@ -472,3 +509,9 @@ def _is_stopped(kind: type[BaseException], slot: asyncio.Task[Any] | None) -> bo
 def _unknown_key(ran: StepOutcome, keys: list[str]) -> str:
     """The guarded key that a failed attempt left behind without an answer."""
     return "" if ran.step.ok else ran.unknown or (keys[0] if keys else "")
+
+
+def _default_ms(book: Book, target: str) -> int:
+    """The time for all executions of a step whose request sets none."""
+    budget = book.resolve(target).time_budget
+    return DEFAULT_TIMEOUT_MS if budget == inf else max(1, int(budget * 1000))

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.audit.journal import about_item, completed_event
+from reefknot.audit.assignments import completed_event, ended_event
+from reefknot.audit.journal import about_item
 from reefknot.core.audit.event import Dropped, Event, OperatorAction, Quarantined, Requeued
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, encode
@@ -124,7 +125,7 @@ class Closing:
         if report.result is not None:
             result = self._with_overload(report.result, pool, work.admitted.queue_depth)
             body = encode(result)
-            events = (*events, completed_event(result, body, self._clock.wall()))
+            events = (*events, completed_event(result, body, self._clock.wall(), since_ms=item.created_at))
             if isinstance(settled, WorkDone):
                 settled = WorkDone(body.decode())
             elif isinstance(settled, WorkFailed | Quarantine):
@@ -286,7 +287,7 @@ class Closing:
             subject=cancel.assignment_id,
             details={"reason": reason},
         )
-        await self._cancel(work_id, pool, reason, event)  # if somebody else was faster, its end is told all the same
+        await self._cancel(item, pool, reason, event)  # if somebody else was faster, its end is told all the same
         pool.cancel(work_id)
         return await self.publish_result(work_id)
 
@@ -296,7 +297,7 @@ class Closing:
         if item is None:
             return False
         event = Dropped(**about_item(item, self._clock.wall()), reason=DROPPED, resource_class=pool.name)
-        return await self._cancel(victim, pool, DROPPED, event)
+        return await self._cancel(item, pool, DROPPED, event)
 
     async def expire(self, late: Queued, pool: Pool) -> None:
         """End an assignment whose deadline passed while it waited, without waiting for a slot."""
@@ -307,15 +308,16 @@ class Closing:
             pool.put(msgspec.structs.replace(late, due=0.0, expires=float("inf")))
             return
         event = expired_event(assignment_of(item), self._clock.wall(), item.attempts)
-        if await self._cancel(late.id, pool, EXPIRED, event):
+        if await self._cancel(item, pool, EXPIRED, event):
             self._steps.counters.expired += 1
             await self.publish_result(late.id)
 
-    async def _cancel(self, work_id: str, pool: Pool, reason: str, event: Event) -> bool:
-        entries = self._context.journal.entries([event])
+    async def _cancel(self, item: WorkItem, pool: Pool, reason: str, event: Event) -> bool:
+        ended = ended_event(item, self._clock.wall(), cancelled=reason)
+        entries = self._context.journal.entries([event, ended])
         with self._context.timeouts.timeout(STORE_S):
-            done = await self._context.work.cancel(work_id, reason=reason, events=entries)
-        pool.queue.remove(work_id)
+            done = await self._context.work.cancel(item.id, reason=reason, events=entries)
+        pool.queue.remove(item.id)
         return done
 
     # ---- crashes and duplicates -------------------------------------------------------------------------------------
@@ -325,7 +327,8 @@ class Closing:
         about = about_item(item, self._clock.wall())
         if item.state is WorkState.QUARANTINED:
             self._crashed.append(item.id)
-            return self._context.journal.entries([Quarantined(**about, reason=item.reason)])
+            ended = ended_event(item, self._clock.wall())
+            return self._context.journal.entries([Quarantined(**about, reason=item.reason), ended])
         event = Requeued(**about, reason="its worker vanished", generation=item.generation)
         return self._context.journal.entries([event])
 

@@ -3,11 +3,16 @@ Failures of steps: exceptions and time-outs as step results, and step results as
 
 An exception group is what its least hopeful leaf is: it is retried only if every leaf would be. `RetryAfter` is
 honoured. Whatever is no `Exception` fails the step as well and is never retried: `sys.exit()` in a block ends that
-block and nothing else.
+block and nothing else. The traceback of what a step raised is kept with the job as text, without secrets and bounded.
 """
 
+import signal
+import threading
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
+from traceback import extract_tb, format_list
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -25,7 +30,8 @@ from reefknot.core.work import WorkItem
 from reefknot.errors import OutcomeUnknownError, RejectedError, RetryAfter
 from reefknot.idempotency.waiting import HeldKey
 from reefknot.retrying.failures import failure_from
-from reefknot.retrying.functions import leaves_of
+from reefknot.retrying.functions import UNREADABLE, is_group, leaves_of
+from reefknot.runtime.redaction import redact
 
 
 def timeout_result(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:
@@ -58,22 +64,24 @@ def _timeout_code(target: str) -> ErrorCode:
     return ErrorCode.resource_unavailable if family in ("fs", "sql") else ErrorCode.connection_timeout
 
 
-def failure_of_step(step: StepResult) -> Failure:
-    """The classified failure of a step."""
+def failure_of_step(step: StepResult, exceptions: tuple[str, ...] = ()) -> Failure:
+    """The classified failure of a step, with the class names of what it raised: its code says more than they do."""
     hint = step.metadata.get("retry_after")
     known = is_number(hint) and 0 <= hint <= LARGEST_FLOAT
-    return classify(
+    failure = classify(
         step.error_message,
         code=step.error_code,
         http_status=step.http_status if step.http_status is not None else status_in(step.error_message),
         retry_after=float(hint) if known else None,  # type: ignore[arg-type]  # a number: see above
         limit_reached=bool(step.metadata.get("limit_reached")),
     )
+    return msgspec.structs.replace(failure, exceptions=exceptions) if exceptions else failure
 
 
-def failure_json(failure: Failure) -> str:
-    """A failure as a work item keeps it: canonical JSON."""
-    return canonical(msgspec.to_builtins(FailureRecord.of(failure))).decode()
+def failure_json(failure: Failure, traceback: str = "") -> str:
+    """A failure as a work item keeps it: canonical JSON, with the traceback if there is one."""
+    record = msgspec.to_builtins(FailureRecord.of(failure))
+    return canonical({**record, "traceback": traceback} if traceback else record).decode()
 
 
 def last_error(item: WorkItem) -> str:
@@ -106,6 +114,9 @@ class StepOutcome(Struct, frozen=True):
     """A guarded key whose effect may have happened or not."""
     held: HeldKey | None = None
     """A key that somebody else holds, and that the attempt waited for until its time was nearly over."""
+    exceptions: tuple[str, ...] = ()
+    """The qualified class names of what the step raised, most specific first."""
+    traceback: str = ""
 
 
 def outcome_of(error: BaseException, rank: RetryRank) -> StepOutcome:
@@ -115,7 +126,13 @@ def outcome_of(error: BaseException, rank: RetryRank) -> StepOutcome:
     step = steps[0] if error is leaves[0] else _result_of_group(error, min(steps, key=rank), steps)
     unknown = next((leaf.key for leaf in leaves if _is_a(leaf, OutcomeUnknownError)), "")  # type: ignore[attr-defined]
     control_flow = not all(_is_a(leaf, Exception) for leaf in leaves)
-    return StepOutcome(step, verdict=False if control_flow or unknown else None, unknown=unknown)
+    return StepOutcome(
+        step,
+        verdict=False if control_flow or unknown else None,
+        unknown=unknown,
+        exceptions=failure_from(error).exceptions,
+        traceback=traceback_text(error),
+    )
 
 
 def _is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
@@ -142,3 +159,97 @@ def _result_of_group(error: BaseException, chosen: StepResult, steps: list[StepR
     metadata = {**chosen.metadata, "retry_after": max(hints)} if hints else chosen.metadata
     message = f"{failure_from(error)}: {chosen.error_message}"
     return msgspec.structs.replace(chosen, error_message=message, metadata=metadata)
+
+
+# ---- tracebacks -----------------------------------------------------------------------------------------------------
+
+LONGEST_TRACEBACK = 3500
+LONGEST_PART = 1000
+MOST_FRAMES = 20
+MOST_RELATED = 3
+"""Causes of an exception, and exceptions of a group, that stand beside it."""
+_PACKAGE = str(Path(__file__).parents[1])
+_HEAD = "Traceback (most recent call last):\n"
+_CAUSE = "\nThe above exception was the cause of the following one:\n\n"
+_IN_GROUP = "\nAn exception of the group:\n\n"
+_LEFT_OUT = "  … earlier frames are left out\n"
+
+
+def traceback_text(error: BaseException) -> str:
+    """
+    The traceback of what a step raised: its last frames and its message, redacted, at most `LONGEST_TRACEBACK` long.
+
+    The frames of the worker, which called the step, are left out. The exception is rid of its frames: an object that is
+    raised again and again would collect them, with all their values.
+    """
+    try:
+        parts: list[str] = []
+        for cause in reversed(_causes(error)):
+            parts += [*_parts(cause), _CAUSE]
+        parts += _parts(error)
+        for leaf in islice(leaves_of(error), MOST_RELATED) if is_group(error) else ():
+            parts += [_IN_GROUP, *_parts(leaf)]
+        error.__traceback__ = None
+    except UNREADABLE:  # an odd exception
+        return ""
+    kept: list[str] = []
+    room = LONGEST_TRACEBACK - len(_LEFT_OUT)
+    for part in reversed(parts):
+        room -= len(part)
+        if room < 0:
+            kept.append(_LEFT_OUT)
+            break
+        kept.append(part)
+    return "".join(reversed(kept)).encode("utf-8", "replace").decode().rstrip("\n")
+
+
+def _parts(error: BaseException) -> list[str]:
+    """The lines of one exception: a part for each frame, and one for its class and message."""
+    cls = type(error)
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    message = failure_from(error).message
+    frames = format_list(extract_tb(_last_frames(error.__traceback__)))
+    head = [_HEAD] if frames else []
+    return [*head, *(redact(one)[:LONGEST_PART] for one in frames), f"{name}: {message}"[:LONGEST_PART] + "\n"]
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exceptions that led to this one, the last one first."""
+    found: list[BaseException] = []
+    while len(found) < MOST_RELATED:
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if cause is None:
+            break
+        found.append(cause)
+        error = cause
+    return found
+
+
+def _last_frames(frames: TracebackType | None) -> TracebackType | None:
+    """The last frames, of those below the worker's own; of all, where there are no others."""
+    below = frames
+    while below is not None and below.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        below = below.tb_next
+    last = below = below or frames
+    for _ in range(MOST_FRAMES):
+        below = below and below.tb_next
+    while below is not None and last is not None:
+        below, last = below.tb_next, last.tb_next
+    return last
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """
+    Whether a signal raised this `KeyboardInterrupt`, and not the step itself.
+
+    Signals reach the main thread alone. There asyncio's own handler leaves its frame; Python's leaves none, and then
+    the user comes first.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return True
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_code.co_name == "_on_sigint"

@@ -14,8 +14,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, structs
 
-from reefknot.audit.journal import about_assignment, envelope
-from reefknot.core.audit.event import Admission as AdmissionEvent
+from reefknot.audit.assignments import RulesRecorder
 from reefknot.core.audit.event import Event
 from reefknot.core.messages import (
     AckStatus,
@@ -50,7 +49,7 @@ from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.pool import Pool, starting
-from reefknot.worker.records import AcceptedWork, AdmittedAs
+from reefknot.worker.records import AcceptedWork, AdmittedAs, admission_event
 
 MOST_WAITING = 256
 """Deliveries that were read and are not being taken in yet; beyond that the transport waits."""
@@ -115,6 +114,7 @@ class Intake:
         self._closing = closing
         self._known = known
         self._tasks = tasks
+        self._rules = RulesRecorder(context.clock, enabled=self._v2)
         self._arrived: list[Delivery] = []
         self._some = asyncio.Event()
         self._room = asyncio.Event()
@@ -279,7 +279,7 @@ class Intake:
         view = pool.view(arrival, draining=self.draining)
         if self._v2:
             return AdmissionVerdict(
-                admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules": pool.rules}
+                admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules_hash": pool.rules_hash}
             )
         draining = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
         return AdmissionVerdict(draining if self.draining else Accept(), {"view": view})
@@ -318,8 +318,9 @@ class Intake:
             return await self._keep(batch, start)
 
     async def _keep(self, batch: Sequence[Admitted], start: set[str]) -> list[IntakeResult]:
+        rules = self._rules.missing([one.pool for one in batch])
         try:
-            entries = self._context.journal.entries([one.event for one in batch])
+            entries = self._context.journal.entries([*rules, *(one.event for one in batch)])
             kept = await self._assign([one.item for one in batch], start, entries)
         except (StoreError, TimeoutError) as error:
             is_away = isinstance(error, StoreUnavailableError | TimeoutError)
@@ -329,6 +330,8 @@ class Intake:
         finally:
             for one in batch:
                 one.pool.reserved -= 1
+        if any(kept):
+            self._rules.written(rules)
         return [await self._kept(one, item) for one, item in zip(batch, kept, strict=True)]
 
     async def _assign(self, items: list[WorkItem], start: set[str], entries: list[AuditEntry]) -> list[WorkItem | None]:
@@ -397,10 +400,8 @@ class Intake:
             pool.queue.remove(work_id)  # a router took it back while this worker was silent
             return await self.take(assignment)
         if known is not None and not is_same_job(known, assignment):
-            status, reason = AckStatus.REJECTED, RejectReason.INVALID
-            return await self._refuse(
-                assignment.assignment_id, status, reason, _OTHER_JOB, assignment=assignment, pool=pool
-            )
+            refusal = AckStatus.REJECTED, RejectReason.INVALID, _OTHER_JOB
+            return await self._refuse(assignment.assignment_id, *refusal, assignment=assignment, pool=pool)
         ack = self._ack(assignment.assignment_id, AckStatus.ACCEPTED, Accept().message, pool=pool)
         return IntakeResult(ack, duplicate=(work_id, pool))
 
@@ -435,10 +436,8 @@ class Intake:
         wait: int | None = None,
         inputs: dict[str, Any] | None = None,
     ) -> IntakeResult:
-        event = self._event(
-            assignment, status, reason, pool, assignment_id=assignment_id, message=message, inputs=inputs
-        )
-        await self._context.journal.write(event)
+        event = self._event(assignment or assignment_id, status, reason, pool, message=message, inputs=inputs)
+        await self._rules.write(self._context.journal, event, [pool] if pool and inputs else [])
         return IntakeResult(self._ack(assignment_id, status, message, pool=pool, reason=reason, wait=wait))
 
     def drain_ack(self, assignment_id: str, pool: Pool) -> ExecAssignmentAck:
@@ -477,27 +476,28 @@ class Intake:
 
     def _event(
         self,
-        assignment: ExecAssignment | None,
+        assignment: ExecAssignment | str,
         status: AckStatus,
         reason: RejectReason | None,
         pool: Pool | None,
         *,
-        assignment_id: str = "",
-        message: str = "",
+        message: str,
         inputs: dict[str, Any] | None = None,
         met: tuple[int, OverloadStatus] | None = None,
     ) -> Event:
-        wall = self._context.clock.wall()
+        """The event of an admission; of a message that is no assignment, by its id."""
         if met is None and pool is not None:
             met = pool.depth(), pool.status()
-        return AdmissionEvent(
-            **(about_assignment(assignment, wall) if assignment else envelope(wall=wall, work_id=assignment_id)),
-            status=status.value,
-            reason=None if reason is None else reason.value,
+        return admission_event(
+            assignment,
+            self._context.clock.wall(),
+            status=status,
+            reason=reason,
+            worker_id=self._context.worker_id,
             resource_class=None if pool is None else pool.name,
-            queue_depth=None if met is None else met[0],
-            overload_status=None if met is None else met[1].value,
-            inputs={**(inputs or {}), "message": message[:300]},
+            met=met,
+            inputs=inputs or {},
+            message=message,
         )
 
 

@@ -28,6 +28,7 @@ from reefknot.core.overload.admission import (
     held,
     level,
     reported,
+    rules_hash,
 )
 from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
@@ -142,6 +143,7 @@ class Pool:
         self.queue_name = worker_class(name, context.worker_id)
         self.slots = settings.slots_for(name)
         self.rules = settings.rules_for(name)
+        self.rules_hash = rules_hash(self.rules)
         self.queue = BoundedQueue(self.rules.size if settings.queue_v2 else None)
         self.reserved = 0
         """Places of work that was admitted and is being written."""

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
+from reefknot.audit.assignments import briefly_about
 from reefknot.audit.journal import about_assignment, envelope
+from reefknot.core.audit.event import Admission as AdmissionEvent
 from reefknot.core.audit.event import (
     BreakerEvent,
     DecisionRecord,
@@ -27,9 +29,10 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
-from reefknot.core.failure import ErrorCode, Failure
+from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.messages import (
     LARGEST_MESSAGE,
+    AckStatus,
     ExecAssignment,
     ExecResult,
     ResultJob,
@@ -38,7 +41,16 @@ from reefknot.core.messages import (
     StepStatus,
     encode,
 )
-from reefknot.core.overload.admission import Admission, Defer, Degradation, Degrade, OverloadStatus
+from reefknot.core.overload.admission import (
+    Accept,
+    Admission,
+    Arrival,
+    Defer,
+    Degradation,
+    Degrade,
+    OverloadStatus,
+    RejectReason,
+)
 from reefknot.core.overload.breaker import BreakerState
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import assignment_of
@@ -195,6 +207,41 @@ def _broken(message: str) -> StepResult:
     return StepResult(StepStatus.ERROR, ErrorCode.execution_failed, error_message=message)
 
 
+def admission_event(
+    assignment: ExecAssignment | str,
+    wall: float,
+    *,
+    status: AckStatus,
+    reason: RejectReason | None,
+    worker_id: str,
+    resource_class: str | None,
+    met: tuple[int, OverloadStatus] | None,
+    inputs: dict[str, Any],
+    message: str,
+) -> AdmissionEvent:
+    """The event of an admission, or of a message that is no assignment, by its id. Inputs of no consequence go."""
+    arrival = inputs.get("newcomer")
+    if isinstance(arrival, Arrival):
+        recorded = msgspec.structs.replace(arrival, tenant="")  # the event names it already
+        inputs = {**inputs, "newcomer": recorded if recorded != Arrival() else None}
+    if message != Accept().message:
+        inputs = {**inputs, "message": message[:300]}
+    if isinstance(assignment, str):
+        about = envelope(wall=wall, work_id=assignment)
+    else:
+        about = briefly_about(assignment, wall)
+    return AdmissionEvent(
+        **about,
+        status=status.value,
+        reason=None if reason is None else reason.value,
+        worker_id=worker_id,
+        resource_class=resource_class,
+        queue_depth=None if met is None else met[0],
+        overload_status=None if met is None else met[1].value,
+        inputs={name: value for name, value in inputs.items() if value is not None} or None,
+    )
+
+
 def retry_event(assignment: ExecAssignment, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:
     return RetryAttempt(
         **about_assignment(assignment, wall),
@@ -269,6 +316,7 @@ def breaker_event(name: str, state: str, wall: float) -> Event:
 
 
 INFO, WARNING = 20, 30
+_MAY_BE_BUGS = (FailureType.UNKNOWN, FailureType.PERMANENT)
 LONGEST = 600
 
 
@@ -289,9 +337,16 @@ class StepLog:
         *,
         attempts: int,
         now: float,
+        traceback: str = "",
     ) -> None:
-        """Log a decision. `attempts` is how many there were."""
+        """
+        Log a decision. `attempts` is how many there were.
+
+        The end of a step that raised, other than by an outage, may be a bug: its traceback follows.
+        """
         delay, reason = (decision.delay, None) if isinstance(decision, Again) else (None, decision.reason)
+        if traceback and reason is not None and failure.failure_type in _MAY_BE_BUGS:
+            self._raised(assignment, traceback, now)
         level = INFO if reason is Reason.NOT_RETRYABLE else WARNING
         log = logger()
         if not log.isEnabledFor(level):
@@ -318,6 +373,17 @@ class StepLog:
                 "retry_delay": delay,
                 "reason": None if reason is None else reason.value,
             },
+        )
+
+    def _raised(self, assignment: ExecAssignment, traceback: str, now: float) -> None:
+        """Log a traceback, indented, so that no line of it reads like one of the log's own."""
+        if self._lines.take(now) is None:
+            return
+        name = self._redactor(assignment.assignment_id)
+        head = printable(f"{self._worker_id}: {assignment.job.type} {name}: its step raised", most=200)
+        text = "\n    ".join([head, *map(printable, traceback.splitlines())])
+        logger().warning(
+            "%s", text, extra={"assignment_id": name, "job_type": assignment.job.type, "is_traceback": True}
         )
 
 

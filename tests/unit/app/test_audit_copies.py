@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 import reefknot as rk
 from reefknot.app import open_audit_log, open_manager
-from reefknot.app.audit_copies import Copier, kept_events
+from reefknot.app.audit_copies import Copier, HeadsWriter, kept_events
 from reefknot.app.stores import Retention, RetentionNote, options_of
 from reefknot.app.system import running_system
 from reefknot.audit.journal import Journal
+from reefknot.config.schema import HeadsFile
 from reefknot.config.settings import Settings, load_settings
 from reefknot.core.audit.event import decode
 from reefknot.core.idempotency import Claimed, Done
@@ -318,3 +320,62 @@ def test_what_is_written_while_a_closing_copier_reads_is_copied_as_well() -> Non
         assert [one.entry.event_type for one in await copy.audit.read()] == ["late"]
 
     run_virtual(main())
+
+
+# heads
+
+
+def heads_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_heads_are_written_at_the_start_on_schedule_and_at_the_end_if_they_have_moved(tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere" / "heads.jsonl"
+
+    async def work(store: Store) -> None:
+        await asyncio.sleep(100)
+        assert not path.exists(), "an empty log has no head to keep"
+        await store.audit.append([event("a")])
+        await asyncio.sleep(30)
+        assert [one["sequence"] for one in heads_in(path)] == [1]
+        await asyncio.sleep(300)
+        assert len(heads_in(path)) == 1, "it has not moved"
+        await store.audit.append([event("b")])
+
+    kept(tmp_path, "audit: {heads: {path: elsewhere/heads.jsonl, every_seconds: 30}}", work)
+    lines = heads_in(path)
+    assert [one["sequence"] for one in lines] == [1, 2]
+    assert set(lines[0]) == {"at", "chain", "hash", "sequence"}
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_file_of_heads_loses_its_older_half_and_a_cut_line_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "heads.jsonl"
+    wanted = HeadsFile(path="heads.jsonl", max_heads=10)
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        writer = HeadsWriter(store.audit, path, wanted)
+        for number in range(25):
+            await store.audit.append([event(str(number))])
+            assert await writer.write()
+            assert not await writer.write()
+            assert len(path.read_bytes().splitlines()) <= 10
+        assert heads_in(path)[-1]["sequence"] == 25
+        path.write_bytes(path.read_bytes()[:-20])
+        assert await writer.write()
+        assert [one["sequence"] for one in heads_in(path)][-2:] == [24, 25]
+
+    asyncio.run(main())
+
+
+def test_heads_that_cannot_be_written_are_logged_and_hold_nothing_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+
+    async def work(store: Store) -> None:
+        await store.audit.append([event("a")])
+
+    kept(tmp_path, "audit: {heads: {path: file/heads.jsonl, every_seconds: 30}}", work)
+    assert "the head of the audit log cannot be written to" in caplog.text

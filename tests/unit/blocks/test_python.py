@@ -138,7 +138,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield tmp_path / "steps_of_mine.py"
-    sys.modules.pop("steps_of_mine", None)
+    for name in ("steps_of_mine", "pack_of_mine.steps", "pack_of_mine"):
+        sys.modules.pop(name, None)
 
 
 def test_a_module_is_loaded_from_the_folder_given(module: Path) -> None:
@@ -153,7 +154,11 @@ def test_a_module_is_loaded_from_the_folder_given(module: Path) -> None:
         ("x = 1", "no function under"),
         ("1 / 0", "ZeroDivisionError"),
         ("def", "SyntaxError"),
-        (None, "ModuleNotFoundError"),
+        (None, "there is no module steps_of_mine here; accepted: a name such as pkg.steps, or a file: steps.py"),
+        ("import os\n\nimport no_such_module", "steps_of_mine.py:3: ModuleNotFoundError: No module named 'no_such_m"),
+        ("x = 1\n\ny = x +", "steps_of_mine.py:3: SyntaxError: invalid syntax"),
+        ("import json\njson.loads('{')", "steps_of_mine.py:2: JSONDecodeError: "),
+        ("def f():\n    1 / 0\n\nf()", "steps_of_mine.py:2: ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_module_that_brings_nothing_is_a_configuration_error(module: Path, text: str | None, problem: str) -> None:
@@ -162,6 +167,46 @@ def test_a_module_that_brings_nothing_is_a_configuration_error(module: Path, tex
 
     with pytest.raises(ConfigurationError, match=f"--module steps_of_mine: .*{problem}"):
         load_module("steps_of_mine", path=str(module.parent))
+
+
+STEP = "from reefknot.blocks.python import block\n@block('a.b')\ndef step(inputs, context): return {}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ("steps_of_mine.py", "steps_of_mine.py"),
+        ("./steps_of_mine.py", "steps_of_mine.py"),
+        ("pack_of_mine/steps.py", "pack_of_mine/steps.py"),
+        ("./pack_of_mine/steps.py", "pack_of_mine/steps.py"),
+        ("pack_of_mine/../steps_of_mine.py", "steps_of_mine.py"),
+        ("../elsewhere/steps_of_mine.py", "../elsewhere/steps_of_mine.py"),
+    ],
+)
+def test_a_module_may_be_named_by_its_file(module: Path, given: str, place: str) -> None:
+    folder = module.parent / "here"
+    for one in (folder / "pack_of_mine", module.parent / "elsewhere"):
+        one.mkdir(parents=True)
+    (folder / place).write_text(STEP)
+
+    assert list(load_module(given, path=str(folder))) == ["a.b"]
+    assert list(load_module(str(folder / place), path=str(folder))) == ["a.b"], "the whole path"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("gone.py", "there is no such file; accepted: a file such as steps.py, or a name: pkg.steps"),
+        ("pack/", "is a folder; name a file in it"),
+        ("json.py", "the name json is taken by .*; give the file another name"),
+    ],
+)
+def test_a_file_that_cannot_be_a_module_is_refused_in_a_sentence(module: Path, given: str, problem: str) -> None:
+    (module.parent / "pack").mkdir()
+    (module.parent / "json.py").write_text(STEP)
+
+    with pytest.raises(ConfigurationError, match=f"--module {given}: {problem}"):
+        load_module(given, path=str(module.parent))
 
 
 def double(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:

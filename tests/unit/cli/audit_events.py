@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import structs
+
 from reefknot.app import open_store
 from reefknot.core.audit.event import (
     AnyEvent,
@@ -28,7 +30,7 @@ from reefknot.ports.store import Store
 R = TypeVar("R")
 NOON = 1_769_342_400.0
 POLICY = RetryPolicy(3, 1.0, jitter="none")
-FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke")
+FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke", exceptions=("builtins.ConnectionError",))
 
 
 def in_store(path: Path, work: Callable[[Store], Awaitable[R]]) -> R:
@@ -41,9 +43,9 @@ def in_store(path: Path, work: Callable[[Store], Awaitable[R]]) -> R:
     return asyncio.run(main())
 
 
-def decision(attempts: int) -> DecisionRecord:
-    history = History(attempts, 0.0, 0.0)
-    return DecisionRecord.of(decide(POLICY, history, FAILURE, 0.5), POLICY, history, FAILURE, 0.5)
+def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
+    history, failure = History(attempts, 0.0, 0.0), structs.replace(FAILURE, message=message)
+    return DecisionRecord.of(decide(POLICY, history, failure, 0.5), POLICY, history, failure, 0.5)
 
 
 def attempt(second: float, category: str = "RETRY_KV_GET", *, number: int = 1, message: str = "it broke") -> AnyEvent:
@@ -55,10 +57,10 @@ def attempt(second: float, category: str = "RETRY_KV_GET", *, number: int = 1, m
         trace_id=f"t{number}",
         attempt_number=number,
         max_attempts=3,
-        delay_seconds=1.0,
+        delay_seconds=float(2 ** (number - 1)),
         exception_type="ConnectionError",
         exception_message=message,
-        decision=decision(number),
+        decision=decision(number, message),
     )
 
 

@@ -12,7 +12,13 @@ import pytest
 import reefknot
 from reefknot.cli import app
 from reefknot.cli.app import NOUNS, CommandError, Exit, exit_for
-from reefknot.errors import ConfigurationError, ParameterError
+from reefknot.errors import (
+    ConfigurationError,
+    ParameterError,
+    StoreLockedError,
+    StorePermissionError,
+    StoreUnavailableError,
+)
 from tests.unit.cli.running import Commands
 
 
@@ -30,7 +36,7 @@ ODD_WORDS = ("unless said", "hand in", "handed in", "on record", "call off", "a 
 
 
 def test_every_command_is_found() -> None:
-    assert len(COMMANDS) == 1 + 15 + 39
+    assert len(COMMANDS) == 1 + 15 + 42
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -68,6 +74,9 @@ def test_bytes_that_are_no_text_are_shown_as_escapes(rk: Commands) -> None:
         (PermissionError(errno.EACCES, "Permission denied", "x.yaml"), 77),
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), 69),
         (OSError(errno.ENOSPC, "No space left on device"), 1),
+        (StoreLockedError("sqlite:x", "locked", "try again"), 75),
+        (StorePermissionError("sqlite:x", "forbidden", "ask"), 77),
+        (StoreUnavailableError("sqlite:x", "away", "look"), 69),
         (KeyError("ours"), 1),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +17,20 @@ import pytest
 
 from reefknot.app import open_store
 from reefknot.cli.app import CommandError
-from reefknot.cli.audit import EventFilter, follow_log
+from reefknot.cli.audit import follow_log
+from reefknot.cli.audit_events import EventFilter, FilterFlags
 from reefknot.cli.options import time_ms
-from reefknot.core.audit.event import AnyEvent, BookStored, decode
+from reefknot.core.audit.chain import Head, link
+from reefknot.core.audit.event import (
+    AnyEvent,
+    BookStored,
+    Completed,
+    IdempotencyEvent,
+    OperatorAction,
+    Submitted,
+    decode,
+    timestamp,
+)
 from reefknot.core.retry.book import content_hash
 from reefknot.ports.store import Store
 from tests.pace import slowness
@@ -82,7 +95,7 @@ def test_following_shows_what_comes_and_ends_by_itself(
 ) -> None:
     async def main() -> None:
         async with open_store(f"sqlite:{store}") as opened:
-            wanted = EventFilter.of("retry_attempt", None, None, None, None)
+            wanted = EventFilter.of(FilterFlags(type_="retry_attempt"))
             following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=0.2, json=True))
             await asyncio.sleep(0)
             await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
@@ -90,6 +103,52 @@ def test_following_shows_what_comes_and_ends_by_itself(
 
     asyncio.run(main())
     assert [json.loads(line)["sequence"] for line in capsys.readouterr().out.splitlines()] == [8]
+
+
+TRAIL: list[AnyEvent] = [
+    Submitted(timestamp=timestamp(NOON), work_id="a", tenant_id="acme", actor="ann", host="h", process=7),
+    Submitted(timestamp=timestamp(NOON + 1), work_id="b", tenant_id="blue", actor="bob", host="h", process=8),
+    Completed(
+        timestamp=timestamp(NOON + 2), work_id="a", tenant_id="acme", status="success", operation="x", attempts=1
+    ),
+    IdempotencyEvent(timestamp=timestamp(NOON + 3), idempotency_key="=order-7", action="record"),
+    OperatorAction(timestamp=timestamp(NOON + 4), actor="ann", os_user="root", action="job.cancel", subject="b"),
+]
+
+
+@pytest.mark.parametrize(
+    ("filters", "numbers"),
+    [
+        (["--work", "a"], [1, 3]),
+        (["--tenant", "acme"], [1, 3]),
+        (["--key", "=order-7"], [4]),
+        (["--actor", "ann"], [1, 5]),
+        (["--actor", "root"], [5]),
+        (["--until", "2026-01-25T12:00:02Z"], [1, 2]),
+        (["--since", "2026-01-25T12:00:01Z", "--until", "2026-01-25T12:00:04Z"], [2, 3, 4]),
+        (["--tenant", "acme", "--type", "completed"], [3]),
+        (["--tenant", "nobody"], []),
+    ],
+)
+def test_the_same_filters_choose_what_is_shown_exported_and_analysed(
+    rk: Commands, filters: list[str], numbers: list[int]
+) -> None:
+    recorded(rk.folder / "state.db", TRAIL)
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    shown = rk("audit", "tail", "--engine", URL, "--json", *filters).out.splitlines()
+    exported = rk("audit", "export", "-", "--engine", URL, *filters).out.splitlines()
+
+    assert [json.loads(line)["sequence"] for line in shown] == numbers
+    assert exported == shown, "the same lines"
+    assert rk("audit", "analyse", "--engine", URL, "--json", *filters).json["events"] == len(numbers)
+    assert rk("audit", "analyse", "log.jsonl", "--json", *filters).json["events"] == len(numbers)
+
+
+def test_an_end_before_the_beginning_is_refused(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "tail", "--engine", URL, "--since", "1h", "--until", "2h")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert "--until: 2h is not after --since 1h; accepted: a later time" in ended.err
 
 
 def test_following_for_no_time_only_shows_what_is_there(rk: Commands, store: Path) -> None:
@@ -133,7 +192,127 @@ def test_since_is_a_time_or_how_long_ago() -> None:
         time_ms("--since", "90x")
 
 
+# export to stdout and as CSV
+
+
+def test_a_whole_export_to_stdout_verifies_against_a_head_that_was_printed(rk: Commands, store: Path) -> None:
+    (rk.folder / "log.jsonl").write_text(rk("audit", "export", "-", "--engine", URL).out)
+    (rk.folder / "kept.json").write_text(rk("audit", "head", "--engine", URL).out)
+    ended = rk("audit", "verify", "log.jsonl", "--head", "kept.json", "--json")
+
+    assert (ended.code, ended.json["proven_up_to"], ended.json["sequence"]) == (0, 6, 6)
+    assert rk("audit", "head", "log.jsonl").out == rk("audit", "head", "--engine", URL).out
+    assert not list(rk.folder.glob("-*")), "no file of that name"
+
+
+def test_csv_has_a_row_per_event_and_no_cell_that_a_spreadsheet_would_compute(rk: Commands) -> None:
+    recorded(rk.folder / "state.db", TRAIL)
+    ended = rk("audit", "export", "log.csv", "--format", "csv", "--engine", URL, "--json")
+    rows = list(csv.DictReader(io.StringIO((rk.folder / "log.csv").read_bytes().decode(), newline="")))
+
+    assert (ended.code, ended.json["events"], ended.json["head_file"]) == (0, 5, None)
+    assert [row["sequence"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert [row["event_code"] for row in rows] == ["RK-305", "RK-305", "RK-304", "RK-201", "RK-601"]
+    assert (rows[0]["actor"], rows[2]["status"], rows[2]["attempts"]) == ("ann", "success", "1")
+    assert rows[3]["idempotency_key"] == "'=order-7"
+    assert json.loads(rows[3]["event"])["idempotency_key"] == "=order-7"
+    assert not (rk.folder / "log.csv.head.json").exists()
+
+
+def test_a_selection_is_no_log_to_verify_and_says_so(rk: Commands, store: Path) -> None:
+    ended = rk("audit", "export", "some.jsonl", "--type", "retry_attempt", "--engine", URL)
+
+    assert ended.code == 0
+    assert "cannot be verified" in ended.err
+    assert rk("audit", "verify", "some.jsonl").code == 65
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["log.csv", "--format", "xml"], "--format: 'xml' is unknown; accepted: jsonl, csv"),
+        (["--frce"], "--frce: unknown option"),
+    ],
+)
+def test_an_export_that_is_not_understood_writes_nothing(
+    rk: Commands, store: Path, words: list[str], said: str
+) -> None:
+    before = set(rk.folder.iterdir())
+    ended = rk("audit", "export", *words, "--engine", URL)
+
+    assert ended.code == 2
+    assert said in ended.err
+    assert set(rk.folder.iterdir()) == before
+
+
 # verify
+
+
+def hash_anew(path: Path) -> None:
+    """Edit an event, and write every hash from there on anew, as whoever can write the file can do."""
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE audit SET body = replace(body, 'get it', 'got it') WHERE sequence = 2")
+    name, _ = connection.execute("SELECT chain, sequence FROM audit_head").fetchone() or ("", 0)
+    head = Head(str(name))
+    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
+        head, hashed = link(head, str(body).encode())
+        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
+    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
+    connection.close()
+
+
+def test_a_log_that_was_hashed_anew_is_only_called_consistent_and_a_head_shows_it(rk: Commands, store: Path) -> None:
+    (rk.folder / "kept.json").write_text(rk("audit", "head", "--engine", URL).out)
+    assert rk("audit", "verify", "--engine", URL, "--head", "kept.json").out.startswith(f"{rk_url(store)}: OK, nothing")
+    hash_anew(store)
+    alone = rk("audit", "verify", "--engine", URL)
+
+    assert alone.code == 0
+    assert "internally consistent; without a head this shows accidents, not intent" in alone.out
+    assert "OK" not in alone.out
+    assert "Without --head it is not proven that nobody wrote the log anew" in alone.err
+    assert rk("audit", "verify", "--engine", URL, "--head", "kept.json").code == 65
+
+
+def rk_url(store: Path) -> str:
+    return f"sqlite:{store}"
+
+
+def test_events_after_the_head_are_told_apart_from_those_before_it(rk: Commands, store: Path) -> None:
+    (rk.folder / "kept.json").write_text(rk("audit", "head", "--engine", URL).out)
+    recorded(store, [attempt(30)])
+    ended = rk("audit", "verify", "--engine", URL, "--head", "kept.json")
+
+    assert "nothing up to event 6 was changed" in ended.out
+    assert "Events 7 to 7 are newer than the head" in ended.err
+
+
+def test_every_head_of_a_file_of_heads_is_compared(rk: Commands, store: Path) -> None:
+    first = rk("audit", "head", "--engine", URL).out
+    recorded(store, [attempt(30)])
+    forged = first.replace(json.loads(first)["hash"], "f" * 64)
+    for lines, code in ((first, 0), (forged, 65)):
+        (rk.folder / "heads.jsonl").write_text(lines + rk("audit", "head", "--engine", URL).out)
+        assert rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl").code == code, "the newest one fits"
+        rk("audit", "export", "log.jsonl", "--engine", URL, "--force")
+        assert rk("audit", "verify", "log.jsonl", "--head", "heads.jsonl").code == code
+
+
+def test_the_configured_file_of_heads_is_compared_without_being_named(rk: Commands, store: Path) -> None:
+    rk.write("engine: sqlite:state.db\naudit: {heads: {path: elsewhere/heads.jsonl}}\n")
+    assert rk("audit", "verify", "--json").json["compared_with"] is None, "none was written yet"
+    (rk.folder / "elsewhere").mkdir()
+    (rk.folder / "elsewhere" / "heads.jsonl").write_text(rk("audit", "head").out)
+    assert rk("audit", "verify", "--json").json["proven_up_to"] == 6
+    hash_anew(store)
+    assert rk("audit", "verify").code == 65
+
+
+def test_an_index_field_that_a_brief_event_does_not_have_is_a_mismatch(rk: Commands) -> None:
+    store = recorded(rk.folder / "state.db", TRAIL)
+    assert rk("audit", "verify", "--engine", URL).code == 0
+    change(store, "UPDATE audit SET correlation_id = 'planted' WHERE sequence = 1")
+    assert rk("audit", "verify", "--engine", URL).code == 65
 
 
 def test_an_untouched_store_verifies_and_the_limit_of_that_is_printed(rk: Commands, store: Path) -> None:

@@ -244,7 +244,7 @@ def test_what_becomes_of_events_is_shown_with_its_source(rk: Commands) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("audit: {sinks: []}", ":1:9: audit.sinks: unknown key; accepted: jsonl, log, max_buffered, on_failure"),
+        ("audit: {sinks: []}", ":1:9: audit.sinks: unknown key; accepted: heads, jsonl, log, max_buffered, on_failure"),
         ("audit: {jsonl: {}}", ":1:9: audit.jsonl.path: missing; it must be given"),
         ("audit: {jsonl: {path: a, keep: 3}}", ":1:26: audit.jsonl.keep: unknown key; accepted: fsync, max_file_bytes"),
         (

@@ -136,7 +136,7 @@ def test_a_wrong_word_is_shown_with_those_that_are_accepted(path: str, value: st
         ("sources", ""),
         ("retry_policies", ""),
         (f"{V2}.block_policies", ""),
-        ("audit", " of jsonl, log, max_buffered, on_failure, retention_seconds"),
+        ("audit", " of heads, jsonl, log, max_buffered, on_failure, retention_seconds"),
         ("secrets", ""),
     ],
 )

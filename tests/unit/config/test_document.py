@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.config.layers import Format, Tree, read_file, read_text, suggest
+from reefknot.config.layers import Format, Tree, read_file, read_text
 from reefknot.config.reading.session import Mark, Problem, dotted
+from reefknot.core.checks import suggest
 from reefknot.errors import ConfigurationError, ConfigurationMissingError, ReefknotError
 from tests.rows import for_each_row
 

@@ -18,11 +18,25 @@ from reefknot.core.routing import (
     WorkerRanking,
     choose_worker,
     too_late_everywhere,
+    worker_state,
 )
 from tests.rows import for_each_row
 
 NOW = 100.0
 HEALTHY, DEGRADED, OVERLOADED, CRITICAL = OverloadStatus
+
+
+@for_each_row(
+    ("draining", "leaving", "gone", "state"),
+    [
+        (False, False, False, "running"),
+        (True, False, False, "paused"),
+        (True, True, False, "draining"),
+        (True, True, True, "gone"),
+    ],
+)
+def test_a_worker_has_one_state(draining: bool, leaving: bool, gone: bool, state: str) -> None:
+    assert worker_state(draining=draining, leaving=leaving, gone=gone) == state
 
 
 def worker(name: str, status: OverloadStatus = HEALTHY, **known: object) -> WorkerHealth:

@@ -46,6 +46,7 @@ from reefknot.core.work import (
     settle,
     stage_of,
     started,
+    visible_state,
     worker_class,
     worker_of,
 )
@@ -94,6 +95,27 @@ def test_the_table_allows_these_moves_and_no_other(old: WorkState, new: WorkStat
         with pytest.raises(IllegalMoveError) as caught:
             moved(item, new)
         assert (caught.value.old, caught.value.new) == (old, new)
+
+
+@for_each_row(
+    ("item", "gone", "seen"),
+    [
+        (running(), (), S.RUNNING),
+        (running(), ("another",), S.RUNNING),
+        (running(), ("w",), S.PENDING),
+        (running(resource_class=ROUTER), (), S.PENDING),
+        (running(lease_until=NOW.steady), (), S.PENDING),
+        (running(lease_until=NOW.steady + 1), (), S.RUNNING),
+        (running(lease_until=NOW.steady + 501), (), S.PENDING),
+        (fresh(), (), S.PENDING),
+        (aside(), ("w",), S.QUARANTINED),
+    ],
+)
+def test_work_is_seen_as_running_only_while_a_worker_is_at_it(
+    item: WorkItem, gone: tuple[str, ...], seen: WorkState
+) -> None:
+    """A lease that ends later than one of this boot can was given by an earlier one."""
+    assert visible_state(item, NOW, gone=gone) is seen
 
 
 def test_every_state_has_its_row_in_the_table() -> None:

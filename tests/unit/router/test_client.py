@@ -13,7 +13,7 @@ from msgspec import structs
 
 from reefknot.core.audit.event import OperatorAction
 from reefknot.core.messages import ExecResult, ResultStatus
-from reefknot.core.work import Interrupted
+from reefknot.core.work import Interrupted, WorkState
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ResultPendingError
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import QuarantineFilter, Settlement
@@ -34,6 +34,28 @@ async def called_off(handle: Handle) -> ExecResult:
     result = await handle.result(30)
     assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
     return result
+
+
+def test_a_handle_says_pending_until_a_worker_is_at_it() -> None:
+    """The router's claim alone is no execution."""
+
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock, has_router=somebody)
+        handle = await client.hand_in(work("a"))
+        assert await handle.status() == "pending"
+        await shop.router()
+        await asyncio.sleep(1)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert item.state is WorkState.RUNNING, "the router holds it"
+        assert await handle.status() == "pending"
+        await shop.worker("w1", Step(seconds=5))
+        await asyncio.sleep(2)
+        assert await handle.status() == "running"
+        await asyncio.sleep(10)
+        assert await handle.status() == "succeeded"
+
+    with_shop(story)
 
 
 # ---- calling off ----------------------------------------------------------------------------------------------------
@@ -263,5 +285,37 @@ def test_a_wait_that_is_no_time_is_refused(timeout: Any) -> None:
             await handle.result(timeout)
         with pytest.raises(ResultPendingError):
             await handle.result(0)
+
+    with_shop(story)
+
+
+# ---- fields as a mapping --------------------------------------------------------------------------------------------
+
+
+def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_made() -> None:
+    async def story(shop: Shop) -> None:
+        client = Client(shop.store, shop.clock)
+        handle = await client.hand_in({"job": {"type": "test.step", "payload": {"n": 1}}})
+        named = await client.hand_in({"assignment_id": "a", "job": {"type": "test.step"}})
+
+        assert (named.assignment_id, await handle.status()) == ("a", "pending")
+
+    with_shop(story)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"assigment_id": "a", "job": {"type": "t"}}, "assigment_id: unknown field; .*did you mean 'assignment_id'?"),
+        ({"job": {"type": "t"}, "options": {"deadlin_ms": 5}}, "options.deadlin_ms: unknown field"),
+        ({"job": {"type": "t", "payload": {"n": {1, 2}}}}, r"assignment\.job\.payload\.n"),
+        ({"job": {}}, "job.type: missing"),
+        (["job"], "an ExecAssignment, or a mapping of its fields"),
+    ],
+)
+def test_fields_that_no_assignment_has_are_refused_by_the_client_too(fields: Any, told: str) -> None:
+    async def story(shop: Shop) -> None:
+        with pytest.raises((ParameterError, NotJsonError), match=told):
+            await Client(shop.store, shop.clock).hand_in(fields)
 
     with_shop(story)

@@ -117,8 +117,7 @@ def test_where_open_files_cannot_be_listed_connections_are_looked_for(
 
 def test_a_file_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "no.db")
-    open_files.store_opened(nowhere)
-    open_files.store_closed(nowhere)
+    open_files.store_closed(open_files.store_opened(nowhere))
 
     assert not open_files.open_in_store(nowhere)
     assert not open_files.open_in_sqlite3(nowhere)

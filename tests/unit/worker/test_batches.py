@@ -227,6 +227,26 @@ def test_prefetched_work_goes_back_when_the_worker_ends_and_spends_nothing() -> 
     with_shop(story)
 
 
+def test_prefetched_work_of_a_paused_worker_goes_back_and_is_run_after_the_pause() -> None:
+    """Nobody is at it for as long as the pause lasts: to others it has to look like what it is."""
+
+    async def story(shop: Shop) -> None:
+        step = Step(seconds=0.0005)
+        worker = await one_prefetched(shop, step)
+        worker.pause()
+        await asyncio.sleep(3)
+        item = await shop.store.work.get("next")
+        assert item is not None
+        assert (item.state, item.attempts, item.interruptions) == (WorkState.PENDING, 0, 1)
+        await asyncio.sleep(10)
+        assert step.times("next") == []
+        worker.resume()
+        await asyncio.sleep(1)
+        assert len(step.times("next")) == 1
+
+    with_shop(story)
+
+
 def test_a_slot_whose_step_is_cancelled_runs_what_is_prefetched() -> None:
     async def story(shop: Shop) -> None:
         await one_prefetched(shop, Step(seconds=0.0005))

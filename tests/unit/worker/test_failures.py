@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 import sys
+from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from reefknot.errors import KeyInProgressError, OutcomeUnknownError, QueueFullEr
 from reefknot.idempotency.decorator import in_scope
 from reefknot.ports.audit_log import AuditQuery
 from reefknot.worker import attempt as step_module
+from reefknot.worker.failures import LONGEST_TRACEBACK, is_ctrl_c, traceback_text
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
 
 
@@ -54,7 +59,7 @@ async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -
 # ---- what is no Exception -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), Mine("own")])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt("own"), Mine("own")])
 def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_not_retried(error: BaseException) -> None:
     """Its lease is 60 s: within 50 s nothing but the step's own end can have answered."""
 
@@ -111,12 +116,161 @@ def test_who_is_called_off_from_outside_does_not_take_it_for_its_own_failure() -
 
 
 def test_ctrl_c_still_ends_everything() -> None:
-    async def story(shop: Shop) -> None:
-        await ran(shop, raising(KeyboardInterrupt()))
+    """A signal that comes while the step runs, with Python's own handler and with none of the loop's."""
 
-    with pytest.raises(KeyboardInterrupt):
-        with_shop(story)
+    async def interrupted() -> StepResult:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+        return OK
+
+    async def story(shop: Shop) -> None:
+        await ran(shop, interrupted)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with_shop(story)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert sys.exc_info() == (None, None, None)
+
+
+def test_the_handler_of_asyncio_is_told_from_a_step_that_raises_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _on_sigint() -> None:
+        raise KeyboardInterrupt
+
+    def own() -> None:
+        raise KeyboardInterrupt
+
+    def is_told(raises: Callable[[], None]) -> bool:
+        try:
+            raises()
+        except KeyboardInterrupt as error:
+            return is_ctrl_c(error)
+        return False
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    assert (is_told(_on_sigint), is_told(own)) == (True, False)
+    in_thread: list[bool] = []
+    thread = Thread(target=lambda: in_thread.append(is_told(_on_sigint)))
+    thread.start()
+    thread.join()
+    assert in_thread == [False], "signals reach the main thread alone"
+
+
+# ---- tracebacks -----------------------------------------------------------------------------------------------------
+
+
+def divides(depth: int) -> int:
+    """A bug so many calls down."""
+    return depth // 0 if depth < 2 else divides(depth - 1) + divides(depth - 2)
+
+
+def fails(depth: int, message: str) -> None:
+    password = "hunter2secret"  # noqa: F841 - a source line with a secret in it
+    try:
+        divides(depth)
+    except ZeroDivisionError as error:
+        raise LookupError(message) from error
+
+
+async def kept_failure(shop: Shop, name: str = "a") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((await stored(shop, name)).failure or "{}")
+    return found
+
+
+def test_the_traceback_and_the_class_names_of_a_bug_are_kept_with_the_job() -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(KeyError("total")))
+        failure = await kept_failure(shop)
+
+        assert failure["exceptions"] == ["builtins.KeyError", "builtins.LookupError", "builtins.Exception"]
+        assert failure["message"] == "KeyError: 'total'"
+        lines = failure["traceback"].splitlines()
+        assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "KeyError: 'total'")
+        assert f'File "{__file__}", line ' in failure["traceback"]
+        assert "attempt.py" not in failure["traceback"], "the worker's own frames are of no use"
+
+    with_shop(story)
+
+
+def test_a_job_that_is_retried_has_the_traceback_of_its_last_attempt() -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(ConnectionError("first")), raising(ConnectionError("second")), OK, seconds=0.015)
+        assert "ConnectionError: first" in (await kept_failure(shop))["traceback"]
+        await asyncio.sleep(50)
+        assert (await stored(shop, "a")).failure is None
+
+    with_shop(story)
+
+
+def test_a_traceback_is_bounded_and_its_last_frames_survive() -> None:
+    def told_of(message: str) -> str:
+        try:
+            fails(900, message)
+        except LookupError as error:
+            return traceback_text(error)
+        return ""
+
+    text = told_of("the end")
+    assert len(text) <= LONGEST_TRACEBACK
+    assert text.endswith("raise LookupError(message) from error\nLookupError: the end")
+    assert "ZeroDivisionError" in told_of("short"), "the cause stands before"
+    long = told_of("x" * 1_000_000)
+    assert len(long) <= LONGEST_TRACEBACK
+    assert "raise LookupError(message) from error" in long
+    assert told_of("token=abcdef12345 was refused").endswith("LookupError: token=[redacted] was refused")
+    assert told_of("half \ud800").endswith("LookupError: half ?")
+
+
+def test_secrets_are_not_in_a_kept_traceback() -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(ValueError("password=s3cr3t-value is not accepted")))
+        failure = await kept_failure(shop)
+        assert failure["traceback"].endswith("ValueError: password=[redacted] is not accepted")
+        assert "s3cr3t-value" not in failure["message"]
+
+    with_shop(story)
+
+
+def test_an_exception_that_is_raised_again_and_again_collects_no_frames() -> None:
+    same = ValueError("the same object")
+    texts = []
+    for _ in range(3):
+        try:
+            raise same
+        except ValueError as error:
+            texts.append(traceback_text(error))
+
+    assert texts[0].count("raise same") == 1
+    assert texts == [texts[0]] * 3
+
+
+def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        await ran(shop, raising(ConnectionError("down")))
+        assert "Traceback" not in caplog.text
+        caplog.clear()
+        step = Step(raising(KeyError("total\nWARNING forged")), name="test.bug")
+        await shop.worker("w2", step)
+        await shop.send(work("b", job="test.bug"), to="w2")
+        await asyncio.sleep(50)
+
+    with caplog.at_level("WARNING", logger="reefknot"):
+        with_shop(story)
+    (record,) = caplog.records
+    lines = record.getMessage().splitlines()
+    assert lines[0] == "w2: test.bug b: its step raised"
+    assert lines[1] == "    Traceback (most recent call last):"
+    assert all(line.startswith("    ") for line in lines[1:]), "no line of it reads like one of the log's own"
+
+
+def test_the_traceback_of_an_odd_exception_is_left_out() -> None:
+    class OddError(Exception):
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("nothing to read here")
+
+    assert traceback_text(OddError()) == ""
 
 
 # ---- groups and requests --------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """
-Statistics of retries from audit events: how many a minute, how often they help, how many attempts it takes.
+Statistics from audit events: how much succeeds, how many retries a minute, how often they help, how many attempts it
+takes.
 
 Events are added one by one and not kept, so a log of any length needs the same memory: sixty counters for a window, one
-row for each category, a bounded list of alerts. First attempts that succeed are not audited; a success rate is
-therefore that of operations which failed at least once.
+row for each category, a bounded list of alerts. Every assignment has a `completed` event, so the rates of steps are
+those of all assignments that ended. An operation of the retry library that succeeds at once is not audited: the rate of
+its category is that of operations which failed at least once, and says so (`success_of`).
 """
 
 from collections import Counter
@@ -16,6 +18,7 @@ from msgspec.structs import replace
 from reefknot.core import checks
 from reefknot.core.audit.event import (
     AnyEvent,
+    Completed,
     IdempotencyEvent,
     RetryAttempt,
     RetryExhausted,
@@ -33,13 +36,25 @@ MOST_ALERTS = 100
 OTHERS = "(others)"
 """The row of all categories beyond the first 200."""
 UNNAMED = "(none)"
+SUCCESS = "success"
+_COUNTED = (
+    RetryAttempt | RetryExhausted | RetryRefused | RetryRecovered | IdempotencyEvent | TimeoutOccurred | Completed
+)
 _NOT_LISTED = -1
 """The number of an alert beyond the first hundred."""
 
 
-class Pattern(Struct, frozen=True):
-    """The statistics of one category. `total_attempts` counts executions of operations that failed at least once."""
+ASSIGNMENTS = "assignments"
+FAILED_ONCE = "operations that failed at least once"
 
+
+class Pattern(Struct, frozen=True):
+    """The statistics of one category. Attempts and rates are those of `success_of`."""
+
+    success_of: str
+    """`assignments`: all that ended; else `operations that failed at least once`."""
+    ended: dict[str, int]
+    """Assignments that ended, by the status of their results."""
     total_attempts: int
     retries: int
     recovered: int
@@ -113,15 +128,23 @@ class Window:
 class _Tally:
     """The running sums of one category, or of all."""
 
-    __slots__ = ("alert", "counts", "executions", "window")
+    __slots__ = ("alert", "attempts", "counts", "ends", "executions", "window")
 
     def __init__(self) -> None:
         self.window = Window()
         self.counts: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        self.attempts = 0
+        """Of assignments that ended."""
         self.executions = 0
+        """Of operations that failed at least once."""
         self.alert: int | None = None
 
     def add(self, event: AnyEvent) -> None:
+        if isinstance(event, Completed):
+            self.ends[event.status] += 1
+            self.attempts += event.attempts or 0
+            return
         name = f"idempotency_{event.action}" if isinstance(event, IdempotencyEvent) else event.event_type
         self.counts[name] += 1
         if isinstance(event, RetryRecovered | RetryExhausted | RetryRefused):
@@ -132,8 +155,15 @@ class _Tally:
         retries, recovered = counts["retry_attempt"], counts["retry_recovered"]
         exhausted, refused = counts["retry_exhausted"], counts["retry_refused"]
         ended = recovered + exhausted + refused
+        total, succeeded, executions, of = ended, recovered, self.executions, FAILED_ONCE
+        attempts = retries + ended
+        if self.ends:
+            total, succeeded, executions, of = self.ends.total(), self.ends[SUCCESS], self.attempts, ASSIGNMENTS
+            attempts = executions
         return Pattern(
-            total_attempts=retries + ended,
+            success_of=of,
+            ended=dict(sorted(self.ends.items())),
+            total_attempts=attempts,
             retries=retries,
             recovered=recovered,
             exhausted=exhausted,
@@ -141,8 +171,8 @@ class _Tally:
             timeouts=counts["timeout_occurred"],
             idempotency_hits=counts["idempotency_hit"],
             idempotency_records=counts["idempotency_record"],
-            success_rate=recovered / ended if ended else None,
-            avg_attempts=self.executions / ended if ended else None,
+            success_rate=succeeded / total if total else None,
+            avg_attempts=executions / total if total else None,
             peak_per_minute=self.window.peak,
         )
 
@@ -171,9 +201,7 @@ class Analyser:
         if at is not None:
             self._first = at if self._first is None else min(self._first, at)
             self._last = at if self._last is None else max(self._last, at)
-        if not isinstance(
-            event, RetryAttempt | RetryExhausted | RetryRefused | RetryRecovered | IdempotencyEvent | TimeoutOccurred
-        ):
+        if not isinstance(event, _COUNTED):
             return
         name, tally = self._tally(_category_of(event))
         for category, one in ((None, self._all), (name, tally)):

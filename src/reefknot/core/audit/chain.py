@@ -26,7 +26,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from reefknot.core.audit.event import Anchor, decode, encode, timestamp, timestamp_ms
+from reefknot.core.audit.event import BRIEF_TYPES, Anchor, decode, encode, timestamp, timestamp_ms
 from reefknot.errors import NotJsonError
 
 GENESIS = "0" * 64
@@ -375,8 +375,12 @@ def wrong_index_field(body: bytes, filed: EventIndex, at: int | None = None) -> 
     A search by such a field would miss the event, or find one that does not belong there.
     """
     own_fields = _own_fields(body)
+    absent = None if own_fields.event_type in BRIEF_TYPES else UNSET
     for name in EventIndex.__struct_fields__:
-        if getattr(own_fields, name) not in (UNSET, getattr(filed, name)):
+        found = getattr(own_fields, name)
+        if found is UNSET:
+            found = absent
+        if found not in (UNSET, getattr(filed, name)):
             return name
     own = None if own_fields.timestamp is UNSET else timestamp_ms(own_fields.timestamp)
     return "time" if at is not None and own not in (None, at) else None

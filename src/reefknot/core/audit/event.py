@@ -195,6 +195,21 @@ class IdempotencyEvent(_OfOperation, frozen=True, tag="idempotency", kw_only=Tru
     action: str
 
 
+class TakenOver(_OfOperation, frozen=True, tag="taken_over", kw_only=True):
+    """
+    A caller took an idempotency key over from an owner whose lease had run out. The effect may have happened already.
+
+    A write of the owner before is refused from then on: its fence is lower.
+    """
+
+    event_code: str = "RK-202"
+    idempotency_key: str
+    owner: str
+    fence: int
+    previous_owner: str
+    previous_fence: int
+
+
 class TimeoutOccurred(_OfOperation, frozen=True, tag="timeout_occurred", kw_only=True):
     """An attempt, or the whole piece of work, exceeded its time limit."""
 
@@ -204,20 +219,44 @@ class TimeoutOccurred(_OfOperation, frozen=True, tag="timeout_occurred", kw_only
     whole: bool = False
 
 
-class Admission(Event, frozen=True, tag="admission", kw_only=True):
-    """An assignment was accepted, deferred, degraded or rejected."""
+class _OfEveryAssignment(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """An event that every assignment has. It is written without the fields that have their default, to be small."""
+
+
+class Submitted(_OfEveryAssignment, frozen=True, tag="submitted", kw_only=True):
+    """An assignment was submitted and kept. `actor` is the user of `host` whose `process` submitted it."""
+
+    event_code: str = "RK-305"
+    actor: str
+    host: str = ""
+    process: int = 0
+
+
+class Admission(_OfEveryAssignment, frozen=True, tag="admission", kw_only=True):
+    """
+    An assignment was accepted, deferred, degraded or rejected, by a worker or where it was submitted.
+
+    `inputs` are those of the decision: the queue as `view`, the arrival as `newcomer` (without its tenant), and the
+    rules by their hash, whose content is in a `rules_stored` event. `message` is there unless it was simply accepted.
+    """
 
     event_code: str = "RK-301"
     status: str
     reason: str | None = None
+    worker_id: str | None = None
     resource_class: str | None = None
     queue_depth: int | None = None
     overload_status: str | None = None
     inputs: dict[str, Any] | None = None
 
 
-class Routing(Event, frozen=True, tag="routing", kw_only=True):
-    """A worker was chosen, or none could be."""
+class Routing(_OfEveryAssignment, frozen=True, tag="routing", kw_only=True):
+    """
+    A worker was chosen, or none could be.
+
+    `inputs` are those of the choice: the best of the `workers` there were, each with its status, the number of
+    assignments it has and its capacity; the worker that was chosen before (`after`), and the draw if chance decided.
+    """
 
     event_code: str = "RK-302"
     worker_id: str | None = None
@@ -233,14 +272,20 @@ class Dropped(Event, frozen=True, tag="dropped", kw_only=True):
     resource_class: str | None = None
 
 
-class Completed(Event, frozen=True, tag="completed", kw_only=True):
-    """An assignment ended, and its result was stored. `result_hash` is the SHA-256 of the stored text."""
+class Completed(_OfEveryAssignment, frozen=True, tag="completed", kw_only=True):
+    """
+    An assignment ended. `duration_ms` counts from its submission, `attempts` its executions.
+
+    `result_hash` is the SHA-256 of the stored result; an end without one (cancelled, dropped, expired) has none.
+    """
 
     event_code: str = "RK-304"
     status: str
+    operation: str | None = None
     attempts: int | None = None
+    duration_ms: int | None = None
     worker_id: str | None = None
-    result_hash: str
+    result_hash: str = ""
 
 
 class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
@@ -269,10 +314,18 @@ class BreakerEvent(Event, frozen=True, tag="breaker", kw_only=True):
 
 
 class OperatorAction(Event, frozen=True, tag="operator_action", kw_only=True):
-    """An operator changed something, under their name."""
+    """
+    An operator changed something.
+
+    `actor` is the name that they gave with `--as`, else their user's; `os_user`, `host` and `process` are those of the
+    command, whatever name was given.
+    """
 
     event_code: str = "RK-601"
     actor: str
+    os_user: str | None = None
+    host: str | None = None
+    process: int | None = None
     action: str
     subject: str | None = None
     details: dict[str, Any] | None = None
@@ -283,6 +336,15 @@ class BookStored(Event, frozen=True, tag="book_stored", kw_only=True):
 
     event_code: str = "RK-701"
     book_hash: str
+    content: dict[str, Any]
+
+
+class RulesStored(Event, frozen=True, tag="rules_stored", kw_only=True):
+    """The rules of a queue, which later admissions refer to by their hash."""
+
+    event_code: str = "RK-704"
+    rules_hash: str
+    resource_class: str | None = None
     content: dict[str, Any]
 
 
@@ -318,7 +380,9 @@ AnyEvent: TypeAlias = (
     | RetryRefused
     | RetryRecovered
     | IdempotencyEvent
+    | TakenOver
     | TimeoutOccurred
+    | Submitted
     | Admission
     | Routing
     | Dropped
@@ -328,10 +392,13 @@ AnyEvent: TypeAlias = (
     | BreakerEvent
     | OperatorAction
     | BookStored
+    | RulesStored
     | Anchor
     | LogRepaired
 )
 EVENT_TYPES: tuple[type[Event], ...] = get_args(AnyEvent)
+BRIEF_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in EVENT_TYPES if kind.__struct_config__.omit_defaults)
+"""Events in which a field that is absent has its default."""
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(AnyEvent)

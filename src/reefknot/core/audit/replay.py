@@ -1,19 +1,34 @@
 """
 Replay: every recorded decision is decided again, and each difference is listed.
 
-`decide` gets the inputs that were recorded, and its answer must be the same to the byte. No effect is ever run: a
-replay is arithmetic over the audit log.
+`decide`, `admit` and the choice of a worker get the inputs that were recorded, and the answer must be the same, and so
+must every field of the event that follows from it. No effect is ever run: a replay is arithmetic over the audit log.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from msgspec import Struct
 
-from reefknot.core.audit.event import BookStored, DecisionRecord, answer_of, decode
+from reefknot.core.audit.event import (
+    Admission,
+    AnyEvent,
+    BookStored,
+    DecisionRecord,
+    RetryAttempt,
+    RetryExhausted,
+    RetryRefused,
+    Routing,
+    RulesStored,
+    answer_of,
+    decode,
+)
+from reefknot.core.overload.admission import HASH_DIGITS, Accept, Arrival, QueueView, Reject, Rules, admit
 from reefknot.core.redaction import HIDDEN
 from reefknot.core.retry.book import content_hash
-from reefknot.core.retry.decide import DECIDER_VERSION, decide
+from reefknot.core.retry.decide import DECIDER_VERSION, REFUSED, decide
+from reefknot.core.routing import Chosen, RoutingInputs
 from reefknot.errors import ParameterError
 
 MOST_BOOKS = 10_000
@@ -22,6 +37,7 @@ BUILTIN_BOOKS = frozenset(
 )
 """The hashes of a book without any written policy."""
 
+_REFUSED = frozenset(reason.value for reason in REFUSED)
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
@@ -38,13 +54,23 @@ class Difference(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """The result of a replay. `books_missing` are hashes of books that decisions refer to and no event contains."""
+    """
+    The result of a replay.
+
+    `books_missing` are hashes of books that decisions refer to and no event contains: the decisions have their own
+    policy, and are decided without. `rules_missing` are those of rules, without which `undecided` admissions could not
+    be decided again.
+    """
 
     events: int
     decisions: int
     differences: tuple[Difference, ...]
     books: int = 0
     books_missing: tuple[str, ...] = ()
+    kinds: dict[str, int] = {}
+    """The decisions by kind: `retry`, `admission`, `routing`."""
+    undecided: int = 0
+    rules_missing: tuple[str, ...] = ()
 
 
 def replay(bodies: Iterable[bytes]) -> Replayed:
@@ -54,14 +80,20 @@ def replay(bodies: Iterable[bytes]) -> Replayed:
     return replayer.result(differences)
 
 
+FieldPair = tuple[object, object]
+"""The recorded value of a field, and the value that follows from the decision."""
+
+
 class Replayer:
     """Replays event by event, so that a log of any length needs the same memory."""
 
     def __init__(self) -> None:
         self._events = 0
-        self._decisions = 0
+        self._kinds: Counter[str] = Counter()
         self._stored: set[str] = set()
         self._referenced: set[str] = set()
+        self._rules: dict[str, Rules] = {}
+        self._rules_missing: Counter[str] = Counter()
 
     def add(self, body: bytes) -> list[Difference]:
         """Replay one more event; returns its differences."""
@@ -71,15 +103,36 @@ class Replayer:
         except msgspec.DecodeError as error:
             shown = body[:60].decode("utf-8", "replace").strip()
             return [Difference(self._events, "unreadable", shown, str(error))]
-        if isinstance(event, BookStored):
-            return self._book(event, HIDDEN.encode() in body)
-        record = getattr(event, "decision", None)
-        return self._decision(record, event.event_type) if isinstance(record, DecisionRecord) else []
+        redacted = HIDDEN.encode() in body
+        match event:
+            case BookStored():
+                return self._book(event, redacted)
+            case RulesStored():
+                return self._keep_rules(event, redacted)
+            case RetryAttempt() | RetryExhausted() | RetryRefused():
+                return self._decision(event)
+            case Admission(inputs={"view": _}):
+                return self._admission(event)
+            case Routing(inputs={"best": _}):
+                return self._routing(event)
+            case _:
+                return []
 
     def result(self, differences: tuple[Difference, ...] = ()) -> Replayed:
         """The whole replay. The built-in book is never missing: it is not recorded."""
         missing = self._referenced - self._stored - BUILTIN_BOOKS
-        return Replayed(self._events, self._decisions, differences, len(self._stored), tuple(sorted(missing)))
+        return Replayed(
+            self._events,
+            self._kinds.total(),
+            differences,
+            len(self._stored),
+            tuple(sorted(missing)),
+            dict(sorted(self._kinds.items())),
+            self._rules_missing.total(),
+            tuple(sorted(self._rules_missing)),
+        )
+
+    # ---- retries -----------------------------------------------------------------------------------------------------
 
     def _book(self, event: BookStored, redacted: bool) -> list[Difference]:
         """Compare a book with its hash, unless a secret was redacted in it."""
@@ -89,18 +142,100 @@ class Replayer:
             return []
         return [Difference(self._events, event.event_type, f"book {event.book_hash[:12]}", f"book {hashed[:12]}")]
 
-    def _decision(self, record: DecisionRecord, event_type: str) -> list[Difference]:
-        self._decisions += 1
+    def _decision(self, event: RetryAttempt | RetryExhausted | RetryRefused) -> list[Difference]:
+        record = event.decision
+        self._kinds["retry"] += 1
         if record.book_hash is not None:
             self._note(self._referenced, record.book_hash)
         again = decided_again(record)
-        if _encoder.encode(record) == _encoder.encode(again):
-            return []
-        return [Difference(self._events, event_type, _answer(record), _answer(again))]
+        if _encoder.encode(record) != _encoder.encode(again):
+            return [Difference(self._events, event.event_type, _answer(record), _answer(again))]
+        return self._compared(event, dict(_fields_of_decision(event, again)))
 
     def _note(self, among: set[str], hashed: str) -> None:
         if len(among) < MOST_BOOKS:
             among.add(hashed)
+
+    # ---- admission and routing ---------------------------------------------------------------------------------------
+
+    def _keep_rules(self, event: RulesStored, redacted: bool) -> list[Difference]:
+        hashed = content_hash(event.content)[:HASH_DIGITS]
+        if hashed != event.rules_hash and not redacted:
+            return [Difference(self._events, event.event_type, f"rules {event.rules_hash}", f"rules {hashed}")]
+        try:
+            if len(self._rules) < MOST_BOOKS:
+                self._rules[event.rules_hash] = msgspec.convert(event.content, Rules)
+        except msgspec.ValidationError as error:
+            return [Difference(self._events, event.event_type, f"rules {event.rules_hash}", str(error))]
+        return []
+
+    def _admission(self, event: Admission) -> list[Difference]:
+        inputs = event.inputs or {}
+        hashed = inputs.get("rules_hash")
+        if hashed is None and "rules" not in inputs:
+            return []  # the baseline admits everything
+        if hashed is not None and hashed not in self._rules:
+            self._rules_missing[str(hashed)] += 1
+            return []
+        self._kinds["admission"] += 1
+        try:
+            rules = self._rules[hashed] if hashed is not None else msgspec.convert(inputs["rules"], Rules)
+            arrival = msgspec.convert(inputs.get("newcomer", {}), Arrival)
+            answer = admit(msgspec.convert(inputs["view"], QueueView), arrival, rules)
+        except (msgspec.ValidationError, ZeroDivisionError) as error:
+            return self._compared(event, {"inputs": ("", f"impossible inputs: {error}")})
+        refused = answer.reason.value if isinstance(answer, Reject) else None
+        return self._compared(
+            event,
+            {
+                "status": (event.status, "rejected" if refused else "accepted"),
+                "reason": (event.reason, refused),
+                "message": (inputs.get("message", Accept().message), answer.message),
+            },
+        )
+
+    def _routing(self, event: Routing) -> list[Difference]:
+        self._kinds["routing"] += 1
+        try:
+            choice = msgspec.convert(event.inputs, RoutingInputs).choose()
+        except msgspec.ValidationError as error:
+            return self._compared(event, {"inputs": ("", f"impossible inputs: {error}")})
+        # Where no worker can be chosen, the assignment goes to the subject that workers share.
+        worker_id, probe = (choice.worker_id, choice.probe) if isinstance(choice, Chosen) else ("", False)
+        why = "probe" if probe else "chosen"
+        return self._compared(event, {"worker_id": (event.worker_id, worker_id), "reason": (event.reason, why)})
+
+    def _compared(self, event: AnyEvent, fields: dict[str, FieldPair]) -> list[Difference]:
+        """The differences of fields that follow from a decision, each by its name."""
+        return [
+            Difference(self._events, event.event_type, f"{name} {recorded!r}", f"{name} {decided!r}")
+            for name, (recorded, decided) in fields.items()
+            if recorded != decided
+        ]
+
+
+def _fields_of_decision(
+    event: RetryAttempt | RetryExhausted | RetryRefused, record: DecisionRecord
+) -> Iterator[tuple[str, FieldPair]]:
+    """The fields that repeat a decision or its inputs for people. An end without an execution has no attempt."""
+    failure, attempts = record.failure, record.history.attempts
+    names = {failure.code, *(name.rpartition(".")[2] for name in failure.exceptions)}
+    if isinstance(event, RetryAttempt):
+        kind, number = event.exception_type, event.attempt_number
+        yield "event_type", (event.event_type, "retry_attempt" if record.answer == "again" else "retry_exhausted")
+        yield "attempt_number", (number, attempts)
+        yield "max_attempts", (event.max_attempts, record.policy.max_attempts)
+        yield "delay_seconds", (event.delay_seconds, record.delay)
+        yield "exception_type", (kind, kind if kind in names else failure.code)
+        yield "exception_message", (event.exception_message, failure.message)
+        return
+    kind, number = event.final_exception_type, event.total_attempts
+    ended = "retry_refused" if record.answer in _REFUSED else "retry_exhausted"
+    yield "event_type", (event.event_type, "retry_attempt" if record.answer == "again" else ended)
+    yield "total_attempts", (number, 0 if number == 0 and attempts == 1 else attempts)
+    yield "reason", (event.reason.value, record.answer)
+    yield "final_exception_type", (kind, kind if kind in names else failure.code)
+    yield "final_exception_message", (event.final_exception_message, failure.message)
 
 
 def decided_again(record: DecisionRecord) -> DecisionRecord:

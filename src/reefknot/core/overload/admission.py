@@ -13,6 +13,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from reefknot.core.canonical import record_fingerprint
+
 HYSTERESIS = 0.1
 _GRAIN = 1e-9
 """0.8 less 0.1 is a hair above 0.7 in floats; a queue of 1000 with 700 in it is not below 70 %."""
@@ -161,6 +163,14 @@ class Rules(Struct, frozen=True):
     heavy: Degradation = Degradation(skip_retries=True, timeout_factor=0.5, skip_circuit_breaker=True)
 
 
+HASH_DIGITS = 32
+
+
+def rules_hash(rules: Rules) -> str:
+    """The hash by which audit events refer to rules: the first half of the SHA-256 of their canonical JSON."""
+    return record_fingerprint(rules)[:HASH_DIGITS]
+
+
 class Oldest(Struct, frozen=True):
     """The oldest of the lowest priority in the queue: the one that would go first."""
 
@@ -169,7 +179,7 @@ class Oldest(Struct, frozen=True):
     waited_ms: int
 
 
-class QueueView(Struct, frozen=True):
+class QueueView(Struct, frozen=True, omit_defaults=True):
     """A queue as it stands before the arrival."""
 
     depth: int
@@ -182,7 +192,7 @@ class QueueView(Struct, frozen=True):
     """How many of them the arrival overtakes: by priority, or because tenants take turns."""
 
 
-class Arrival(Struct, frozen=True):
+class Arrival(Struct, frozen=True, omit_defaults=True):
     """The work to be admitted, as the decision sees it. `deadline_ms` is the time left, if a deadline was given."""
 
     priority: int = 0

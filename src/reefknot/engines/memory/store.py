@@ -35,6 +35,7 @@ from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, S
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, KeptEntry
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import EVERYONE, NO_CAPACITY, Command, StatusReport
+from reefknot.ports.idempotency_store import TakeoverEvents
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.changes import Waiters
 
@@ -201,6 +202,7 @@ class MemoryIdempotencyStore:
         lease: float = 60.0,
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
+        takeover_events: TakeoverEvents | None = None,
     ) -> ClaimResult:
         now = self._shared.now()
         request = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
@@ -209,6 +211,8 @@ class MemoryIdempotencyStore:
             self._make_room(now)
         answer = core.claim(old, request, fence=self._shared.next_fence(), now=now, retention_ms=self._retention_ms)
         self._write(old, answer.record, events if isinstance(answer, Claimed) else ())
+        if takeover_events is not None and old is not None and isinstance(answer, Claimed) and answer.taken_over:
+            self.audit.add(takeover_events(old, answer.record))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:

@@ -78,6 +78,7 @@ class MemoryWorkQueue:
         *,
         rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
+        accept_events: CrashEvents | None = None,
         owner: str = "",
         lease: float = 60.0,
         drop_events: CrashEvents | None = None,
@@ -100,6 +101,7 @@ class MemoryWorkQueue:
             if owner:
                 new = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=now)
             self.put(new, now)
+            self._audit.add(tuple(accept_events(new)) if accept_events else ())
             answers.append(Enqueued.ACCEPTED)
         if Enqueued.ACCEPTED in answers:
             self._audit.add(events_to_keep(items, answers, events))

@@ -28,6 +28,7 @@ from reefknot.errors import (
     StoreFullError,
     StoreLockedError,
     StorePermissionError,
+    StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
@@ -67,10 +68,10 @@ def plain_opener(path: str, flags: int) -> apsw.Connection:
 
 
 def open_connection(
-    path: str, *, patience: float, opener: Opener = plain_opener, synchronous: str = "FULL"
+    path: str, *, patience: float, opener: Opener = plain_opener, synchronous: str = "FULL", create: bool = True
 ) -> apsw.Connection:
-    """A connection with the store's settings; the file and its folder are made when they are missing."""
-    return patiently(lambda: _opened(path, patience, opener, synchronous), path, patience)
+    """A connection with the store's settings. With `create`, the file and its folder are made when they are missing."""
+    return patiently(lambda: _opened(path, patience, opener, synchronous, create=create), path, patience)
 
 
 def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
@@ -92,9 +93,10 @@ def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
             raise translated(error, path) from error
 
 
-def _opened(path: str, patience: float, opener: Opener, synchronous: str) -> apsw.Connection:
-    _make_file(path)
-    connection = opener(path, _READ_WRITE)
+def _opened(path: str, patience: float, opener: Opener, synchronous: str, *, create: bool) -> apsw.Connection:
+    if create:
+        _make_file(path)
+    connection = opener(path, _READ_WRITE if create else apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_handler(busy_handler(patience))
         _enable_wal(connection, path)
@@ -142,8 +144,15 @@ def _enable_wal(connection: apsw.Connection, path: str) -> None:
 def _make_file(path: str) -> None:
     """Create the file for this user alone, or make it so: others must not read payloads and results."""
     file = Path(path)
+    left = [name for name in (f"{path}-wal", f"{path}-shm") if os.path.exists(name)]  # made after the file, always
     if file.exists():
         make_store_private(path)
+    elif left:
+        raise StoreReplacedError(
+            f"sqlite:{path}",
+            f"the file was deleted or moved, but {' and '.join(left)} remain, and a process may have it open",
+            "put the file back; or stop what runs on it and remove the rest, to begin a new store",
+        )
     else:
         made = [folder for folder in file.parents if not folder.exists()]
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -526,4 +535,5 @@ def _is_forbidden(path: str) -> bool:
 
 def is_fatal(error: BaseException) -> bool:
     """Whether nothing more may be written through this connection. A failed fsync must not be tried again."""
-    return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError | StoreVersionError)
+    fatal = apsw.IOError | apsw.CorruptError | apsw.NotADBError | StoreVersionError | StoreReplacedError
+    return isinstance(error, fatal)

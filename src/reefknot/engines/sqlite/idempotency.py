@@ -39,6 +39,7 @@ from reefknot.engines.sqlite.transaction import BulkStatement, StoredKey, Transa
 from reefknot.engines.sqlite.writer import Handler
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.idempotency_store import TakeoverEvents
 
 RECENT_KEYS = 1 << 16
 """About the largest number of keys in `recent_key`."""
@@ -97,7 +98,7 @@ class _Resolve(Struct, frozen=True):
 
 
 _Operation = ClaimRequest | _Renew | _Finish | _Resolve
-_Request = tuple[str, _Operation, Sequence[AuditEntry]]
+_Request = tuple[str, _Operation, Sequence[AuditEntry], TakeoverEvents | None]
 
 
 class SqliteIdempotencyStore:
@@ -131,24 +132,25 @@ class SqliteIdempotencyStore:
         lease: float = 60.0,
         guard: bool = False,
         events: Sequence[AuditEntry] = (),
+        takeover_events: TakeoverEvents | None = None,
     ) -> ClaimResult:
         request = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
-        answer: ClaimResult = await self._write(self._handler, (key, request, events))
+        answer: ClaimResult = await self._write(self._handler, (key, request, events, takeover_events))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
         operation = _Renew(claim, milliseconds(lease))
-        record: KeyRecord = await self._write(self._handler, (claim.key, operation, ()))
+        record: KeyRecord = await self._write(self._handler, (claim.key, operation, (), None))
         return record
 
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         core.checked_ending(ending, self._largest_result)
-        record: KeyRecord = await self._write(self._handler, (claim.key, _Finish(claim, ending), events))
+        record: KeyRecord = await self._write(self._handler, (claim.key, _Finish(claim, ending), events, None))
         return record
 
     async def resolve(self, key: str, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> bool:
         core.checked_ending(ending, self._largest_result)
-        resolved: bool = await self._write(self._handler, (checked_key(key), _Resolve(key, ending), events))
+        resolved: bool = await self._write(self._handler, (checked_key(key), _Resolve(key, ending), events, None))
         return resolved
 
     async def get(self, key: str) -> KeyRecord | None:
@@ -182,11 +184,11 @@ class SqliteIdempotencyStore:
 
     def _apply_batch(self, transaction: Transaction, requests: list[_Request]) -> list[Any]:
         """Apply all claims, renewals and endings of a batch, one after the other."""
-        stored = _current(transaction, [key for key, _, _ in requests])
+        stored = _current(transaction, [key for key, *_ in requests])
         records = {key: record for key, (_, record) in stored.items()}
         changed: dict[str, KeyRecord] = {}
         answers: list[Any] = []
-        for key, operation, events in requests:
+        for key, operation, events, takeover_events in requests:
             old = records.get(key)
             try:
                 answer, new = self._decide(transaction, old, operation, records)
@@ -199,6 +201,13 @@ class SqliteIdempotencyStore:
                 transaction.touched.add(f"key:{key}")
                 if events and (not isinstance(operation, ClaimRequest) or isinstance(answer, Claimed)):
                     transaction.add_events(events)
+                if (
+                    takeover_events is not None
+                    and old is not None
+                    and isinstance(answer, Claimed)
+                    and answer.taken_over
+                ):
+                    transaction.add_events(takeover_events(old, new))
         if changed:
             _save(transaction, changed.values(), stored)
         return answers

@@ -9,29 +9,90 @@ where the kernel tells nothing; and only while somebody waits.
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import FORK_GUARD, close_connection, translated
+from reefknot.engines.sqlite.connection import (
+    FORK_GUARD,
+    busy_handler,
+    check_version,
+    close_connection,
+    patiently,
+    translated,
+)
 from reefknot.engines.sqlite.writer import Handler
-from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.errors import StoreError, StoreReplacedError, StoreUnavailableError
 from reefknot.runtime.changes import FileChanges, Waiters
 
 R = TypeVar("R")
+
+
+def open_read_only(path: str, *, patience: float) -> apsw.Connection:
+    """
+    A connection to a store that may not be written: no file is made or changed.
+
+    Beside a process that has the store open, and after a crash, the log and its index are there and are read as they
+    are. A log without its index, as in a copy, is read into memory. Without a log nobody has the store open: SQLite
+    would still want to make one, unless it is told that the file does not change. See `is_frozen`.
+    """
+
+    def attempt() -> apsw.Connection:
+        query = "" if not is_frozen(path) else "&vfs=unix-none" if _has_log(path) else "&immutable=1"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(f"file:{quote(path)}?mode=ro{query}", flags=flags)
+        try:
+            connection.set_busy_handler(busy_handler(patience))
+            connection.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
+            if "unix-none" in query:
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # the index of the log is then kept in memory
+            check_version(connection, path)
+        except BaseException:
+            close_connection(connection)
+            raise
+        return connection
+
+    return patiently(attempt, path, patience)
+
+
+def is_frozen(path: str) -> bool:
+    """Whether no process has the file open, as far as its folder tells: then it is read without locks."""
+    real = os.path.realpath(path)
+    return not (os.path.exists(f"{real}-wal") and os.path.exists(f"{real}-shm"))
+
+
+def _has_log(path: str) -> bool:
+    log = f"{os.path.realpath(path)}-wal"
+    return os.path.exists(log) and os.path.getsize(log) > 0
+
+
+def is_writable(path: str) -> bool:
+    """Whether this user may write the file and its folder, in which SQLite keeps the log."""
+    real = os.path.realpath(path)
+    return os.access(real, os.W_OK) and os.access(os.path.dirname(real), os.W_OK | os.X_OK)
 
 
 class Reader:
     """Runs functions over one read-only connection, in a thread. `inline`: no thread, for virtual time."""
 
     def __init__(
-        self, connect: Callable[[], apsw.Connection], *, path: str, patience: float, inline: bool = False
+        self,
+        connect: Callable[[], apsw.Connection],
+        *,
+        path: str,
+        patience: float,
+        check_file: Callable[[], None] = lambda: None,
+        inline: bool = False,
     ) -> None:
+        """`check_file` raises when the file is not in place any more."""
         self._connect = connect
+        self._check_file = check_file
         self._path = path
         self._patience = patience
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-reader")
@@ -58,6 +119,7 @@ class Reader:
 
     def _run(self, function: Callable[[apsw.Connection], R]) -> R:
         try:
+            self._check_file()
             if self._connection is None:
                 self._connection = self._connect()
                 self._connection.execute("PRAGMA query_only = ON; PRAGMA cache_size = -2000")
@@ -109,10 +171,17 @@ class ChangeWatcher(Waiters):
         *,
         own_transactions: Callable[[], int],
         is_writing: Callable[[], bool],
+        check_file: Callable[[], None] = lambda: None,
     ) -> None:
-        """`own_transactions` counts those of this process; `is_writing`: one is under way, or waits."""
+        """
+        Watch the file for those who wait.
+
+        `own_transactions` counts those of this process; `is_writing`: one is under way, or waits. `check_file` raises
+        when the file is not in place any more.
+        """
         super().__init__()
         self._connect = connect
+        self._check_file = check_file
         self._own_transactions = own_transactions
         self._is_writing = is_writing
         self._own_at_last_write = 0
@@ -197,7 +266,11 @@ class ChangeWatcher(Waiters):
         return RARE_POLL_S if self._file.start(loop) else POLL_S
 
     def _look(self) -> bool:
-        """Whether another process has committed since the last look."""
+        """Whether another process has committed since the last look, or the file is not in place any more."""
+        try:
+            self._check_file()
+        except StoreReplacedError:
+            return True  # whoever reads now hears of it
         try:
             if self._connection is None:
                 self._connection = self._connect()

@@ -9,8 +9,9 @@ is over.
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import apsw
 from msgspec import structs
@@ -20,7 +21,9 @@ from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment, Timeline, agreed_boot_time
 from reefknot.engines.sqlite.audit import SqliteAuditLog
 from reefknot.engines.sqlite.connection import (
+    VERSION,
     Opener,
+    check_version,
     close_connection,
     empty_log,
     immediate,
@@ -32,12 +35,18 @@ from reefknot.engines.sqlite.connection import (
 from reefknot.engines.sqlite.control import SqliteControl
 from reefknot.engines.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.engines.sqlite.quarantine import SqliteQuarantine
-from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext
+from reefknot.engines.sqlite.reads import ChangeWatcher, Reader, StoreContext, is_frozen, open_read_only
 from reefknot.engines.sqlite.transport import SqliteTransport
 from reefknot.engines.sqlite.upkeep import CheckReport, RetentionLock, back_up, check_file, compact, newest_record_at
 from reefknot.engines.sqlite.work import SqliteLeases, SqliteWorkQueue
 from reefknot.engines.sqlite.writer import Writer
-from reefknot.errors import ReefknotError, StoreUnavailableError
+from reefknot.errors import (
+    ReefknotError,
+    StorePermissionError,
+    StoreReplacedError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
 from reefknot.ports.clock import Clock
 from reefknot.runtime import open_files
 
@@ -65,50 +74,32 @@ class SqliteStore:
         inline: bool = False,
         opener: Opener = plain_opener,
         synchronous: str = "FULL",
+        read_only: bool = False,
     ) -> None:
+        """`read_only` opens a file that may not be written, as it is: of the current version, and never migrated."""
         self.path = str(Path(path).absolute())
         self.identity = f"sqlite:{os.path.realpath(self.path)}"
-        timeline = Timeline(steady=clock.now(), wall=clock.wall())
-
-        def now() -> Moment:
-            return timeline.at(clock.now())
-
-        def connect() -> apsw.Connection:
-            return open_connection(self.path, patience=patience, opener=opener, synchronous=synchronous)
-
-        def connect_first() -> apsw.Connection:
-            connection = connect()
-            try:
-                empty_log(connection)
-                migrate(connection, self.path)
-                _end_leases_of_an_earlier_boot(connection, lambda: now().steady)
-                _agree_on_time(connection, getattr(clock, "boot", ""), timeline, clock)
-            except BaseException:
-                close_connection(connection)
-                raise
-            return connection
-
+        self.read_only = read_only
         self._machine_clock = clock
-        self._timeline = timeline
-        self._connect = connect
+        self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
+        self._file: open_files.OpenedFile | None = None
+        self._patience = patience
+        self._open = partial(open_connection, self.path, patience=patience, opener=opener, synchronous=synchronous)
+        files: dict[str, Any] = {"path": self.path, "check_file": self._check_file}
         self._watcher = ChangeWatcher(
-            connect,
-            self.path,
+            self._connect,
             own_transactions=lambda: self._writer.transactions,
             is_writing=lambda: self._writer.is_busy,
+            **files,
         )
-        self._writer = Writer(
-            lambda: patiently(connect_first, self.path, patience),
-            now,
-            path=self.path,
-            patience=patience,
-            on_commit=self._watcher.changed,
-            inline=inline,
-        )
-        self._reader = Reader(connect, path=self.path, patience=patience, inline=inline)
+        files |= {"patience": patience, "inline": inline}
+        first = partial(patiently, self._connect_first, self.path, patience)
+        self._writer = Writer(first, self._now, on_commit=self._watcher.changed, **files)
+        self._reader = Reader(self._connect, **files)
         self._retention_lock = RetentionLock(self.path)
-        self._is_open = False
-        self._context = context = StoreContext(self._writer.submit, self._reader, self._watcher, now)
+        self._opened: open_files.Identity | None = None
+        write = self._refuse_write if read_only else self._writer.submit
+        self._context = context = StoreContext(write, self._reader, self._watcher, self._now)
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
             context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
@@ -118,8 +109,54 @@ class SqliteStore:
         self.control = SqliteControl(context)
         self.leases = SqliteLeases(context)
 
+    def _now(self) -> Moment:
+        return self._timeline.at(self._machine_clock.now())
+
+    def _connect(self) -> apsw.Connection:
+        """A further connection, never one that makes a file: it would be another store than the one that is open."""
+        if self.read_only:
+            return open_read_only(self.path, patience=self._patience)
+        return self._open(create=self._file is None)
+
+    def _connect_first(self) -> apsw.Connection:
+        """The writer's connection, over tables of the current version."""
+        connection = self._open()
+        try:
+            empty_log(connection)
+            migrate(connection, self.path)
+            _end_leases_of_an_earlier_boot(connection, lambda: self._now().steady)
+            _agree_on_time(connection, self._boot, self._timeline, self._machine_clock)
+            self._file = open_files.OpenedFile(self.path)
+        except BaseException:
+            close_connection(connection)
+            raise
+        return connection
+
+    @property
+    def _boot(self) -> str:
+        return getattr(self._machine_clock, "boot", "")
+
+    def _check_file(self) -> None:
+        """Raise when the file that is open is not the one that has its name: what is written would be lost."""
+        if self._file is None or self._file.in_place:
+            return
+        problem = "its file was deleted or moved while it was open"
+        if self.read_only:
+            problem = "its file was written while it was read as one that nobody writes"
+        elif not self._file.is_missing:
+            problem = "its file, or the write-ahead log beside it, was replaced while it was open"
+        way_out = "restore the file if what it held is needed, then start again"
+        raise StoreReplacedError(f"sqlite:{self.path}", problem, "try again" if self.read_only else way_out)
+
+    def _refuse_write(self, *_: object, **__: object) -> NoReturn:
+        raise StorePermissionError(
+            f"sqlite:{self.path}",
+            "it may not be written, and is open for reading only",
+            "give this user the right to write the file and its folder",
+        )
+
     async def start(self) -> "SqliteStore":
-        """Open the file, create or migrate its tables. A file of a newer version is refused."""
+        """Open the file, and unless it is read-only create or migrate its tables. A newer version is refused."""
         if open_files.open_in_sqlite3(self.path):
             raise StoreUnavailableError(
                 f"sqlite:{self.path}",
@@ -127,11 +164,27 @@ class SqliteStore:
                 "the other's locks",
                 "close the sqlite3 connection first, or look at the file from another process",
             )
-        await self._writer.start()
-        if not self._is_open:
-            self._is_open = True
-            open_files.store_opened(self.path)
+        if self.read_only:
+            self._file = open_files.OpenedFile(self.path, frozen=is_frozen(self.path))
+            await self._context.read(self._read_first)
+        else:
+            await self._writer.start()
+        if self._opened is None:
+            self._opened = open_files.store_opened(self.path)
         return self
+
+    def _read_first(self, connection: apsw.Connection) -> None:
+        """Check the version of a file that cannot be migrated, and take over the time that others agreed on."""
+        found = check_version(connection, self.path)
+        if found != VERSION:
+            raise StoreVersionError(
+                f"sqlite:{self.path}",
+                f"it has version {found}, which is read after a migration to {VERSION}, and it may not be written",
+                "copy it to a folder that may be written, and read the copy",
+            )
+        known: Any = connection.execute("SELECT began_at FROM boot WHERE name = ?", (self._boot,)).get
+        if known is not None:
+            self._timeline.offset = known / 1000
 
     @property
     def clock(self) -> SteadyClock:
@@ -149,9 +202,8 @@ class SqliteStore:
         await self._writer.close()
         await self._reader.close()
         self._retention_lock.release()
-        if self._is_open:
-            self._is_open = False
-            open_files.store_closed(self.path)
+        opened, self._opened = self._opened, None
+        open_files.store_closed(opened)
 
     @property
     def failure(self) -> ReefknotError | None:

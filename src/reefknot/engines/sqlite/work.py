@@ -110,6 +110,7 @@ class SqliteWorkQueue:
         *,
         rules: SubmissionRules | None = None,
         events: Sequence[AuditEntry] = (),
+        accept_events: CrashEvents | None = None,
         owner: str = "",
         lease: float = 60.0,
         drop_events: CrashEvents | None = None,
@@ -121,7 +122,7 @@ class SqliteWorkQueue:
             )
             if Enqueued.ACCEPTED not in answers:
                 return answers
-        wanted = (items, rules, events, owner, milliseconds(lease), drop_events)
+        wanted = (items, rules, (events, accept_events, drop_events), owner, milliseconds(lease))
         answers = await self._context.write(_enqueue_batch, wanted)
         if any(isinstance(answer, Reject) for answer in answers):
             self._refusing_until = loop.time() + REFUSING_S
@@ -260,7 +261,7 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
     arrivals = admission.BatchAdmission(transaction.connection, transaction.now.wall)
     new: list[WorkItem] = []
     answers: list[list[Enqueued | Reject]] = []
-    for items, rules, events, owner, lease_ms, drop_events in wanted:
+    for items, rules, (events, accept_events, drop_events), owner, lease_ms in wanted:
         answer: list[Enqueued | Reject] = []
         for item in items:
             if item.id in known:
@@ -278,6 +279,7 @@ def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enq
             known.add(item.id)
             answer.append(Enqueued.ACCEPTED)
             new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
+            transaction.add_events(accept_events(accepted) if accept_events else ())
         if Enqueued.ACCEPTED in answer:
             transaction.add_events(events_to_keep(items, answer, events))
         answers.append(answer)

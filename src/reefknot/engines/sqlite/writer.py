@@ -64,7 +64,8 @@ class Writer:
     """
     The only part of a store that writes.
 
-    `on_commit` gets the topics that a batch has changed. `inline`: no thread, for simulations in virtual time.
+    `on_commit` gets the topics that a batch has changed. `check_file` raises when the file is not in place any more.
+    `inline`: no thread, for simulations in virtual time.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Writer:
         path: str,
         patience: float,
         on_commit: Callable[[set[str]], None],
+        check_file: Callable[[], None] = lambda: None,
         inline: bool = False,
     ) -> None:
         self._connect = connect
@@ -82,6 +84,7 @@ class Writer:
         self._path = path
         self._patience = patience
         self._on_commit = on_commit
+        self._check_file = check_file
         self._inline = inline
         self._generation = FORK_GUARD.generation
         self._submitted: deque[_Request] = deque()
@@ -375,6 +378,7 @@ class Writer:
         began = time.monotonic()
         self._gil.working = True
         try:
+            self._check_file()
             self._cache.check(connection)
             # The time is read after the lock was granted: the order of times is then the order of transactions.
             transaction = Transaction(connection, self._now(), self._cache)

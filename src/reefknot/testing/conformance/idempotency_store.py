@@ -5,7 +5,19 @@ from itertools import count
 
 import pytest
 
-from reefknot.core.idempotency import Busy, Claimed, Conflict, Done, Failed, Hit, KeyState, Released, Uncertain, Unknown
+from reefknot.core.idempotency import (
+    Busy,
+    Claimed,
+    Conflict,
+    Done,
+    Failed,
+    Hit,
+    KeyRecord,
+    KeyState,
+    Released,
+    Uncertain,
+    Unknown,
+)
 from reefknot.engines.clocks import VirtualClock
 from reefknot.errors import (
     KeyInProgressError,
@@ -15,6 +27,7 @@ from reefknot.errors import (
     ParameterError,
     ResultTooLargeError,
 )
+from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
 from reefknot.testing.conformance.harness import Harness, event, event_types, required, story
 
@@ -79,6 +92,27 @@ class IdempotencyContract:
         await store.idempotency.finish(heir.claim, Done('"heir"'))
         assert required(await store.idempotency.get("k")).result == '"heir"'
         assert await event_types(store) == []
+
+    @story()
+    async def test_a_takeover_is_audited_with_both_owners_and_nothing_else_is(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        def events(before: KeyRecord, after: KeyRecord) -> list[AuditEntry]:
+            return [event(f"{before.owner} {before.fence} {after.owner} {after.fence}")]
+
+        async def claim(owner: str) -> object:
+            return await store.idempotency.claim("k", owner=owner, lease=5, takeover_events=events)
+
+        first = await claim("a")
+        assert isinstance(first, Claimed)
+        assert isinstance(await claim("b"), Busy)
+        clock.advance(5)
+        heir = await claim("b")
+        assert isinstance(heir, Claimed)
+        assert await claim("b") == Claimed(heir.record), "the same call once more is no takeover"
+        await store.idempotency.finish(heir.claim, Released())
+        assert isinstance(await claim("c"), Claimed)
+        assert await event_types(store) == [f"a {first.claim.fence} b {heir.claim.fence}"]
 
     @story()
     async def test_a_renewed_lease_is_not_taken_over(self, store: Store, clock: VirtualClock) -> None:

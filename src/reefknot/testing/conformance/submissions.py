@@ -33,6 +33,20 @@ class SubmissionContract:
         assert await store.work.enqueue(items, rules=two) == [Enqueued.DUPLICATE, Enqueued.DUPLICATE, accepted]
 
     @story()
+    async def test_the_events_of_accepted_items_are_kept_and_those_of_the_others_are_not(self, store: Store) -> None:
+        """Two tenants use one id, and the class has a single place: an event by id could not tell them apart."""
+
+        def accept_events(item: WorkItem) -> list[AuditEntry]:
+            return [event(f"submitted {item.id} {item.tenant_id}")]
+
+        items = [WorkItem(f"{tenant}|a", "t", ROUTER, pool="io", tenant_id=tenant) for tenant in ("one", "two", "one")]
+        answers = await store.work.enqueue(items, rules=SubmissionRules(size=1), accept_events=accept_events)
+        assert answers[0] is Enqueued.ACCEPTED
+        assert isinstance(answers[1], Reject)
+        assert answers[2] is Enqueued.DUPLICATE
+        assert await event_types(store) == ["submitted one|a one"]
+
+    @story()
     async def test_a_higher_priority_displaces_the_oldest_of_the_lowest(self, store: Store) -> None:
         def drop_events(item: WorkItem) -> list[AuditEntry]:
             return [event(f"dropped {item.id} {item.state}")]

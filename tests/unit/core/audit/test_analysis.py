@@ -19,6 +19,7 @@ from reefknot.core.audit.analysis import (
 from reefknot.core.audit.event import (
     AnyEvent,
     BreakerEvent,
+    Completed,
     DecisionRecord,
     IdempotencyEvent,
     RetryAttempt,
@@ -97,6 +98,32 @@ def test_the_success_rate_and_the_mean_are_those_of_operations_that_ended() -> N
     assert pattern.success_rate == pytest.approx(1 / 3)
     assert pattern.avg_attempts == pytest.approx(7 / 3)
     assert result.overall == pattern
+
+
+def completed(status: str, attempts: int = 1, operation: str = "http.request") -> AnyEvent:
+    return Completed(timestamp=timestamp(NOON), status=status, operation=operation, attempts=attempts)
+
+
+def test_the_success_rate_of_a_step_is_that_of_all_assignments_that_ended() -> None:
+    """Nine succeed at once, one is retried and gives up: nine in ten, and not none of one."""
+    step = "block:http.request"
+    result = analysed(
+        *[completed("success")] * 9, attempt(0, step), ended("exhausted", 2, 0, step), completed("error", 2)
+    ).result()
+    pattern = result.categories[step]
+
+    assert (pattern.success_rate, pattern.avg_attempts, pattern.total_attempts) == (0.9, 1.1, 11)
+    assert (pattern.success_of, pattern.ended) == ("assignments", {"error": 1, "success": 9})
+    assert (pattern.retries, pattern.exhausted) == (1, 1)
+    assert result.overall == pattern
+
+
+def test_without_the_ends_of_assignments_the_rate_says_of_what_it_is() -> None:
+    """The control: the same log before ends were recorded."""
+    result = analysed(attempt(), ended("exhausted", 2)).result()
+
+    assert (result.overall.success_rate, result.overall.ended) == (0.0, {})
+    assert result.overall.success_of == "operations that failed at least once"
 
 
 def test_timeouts_and_keys_are_counted_and_other_events_only_by_type() -> None:

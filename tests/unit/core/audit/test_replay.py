@@ -7,19 +7,26 @@ import pytest
 
 from reefknot.config.check import book_hash
 from reefknot.core.audit.event import (
+    Admission,
     AnyEvent,
     BookStored,
     DecisionRecord,
     RetryAttempt,
     RetryExhausted,
     RetryRecovered,
+    RetryRefused,
+    Routing,
+    RulesStored,
     encode,
 )
 from reefknot.core.audit.replay import BUILTIN_BOOKS, decided_again, replay
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.overload.admission import QueueView, Rules, rules_hash
 from reefknot.core.retry.book import content_hash
-from reefknot.core.retry.decide import Again, History, Stop, ThrottleView, decide
+from reefknot.core.retry.decide import REFUSED, Again, History, Stop, ThrottleView, decide
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
+from reefknot.core.routing import WorkerHealth, WorkerRanking
+from tests.rows import for_each_row
 
 AT = "2026-01-25T21:15:00.000Z"
 
@@ -63,15 +70,16 @@ def random_event(dice: random.Random) -> AnyEvent:
                 attempt_number=history.attempts,
                 max_attempts=policy.max_attempts,
                 delay_seconds=delay,
-                exception_type="X",
+                exception_type=failure.code.wire,
                 exception_message="it broke",
                 decision=record,
             )
         case Stop(reason=reason):
-            return RetryExhausted(
+            kind = RetryRefused if reason in REFUSED else RetryExhausted
+            return kind(
                 timestamp=AT,
                 total_attempts=history.attempts,
-                final_exception_type="X",
+                final_exception_type=failure.code.wire,
                 final_exception_message="it broke",
                 reason=reason,
                 decision=record,
@@ -159,7 +167,7 @@ def decision_of(book_hash: str | None) -> bytes:
             attempt_number=1,
             max_attempts=3,
             delay_seconds=0.5,
-            exception_type="E",
+            exception_type="NETWORK_ERROR",
             exception_message="",
             decision=msgspec.structs.replace(record, book_hash=book_hash),
         )
@@ -202,3 +210,98 @@ def test_a_flood_of_books_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("reefknot.core.audit.replay.MOST_BOOKS", 2)
 
     assert len(replay([decision_of(str(number)) for number in range(5)]).books_missing) == 2
+
+
+# ---- fields, admissions and routings ---------------------------------------------------------------------------------
+
+RULES = Rules(size=10)
+HASHED = rules_hash(RULES)
+
+
+def retried() -> bytes:
+    return decision_of(None)
+
+
+def admitted(depth: int = 3, **fields: object) -> bytes:
+    view = QueueView(depth, concurrency=2)
+    inputs = {"view": view, "rules_hash": HASHED}
+    event = Admission(timestamp=AT, work_id="a", status="accepted", resource_class="cpu", inputs=inputs)
+    return encode(msgspec.structs.replace(event, **fields))
+
+
+def rules_stored(rules: Rules = RULES, hashed: str = HASHED) -> bytes:
+    return encode(RulesStored(timestamp=AT, rules_hash=hashed, content=msgspec.to_builtins(rules)))
+
+
+def routed(**fields: object) -> bytes:
+    ranking = WorkerRanking([WorkerHealth("w1", queue_depth=2), WorkerHealth("w2", queue_depth=1)], 0.0)
+    inputs = msgspec.to_builtins(ranking.inputs())
+    event = Routing(timestamp=AT, work_id="a", worker_id="w2", reason="chosen", inputs=inputs)
+    return encode(msgspec.structs.replace(event, **fields))
+
+
+def test_all_three_kinds_are_decided_again() -> None:
+    seen = replay([retried(), rules_stored(), admitted(), routed()])
+
+    assert seen.kinds == {"admission": 1, "retry": 1, "routing": 1}
+    assert (seen.decisions, seen.differences, seen.undecided) == (3, (), 0)
+
+
+@for_each_row(
+    ("body", "found", "forged", "said"),
+    [
+        (retried(), b'"delay_seconds":0.5', b'"delay_seconds":99.0', "delay_seconds 99.0, decided again delay_seconds"),
+        (retried(), b'"attempt_number":1', b'"attempt_number":2', "attempt_number 2"),
+        (retried(), b'"max_attempts":3,"operation"', b'"max_attempts":4,"operation"', "max_attempts 4"),
+        (retried(), b'"exception_type":"NETWORK_ERROR"', b'"exception_type":"OtherError"', "exception_type"),
+        (retried(), b'"exception_message":""', b'"exception_message":"fine"', "exception_message 'fine'"),
+        (admitted(), b'"status":"accepted"', b'"status":"rejected"', "status 'rejected'"),
+        (admitted(), b'"depth":3', b'"depth":10', "decided again status 'rejected'"),
+        (
+            admitted(),
+            b'"inputs":{',
+            b'"inputs":{"message":"Assignment deferred for 9ms",',
+            "message 'Assignment deferred",
+        ),
+        (admitted(), b'"status":"accepted"', b'"reason":"queue_full","status":"accepted"', "reason 'queue_full'"),
+        (routed(), b'"worker_id":"w2"', b'"worker_id":"w1"', "worker_id 'w1', decided again worker_id 'w2'"),
+        (routed(), b'"reason":"chosen"', b'"reason":"probe"', "reason 'probe'"),
+        (routed(), b'["w1","healthy",2,1]', b'["w1","healthy",0,1]', "decided again worker_id 'w1'"),
+        (routed(), b'["w1","healthy",2,1]', b'["w1","well",2,1]', "impossible inputs"),
+    ],
+)
+def test_every_field_that_follows_from_a_decision_is_compared(
+    body: bytes, found: bytes, forged: bytes, said: str
+) -> None:
+    assert body.count(found) == 1
+    assert replay([rules_stored(), body]).differences == (), "the control"
+    (difference, *_) = replay([rules_stored(), body.replace(found, forged)]).differences
+
+    assert said in str(difference)
+
+
+def test_an_end_of_another_type_or_for_another_reason_than_decided_is_found() -> None:
+    dice = random.Random(3)
+    ends = [event for event in (random_event(dice) for _ in range(200)) if isinstance(event, RetryExhausted)]
+    for event in ends[:20]:
+        body = encode(event)
+        assert replay([body]).differences == ()
+        as_refused = body.replace(b'"event_type":"retry_exhausted"', b'"event_type":"retry_refused"')
+        as_more = encode(msgspec.structs.replace(event, total_attempts=event.total_attempts + 1))
+        assert "event_type 'retry_refused'" in str(replay([as_refused]).differences[0])
+        assert "total_attempts" in str(replay([as_more]).differences[0])
+
+
+def test_rules_that_are_not_there_leave_their_admissions_undecided_and_forged_ones_are_found() -> None:
+    seen = replay([admitted(), admitted()])
+    assert (seen.decisions, seen.undecided, seen.rules_missing) == (0, 2, (HASHED,))
+    forged = replay([rules_stored(Rules(size=11)), admitted()])
+
+    assert "rules_stored" in str(forged.differences[0])
+    assert forged.undecided == 1, "rules that do not fit their hash are not used"
+
+
+def test_the_baseline_that_admits_everything_is_no_decision() -> None:
+    seen = replay([admitted(inputs={"view": QueueView(3)})])
+
+    assert (seen.decisions, seen.undecided) == (0, 0)

@@ -14,7 +14,7 @@ from reefknot.app import open_store
 from reefknot.core.audit.chain import Mismatch
 from reefknot.core.idempotency import Busy, Claimed, Done
 from reefknot.core.work import WorkDone, WorkItem
-from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.clocks import SystemClock, VirtualClock
 from reefknot.engines.sqlite import SqliteStore, admission, connection, idempotency, store, work
 from reefknot.engines.sqlite import work_rows as items
 from reefknot.engines.sqlite.connection import FORK_GUARD, LARGEST_IDLE_LOG, VERSION, translated
@@ -25,10 +25,12 @@ from reefknot.errors import (
     StoreCorruptError,
     StoreError,
     StoreFullError,
+    StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
 from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.runtime.open_files import OpenedFile
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event, event_types
 from tests.pace import slowness
@@ -694,3 +696,41 @@ def test_control_processes_that_believe_their_own_clocks_disagree(tmp_path: Path
             assert await later.work.claim(1, owner="me") == []
 
     run(story)
+
+
+def test_nothing_is_acknowledged_after_the_file_was_deleted(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        store = await SqliteStore(path, SystemClock()).start()
+        try:
+            assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+            path.unlink()
+            with pytest.raises(StoreReplacedError, match="deleted or moved"):
+                await store.work.enqueue([WorkItem("b", "t")])
+            with pytest.raises(StoreReplacedError):
+                await store.work.get("a")
+            assert isinstance(store.failure, StoreReplacedError), "a system that looks at it ends"
+        finally:
+            await store.close()
+        assert not path.exists(), "no reader and no writer has made a new file"
+
+    asyncio.run(story())
+
+
+def test_without_the_check_a_write_to_a_deleted_file_is_acknowledged_and_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(OpenedFile, "in_place", True)
+
+    async def story() -> None:
+        path = tmp_path / "state.db"
+        store = await SqliteStore(path, SystemClock()).start()
+        try:
+            path.unlink()
+            assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
+        finally:
+            await store.close()
+        assert not path.exists()
+
+    asyncio.run(story())

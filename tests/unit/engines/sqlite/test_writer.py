@@ -115,7 +115,7 @@ def test_a_loop_that_stopped_before_it_woke_the_thread_holds_up_no_other(tmp_pat
 def test_requests_submitted_right_before_closing_are_written(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened(tmp_path / "state.db") as store:
-            asking: Any = ("k", ClaimRequest("k", "me", "", 1000), ())
+            asking: Any = ("k", ClaimRequest("k", "me", "", 1000), (), None)
             future = store._writer.submit(store.idempotency._handler, asking)
             await store.close()
             assert isinstance(await future, Claimed)

@@ -1,0 +1,127 @@
+"""
+Events that every assignment has, from its submission to its end, and the rules that its admission refers to.
+
+There are four of them for each assignment, so they are small: `submitted`, `routing`, `admission`, `completed`. Type,
+work, tenant and time identify such an event, and it has no id of its own. The rules of a queue are written once, by
+`RulesRecorder`; an admission has only their hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+from math import inf
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from reefknot.audit.journal import Journal, envelope
+from reefknot.core.audit.event import Completed, Event, RulesStored, Submitted, timestamp
+from reefknot.core.messages import ExecAssignment, ExecResult
+from reefknot.core.overload.admission import Rules
+from reefknot.core.results import answer_of
+from reefknot.core.work import WorkItem, WorkState
+from reefknot.ports.clock import Clock
+from reefknot.runtime.processes import own_identity
+
+STORE_AGAIN_S = 3600.0
+"""How often the rules in force are written: retention may have removed them."""
+
+
+def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
+    """The envelope of such an event. A correlation that is only the work's own id is left out."""
+    correlation = work.correlation_id if isinstance(work, WorkItem) else work.request_id
+    return {
+        "timestamp": timestamp(wall),
+        "tenant_id": work.tenant_id,
+        "correlation_id": None if correlation == work.assignment_id else correlation,
+        "trace_id": work.trace_id,
+        "work_id": work.assignment_id,
+    }
+
+
+def submitted_event(item: WorkItem, wall: float) -> Submitted:
+    """The event of an assignment that this process submits."""
+    mine = own_identity()
+    return Submitted(**briefly_about(item, wall), actor=mine.user, host=mine.host, process=mine.process)
+
+
+def completed_event(
+    result: ExecResult, body: bytes | None, wall: float, *, since_ms: int | None = None, attempts: int | None = None
+) -> Completed:
+    """
+    The event of an assignment that ended with this result, stored as `body`, or not stored.
+
+    `since_ms` is when the assignment was submitted (ms UTC). The attempts are those of the result unless given.
+    """
+    if attempts is None and result.retries_used is not UNSET:
+        attempts = result.retries_used + 1
+    return Completed(
+        **briefly_about(result, wall),
+        status=result.status.value,
+        operation=result.job.type,
+        attempts=attempts,
+        duration_ms=None if since_ms is None else max(0, int(wall * 1000) - since_ms),
+        worker_id=result.worker_id or None,
+        result_hash="" if body is None else sha256(body).hexdigest(),
+    )
+
+
+def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) -> Completed:
+    """
+    The event of an item that ended without a stored result.
+
+    With `cancelled`, the reason, the item is given as it was before.
+    """
+    if cancelled is not None:
+        item = msgspec.structs.replace(item, state=WorkState.CANCELLED, reason=cancelled, result=None)
+    result = answer_of(item)
+    assert result is not None
+    return completed_event(result, None, wall, since_ms=item.created_at, attempts=item.attempts)
+
+
+class RuledQueue(Protocol):
+    """The part of a queue that its rules are recorded by."""
+
+    name: str
+    rules: Rules
+    rules_hash: str
+
+
+class RulesRecorder:
+    """
+    The rules that the admissions of one process refer to, written with the first of them and again every hour.
+
+    They go in the transaction of that admission. One that is not kept does not count: the next brings them.
+    """
+
+    def __init__(self, clock: Clock, *, enabled: bool) -> None:
+        self._clock = clock
+        self._enabled = enabled
+        self._written: dict[str, float] = {}
+
+    def missing(self, queues: Iterable[RuledQueue]) -> list[RulesStored]:
+        """The events to write before admissions to these queues."""
+        wall = self._clock.wall()
+        used = {queue.rules_hash: queue for queue in queues} if self._enabled else {}
+        return [
+            RulesStored(
+                **envelope(wall=wall),
+                rules_hash=hashed,
+                resource_class=queue.name,
+                content=msgspec.to_builtins(queue.rules),
+            )
+            for hashed, queue in used.items()
+            if not wall - self._written.get(hashed, -inf) < STORE_AGAIN_S
+        ]
+
+    def written(self, events: Iterable[RulesStored]) -> None:
+        """Note that these are in the log."""
+        self._written.update((event.rules_hash, self._clock.wall()) for event in events)
+
+    async def write(self, journal: Journal, event: Event, queues: Iterable[RuledQueue]) -> None:
+        """Write the event of an admission that changes nothing, after the rules that are missing."""
+        rules = self.missing(queues)
+        await journal.write(*rules, event)
+        self.written(rules)

@@ -1,0 +1,203 @@
+"""The trail of an assignment in the audit log: who submitted it, how it ended, what that costs, who took a key over."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import reefknot as rk
+from reefknot.app.system import running_system
+from reefknot.config.settings import load_settings
+from reefknot.core.audit.event import decode
+from reefknot.ports.audit_log import AuditQuery
+from tests.acceptance.folder import Folder, until
+
+NUMBER = 20
+LARGEST = 1024
+"""Bytes of all events of an assignment that succeeds at the first try."""
+CALLER = """
+import asyncio, sys
+import reefknot as rk
+
+async def main():
+    async with rk.connect("sqlite:" + sys.argv[1]) as client:
+        for _ in range(int(sys.argv[2])):
+            result = await client.run("own.nap", {"seconds": 0})
+            assert result.status == "success", result
+
+asyncio.run(main())
+"""
+
+
+def events_in(path: Path) -> list[dict[str, Any]]:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return [json.loads(body) for (body,) in connection.execute("SELECT body FROM audit ORDER BY sequence")]
+    finally:
+        connection.close()
+
+
+def by_work(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("work_id"):
+            found[event["work_id"]].append(event)
+    return found
+
+
+def size(events: list[dict[str, Any]]) -> int:
+    return sum(len(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode()) for event in events)
+
+
+def store_of(folder: Folder) -> Path:
+    (found,) = (folder.path / ".reefknot").glob("*.db")
+    return found
+
+
+def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_less_than_a_kilobyte(
+    folder: Folder,
+) -> None:
+    folder.up()
+    path = store_of(folder)
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, str(path), str(NUMBER)], cwd=folder.path)
+    assert caller.wait(60) == 0
+    trails: dict[str, list[dict[str, Any]]] = {}
+
+    def complete() -> bool:
+        trails.clear()
+        trails.update(by_work(events_in(path)))
+        return sum(len(events) for events in trails.values()) == 4 * NUMBER  # a routing is written a moment later
+
+    until(complete)
+    for events in trails.values():
+        told = {event["event_type"]: event for event in events}
+        assert sorted(told) == ["admission", "completed", "routing", "submitted"]
+        submitted, completed = told["submitted"], told["completed"]
+        who = (submitted["actor"], submitted["host"], submitted["process"])
+        assert who == (getpass.getuser(), socket.gethostname(), caller.pid)
+        assert (completed["status"], completed["attempts"], completed["worker_id"]) == ("success", 1, "worker-1")
+        assert completed["operation"] == "own.nap"
+        assert completed["duration_ms"] >= 0
+    sizes = [size(events) for events in trails.values()]
+    assert max(sizes) <= LARGEST, sizes
+    rules = [event for event in events_in(path) if event["event_type"] == "rules_stored"]
+    assert len(rules) == 1
+    admissions = [event for events in trails.values() for event in events if event["event_type"] == "admission"]
+    assert {event["inputs"]["rules_hash"] for event in admissions} == {rules[0]["rules_hash"]}
+    whole = [size([*events, rules[0]]) for events in trails.values()]
+    assert min(whole) > LARGEST, "the control: with its rules in it, an assignment's trail is too large"
+
+
+def test_the_events_go_in_the_four_write_transactions_that_there_are_anyway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "naps.py").write_text(
+        "import reefknot as rk\n\n@rk.block('own.empty')\nasync def empty(inputs, context):\n    return {}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gates = {"WORKER_RETRIES_V2_ENABLED": "true", "WORKER_QUEUE_V2_ENABLED": "true"}
+
+    async def main(number: int) -> float:
+        settings = load_settings(None, environ=gates, cwd=tmp_path)
+        async with running_system(f"sqlite:{tmp_path / str(number)}.db", settings, modules=("naps",)) as system:
+            store: Any = system.store
+            for _ in range(5):
+                await system.client.run("own.empty")
+            before = store.batches
+            for _ in range(NUMBER):
+                await system.client.run("own.empty")
+            written = (store.batches - before) / NUMBER
+            ended = await store.audit.read(AuditQuery(event_type="completed"))
+            assert len(ended) == NUMBER + 5
+            return float(written)
+
+    # Of several tries the best: heartbeats and statuses of a slow machine's seconds are counted too.
+    assert min(asyncio.run(main(number)) for number in range(3)) <= 4.5
+
+
+def test_an_assignment_that_ends_without_a_result_has_its_end_on_record(folder: Folder) -> None:
+    """Cancelled while nobody runs, cancelled at work, and expired while it waits."""
+    folder.nap("early", 60)
+    assert folder("job", "cancel", "early", "--as", "ann").code == 0
+    folder.up()
+    folder.wait("running")
+    until(lambda: "running" in folder.begun())
+    assert folder("job", "cancel", "running", "--as", "ann").code == 0
+    ends: dict[str, dict[str, Any]] = {}
+
+    def complete() -> bool:
+        trails = by_work(events_in(store_of(folder)))
+        ends.update((name, one) for name in trails for one in trails[name] if one["event_type"] == "completed")
+        return len(ends) == 2
+
+    until(complete)
+    assert {name: end["status"] for name, end in ends.items()} == {"early": "cancelled", "running": "cancelled"}
+    assert ends["early"]["attempts"] == 0
+    assert "result_hash" not in ends["early"]
+
+
+def test_a_name_given_with_as_stands_beside_the_user_the_host_and_the_process(folder: Folder) -> None:
+    folder.nap("a", 60)
+    process = folder.start("job", "cancel", "a", "--as", "auditor")
+    code, _, err = folder.ends(process)
+    assert code == 0, err
+    (action,) = [one for one in events_in(store_of(folder)) if one["event_type"] == "operator_action"]
+    claimed = (action["actor"], action["os_user"], action["host"], action["process"])
+    assert claimed == ("auditor", getpass.getuser(), socket.gethostname(), process.pid)
+
+
+OWNER = """
+import asyncio, os, sys
+import reefknot as rk
+
+async def main():
+    async with rk.open_store("sqlite:" + sys.argv[1]) as store:
+        @rk.idempotent(key=lambda: "order-7", store=store, name="charge")
+        async def charge():
+            print("in hand", flush=True)
+            await asyncio.sleep(60)
+        await charge()
+
+asyncio.run(main())
+"""
+
+
+def test_a_key_that_is_taken_over_from_a_killed_process_has_both_owners_and_fences_on_record(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    words = [sys.executable, "-c", OWNER, str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "in hand\n"
+        owner.kill()
+
+    async def take_over() -> str:
+        async with rk.open_store(f"sqlite:{path}") as store:
+
+            @rk.idempotent(key=lambda: "order-7", store=store, name="charge")
+            async def charge() -> str:
+                return "paid"
+
+            assert await charge() == "paid"
+            return await charge()
+
+    assert asyncio.run(take_over()) == "paid"
+    events = [decode(json.dumps(one).encode()) for one in events_in(path)]
+    assert [event.event_type for event in events] == ["taken_over", "idempotency", "idempotency"]
+    told: Any = events[0]
+    assert told.idempotency_key == "charge:order-7"
+    assert told.operation == "charge"
+    assert told.fence > told.previous_fence
+    assert f".{owner.pid}." in told.previous_owner
+    assert f".{os.getpid()}." in told.owner

@@ -1,0 +1,314 @@
+"""The store's file under running systems, and stores that may not be written: what other processes then do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from reefknot.runtime.open_files import OpenedFile
+from tests.acceptance.folder import PATIENCE_S, Folder, until
+
+STORE = Path(".reefknot") / "state.db"
+
+
+def deleted(store: Path) -> None:
+    store.unlink()
+
+
+def folder_deleted(store: Path) -> None:
+    shutil.rmtree(store.parent)
+
+
+def moved(store: Path) -> None:
+    store.rename(store.with_name("elsewhere.db"))
+
+
+def replaced(store: Path) -> None:
+    copy = store.with_name("copy.db")
+    subprocess.run([sys.executable, "-m", "reefknot", "store", "backup", str(copy)], cwd=store.parents[1], check=True)
+    copy.replace(store)
+
+
+def log_deleted(store: Path) -> None:
+    Path(f"{store}-wal").unlink()
+
+
+WAYS: dict[Callable[[Path], None], str] = {
+    deleted: "its file was deleted or moved",
+    folder_deleted: "its file was deleted or moved",
+    moved: "its file was deleted or moved",
+    replaced: "was replaced while it was open",
+    log_deleted: "was replaced while it was open",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "harm"), [*(("up", one) for one in WAYS), ("worker", folder_deleted), ("router", folder_deleted)]
+)
+def test_a_system_whose_store_is_gone_ends_with_69_and_says_why(
+    folder: Folder, kind: str, harm: Callable[[Path], None]
+) -> None:
+    process, reason = folder.up() if kind == "up" else folder.part(kind), WAYS[harm]
+    harm(folder.path / STORE)
+    code, _, err = folder.ends(process)
+
+    assert code == 69, err
+    assert reason in err
+    assert f"sqlite:{folder.path / STORE}" in err
+
+
+def test_a_system_goes_on_beside_everything_that_uses_its_store(folder: Folder) -> None:
+    """The control: whoever opens, checks, compacts and copies a store puts no other file in its place."""
+    process = folder.up()
+    for words in (["store", "check"], ["store", "compact"], ["store", "backup", "copy.db"], ["audit", "verify"]):
+        assert folder(*words).code == 0, words
+    done = folder("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--wait", "--json")
+
+    assert done.json["results"][0]["status"] == "success"
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert folder.ends(process)[0] == 143
+
+
+def test_who_waits_for_a_result_hears_that_the_store_is_gone(folder: Folder) -> None:
+    process = folder.start("submit", "--type", "own.wait", "--id", "a", "--wait", "--timeout", "600")
+    until(lambda: (folder.path / STORE).exists() and folder("job", "show", "a").code == 0)
+    shutil.rmtree(folder.path / ".reefknot")
+    code, _, err = folder.ends(process)
+
+    assert code == 69
+    assert "its file was deleted or moved" in err
+
+
+def killed_while_open(folder: Folder) -> Path:
+    """A store whose system was killed: its write-ahead log is left."""
+    process = folder.up()
+    process.kill()
+    process.communicate()
+    store = folder.path / STORE
+    assert Path(f"{store}-wal").exists()
+    return store
+
+
+@pytest.mark.parametrize("words", [("submit", "--type", "own.wait"), ("up", "--for", "0.1"), ("run", "none.jsonl")])
+def test_no_new_store_is_made_where_the_rest_of_another_one_is(folder: Folder, words: tuple[str, ...]) -> None:
+    (folder.path / "none.jsonl").touch()
+    store = killed_while_open(folder)
+    store.unlink()
+    before = sorted(one.name for one in store.parent.iterdir())
+    ended = folder(*words)
+
+    assert ended.code == 69
+    assert "the file was deleted or moved, but" in ended.err
+    assert sorted(one.name for one in store.parent.iterdir()) == before
+
+    for name in ("-wal", "-shm"):
+        Path(f"{store}{name}").unlink()
+    assert folder(*words).code == 0, "the rest was removed, as the message says"
+
+
+def test_submit_says_that_it_makes_a_new_store(folder: Folder) -> None:
+    first, second = (folder("submit", "--type", "own.wait") for _ in range(2))
+
+    assert "there was no store at .reefknot/state.db: a new one was made" in first.err
+    assert "a new one was made" not in second.err
+
+
+# ---- stores that may not be written ----------------------------------------------------------------------------------
+
+READING = [
+    ("audit", "tail"),
+    ("audit", "verify"),
+    ("audit", "replay"),
+    ("audit", "analyse"),
+    ("audit", "export", "{out}"),
+    ("audit", "verify", "{store}"),
+    ("store", "check"),
+    ("store", "backup", "{out}"),
+    ("job", "list"),
+    ("job", "show", "done"),
+    ("quarantine", "list"),
+    ("quarantine", "show", "broken"),
+    ("quarantine", "stats"),
+    ("idempotency", "stats"),
+]
+WRITING = [
+    ("job", "cancel", "waiting"),
+    ("quarantine", "discard", "broken"),
+    ("store", "compact"),
+    ("submit", "--type", "own.nap"),
+    ("up", "--for", "0.1"),
+]
+
+
+MANY = """\
+import contextlib, io, json, sys
+from reefknot.cli import main
+ended = []
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    ended.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(ended))
+"""
+
+
+def many_as_user(*commands: Sequence[str], cwd: Path) -> list[tuple[int, str, str]]:
+    """
+    Code and output of each command, in one process of a user to whom permissions apply.
+
+    Root may write everything, and gives its privileges away.
+    """
+    plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    words = [*plain, sys.executable, "-c", MANY, json.dumps(commands)]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    ended: list[tuple[int, str, str]] = json.loads(done.stdout)
+    return ended
+
+
+@pytest.fixture
+def used(folder: Folder) -> Folder:
+    """A folder whose store has a finished, a quarantined and a waiting job, and events."""
+    steps: list[dict[str, Any]] = [
+        {"assignment_id": "done", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}},
+        {"assignment_id": "broken", "job": {"type": "fs.blob_get", "payload": {"path": "../a.txt"}}},
+    ]
+    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+    assert folder("run", "work.jsonl").code == 1
+    folder.wait("waiting")
+    return folder
+
+
+def closed(folder: Folder) -> Path:
+    """A store that nobody has open."""
+    return folder.path / STORE
+
+
+def crashed(folder: Folder) -> Path:
+    """A store with a write-ahead log that was not brought over to the file, and its index."""
+    return killed_while_open(folder)
+
+
+def copied_with_log(folder: Folder) -> Path:
+    """A copy of file and log, without the index: the log has to be read anew."""
+    store = crashed(folder)
+    Path(f"{store}-shm").unlink()
+    return store
+
+
+@pytest.fixture
+def frozen() -> Iterator[Callable[[Path], dict[str, bytes]]]:
+    """Takes the right to write from a store, its files and its folder; the result is what is in them."""
+    folders: list[Path] = []
+
+    def freeze(store: Path) -> dict[str, bytes]:
+        folders.append(store.parent)
+        for file in store.parent.iterdir():
+            file.chmod(0o400)
+        store.parent.chmod(0o500)
+        return content(store)
+
+    yield freeze
+    for one in folders:
+        one.chmod(0o700)
+
+
+def content(store: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in store.parent.iterdir()}
+
+
+@pytest.mark.parametrize("state", [closed, crashed, copied_with_log], ids=lambda one: one.__name__)
+def test_a_store_that_may_not_be_written_can_be_read(
+    used: Folder, state: Callable[[Folder], Path], frozen: Callable[[Path], dict[str, bytes]]
+) -> None:
+    store = state(used)
+    events = used.json("audit", "verify", "--engine", f"sqlite:{duplicate(store, used.path / 'twin')}")["sequence"]
+    before = frozen(store)
+    files = [[word.format(out=f"out-{number}", store=store) for word in one] for number, one in enumerate(READING)]
+    for words, (code, _, err) in zip(files, many_as_user(*files, cwd=used.path), strict=True):
+        assert code == 0, (words, err)
+    ((_, verified, _),) = many_as_user(["audit", "verify", "--json"], cwd=used.path)
+    found = json.loads(verified)
+
+    assert (found["ok"], found["sequence"]) == (True, events), "nothing that is in the log alone is missed"
+    for command, (code, _, err) in zip(WRITING, many_as_user(*WRITING, cwd=used.path), strict=True):
+        assert code == 77, (command, err)
+        assert "may not be" in err
+    assert content(store) == before, "nothing was made or changed"
+
+
+def duplicate(store: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("", "-wal"):
+        if Path(f"{store}{name}").exists():
+            shutil.copy(f"{store}{name}", folder / f"{store.name}{name}")
+    return folder / store.name
+
+
+def test_a_reader_that_left_out_the_log_would_miss_events(used: Folder) -> None:
+    """The control: an immutable file is read without its log, so a store with one must not be opened that way."""
+    store = crashed(used)
+    counted = [
+        apsw.Connection(f"file:{store}?mode=ro{more}", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        .execute("SELECT count(*) FROM status")
+        .get
+        for more in ("", "&immutable=1")
+    ]
+
+    assert counted[0] != counted[1]
+
+
+def test_a_store_in_use_by_others_can_be_read_without_the_right_to_write(
+    used: Folder, frozen: Callable[[Path], dict[str, bytes]]
+) -> None:
+    """Whoever has the files open goes on writing: rights are asked for when a file is opened."""
+    process = used.up()
+    frozen(used.path / STORE)
+    ((code, out, err),) = many_as_user(["worker", "list", "--json"], cwd=used.path)
+
+    assert code == 0, err
+    assert [one["worker_id"] for one in json.loads(out)["workers"]] == ["worker-1"]
+    assert process.poll() is None
+
+
+def test_a_file_that_is_written_while_it_is_read_as_frozen_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    file.write_bytes(b"one")
+    frozen, opened = OpenedFile(str(file), frozen=True), OpenedFile(str(file))
+    Path(f"{file}-wal").touch()
+
+    assert not frozen.in_place
+    assert not opened.in_place
+    Path(f"{file}-wal").unlink()
+    assert frozen.in_place
+    os.utime(file, ns=(0, 1))
+    assert not frozen.in_place
+    assert opened.in_place, "one that others may write is told by device and inode alone"
+
+
+def test_an_older_store_that_may_not_be_written_is_refused_with_a_way_out(
+    used: Folder, frozen: Callable[[Path], dict[str, bytes]]
+) -> None:
+    store = used.path / STORE
+    connection = apsw.Connection(str(store))
+    connection.execute("PRAGMA user_version = 3")
+    connection.close()
+    frozen(store)
+    ((code, _, err),) = many_as_user(["audit", "verify"], cwd=used.path)
+
+    assert code == 78
+    assert "copy it to a folder that may be written" in err
+    assert stat.S_IMODE(store.stat().st_mode) == 0o400

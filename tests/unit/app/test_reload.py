@@ -1,0 +1,154 @@
+"""Reload of policies inside a system: which book a job follows, and what a reload leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.app import open_store
+from reefknot.app.audit_copies import kept_events
+from reefknot.app.reload import PolicyReload
+from reefknot.app.system import System, running_system, worker_settings
+from reefknot.audit.journal import Journal
+from reefknot.config.check import other_changes
+from reefknot.config.settings import Settings, load_settings
+from reefknot.core.audit.event import OperatorAction, decode
+from reefknot.core.failure import ErrorCode
+from reefknot.core.messages import ExecAssignment, ExecResult, Job, StepResult, StepStatus
+from reefknot.core.retry.book import Book
+from reefknot.core.work import WorkItem
+from reefknot.engines.clocks import SystemClock
+from reefknot.worker.attempt import StepRunner
+
+FILE = """\
+worker:
+  retries: {{v2: {{enabled: true, default_policy: {{max_attempts: {retries}, base_delay_ms: 5, jitter_type: none}}}}}}
+  queue: {{v2: {{enabled: true, max_queue_size: {size}}}}}
+"""
+
+
+class Gated:
+    """A step that waits for its gate, then fails."""
+
+    type = "own.gated"
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    def destination(self, inputs: Mapping[str, Any]) -> str:
+        return "nowhere"
+
+    async def run(self, inputs: Mapping[str, Any], context: object) -> StepResult:
+        self.begun.set()
+        await self.gate.wait()
+        return StepResult(StepStatus.ERROR, ErrorCode.network_error, error_message="connection refused")
+
+    async def close(self) -> None:
+        return
+
+
+def written(folder: Path, *, retries: int, size: int = 100) -> Settings:
+    (folder / "reefknot.yaml").write_text(FILE.format(retries=retries, size=size))
+    return load_settings(None, environ={}, cwd=folder)
+
+
+async def retries_around_a_reload(folder: Path) -> tuple[int, int]:
+    """The retries of a job that has begun while the file changes from 1 retry to 3, and of a later one."""
+    settings = written(folder, retries=1)
+    step, clock = Gated(), SystemClock()
+    async with open_store("memory:") as store, kept_events(store, settings) as books, asyncio.timeout(60):
+        reload = PolicyReload(
+            settings,
+            lambda: written(folder, retries=3),
+            books=books,
+            journal=Journal(store.audit),
+            clock=clock,
+        )
+        system = System(store, clock, settings=worker_settings(settings), blocks={step.type: step}, reload=reload)
+        await system.start()
+        try:
+            old = await system.submit(assignment("old"))
+            await step.begun.wait()
+            task = system.reload("somebody")
+            assert task is not None
+            assert (await task).changed
+            new = await system.submit(assignment("new"))
+            step.gate.set()
+            return retries_of(await old), retries_of(await new)
+        finally:
+            await system.stop()
+
+
+def assignment(name: str) -> ExecAssignment:
+    return ExecAssignment(assignment_id=name, request_id=name, job=Job("own.gated", {}))
+
+
+def retries_of(result: ExecResult) -> int:
+    assert isinstance(result.retries_used, int)
+    return result.retries_used
+
+
+def test_a_job_follows_the_book_it_began_under(tmp_path: Path) -> None:
+    assert asyncio.run(retries_around_a_reload(tmp_path)) == (1, 3)
+
+
+def test_a_worker_that_always_took_the_newest_book_would_be_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+
+    def newest(runner: StepRunner, _: WorkItem, __: float) -> Book:
+        return runner._books[-1][1]
+
+    monkeypatch.setattr(StepRunner, "_book_of", newest)
+    with pytest.raises(AssertionError):
+        assert asyncio.run(retries_around_a_reload(tmp_path)) == (1, 3)
+
+
+def test_only_sections_with_other_changes_than_policies_wait_for_the_next_start(tmp_path: Path) -> None:
+    first, second, third = (written(tmp_path, retries=n, size=size) for n, size in ((1, 100), (2, 100), (2, 7)))
+
+    assert other_changes(first.tree.value, second.tree.value) == []
+    assert other_changes(first.tree.value, third.tree.value) == ["worker"]
+    assert other_changes({"engine": "memory:"}, {"sources": {"a": {"connector": "x", "retry": {}}}}) == [
+        "engine",
+        "sources",
+    ]
+
+
+def test_a_configuration_that_cannot_be_read_is_refused_audited_and_changes_nothing(tmp_path: Path) -> None:
+    settings = written(tmp_path, retries=1)
+
+    def unreadable() -> Settings:
+        raise OSError("the disk is gone")
+
+    async def main() -> list[OperatorAction]:
+        async with running_system("memory:", settings, drain=0, reread=unreadable) as system:
+            task = system.reload("somebody")
+            assert task is not None
+            outcome = await task
+            assert (outcome.changed, outcome.problems) == (False, ("OSError: the disk is gone",))
+            assert outcome.book_hash == settings.book.hash
+            assert system.snapshot()["reload"]["problems"] == ("OSError: the disk is gone",)
+            return [one for one in map(decode, await bodies(system)) if isinstance(one, OperatorAction)]
+
+    (event,) = asyncio.run(main())
+    assert (event.actor, event.action) == ("somebody", "policy.reload_refused")
+
+
+async def bodies(system: System) -> list[bytes]:
+    return [kept.entry.body for kept in await system.store.audit.read()]
+
+
+def test_a_system_without_a_configuration_to_read_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_system("memory:", written(tmp_path, retries=1), drain=0) as system:
+            assert system.reload("somebody") is None
+            assert system.snapshot()["reload"] is None
+
+    asyncio.run(main())

@@ -1,0 +1,98 @@
+"""Log lines of commands: their two forms, what is kept out of them, and that logging is as before afterwards."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+
+from reefknot.cli.app import CommandError
+from reefknot.cli.log_lines import JsonLines, LogFlags, TextLines
+from reefknot.cli.output import say
+from reefknot.runtime.redaction import add_secrets, remove_secrets
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
+OURS = logging.getLogger("reefknot")
+
+
+def logged(capsys: pytest.CaptureFixture[str], flags: LogFlags, *, feed: bool = False) -> list[str]:
+    """The lines on stderr of one line of each level, a retry, an audited event and a message."""
+    with flags.applied(feed=feed):
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            OURS.log(level, "at %s", logging.getLevelName(level).lower())
+        OURS.warning("tried again", extra={"retry_attempt": 1, "assignment_id": "a"})
+        logging.getLogger("reefknot.audit").info("audited")
+        say("a message")
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"),
+    [
+        ("debug", ["at debug", "at info", "at warning", "at error", "tried again"]),
+        ("info", ["at info", "at warning", "at error", "tried again"]),
+        ("warning", ["at warning", "at error", "tried again"]),
+        ("error", ["at error"]),
+    ],
+)
+def test_lines_from_a_level_on_are_printed_and_audited_events_always(
+    level: str, kept: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = logged(capsys, LogFlags(log_level=level))
+
+    assert lines.pop() == "a message"
+    assert [line.split(": ", 1)[1] for line in lines] == [*kept, "audited"]
+    assert all(re.match(rf"{STAMP} [A-Z]+ reefknot", line) for line in lines)
+
+
+def test_as_json_messages_are_lines_too_and_a_retry_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.loads(line) for line in logged(capsys, LogFlags(log_format="json"))]
+
+    assert [line["message"] for line in lines] == ["at warning", "at error", "tried again", "audited", "a message"]
+    assert (lines[2]["retry_attempt"], lines[2]["assignment_id"], lines[2]["level"]) == (1, "a", "warning")
+    assert lines[-1]["logger"] == "reefknot.cli"
+    assert all(re.fullmatch(STAMP, line["time"]) for line in lines)
+
+
+def test_beside_a_live_feed_attempts_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tried again" not in " ".join(logged(capsys, LogFlags(), feed=True))
+
+
+def test_logging_is_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+    root, audit = logging.getLogger(), logging.getLogger("reefknot.audit")
+    before = list(root.handlers), root.level, audit.level
+    logged(capsys, LogFlags(log_level="debug", log_format="json"))
+
+    assert (list(root.handlers), root.level, audit.level) == before
+    say("plain")
+    assert capsys.readouterr().err == "plain\n"
+
+
+@pytest.mark.parametrize("flags", [LogFlags(log_level="loud"), LogFlags(log_format="xml")])
+def test_an_unknown_word_is_refused_before_anything_is_changed(flags: LogFlags) -> None:
+    handlers = list(logging.getLogger().handlers)
+    with pytest.raises(CommandError, match="is unknown; accepted: "), flags.applied():
+        pass
+
+    assert logging.getLogger().handlers == handlers
+
+
+@pytest.mark.parametrize("form", [TextLines(), JsonLines()], ids=["text", "json"])
+def test_no_line_shows_a_secret_or_a_control_character(form: logging.Formatter) -> None:
+    add_secrets(["hunter2hunter2"])
+    try:
+        try:
+            raise ValueError("hunter2hunter2")
+        except ValueError as error:
+            trace = (type(error), error, error.__traceback__)
+        record = logging.LogRecord("own", logging.ERROR, "f", 1, "a\x1b[31m %s\nb", ("hunter2hunter2",), trace)
+        text = form.format(record)
+    finally:
+        remove_secrets(["hunter2hunter2"])
+
+    assert "hunter2" not in text
+    assert "\x1b" not in text
+    assert "ValueError" in text, "the traceback is there"
+    assert (len(text.splitlines()) == 1) is isinstance(form, JsonLines)

@@ -1,0 +1,214 @@
+"""Steps of one's own, met from the command line: tracebacks, modules by file, what they print, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIGURATION = """\
+worker:
+  quarantine_failed: {quarantine}
+  retries: {{v2: {{enabled: true, default_policy: {{max_attempts: 1}}}}}}
+  queue: {{v2: {{enabled: true}}}}
+"""
+STEPS = """\
+import os
+import sys
+import time
+
+import reefknot as rk
+
+
+def total(order):
+    return order["lines"] * order["price"]
+
+
+@rk.block("own.bug")
+def bug(inputs, context):
+    print("about to fail")
+    return {"total": total(inputs)}
+
+
+@rk.block("own.talks")
+async def talks(inputs, context):
+    print("a line of the step")
+    print('{"looks": "like data"}')
+    return {}
+
+
+@rk.block("own.interrupts")
+async def interrupts(inputs, context):
+    raise KeyboardInterrupt("of its own")
+
+
+@rk.block("own.interrupts_in_thread")
+def interrupts_in_thread(inputs, context):
+    raise KeyboardInterrupt("of its own")
+
+
+@rk.block("own.exits")
+async def exits(inputs, context):
+    sys.exit("of its own")
+
+
+@rk.block("own.exits_in_thread")
+def exits_in_thread(inputs, context):
+    sys.exit("of its own")
+
+
+@rk.block("own.waits")
+async def waits(inputs, context):
+    import asyncio
+
+    print("waiting", flush=True)
+    await asyncio.sleep(3600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "reefknot.yaml").write_text(CONFIGURATION.format(quarantine="false"))
+    (tmp_path / "steps.py").write_text(STEPS)
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "COLUMNS": "120"}
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`reefknot` as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "reefknot", *words],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def work(folder: Path, *types: str) -> str:
+    lines = [{"assignment_id": one, "job": {"type": one, "payload": {"lines": 3}}} for one in types]
+    (folder / "work.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return "work.jsonl"
+
+
+def shown(folder: Path, *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(command(folder, *words, "--json").stdout)
+    return found
+
+
+# ---- tracebacks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quarantine", ["false", "true"])
+def test_the_traceback_of_a_bug_is_shown_with_the_job_and_once_in_the_log(folder: Path, quarantine: str) -> None:
+    (folder / "reefknot.yaml").write_text(CONFIGURATION.format(quarantine=quarantine))
+    ran = command(folder, "run", work(folder, "own.bug"), "--module", "steps.py")
+    raised = 'return order["lines"] * order["price"]'
+
+    assert ran.returncode == 1
+    assert ran.stderr.count(raised) == 1, ran.stderr
+    assert f'    File "{folder / "steps.py"}", line 9, in total' in ran.stderr
+
+    failure = shown(folder, "job", "show", "own.bug")["failure"]
+    assert failure["exceptions"][0] == "builtins.KeyError"
+    assert failure["traceback"].splitlines()[-1] == "KeyError: 'price'"
+    assert raised in failure["traceback"]
+    read = [("job", "show")] if quarantine == "false" else [("job", "show"), ("quarantine", "show")]
+    for words in read:
+        text = command(folder, *words, "own.bug").stdout
+        assert f"\n    {raised}\n" in text, "as Python shows it, not inside a cell"
+        assert "\nKeyError: 'price'\n" in text
+
+
+# ---- modules ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["steps", "steps.py", "./steps.py", "pkg/steps.py"])
+def test_a_module_is_found_by_its_name_and_by_its_file(folder: Path, module: str) -> None:
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "steps.py").write_text(STEPS)
+
+    ran = command(folder, "run", work(folder, "own.talks"), "--json", "--module", module)
+
+    assert (ran.returncode, json.loads(ran.stdout)["succeeded"]) == (0, 1), ran.stderr
+
+
+def test_a_module_that_cannot_be_imported_is_told_with_the_users_file_and_line(folder: Path) -> None:
+    (folder / "broken.py").write_text("import json\n\nimport reefknot as rk\n\nlimit = int('many')\n")
+    ran = command(folder, "run", work(folder, "own.talks"), "--module", "broken")
+
+    assert (ran.returncode, ran.stdout) == (78, "")
+    assert f"--module broken: cannot be imported: {folder / 'broken.py'}:5: ValueError: invalid literal" in ran.stderr
+
+
+# ---- output and ends -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_step_prints_goes_to_stderr(folder: Path) -> None:
+    ran = command(folder, "run", work(folder, "own.talks"), "--json", "--module", "steps")
+
+    assert json.loads(ran.stdout)["succeeded"] == 1
+    assert "a line of the step\n" in ran.stderr
+
+
+def test_what_a_step_prints_under_up_goes_to_stderr(folder: Path) -> None:
+    assert command(folder, "submit", "--type", "own.talks", "--id", "x").returncode == 0
+    up = subprocess.Popen(
+        [sys.executable, "-m", "reefknot", "up", "--json", "--module", "steps"],
+        cwd=folder,
+        env={**environment(folder), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        waited = command(folder, "submit", "--type", "own.talks", "--id", "x", "--wait", "--timeout", "100")
+        assert waited.returncode == 0, waited.stderr
+    finally:
+        up.send_signal(signal.SIGTERM)
+        out, err = up.communicate(timeout=100)
+    assert all("event_type" in one or "summary" in one for one in map(json.loads, out.splitlines())), out
+    assert "a line of the step\n" in err
+
+
+def test_a_step_that_raises_keyboard_interrupt_or_system_exit_ends_its_attempt_and_not_the_run(folder: Path) -> None:
+    ends = ["own.interrupts", "own.interrupts_in_thread", "own.exits", "own.exits_in_thread"]
+    ran = command(folder, "run", work(folder, *ends, "own.talks"), "--json", "--module", "steps")
+    summary = json.loads(ran.stdout)
+
+    assert (ran.returncode, summary["failed"], summary["succeeded"]) == (1, 4, 1), ran.stderr
+    for name, told in zip(ends, ["KeyboardInterrupt", "KeyboardInterrupt", "SystemExit", "SystemExit"], strict=True):
+        assert f"{name} failed: EXECUTION_FAILED: {told}: of its own" in ran.stderr
+
+
+def test_a_real_ctrl_c_still_ends_the_run(folder: Path) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-u", "-m", "reefknot", "run", work(folder, "own.waits"), "--module", "steps", "--json"],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert run.stderr is not None
+        lines = iter(run.stderr.readline, "")
+        assert any(line == "waiting\n" for line in lines)
+        run.send_signal(signal.SIGINT)
+        assert any("shutting down" in line for line in lines)
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=100)
+    finally:
+        run.kill()
+    assert run.returncode == 130
