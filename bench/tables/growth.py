@@ -335,8 +335,8 @@ def run(effort: Effort) -> Run:
                 said = tuple(word.format(ended=ended[0], folder=folder) for word in words)
                 name = "`" + " ".join(words).format(ended="…", folder=".") + "`"
                 commands.append(spawner.command(f"{name}, {size}", said, path))
-                limit = AtMostTimes(FLAT, f"{name}, {first}") if words is RUN else AtMostSeconds(LONGEST_COMMAND_S)
-                targets[f"{name}, {last}"] = (limit,)
+                flat = (AtMostTimes(FLAT, f"{name}, {first}"),) if words is RUN else ()
+                targets[f"{name}, {last}"] = (AtMostSeconds(LONGEST_COMMAND_S), *flat)
         timings = measure(calls, rounds=max(10, effort.rounds // 5), batch_seconds=effort.batch_seconds)
         timings |= measure(commands, rounds=max(2, effort.process_rounds // 5), batch_seconds=None)
     most = max((memory, name) for name, memory in spawner.largest.items() if not name.startswith("`run"))

@@ -59,6 +59,16 @@ def test_a_changed_event_makes_the_check_fail(rk: Commands, store: Path) -> None
     assert rk("store", "check", "--json").json["mismatches"][0]["sequence"] == 2
 
 
+def test_a_key_that_is_not_found_makes_the_check_fail(rk: Commands, store: Path) -> None:
+    """Its effect would run a second time."""
+    row = "(1, 5, 'order-1', 'done', 'me', 1, 0, 0, '', 0, NULL, NULL, NULL, 1, 1, 1)"
+    execute(store, f"INSERT INTO idempotency VALUES {row}")
+    ended = rk("store", "check")
+
+    assert ended.code == 65
+    assert "1 idempotency keys are in the file but are not found by their hash" in ended.out
+
+
 def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
     store = recorded(rk.folder / ".reefknot" / "state.db", [attempt(number) for number in range(200)])
     execute(store, "PRAGMA wal_checkpoint(TRUNCATE)")
