@@ -6,10 +6,8 @@ A bulk statement writes many rows with few statements: every statement gives up 
 back, which takes long beside a busy loop. A write cache keeps what this process wrote last, so that it need not be read
 back: a key that was just claimed is about to be finished, an item that was just claimed about to be settled. As long as
 `PRAGMA data_version` says that no other connection has written, a cached record is the record in the file.
-`extend_log` spares small commits the growth of the write-ahead log.
 """
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -220,24 +218,3 @@ def each(handle: Callable[[Transaction, *Ts], R]) -> Callable[[Transaction, list
         return [handle(transaction, *request) for request in batch]
 
     return handle_batch
-
-
-_FRAME_BYTES = 4096 + 24
-
-
-def extend_log(path: str, pages: int) -> int:
-    """
-    Append zeros to a write-ahead log until it has room for so many pages. Returns the pages it has room for.
-
-    The fsync of a file that grows takes twice as long as one of a file that is overwritten. SQLite does not take zeros
-    behind its last frame for frames, and what is appended overwrites none, whoever writes one meanwhile.
-    """
-    log = os.open(f"{path}-wal", os.O_WRONLY | os.O_APPEND)
-    try:
-        size = os.fstat(log).st_size
-        if size < pages * _FRAME_BYTES:
-            size += os.write(log, bytes(pages * _FRAME_BYTES - size))
-            os.fdatasync(log)
-        return size // _FRAME_BYTES
-    finally:
-        os.close(log)

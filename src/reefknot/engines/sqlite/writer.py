@@ -24,7 +24,7 @@ import apsw
 
 from reefknot.core.time import Moment
 from reefknot.engines.sqlite.connection import FORK_GUARD, busy_handler, close_connection, is_fatal, translated
-from reefknot.engines.sqlite.transaction import RecordCaches, Transaction, extend_log
+from reefknot.engines.sqlite.transaction import RecordCaches, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 
 A = TypeVar("A")
@@ -52,12 +52,6 @@ QUICK_IN_A_ROW = 16
 """So many transactions in a row that took less than `QUICK_S` make a disk a quick one."""
 CHECKPOINT_PAGES = 4000
 """Pages in the write-ahead log after which the thread brings them over to the file."""
-
-
-LOG_STEP_PAGES = 256
-"""Pages that the write-ahead log has room for after it was extended."""
-LOG_MARGIN_PAGES = 64
-"""Pages of room at which it is extended: enough for what a lone caller writes meanwhile."""
 
 
 class Writer:
@@ -107,9 +101,6 @@ class Writer:
         self._quick = 0
         """Quick transactions in a row."""
         self._log_pages = 0
-        self._log_room = 0
-        """Pages for which the write-ahead log has room without growing, as far as is known."""
-        self._is_log_short = False
         self._thread: threading.Thread | None = None
         self.transactions = 0
         """Transactions committed so far that touched a topic: those the file counts."""
@@ -237,8 +228,7 @@ class Writer:
             self._batch.append(self._submitted.popleft())
         self._answer(*self._write_out(), here=loop)
         gil.idle = True
-        self._is_log_short = min(self._log_pages + LOG_MARGIN_PAGES, CHECKPOINT_PAGES) > self._log_room
-        if self._submitted or self._is_log_short or self._log_pages >= CHECKPOINT_PAGES:  # work for the thread
+        if self._submitted or self._log_pages >= CHECKPOINT_PAGES:  # of another loop, or work for the thread
             gil.wake(loop, self._wakeups)
         return True
 
@@ -270,7 +260,6 @@ class Writer:
             while self._write_batch():
                 continue
             self._checkpoint()
-            self._extend_log()
             if self._closing:
                 close_connection(self._connection)
                 return
@@ -339,14 +328,6 @@ class Writer:
         except apsw.Error as error:
             if is_fatal(error):
                 self.failure = translated(error, self._path)
-
-    def _extend_log(self) -> None:
-        if not self._is_log_short or self.failure is not None:
-            return
-        self._is_log_short = False
-        self._log_room = CHECKPOINT_PAGES  # on a disk without room there is no second try
-        with suppress(OSError):
-            self._log_room = extend_log(self._path, min(self._log_pages + LOG_STEP_PAGES, CHECKPOINT_PAGES))
 
     def _execute(self, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         """The answers of a batch and the topics it has changed. A batch that fails is split into single requests."""

@@ -1,7 +1,6 @@
 """The event loop and the writer thread share a core: group commit, and the GIL where it is needed."""
 
 import asyncio
-import errno
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.core.idempotency import Busy, Claimed, ClaimRequest, Done
-from reefknot.engines.sqlite import SqliteStore, transaction, writer
+from reefknot.core.idempotency import Claimed, ClaimRequest, Done
+from reefknot.engines.sqlite import SqliteStore, writer
 from reefknot.errors import StoreError
-from tests.pace import slowness
 from tests.unit.engines.sqlite.test_store import opened, run
 
 TURNS = 200
@@ -293,99 +291,3 @@ def test_the_write_ahead_log_of_a_lone_caller_stays_short(
             return (tmp_path / "state.db-wal").stat().st_size // 4096
 
     assert (asyncio.run(story()) < 100) is (pages == 20)
-
-
-def log_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
-
-
-def copied(path: Path) -> Path:
-    """The file and its log as a process finds them after the one that wrote them was killed."""
-    copy = path.with_name("copy.db")
-    copy.write_bytes(path.read_bytes())
-    log_of(copy).write_bytes(log_of(path).read_bytes())
-    return copy
-
-
-async def extended(store: SqliteStore) -> None:
-    """Wait until the thread has extended the log."""
-    async with asyncio.timeout(20 * slowness()):
-        while store._writer._log_room == 0:
-            await store._writer.submit(whose, None)
-            call_it_quick(store)
-
-
-@pytest.mark.parametrize("is_extended", [True, False])
-def test_the_commits_of_a_lone_caller_overwrite_the_log_instead_of_extending_it(
-    tmp_path: Path, is_extended: bool
-) -> None:
-    """With the control: a log that nobody extends grows with every commit, and the fsync takes twice as long."""
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as store:
-            if is_extended:
-                await extended(store)
-            else:
-                store._writer._log_room = 1 << 30
-            sizes = set()
-            for number in range(20):
-                call_it_quick(store)
-                await store.idempotency.claim(f"{number}", owner="me")
-                sizes.add(log_of(path).stat().st_size)
-            assert (len(sizes) == 1) is is_extended
-            async with opened(copied(path)) as other:
-                assert isinstance(await other.idempotency.claim("19", owner="you"), Busy)
-                assert (await other.check()).ok
-
-    run(story)
-
-
-def test_a_log_that_cannot_be_extended_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = []
-
-    def full(path: str, pages: int) -> int:
-        tries.append(pages)
-        raise OSError(errno.ENOSPC, "no room")
-
-    monkeypatch.setattr(writer, "extend_log", full)
-
-    async def story() -> None:
-        async with opened(tmp_path / "state.db") as store:
-            await extended(store)
-            for number in range(200):
-                call_it_quick(store)
-                assert isinstance(await store.idempotency.claim(f"{number}", owner="me"), Claimed)
-            assert store.failure is None
-
-    run(story)
-    assert len(tries) == 1
-
-
-def zeros_where_the_log_ended(path: Path, end: int) -> None:
-    """The broken variant: it writes where the log ended when it looked, and not where it ends."""
-    with log_of(path).open("r+b") as log:
-        log.seek(end)
-        log.write(bytes(4096))
-
-
-@pytest.mark.parametrize("appends", [True, False])
-def test_a_log_is_extended_behind_what_others_write_meanwhile(tmp_path: Path, appends: bool) -> None:
-    """With the control: zeros that are not appended take what another process has committed."""
-    path = tmp_path / "state.db"
-
-    async def story() -> None:
-        async with opened(path) as other:
-            room = 0
-            for number in range(100):
-                end = log_of(path).stat().st_size
-                await other.idempotency.claim(f"{number}", owner="me")
-                if appends:
-                    room = transaction.extend_log(str(path), room + 1)
-                else:
-                    zeros_where_the_log_ended(path, end)
-            async with opened(copied(path)) as found:
-                kept = [await found.idempotency.get(f"{number}") for number in range(100)]
-            assert all(kept) is appends
-
-    run(story)
