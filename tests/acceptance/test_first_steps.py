@@ -159,6 +159,7 @@ def test_waiting_with_nothing_running_is_said_at_once_and_still_ends_when_a_syst
     waiting = shell.start(*_STEP.split())
     assert waiting.stderr is not None
     assert select([waiting.stderr], [], [], PATIENCE_S)[0], "nothing was said"
+    assert waiting.stderr.readline().startswith("there was no store at .reefknot/state.db: a new one was made")
     line = waiting.stderr.readline()
     assert line.startswith("no router and no worker is running on this store; the work is stored")
     assert waiting.poll() is None, "it waits"
