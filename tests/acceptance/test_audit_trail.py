@@ -93,13 +93,14 @@ def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_le
         assert completed["operation"] == "own.nap"
         assert completed["duration_ms"] >= 0
     sizes = [size(events) for events in trails.values()]
-    assert max(sizes) <= LARGEST, sizes
+    long_name = max(0, len(socket.gethostname()) - 12)
+    assert max(sizes) <= LARGEST + long_name, sizes
     rules = [event for event in events_in(path) if event["event_type"] == "rules_stored"]
     assert len(rules) == 1
     admissions = [event for events in trails.values() for event in events if event["event_type"] == "admission"]
     assert {event["inputs"]["rules_hash"] for event in admissions} == {rules[0]["rules_hash"]}
     whole = [size([*events, rules[0]]) for events in trails.values()]
-    assert min(whole) > LARGEST, "the control: with its rules in it, an assignment's trail is too large"
+    assert min(whole) > LARGEST + long_name, "the control: with its rules in it, an assignment's trail is too large"
 
 
 def test_the_events_go_in_the_four_write_transactions_that_there_are_anyway(

@@ -114,7 +114,7 @@ def survey(name: str) -> tuple[int, str]:
     with open(name, "rb") as file:
         digest = file_digest(file, "sha256").hexdigest()
         file.seek(0)
-        return sum(1 for _, text in _texts(_lines(file, name)) if text.strip()), digest[:32]
+        return sum(1 for _, text in _texts(_lines(file, name)) if text.strip()), digest[:24]
 
 
 async def assignments(name: str, content: str = "") -> AsyncIterator[AssignmentLine | InvalidLine]:
