@@ -103,6 +103,18 @@ def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_le
     assert min(whole) > LARGEST + long_name, "the control: with its rules in it, an assignment's trail is too large"
 
 
+def test_a_run_by_the_baseline_names_the_worker_and_takes_no_more(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").unlink(missing_ok=True)
+    (folder.path / "work.jsonl").write_text('{"job": {"type": "own.nap", "payload": {"seconds": 0}}}\n' * 3)
+    assert folder("run", "work.jsonl", "--module", "naps").code == 0
+    trails = by_work(events_in(store_of(folder)))
+    assert len(trails) == 3
+    for events in trails.values():
+        (completed,) = (event for event in events if event["event_type"] == "completed")
+        assert completed["worker_id"] == "worker-1"
+        assert size(events) <= LARGEST + max(0, len(socket.gethostname()) - 12)
+
+
 def test_the_events_go_in_the_four_write_transactions_that_there_are_anyway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

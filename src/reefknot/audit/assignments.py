@@ -48,12 +48,19 @@ def submitted_event(item: WorkItem, wall: float) -> Submitted:
 
 
 def completed_event(
-    result: ExecResult, body: bytes | None, wall: float, *, since_ms: int | None = None, attempts: int | None = None
+    result: ExecResult,
+    body: bytes | None,
+    wall: float,
+    *,
+    since_ms: int | None = None,
+    attempts: int | None = None,
+    worker_id: str | None = None,
 ) -> Completed:
     """
     The event of an assignment that ended with this result, stored as `body`, or not stored.
 
-    `since_ms` is when the assignment was submitted (ms UTC). The attempts are those of the result unless given.
+    `since_ms` is when the assignment was submitted (ms UTC). Attempts and worker are those of the result unless given;
+    a result of the baseline names no worker.
     """
     if attempts is None and result.retries_used is not UNSET:
         attempts = result.retries_used + 1
@@ -63,7 +70,7 @@ def completed_event(
         operation=result.job.type,
         attempts=attempts,
         duration_ms=None if since_ms is None else max(0, int(wall * 1000) - since_ms),
-        worker_id=result.worker_id or None,
+        worker_id=worker_id or result.worker_id or None,
         result_hash="" if body is None else sha256(body).hexdigest(),
     )
 

@@ -125,7 +125,10 @@ class Closing:
         if report.result is not None:
             result = self._with_overload(report.result, pool, work.admitted.queue_depth)
             body = encode(result)
-            events = (*events, completed_event(result, body, self._clock.wall(), since_ms=item.created_at))
+            ended = completed_event(
+                result, body, self._clock.wall(), since_ms=item.created_at, worker_id=self._context.worker_id
+            )
+            events = (*events, ended)
             if isinstance(settled, WorkDone):
                 settled = WorkDone(body.decode())
             elif isinstance(settled, WorkFailed | Quarantine):
