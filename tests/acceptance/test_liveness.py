@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 
+import apsw
 import pytest
 
 import reefknot as rk
@@ -93,6 +94,19 @@ SOON_S = 1.0 + 1.5
 """The promised second, and what starting a thread or a loop takes on a busy machine."""
 
 
+def _is_locked(folder: Folder) -> bool:
+    """Whether a process holds the write lock of the store, and keeps it."""
+    connection = apsw.Connection(f"{folder.path}/.reefknot/state.db")
+    connection.set_busy_timeout(500)
+    try:
+        connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+    except apsw.BusyError:
+        return True
+    finally:
+        connection.close()
+    return False
+
+
 async def _answered(folder: Folder, kill: list[subprocess.Popen[str]], how: signal.Signals) -> tuple[str, float]:
     """The status that a client hears of a step whose processes are killed or frozen, and after how long."""
     async with rk.connect(f"sqlite:{folder.path}/.reefknot/state.db") as client:
@@ -103,6 +117,10 @@ async def _answered(folder: Folder, kill: list[subprocess.Popen[str]], how: sign
             await asyncio.sleep(0.02)
         for process in kill:
             process.send_signal(how)
+            while how is signal.SIGSTOP and _is_locked(folder):  # frozen in a transaction: nobody can write then
+                process.send_signal(signal.SIGCONT)
+                await asyncio.sleep(0.02)
+                process.send_signal(how)
         result = await handle.result(30)
         return result.status.value, time.monotonic() - began
 
