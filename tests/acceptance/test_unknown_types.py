@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
+
 from tests.acceptance.folder import CONFIG, PATIENCE_S, Folder, until
 
 STEPS = """\
@@ -53,7 +55,10 @@ def run(folder: Folder, *words: str) -> tuple[int, str, str]:
     return folder.ends(folder.start("run", other_file(folder), *words))
 
 
-def test_a_start_without_the_module_leaves_the_backlog_to_one_with_it(folder: Folder) -> None:
+@pytest.mark.parametrize("configured", [True, False], ids=["configured", "baseline"])
+def test_a_start_without_the_module_leaves_the_backlog_to_one_with_it(folder: Folder, configured: bool) -> None:
+    if not configured:
+        (folder.path / "reefknot.yaml").unlink()
     invoice(folder, "i-1", "i-2")
     up(folder, *LONGER_THAN_A_MOMENT)
     assert (state(folder, "i-1"), state(folder, "i-2")) == ("pending", "pending")

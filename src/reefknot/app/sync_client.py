@@ -51,6 +51,9 @@ class SyncClient:
         _refuse_running_loop()
         self._url = url
         self._is_closed = False
+        self._lock = threading.Lock()
+        """Held while a call is scheduled, and while the client is closed: no call is scheduled afterwards."""
+        self._calls: set[Future[Any]] = set()
         self._opened: Future[Client] = Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(size)), name="reefknot client", daemon=True
@@ -65,11 +68,6 @@ class SyncClient:
             async with connect(self._url, size=size) as client:
                 self._opened.set_result(client)
                 await self._closing.wait()
-                rest = asyncio.all_tasks() - {asyncio.current_task()}
-                waiting = [task for task in rest if task.get_name() == _CALL]
-                for task in waiting:
-                    task.cancel()
-                await asyncio.gather(*waiting, return_exceptions=True)
         except BaseException as error:
             if self._opened.done():
                 raise
@@ -79,12 +77,15 @@ class SyncClient:
         """The result of a coroutine on the client's own loop."""
         try:
             _refuse_running_loop()
-            if self._is_closed:
-                raise self._closed()
+            with self._lock:
+                if self._is_closed:
+                    raise self._closed()
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+                self._calls.add(future)
         except BaseException:
             work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(_named(work), self._loop)
+        future.add_done_callback(self._calls.discard)
         try:
             return future.result()
         except CancelledError:
@@ -114,9 +115,12 @@ class SyncClient:
 
     def close(self) -> None:
         """Close the store. Calls of other threads that still wait end with `StoreUnavailableError`."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        for future in tuple(self._calls):
+            future.cancel()
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(CLOSE_S)
 
@@ -127,17 +131,6 @@ class SyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         self.close()
-
-
-_CALL = "reefknot client call"
-
-
-async def _named(work: Coroutine[Any, Any, T]) -> T:
-    """The work, in a task whose name tells that a thread waits for it."""
-    task = asyncio.current_task()
-    if task is not None:
-        task.set_name(_CALL)
-    return await work
 
 
 def _refuse_running_loop() -> None:

@@ -247,7 +247,8 @@ def _keys(text: bytes) -> Iterator[tuple[str, int]]:
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},]')
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.?)*+(?:"|\Z)|[\[\]{},]', re.DOTALL)
+"""A text, or a bracket or comma outside of texts. A text without an end goes to the end: nothing is read twice."""
 _OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
 _BREAKS = (b"{", b"[", b",", b":")
 """A line of a pretty-printed object that does not end it ends like this; a line that was cut off rarely does."""

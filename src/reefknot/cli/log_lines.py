@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from json import dumps
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -85,11 +85,24 @@ class JsonLines(logging.Formatter):
             "time": stamp(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": redact(record.getMessage()),
+            "message": record.getMessage(),
             **{name: value for name, value in vars(record).items() if name not in _USUAL},
         }
         trace = _traceback(record)
-        return dumps(fields | {"traceback": trace} if trace else fields, default=lambda value: redact(str(value)))
+        return dumps(_redacted(fields | {"traceback": trace} if trace else fields))
+
+
+def _redacted(value: Any) -> Any:
+    """The value as JSON has it, every text in it without configured secrets."""
+    match value:
+        case dict():
+            return {redact(str(name)): _redacted(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_redacted(one) for one in value]
+        case None | bool() | int() | float():
+            return value
+        case _:
+            return redact(str(value))
 
 
 def stamp(seconds: float) -> str:

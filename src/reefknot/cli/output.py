@@ -17,6 +17,7 @@ from enum import Enum
 from errno import EIO
 from io import BufferedWriter, FileIO, TextIOWrapper
 from math import isfinite
+from select import select
 from typing import Any, TextIO
 
 from reefknot.core.retry.policy import LONGEST_WAIT
@@ -66,7 +67,9 @@ class StandardStream(FileIO):
         if self.reader_is_gone:
             return size
         try:
-            return super().write(data) or 0
+            while (written := super().write(data)) is None:  # it does not block, and its reader is slow
+                select([], [self], [])
+            return written
         except OSError as error:
             is_gone = isinstance(error, BrokenPipeError) or (error.errno == EIO and self._was_terminal)
             if not is_gone and not self._forgiving:

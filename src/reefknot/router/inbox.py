@@ -22,7 +22,7 @@ from reefknot.core.messages import (
     Heartbeat,
     ResultStatus,
 )
-from reefknot.core.overload.admission import RejectReason
+from reefknot.core.overload.admission import RejectReason, tells_unknown_type
 from reefknot.core.results import unrun_result
 from reefknot.core.routing import too_late_everywhere
 from reefknot.core.work import record_id
@@ -154,6 +154,8 @@ class Inbox:
             return  # its result follows
         if reason is None and worker_id in self._health.draining:
             reason = RejectReason.DRAINING.value
+        elif reason is None and tells_unknown_type(ack.message or ""):
+            reason = RejectReason.UNKNOWN_JOB_TYPE.value
         if reason is None or reason == RejectReason.INVALID.value:
             is_full = reason is None and (ack.message or "").startswith(_FULL)
             code = ErrorCode.system_overload if is_full else ErrorCode.invalid_input

@@ -37,6 +37,7 @@ from reefknot.core.overload.admission import (
     Reject,
     RejectReason,
     admit,
+    unknown_type_message,
 )
 from reefknot.core.results import DROPPED_MESSAGE, is_same_job
 from reefknot.core.work import Interrupted, WorkItem, WorkState, assignment_and_tenant, is_unassigned
@@ -262,8 +263,7 @@ class Intake:
 
     def _cannot_run(self, assignment: ExecAssignment) -> tuple[RejectReason, str] | None:
         if assignment.job.type not in self._known:
-            known = ", ".join(sorted(self._known))
-            return RejectReason.UNKNOWN_JOB_TYPE, f"job.type: {assignment.job.type!r} is not known here; known: {known}"
+            return RejectReason.UNKNOWN_JOB_TYPE, unknown_type_message(assignment.job.type, self._known)
         if assignment.job.payload_ref is not None:
             return RejectReason.INVALID, "job.payload_ref: this worker has no resolver for references; send job.payload"
         name = resource_class(assignment)

@@ -9,6 +9,7 @@ which also has to have been left for a while: a short queue fills and empties ma
 value: accept, accept by dropping another, defer, degrade, or reject with the reason that the caller receives.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from msgspec import Struct
@@ -130,6 +131,20 @@ class RejectReason(StrEnum):
     INVALID = "invalid"
     UNKNOWN_JOB_TYPE = "unknown_job_type"
     DRAINING = "draining"
+
+
+_UNKNOWN_TYPE = "job.type: "
+_NOT_KNOWN = " is not known here; known: "
+
+
+def unknown_type_message(job_type: str, known: Iterable[str]) -> str:
+    """The message of a worker that cannot run steps of this type."""
+    return f"{_UNKNOWN_TYPE}{job_type!r}{_NOT_KNOWN}{', '.join(sorted(known))}"
+
+
+def tells_unknown_type(message: str) -> bool:
+    """Whether a refusal is that of `unknown_type_message`: an ack of the baseline has no field for its reason."""
+    return message.startswith(_UNKNOWN_TYPE) and _NOT_KNOWN in message
 
 
 class DegradationLevel(StrEnum):
