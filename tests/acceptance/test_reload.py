@@ -113,6 +113,15 @@ def test_a_bad_file_is_refused_with_its_lines_and_the_old_policies_stay(failing:
     until(lambda: "policy.reload_refused" in [one["action"] for one in actions(failing)])
 
 
+def test_a_file_that_is_gone_is_refused(failing: Folder) -> None:
+    process = failing.up()
+    (failing.path / "reefknot.yaml").rename(failing.path / "moved.yaml")
+    process.send_signal(signal.SIGHUP)
+
+    said(process, "the configuration is refused")
+    assert process.poll() is None
+
+
 def test_a_refusal_by_another_process_is_78_at_the_command_line(failing: Folder) -> None:
     """The operator's own configuration is fine: the one of the running system is another file."""
     theirs = failing.path / "theirs.yaml"

@@ -252,7 +252,7 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
     copying = []
     if audit.jsonl is not None:
         copying.append(_copy_to_file(store.audit, settings.folder / audit.jsonl.path, audit.jsonl, ending))
-    if audit.heads is not None:
+    if audit.heads is not None and store.durable:
         copying.append(HeadsWriter(store.audit, settings.folder / audit.heads.path, audit.heads).run(ending))
     if audit.log:
         copying.append(Copier(store.audit, LogSink(), after=head.sequence).run(ending))

@@ -39,7 +39,9 @@ def block_settings(settings: Settings, *, store: str | None = None) -> BlockSett
     reach of assignments.
     """
     written, folder = settings.configuration.blocks, settings.folder
-    check_roots(settings, _own_files(settings, store_url(settings) if store is None else store))
+    own = list(_own_files(settings, store_url(settings) if store is None else store))
+    check_roots(settings, own)
+    check_copies(settings, own)
     http = written.http or HttpBlockSection()
     fs = written.fs or FsBlockSection()
     sql = written.sql or SqlBlockSection()
@@ -124,13 +126,30 @@ def check_roots(settings: Settings, own: Iterable[tuple[str, str]]) -> None:
         raise ConfigurationError([problems[index] for index in sorted(problems)])
 
 
+def check_copies(settings: Settings, own: Iterable[tuple[str, str]]) -> None:
+    """`ConfigurationError` for a file of the audit section that is the store or the configuration."""
+    audit, problems = settings.configuration.audit, []
+    taken = {os.path.realpath(path): what for what, path in own if what in (STORE, CONFIGURATION)}
+    for name, file in (("heads", audit.heads), ("jsonl", audit.jsonl)):
+        place = "" if file is None else os.path.realpath(settings.folder / file.path)
+        if place in taken:
+            at = ("audit", name, "path")
+            message = f"{place} is {taken[place]}, which would be overwritten; accepted: a file of its own"
+            problems.append(Problem(settings.tree.mark(at), dotted(at), message))
+    if problems:
+        raise ConfigurationError(problems)
+
+
+STORE, CONFIGURATION = "the store", "the configuration"
+
+
 def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
     """Everything that is known before a module is imported: files of the configuration, the store, import paths."""
     configuration, folder = settings.configuration, settings.folder
     if settings.path is not None:
-        yield "the configuration", str(settings.path)
+        yield CONFIGURATION, str(settings.path)
     if store.startswith(PREFIX):
-        yield "the store", sqlite_path(store)
+        yield STORE, sqlite_path(store)
     if configuration.audit.jsonl is not None:
         yield "the copy of the audit log", str(folder / configuration.audit.jsonl.path)
     for name, reference in configuration.secrets.items():

@@ -152,6 +152,8 @@ async def assignments(name: str, content: str = "") -> AsyncIterator[AssignmentL
 
 def read_text(number: int, text: bytes, assignment_id: str) -> AssignmentLine | InvalidLine:
     """The assignment of a text that begins in this line, with this id if it has none; or what is wrong, and where."""
+    if text == _UNCLOSED:
+        return InvalidLine(number, "the array is not closed: the file was cut off here, or a ] is missing")
     if len(text) > LARGEST_MESSAGE:
         return InvalidLine(number, f"the assignment is longer than {LARGEST_MESSAGE} bytes")
     try:
@@ -249,6 +251,8 @@ def _keys(text: bytes) -> Iterator[tuple[str, int]]:
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.?)*+(?:"|\Z)|[\[\]{},]', re.DOTALL)
 """A text, or a bracket or comma outside of texts. A text without an end goes to the end: nothing is read twice."""
+_UNCLOSED = b"["
+"""Stands for the end of an array that was cut off."""
 _OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
 _BREAKS = (b"{", b"[", b",", b":")
 """A line of a pretty-printed object that does not end it ends like this; a line that was cut off rarely does."""
@@ -257,6 +261,7 @@ _BREAKS = (b"{", b"[", b",", b":")
 def _texts(lines: Iterator[NumberedText]) -> Iterator[NumberedText]:
     """The text of each assignment: a line, or the lines of an object, or an element of an array."""
     opened: _OpenText | None = None
+    number = 0
     for number, line in lines:
         if opened is not None and opened.is_cut_off_by(line):
             yield opened.rest()
@@ -272,6 +277,8 @@ def _texts(lines: Iterator[NumberedText]) -> Iterator[NumberedText]:
             opened = None
     if opened is not None:
         yield opened.rest()
+        if opened.is_array:
+            yield number, _UNCLOSED
 
 
 class _OpenText:
@@ -279,7 +286,7 @@ class _OpenText:
 
     def __init__(self, *, is_array: bool) -> None:
         self.ended = False
-        self._is_array = is_array
+        self.is_array = is_array
         self._depth = 0
         self._first = 0
         self._lines: list[bytes] = []
@@ -291,18 +298,18 @@ class _OpenText:
         for token in _TOKEN.finditer(line):
             if token[0] in _OPENING:
                 self._depth += 1
-                if self._is_array and self._depth == 1:
+                if self.is_array and self._depth == 1:
                     at = token.end()
             elif token[0] in _CLOSING:
                 self._depth -= 1
                 if self._depth == 0:
                     self.ended = True
-                    self._keep(number, line[at : token.start()] if self._is_array else line)
+                    self._keep(number, line[at : token.start()] if self.is_array else line)
                     yield self.rest()
-                    if self._is_array:
+                    if self.is_array:
                         yield number, line[token.end() :]
                     return
-            elif token[0] == b"," and self._is_array and self._depth == 1:
+            elif token[0] == b"," and self.is_array and self._depth == 1:
                 self._keep(number, line[at : token.start()])
                 yield self.rest()
                 at = token.end()
@@ -310,7 +317,7 @@ class _OpenText:
 
     def is_cut_off_by(self, line: bytes) -> bool:
         """Whether a line is an object by itself, so that the one before it was never completed."""
-        return not self._is_array and line.startswith(b'{"') and line.rstrip().endswith(b"}")
+        return not self.is_array and line.startswith(b'{"') and line.rstrip().endswith(b"}")
 
     def rest(self) -> NumberedText:
         """The lines that were kept since the last call."""

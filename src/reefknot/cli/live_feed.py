@@ -7,6 +7,7 @@ is counted by kind, and the counts are printed instead.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from reefknot.cli.output import data, plural, queue_depth
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
 from reefknot.core.messages import AckStatus
+from reefknot.errors import StoreError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 
 LINES_A_SECOND = 20
@@ -128,10 +130,13 @@ class LiveFeed:
         self._left_out: Counter[str] = Counter()
 
     async def follow(self) -> None:
-        """Print events until cancelled. Every wait is bounded."""
+        """Print events until cancelled. A failed read is made again: a store that is gone ends the system itself."""
         while True:
-            await self._log.wait(self._after, LONGEST_WAIT_S)
-            await self.catch_up()
+            try:
+                await self._log.wait(self._after, LONGEST_WAIT_S)
+                await self.catch_up()
+            except StoreError:
+                await asyncio.sleep(LONGEST_WAIT_S)
 
     async def catch_up(self) -> None:
         """Print every event that is in the log by now."""

@@ -62,8 +62,12 @@ class Startup(Struct, frozen=True):
         from reefknot.app.system import running_system, worker_settings
 
         seconds = worker_settings(self.settings).drain if drain is None else drain
-        parts |= {"drain": seconds, "secrets": self.secrets, "reread": lambda: load(self.config)}
+        parts |= {"drain": seconds, "secrets": self.secrets, "reread": self.reread}
         return running_system(self.url, self.settings, **parts)
+
+    def reread(self) -> Any:
+        """The settings as they are written now, from the file that was found at the start."""
+        return load(self.config if self.settings.path is None else str(self.settings.path))
 
     @property
     def store_name(self) -> str:

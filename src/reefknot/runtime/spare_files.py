@@ -12,15 +12,23 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from errno import EEXIST
 from pathlib import Path
 from typing import IO
 
 from reefknot.runtime.private_files import private_opener
 
+_SQLITE = b"SQLite format 3\0"
+
 
 @contextmanager
 def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A file that appears when it is complete, readable by its owner only. Removes what killed processes left of it."""
+    """
+    A file that appears when it is complete, readable by its owner only. Removes what killed processes left of it.
+
+    A database is never replaced: it may be a store.
+    """
+    _refuse_database(path)
     _remove_left_of(path)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -33,6 +41,12 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
             os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _refuse_database(path: Path) -> None:
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            raise FileExistsError(EEXIST, "is a database, which is not replaced; name another file", str(path))
 
 
 def is_ours(descriptor: int) -> bool:

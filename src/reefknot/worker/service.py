@@ -303,13 +303,15 @@ class Worker:
             await asyncio.sleep(self.settings.heartbeat)
 
     def held(self) -> list[Held]:
-        """The claims to hold while the event loop is blocked: all, until the time of the last attempt is over."""
-        now, running = self._clock.now(), dict(self.steps.running)
-        if not any(now < step.ends for step in running.values()):
+        """
+        The claims to hold while the event loop is blocked: all, until the time of the last attempt is over.
+
+        A neighbour of the step that blocks cannot report either, though its own time may be over.
+        """
+        now = self._clock.now()
+        if not any(now < step.ends for step in list(self.steps.running.values())):
             return []
-        claimed = [held for pool in self.pools.values() for held in list(pool.claimed.values())]
-        steps = [running.get((held.id, held.fence)) for held in claimed]
-        return [held for held, step in zip(claimed, steps, strict=True) if step is None or now < step.ends]
+        return [held for pool in self.pools.values() for held in list(pool.claimed.values())]
 
     async def _renew_leases(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,3 +115,20 @@ def test_a_store_that_cannot_be_opened_is_an_error_of_connect_and_leaves_no_thre
     with pytest.raises(rk.ParameterError):
         rk.connect_sync("postgres:nothing")
     assert threading.active_count() <= before + 1
+
+
+def test_a_call_that_is_made_while_another_thread_closes_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = rk.connect_sync(url)
+    handle = client.submit("fs.blob_get", {"path": "a.txt"})
+    schedule, closing = asyncio.run_coroutine_threadsafe, threading.Thread(target=client.close)
+
+    def slowly(*given: Any) -> Any:
+        closing.start()  # it has to wait until the call is scheduled, and ends it then
+        return schedule(*given)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", slowly)
+    with pytest.raises(rk.StoreUnavailableError, match="the client is closed"):
+        handle.result(60)
+    closing.join()
+    with pytest.raises(rk.StoreUnavailableError, match="the client is closed"):
+        handle.status()

@@ -285,3 +285,17 @@ def test_run_reads_an_array_from_a_pipe(tmp_path: Path) -> None:
     )
 
     assert (done.returncode, json.loads(done.stdout)["succeeded"]) == (0, 2), done.stderr
+
+
+def test_an_array_that_is_not_closed_is_told_where_it_ends(file: Path) -> None:
+    jobs = [json.dumps(job("one")), json.dumps(job("two"))]
+    message = "the array is not closed: the file was cut off here, or a ] is missing"
+    assert told(file, f"[{jobs[0]},\n{jobs[1]}") == ["one", "two", f"2: {message}"]
+    assert told(file, f"[{jobs[0]},\n") == ["one", f"1: {message}"]
+    assert told(file, f"[{jobs[0]}]\n") == ["one"]
+
+
+def test_a_long_text_without_an_end_is_read_once(file: Path) -> None:
+    """Looked for at each quote again, it would take minutes."""
+    (broken, _) = told(file, b'["' + b'\\"' * 300_000)
+    assert broken.startswith("1: ")

@@ -21,6 +21,8 @@ from reefknot.core.audit.event import (
     Routing,
     TimeoutOccurred,
 )
+from reefknot.errors import StoreUnavailableError
+from reefknot.ports.audit_log import AuditQuery, KeptEntry
 from tests.unit.cli.audit_events import STORY, attempt, entry
 
 AT = "2026-01-25T12:00:00.000Z"
@@ -103,3 +105,33 @@ def test_a_level_is_printed_when_it_changes_and_only_then() -> None:
         seen(status)
 
     assert ["healthy → critical" in lines[0], "critical → healthy" in lines[1], len(lines)] == [True, True, 2]
+
+
+def test_a_read_that_fails_once_does_not_end_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    async def main() -> None:
+        printed = asyncio.Event()
+
+        def print_line(_kind: str, line: str) -> None:
+            lines.append(line)
+            printed.set()
+
+        async with open_store("memory:") as store:
+            feed = LiveFeed(store.audit, print_line, after=0)
+            read, failures = store.audit.read, iter([StoreUnavailableError("a", "a read has not finished", "again")])
+
+            async def once_late(query: AuditQuery) -> list[KeptEntry]:
+                for failure in failures:
+                    raise failure
+                return await read(query)
+
+            monkeypatch.setattr(store.audit, "read", once_late)
+            await store.audit.append([entry(attempt(1))])
+            task = asyncio.create_task(feed.follow())
+            async with asyncio.timeout(30):
+                await printed.wait()
+            task.cancel()
+
+    asyncio.run(main())
+    assert len(lines) == 1

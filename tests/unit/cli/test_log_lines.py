@@ -108,3 +108,15 @@ def test_no_line_shows_a_secret_or_a_control_character(form: logging.Formatter) 
     assert "\x1b" not in text
     assert "ValueError" in text, "the traceback is there"
     assert (len(text.splitlines()) == 1) is isinstance(form, JsonLines)
+
+
+def test_what_was_given_as_extra_is_without_secrets_too() -> None:
+    secret = "s3cr3t-of-a-step"
+    record = logging.makeLogRecord({"msg": "asked", "token": secret, "sent": {"headers": [f"Bearer {secret}", 7]}})
+    add_secrets((secret,))
+    try:
+        line = JsonLines().format(record)
+    finally:
+        remove_secrets((secret,))
+    assert secret not in line
+    assert json.loads(line)["sent"]["headers"][1] == 7

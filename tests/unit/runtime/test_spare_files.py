@@ -136,3 +136,11 @@ def test_a_spare_file_that_went_before_it_was_locked_is_made_again(
         assert name in names(tmp_path)
     os.close(opened)
     assert next(answers, "both were asked for") == "both were asked for"
+
+
+def test_a_database_is_never_replaced(tmp_path: Path) -> None:
+    store = tmp_path / "state.db"
+    store.write_bytes(b"SQLite format 3\0 and more")
+    with pytest.raises(FileExistsError, match="is a database, which is not replaced"), whole_file(store):
+        pass
+    assert store.read_bytes() == b"SQLite format 3\0 and more"
