@@ -149,10 +149,10 @@ def check_files(files: Iterable[str | None], *, json: bool, policies_only: bool 
 def _check_file(name: str | None, *, json: bool, policies_only: bool) -> dict[str, Any]:
     try:
         found = load(name)
-        if not policies_only and "blocks" in found.configuration.model_fields_set:
+        if not policies_only and found.configuration.model_fields_set & {"blocks", "audit"}:
             from reefknot.app.block_settings import block_settings
 
-            block_settings(found)  # refuses addresses of `blocks.http.allow` that the blocks cannot read
+            block_settings(found)  # refuses what blocks cannot read, and files that are taken
     except ConfigurationError as error:
         problems = str(error).splitlines()
         for line in problems:

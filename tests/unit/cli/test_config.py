@@ -123,6 +123,20 @@ def test_all_mistakes_are_reported_each_on_its_line(rk: Commands) -> None:
     assert [line.partition("reefknot.yaml:")[2].split(":")[0] for line in ended.err.splitlines()] == ["2", "3", "6"]
 
 
+@pytest.mark.parametrize("name", ["heads", "jsonl"])
+@pytest.mark.parametrize(
+    ("path", "what"), [("reefknot.yaml", "the configuration"), (".reefknot/state.db", "the store")]
+)
+def test_a_copy_of_the_log_must_not_be_a_file_of_the_system(rk: Commands, name: str, path: str, what: str) -> None:
+    rk.write(f"audit:\n  {name}:\n    path: {path}\n")
+
+    ended = rk("config", "check")
+
+    assert ended.code == 78
+    assert f"reefknot.yaml:3:5: audit.{name}.path: " in ended.err
+    assert f"is {what}, which would be overwritten; accepted: a file of its own" in ended.err
+
+
 def test_a_good_file_is_reported_in_one_line(rk: Commands) -> None:
     rk.write("retry_policies: {imap_mailbox: {max_attempts: 2}}\noperations: {KV_GET: {max_attempts: 2}}\n")
 
