@@ -273,3 +273,18 @@ def test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_d
     heads.unlink()
     code, out = piped(folder, "audit", "verify")
     assert (code, "internally consistent; without a head this shows accidents, not intent" in out) == (0, True)
+
+
+def test_a_place_of_heads_that_hangs_holds_up_neither_start_nor_work_nor_end_and_is_reported_once(
+    folder: Folder,
+) -> None:
+    """Opening a pipe that nobody else has open hangs, as a mount does whose server is gone."""
+    os.mkfifo(folder.path / "heads.jsonl")
+    with (folder.path / "reefknot.yaml").open("a") as file:
+        file.write("audit: {heads: {path: heads.jsonl, every_seconds: 1}}\n")
+    folder.nap("a", 0)
+    process = folder.up("--for", "3")
+    code, _, err = folder.ends(process)
+
+    assert (code, folder.begun()) == (0, ["a"])
+    assert err.count("the head of the audit log cannot be written to") == 1, err

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import apsw
 import pytest
 
 from tests.acceptance.folder import PATIENCE_S, Folder, until
@@ -141,6 +143,31 @@ def test_a_system_that_ends_meanwhile_is_said_in_the_view_which_goes_on(folder: 
     assert view.ends() == 0
 
 
+@contextmanager
+def locked(folder: Folder) -> Iterator[None]:
+    """Inside, another program has the store for itself."""
+    connection = apsw.Connection(str(folder.path / ".reefknot" / "state.db"))
+    connection.set_busy_timeout(int(PATIENCE_S * 1000))
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+    connection.execute("BEGIN IMMEDIATE; CREATE TABLE other (one); ROLLBACK").fetchall()
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+def test_a_store_that_is_locked_for_a_while_is_said_in_the_view_which_goes_on(folder: Folder, opened: Opens) -> None:
+    folder.nap("one", 0)
+    view = opened("job", "list", "--watch", "0.2")
+    view.until(lambda text: "own.nap" in text)
+    with locked(folder):
+        view.until(lambda text: "reefknot: " in text and "locked" in text)
+    view.until(lambda text: "own.nap" in text.rpartition("locked")[2])
+
+    view.type(b"q")
+    assert view.ends() == 0
+
+
 # ---- through a pipe --------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +215,24 @@ def test_watching_through_a_pipe_prints_one_list_after_the_other_until_nobody_re
     process.stdout.close()
 
     assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("body", ["'nonsense'", "'[]'", """replace(body, '"timestamp":"2', '"timestamp":"no')"""])
+def test_an_end_whose_event_was_damaged_is_shown_as_unreadable(folder: Folder, body: str) -> None:
+    process = folder.up()
+    done = folder("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "read-a", "--wait")
+    assert done.code == 0, done.err
+    process.terminate()
+    folder.ends(process)
+    connection = apsw.Connection(str(folder.path / ".reefknot" / "state.db"))
+    connection.execute(f"UPDATE audit SET body = {body} WHERE event_type = 'completed'")
+    assert connection.changes() == 1
+    connection.close()
+
+    (end,) = folder.json("top")["last_ends"]
+    assert (end["id"], end["status"], end["worker_id"]) == ("read-a", "unreadable", None)
+    code, out, err = folder.ends(folder.start("top", "--once"))
+    assert (code, err, "unreadable" in out) == (0, "", True)
 
 
 @pytest.mark.parametrize("seconds", ["0", "0.01", "-1", "1e9", "nan", "often"])

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import termios
+import threading
 from typing import Any
 
 import pytest
@@ -150,6 +151,24 @@ def test_parts_reload_one_by_one(failing: Folder) -> None:
     assert sorted(one["changed"] for one in both) == [False, True], "b had it already"
     assert failing("worker", "reload", "c").code == 2
     assert failing("router", "reload", "c").code == 2
+
+
+def test_a_command_sees_its_answer_while_hangups_come(failing: Folder) -> None:
+    process, ending = failing.up(), threading.Event()
+
+    def hang_up() -> None:
+        while not ending.wait(0.05):
+            process.send_signal(signal.SIGHUP)
+
+    hangups = threading.Thread(target=hang_up)
+    hangups.start()
+    try:
+        answers = [failing("worker", "reload").code for _ in range(2)]
+    finally:
+        ending.set()
+        hangups.join()
+
+    assert answers == [0, 0]
 
 
 def test_changes_of_other_settings_are_named_and_wait_for_the_next_start(failing: Folder) -> None:

@@ -10,19 +10,22 @@ retention removed before they were copied are counted and logged.
 import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from reefknot import clock
-from reefknot.app.stores import open_audit_log
+from reefknot.app.stores import in_virtual_loop, open_audit_log
 from reefknot.audit.books import LOOK_AGAIN_S, BookRecorder
 from reefknot.audit.journal import AuditSink, Journal, OnFailure, configure
 from reefknot.config.schema import HeadsFile, JsonLinesFile
 from reefknot.config.settings import Settings
+from reefknot.core.audit.chain import UNREADABLE, Head, KeptHead
 from reefknot.core.audit.event import timestamp
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book
@@ -138,49 +141,77 @@ async def _either(waiting: Coroutine[Any, Any, object], ending: asyncio.Event) -
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class HeadLine(Struct, frozen=True):
-    """A line of a file of heads: the head of a chain, and when it was written."""
-
-    at: str
-    chain: str
-    hash: str
-    sequence: int
-
-
 class HeadsWriter:
     """
     Writes the head of a log to a file of JSON lines, in a second place, when it has moved.
 
     Several processes may write one file: each appends whole lines, and leaves out a head that is there. A file that is
     full loses its older half.
+
+    The second place may hang, as a mount does whose server is gone. So the file is only touched in a daemon thread, of
+    which there is one at a time: nothing waits for it longer than the time limit, the end of the process included.
     """
 
     def __init__(self, log: AuditLog, path: Path, wanted: HeadsFile) -> None:
         self._log = log
         self._path = path
         self._wanted = wanted
+        self._writing: Future[bool] | None = None
 
     async def run(self, ending: asyncio.Event) -> None:
         """Write a head now, on schedule, and at the end. A failure is logged and tried again at the next time."""
         while True:
             is_last = ending.is_set()
-            try:
-                async with asyncio.timeout(HEAD_S):
-                    await self.write()
-            except Exception as error:
-                logger().error("the head of the audit log cannot be written to %s (%s)", self._path, error_text(error))
+            if not self._is_writing:  # a write that still hangs was reported
+                await self._write_or_report()
             if is_last:
                 return
             await _either(asyncio.sleep(self._wanted.every_seconds), ending)
 
+    @property
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    async def _write_or_report(self) -> None:
+        try:
+            async with asyncio.timeout(HEAD_S) as limit:
+                await self.write()
+        except asyncio.CancelledError:
+            if self._is_writing:
+                self._report("not done when the process ended")
+            raise
+        except Exception as error:
+            self._report(f"not done within {HEAD_S:g} s" if limit.expired() else error_text(error))
+
+    def _report(self, problem: str) -> None:
+        logger().error("the head of the audit log cannot be written to %s (%s)", self._path, problem)
+
     async def write(self) -> bool:
         """Append the head, unless the file ends with it. True when a line was written."""
         head = await self._log.head()
+        if not head.sequence:
+            return False
+        kept = KeptHead(head.chain, head.sequence, head.hash, timestamp(clock.wall()))
+        if in_virtual_loop():
+            return self._append(kept)
+        result = Future[bool]()
+        result.set_running_or_notify_cancel()  # a time limit ends the wait for it, not the write
+        Thread(target=self._append_into, args=(result, kept), name="reefknot-heads", daemon=True).start()
+        self._writing = result
+        return await asyncio.wrap_future(result)
+
+    def _append_into(self, result: Future[bool], head: KeptHead) -> None:
+        try:
+            result.set_result(self._append(head))
+        except BaseException as error:
+            result.set_exception(error)
+
+    def _append(self, head: KeptHead) -> bool:
         lines = self._lines()
         last = _head_in(lines[-1]) if lines else None
-        if not head.sequence or (last is not None and (last.chain, last.sequence) == (head.chain, head.sequence)):
+        if last is not None and (last.chain, last.sequence) == (head.chain, head.sequence):
             return False
-        line = msgspec.json.encode(HeadLine(timestamp(clock.wall()), head.chain, head.hash, head.sequence)) + b"\n"
+        line = msgspec.json.encode(head, order="sorted") + b"\n"
         is_cut = bool(lines) and not lines[-1].endswith(b"\n")  # by a crash
         if is_cut or len(lines) >= self._wanted.max_heads:
             whole = lines[:-1] if is_cut else lines[-(self._wanted.max_heads // 2) :]
@@ -188,7 +219,7 @@ class HeadsWriter:
                 fresh.writelines([*whole, line])
             return True
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "ab", buffering=0, opener=private_opener) as file:  # noqa: ASYNC230 - one line
+        with open(self._path, "ab", buffering=0, opener=private_opener) as file:
             file.write(line)
             os.fsync(file.fileno())
         return True
@@ -201,10 +232,10 @@ class HeadsWriter:
             return []
 
 
-def _head_in(line: bytes) -> HeadLine | None:
+def _head_in(line: bytes) -> Head | None:
     try:
-        return msgspec.json.decode(line, type=HeadLine)
-    except msgspec.DecodeError:
+        return msgspec.json.decode(line, type=KeptHead)
+    except UNREADABLE:
         return None
 
 

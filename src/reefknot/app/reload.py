@@ -34,7 +34,7 @@ class ReloadOutcome(Struct, frozen=True):
     """The outcome of the last reload, as a system's status shows it."""
 
     sequence: int
-    """The command that asked for it; 0 for a signal."""
+    """The last command that was answered, by this reload or an earlier one; 0 before the first."""
     book_hash: str
     """The book in force afterwards."""
     changed: bool = False
@@ -72,6 +72,8 @@ class PolicyReload:
         """Reload, and audit what came of it."""
         async with self._one_at_a_time:
             before = self._settings.book.hash
+            if self.latest is not None:  # a signal, which has no number, hides no command's answer
+                sequence = max(sequence, self.latest.sequence)
             try:
                 outcome = await self._reload(workers, sequence)
             except Exception as error:

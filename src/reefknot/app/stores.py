@@ -257,7 +257,7 @@ async def open_store(
     now = clock or clock_of_this_loop()
     limits: dict[str, Any] = {"retention": retention, "largest_result": largest_result, "most_keys": most_keys}
     store = await _opened(url, now, limits, read_only=read_only)
-    removes = tidy and not read_only and not _in_virtual_loop()
+    removes = tidy and not read_only and not in_virtual_loop()
     job = _retention_job(store, store.clock, given) if removes else None
     try:
         if job is not None:
@@ -368,7 +368,7 @@ async def open_audit_log(
 
     require_asyncio("open_audit_log")
     log = await JsonLinesLog.open(
-        path, clock or clock_of_this_loop(), largest=largest, keep=keep, fsync=fsync, inline=_in_virtual_loop()
+        path, clock or clock_of_this_loop(), largest=largest, keep=keep, fsync=fsync, inline=in_virtual_loop()
     )
     try:
         yield log
@@ -386,10 +386,11 @@ async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: 
         return MemoryStore(clock, **limits)
     from reefknot.engines.sqlite import SqliteStore
 
-    return await SqliteStore(path, clock, **limits, inline=_in_virtual_loop(), read_only=read_only).start()
+    return await SqliteStore(path, clock, **limits, inline=in_virtual_loop(), read_only=read_only).start()
 
 
-def _in_virtual_loop() -> bool:
+def in_virtual_loop() -> bool:
+    """Whether the running loop is one of virtual time, in which no thread may be waited for."""
     from reefknot.engines.clocks import VirtualLoop
 
     return isinstance(asyncio.get_running_loop(), VirtualLoop)

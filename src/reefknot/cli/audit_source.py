@@ -25,6 +25,7 @@ from reefknot.core.audit.chain import (
     UNREADABLE,
     EventIndex,
     Head,
+    KeptHead,
     LogHeader,
     LogLine,
     Mismatch,
@@ -304,25 +305,27 @@ def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> tupl
     return head, [] if head is None else read_heads(head)
 
 
-class KeptHead(Head, frozen=True):
-    """A line of a file of heads: a head, and when it was written."""
-
-    at: str = ""
-
-
 def read_heads(file: Path) -> list[Head]:
-    """The heads in a file, one JSON object per line, the newest first; of several chains, those of the last line's."""
+    """
+    The heads in a file, one JSON object per line, the newest first; of several chains, those of the last line's.
+
+    A last line that a crash has cut is left out: the next head that is written takes its place.
+    """
     try:
         with file.open("rb") as stream:
-            lines = stream.read(MOST_HEAD_BYTES).splitlines()
+            lines = stream.read(MOST_HEAD_BYTES).splitlines(keepends=True)
     except FileNotFoundError:
         raise CommandError(f"--head: {file}: there is no such file", Exit.NO_INPUT) from None
-    try:
-        heads = [msgspec.json.decode(line, type=KeptHead) for line in lines]
-    except UNREADABLE as error:
-        raise CommandError(f"--head: {file} contains no head: {error}", Exit.MISMATCH) from None
+    heads: list[KeptHead] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            heads.append(msgspec.json.decode(line, type=KeptHead))
+        except UNREADABLE as error:
+            if line.endswith(b"\n"):
+                text = f"--head: {file}:{number}: this line is no head: {error}"
+                raise CommandError(text, Exit.MISMATCH) from None
     if not heads:
-        raise CommandError(f"--head: {file} contains no head", Exit.MISMATCH)
+        raise CommandError(f"--head: {file} contains no head; `audit head` prints one", Exit.MISMATCH)
     ours = [Head(one.chain, one.sequence, one.hash) for one in heads if one.chain == heads[-1].chain]
     return sorted(ours, key=lambda one: one.sequence, reverse=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -262,7 +263,7 @@ def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) 
         raise _absent(job, tenant)
     fields = {**job_fields(found, now), **job_details(found, address.redactor)}
     if options.json:
-        bodies: list[dict[str, Any]] = [msgspec.json.decode(one.entry.body) for one in kept]
+        bodies = [_unreadable(one) if _tenant_of(one) is ... else msgspec.json.decode(one.entry.body) for one in kept]
         # Without the inputs of their decisions, which `audit tail --json` shows.
         events = [{name: value for name, value in one.items() if name != "decision"} for one in bodies]
         put_json({**fields, "events": address.redactor.tree(events)})
@@ -273,13 +274,14 @@ def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) 
 
 
 async def _events(store: Store, job: str, tenant: str | None) -> list[KeptEntry]:
-    """The first events of a job. Those of another tenant's job with the same id are left out."""
+    """The first events of a job. Those of another tenant's job with the same id are left out; of a damaged event nobody
+    can tell."""
     from reefknot.cli.audit_source import pages_of
     from reefknot.ports.audit_log import AuditQuery
 
     found: list[KeptEntry] = []
     async for page in pages_of(store.audit, AuditQuery(work_id=job)):
-        found += [one for one in page if (_tenant(one.entry.body).tenant_id or None) == (tenant or None)]
+        found += [one for one in page if _tenant_of(one) in (tenant or None, ...)]
         if len(found) >= MOST_EVENTS:
             break
     return found[:MOST_EVENTS]
@@ -294,16 +296,36 @@ class _EventTenant(msgspec.Struct):
 _tenant = msgspec.json.Decoder(_EventTenant).decode
 
 
+def _tenant_of(kept: KeptEntry) -> str | EllipsisType | None:
+    """The tenant of an event; `...` for an event that was damaged."""
+    try:
+        return _tenant(kept.entry.body).tenant_id or None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ...
+
+
+def _unreadable(kept: KeptEntry) -> dict[str, Any]:
+    """The fields of a damaged event that the store has beside its body, which may be another tenant's."""
+    at, kind = time_text(kept.entry.at), kept.entry.event_type
+    return {"timestamp": at, "event_type": kind, "sequence": kept.sequence, "unreadable": True}
+
+
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time."""
     from reefknot.cli.live_feed import describe, describe_routine
-    from reefknot.core.audit.event import decode
+    from reefknot.core.audit.event import decode, timestamp
 
     lines = []
     for one in history:
         by = f" by {one['who']}" if one["who"] else ""
         lines.append((one["at"], f"{one['what']}{by}{': ' + one['why'] if one['why'] else ''}"))
-    for event in (decode(one.entry.body) for one in kept):
+    for audited in kept:
+        try:
+            event = decode(audited.entry.body)
+        except msgspec.DecodeError:
+            text = f"{audited.entry.event_type}: event {audited.sequence} is unreadable; see `audit verify`"
+            lines.append((timestamp(audited.entry.at / 1000), text))
+            continue
         _, words = describe(event) or ("", describe_routine(event))
         lines.append((event.timestamp, f"{event.event_type}: {words}" if words else event.event_type))
     return [f"{at}  {text}" for at, text in sorted(lines, key=lambda line: line[0])]

@@ -136,6 +136,8 @@ class Shutdown:
         self.requested = requested
         self.code: Exit | None = None
         self._system: System | None = None
+        self._reloading: asyncio.Task[ReloadOutcome] | None = None
+        self._again = False
         # Asked for now: a terminal that was closed does not count as one any more.
         self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, data()))
 
@@ -157,16 +159,25 @@ class Shutdown:
         self.requested.set()
 
     def _reload(self) -> None:
-        task = None if self._system is None or self.code is not None else self._system.reload("SIGHUP")
-        if task is None:
+        """Reload now. However many signals come during a reload, one more follows it, which sees the last change."""
+        if self._reloading is not None:
+            self._again = True
+            return
+        self._again = False
+        self._reloading = None if self._system is None or self.code is not None else self._system.reload("SIGHUP")
+        if self._reloading is None:
             say("SIGHUP: nothing is reloaded while the system starts or ends")
         else:
-            task.add_done_callback(_say_outcome)
+            self._reloading.add_done_callback(self._reloaded)
 
-
-def _say_outcome(task: asyncio.Task[ReloadOutcome]) -> None:
-    if not task.cancelled() and not task.result().problems:  # a refusal is in the log, with its lines
-        say(f"SIGHUP: {task.result().sentence()}")
+    def _reloaded(self, task: asyncio.Task[ReloadOutcome]) -> None:
+        self._reloading = None
+        if task.cancelled():  # the system ends
+            return
+        if not task.result().problems:  # a refusal is in the log, with its lines
+            say(f"SIGHUP: {task.result().sentence()}")
+        if self._again:
+            self._reload()
 
 
 @contextmanager

@@ -81,10 +81,18 @@ async def _rate(store: Store, event_type: str, now: int) -> float:
 
 
 def _end(kept: KeptEntry) -> dict[str, Any]:
-    from reefknot.core.audit.event import Completed, decode
+    """The end of a job by its event. Of one that was damaged, what the store has beside its body."""
+    import msgspec
 
-    event = decode(kept.entry.body)
-    assert isinstance(event, Completed), event
+    from reefknot.core.audit.event import Completed, decode, timestamp_ms
+
+    try:
+        event = decode(kept.entry.body)
+    except msgspec.DecodeError:
+        event = None
+    if not isinstance(event, Completed) or timestamp_ms(event.timestamp) is None:
+        unknown = dict.fromkeys(("tenant_id", "attempts", "worker_id"))
+        return {"at": time_text(kept.entry.at), "id": kept.entry.work_id, "status": "unreadable", **unknown}
     return {
         "at": event.timestamp,
         "id": event.work_id,

@@ -18,9 +18,9 @@ from textwrap import wrap
 from time import sleep
 from typing import Annotated, NoReturn
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import Exit, exit_for
 from reefknot.cli.options import arg, check_number
-from reefknot.cli.output import plural, reader_is_gone, say
+from reefknot.cli.output import OutputError, plural, reader_is_gone, say
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
 Watch = Annotated[float | None, arg("Draw it again every SECONDS, default: 2. q or Ctrl-C leaves.", "--watch")]
@@ -45,8 +45,11 @@ def repeated(watch: float | None, draw: Callable[[], None]) -> None:
         sleep(watch)
         try:
             draw()
-        except CommandError as error:
-            say(f"reefknot: {error}")
+        except (OutputError, BrokenPipeError):  # no later view could be seen either
+            raise
+        except Exception as error:
+            for line in exit_for(error)[1]:
+                say(line)
         sys.stdout.flush()
 
 
@@ -80,10 +83,10 @@ def _drawn(draw: Callable[[], None], *, first: bool = False) -> str:
     try:
         with redirect_stdout(page), redirect_stderr(page):
             draw()
-    except CommandError as error:
+    except Exception as error:
         if first:
             raise
-        page.write(f"reefknot: {error}\n")
+        page.writelines(f"{line}\n" for line in exit_for(error)[1])
     return page.getvalue()
 
 

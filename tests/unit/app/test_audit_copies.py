@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from reefknot.app import open_audit_log, open_manager
+from reefknot.app import audit_copies, open_audit_log, open_manager
 from reefknot.app.audit_copies import Copier, HeadsWriter, kept_events
 from reefknot.app.stores import Retention, RetentionNote, options_of
 from reefknot.app.system import running_system
 from reefknot.audit.journal import Journal
 from reefknot.config.schema import HeadsFile
 from reefknot.config.settings import Settings, load_settings
+from reefknot.core.audit.chain import KeptHead
 from reefknot.core.audit.event import decode
 from reefknot.core.idempotency import Claimed, Done
 from reefknot.engines.clocks import VirtualClock
@@ -379,3 +381,44 @@ def test_heads_that_cannot_be_written_are_logged_and_hold_nothing_back(
 
     kept(tmp_path, "audit: {heads: {path: file/heads.jsonl, every_seconds: 30}}", work)
     assert "the head of the audit log cannot be written to" in caplog.text
+
+
+def test_a_place_of_heads_that_hangs_is_reported_once_and_written_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every look at the schedule comes through `_either`: five of them during one hung write start no other."""
+    answers, writes, looks = threading.Event(), list[int](), list[float]()
+    either, append = audit_copies._either, HeadsWriter._append
+    monkeypatch.setattr(audit_copies, "HEAD_S", 0.05)
+
+    async def counted(waiting: Any, ending: asyncio.Event) -> None:
+        looks.append(0.0)
+        await either(waiting, ending)
+
+    def hanging(self: HeadsWriter, head: KeptHead) -> bool:
+        writes.append(head.sequence)
+        assert answers.wait(30)
+        return append(self, head)
+
+    monkeypatch.setattr(audit_copies, "_either", counted)
+    monkeypatch.setattr(HeadsWriter, "_append", hanging)
+    path = tmp_path / "heads.jsonl"
+    wanted = HeadsFile.model_construct(path="heads.jsonl", every_seconds=0.01, max_heads=10)
+
+    async def main() -> None:
+        store, ending = MemoryStore(VirtualClock()), asyncio.Event()
+        await store.audit.append([event("a")])
+        async with asyncio.timeout(30):
+            running = asyncio.create_task(HeadsWriter(store.audit, path, wanted).run(ending))
+            while len(looks) < 5:  # noqa: ASYNC110 - a condition with a limit
+                await asyncio.sleep(0.01)
+            assert (writes, caplog.text.count("cannot be written")) == ([1], 1)
+            answers.set()
+            while not path.exists() or not path.read_bytes().endswith(b"\n"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            ending.set()
+            await running
+
+    asyncio.run(main())
+    assert [one["sequence"] for one in heads_in(path)] == [1]
+    assert caplog.text.count("cannot be written") == 1

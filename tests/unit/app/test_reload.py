@@ -150,3 +150,17 @@ def test_a_system_without_a_configuration_to_read_says_so(tmp_path: Path) -> Non
             assert system.snapshot()["reload"] is None
 
     asyncio.run(main())
+
+
+def test_a_signal_after_a_command_leaves_the_answer_to_the_command_in_the_status(tmp_path: Path) -> None:
+    settings = written(tmp_path, retries=1)
+
+    async def main() -> None:
+        async with running_system("memory:", settings, drain=0, reread=lambda: settings) as system:
+            for sequence, answered in ((0, 0), (7, 7), (0, 7), (9, 9), (8, 9)):
+                task = system.reload("somebody", sequence)
+                assert task is not None
+                await task
+                assert system.snapshot()["reload"]["sequence"] == answered
+
+    asyncio.run(main())

@@ -298,6 +298,30 @@ def test_every_head_of_a_file_of_heads_is_compared(rk: Commands, store: Path) ->
         assert rk("audit", "verify", "log.jsonl", "--head", "heads.jsonl").code == code
 
 
+@pytest.mark.parametrize("left", [1, 20, 100])
+def test_a_last_head_that_a_crash_has_cut_is_left_out(rk: Commands, store: Path, left: int) -> None:
+    head = rk("audit", "head", "--engine", URL).out
+    (rk.folder / "heads.jsonl").write_text(head + head[:left])
+    ended = rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl", "--json")
+
+    assert (ended.code, ended.json["proven_up_to"]) == (0, 6)
+    (rk.folder / "heads.jsonl").write_text(head[:left])
+    alone = rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl")
+    assert (alone.code, "--head: heads.jsonl contains no head" in alone.err) == (65, True)
+
+
+def test_a_damaged_head_that_is_not_the_last_is_named_and_a_whole_one_needs_no_newline(
+    rk: Commands, store: Path
+) -> None:
+    head = rk("audit", "head", "--engine", URL).out
+    (rk.folder / "heads.jsonl").write_text(head + head[:20] + "\n" + head)
+    ended = rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl")
+
+    assert (ended.code, "--head: heads.jsonl:2: this line is no head" in ended.err) == (65, True)
+    (rk.folder / "heads.jsonl").write_text(head.rstrip())
+    assert rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl").code == 0
+
+
 def test_the_configured_file_of_heads_is_compared_without_being_named(rk: Commands, store: Path) -> None:
     rk.write("engine: sqlite:state.db\naudit: {heads: {path: elsewhere/heads.jsonl}}\n")
     assert rk("audit", "verify", "--json").json["compared_with"] is None, "none was written yet"

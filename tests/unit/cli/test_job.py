@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import apsw
 import pytest
 
 from reefknot.core.work import TryAgain, WorkDone, WorkFailed
@@ -72,6 +73,25 @@ def test_showing_a_job_tells_its_history_and_hides_secrets(rk: Commands, store: 
     plain = rk("job", "show", "x")
     assert "failed: attempts_spent" in plain.out
     assert "hunter2" not in plain.out
+
+
+@pytest.mark.parametrize("body", ["'nonsense'", "'[]'"])
+def test_a_damaged_event_of_a_job_is_shown_as_unreadable_among_the_others(rk: Commands, store: Path, body: str) -> None:
+    work_items.submitted(store, "x")
+    assert rk("job", "cancel", "x", "--as", "ann").code == 0
+    whole = rk("job", "show", "x", "--json").json["events"]
+    connection = apsw.Connection(str(store))
+    connection.execute(
+        f"UPDATE audit SET body = {body} WHERE sequence = (SELECT max(sequence) FROM audit WHERE work_id = 'x')"
+    )
+    assert connection.changes() == 1
+    connection.close()
+    events = rk("job", "show", "x", "--json").json["events"]
+
+    assert events[:-1] == whole[:-1]
+    assert (events[-1]["unreadable"], events[-1]["event_type"]) == (True, whole[-1]["event_type"])
+    plain = rk("job", "show", "x")
+    assert (plain.code, "is unreadable; see `audit verify`" in plain.out) == (0, True)
 
 
 def test_without_a_system_a_job_is_cancelled_in_the_store_and_audited(rk: Commands, store: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.cli.output import cell_len, jsonable, progress, put, put_json, put_table, say, wrapped
+from reefknot.cli import watch
+from reefknot.cli.output import OutputError, cell_len, jsonable, progress, put, put_json, put_table, say, wrapped
 from reefknot.core.retry.policy import Jitter
+from reefknot.errors import StoreLockedError
 from reefknot.runtime.log import printable
 from tests.unit.cli.running import Commands
 
@@ -124,3 +126,38 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert "replaying" in terminal.getvalue()
     assert "100%" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_only_a_first_view_that_fails_ends_a_watch(
+    failing: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    views: list[int] = []
+
+    def draw() -> None:
+        views.append(len(views) + 1)
+        if views[-1] == failing:
+            raise StoreLockedError("sqlite:state.db", "it is locked", "try again")
+
+    monkeypatch.setattr(watch, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watch, "reader_is_gone", lambda: len(views) == 3)
+    if failing == 1:
+        with pytest.raises(StoreLockedError):
+            watch.repeated(1.0, draw)
+    else:
+        watch.repeated(1.0, draw)
+        assert (views, "it is locked" in capsys.readouterr().err) == ([1, 2, 3], True)
+
+
+def test_a_watch_ends_when_its_output_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    views: list[int] = []
+
+    def draw() -> None:
+        views.append(1)
+        if len(views) == 2:
+            raise OutputError("the disk is full")
+
+    monkeypatch.setattr(watch, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watch, "reader_is_gone", lambda: len(views) > 2)
+    with pytest.raises(OutputError):
+        watch.repeated(1.0, draw)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from signal import SIGHUP
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from reefknot.app.reload import ReloadOutcome
+from reefknot.cli.serve import Shutdown
 from tests.unit.cli import work_items
 from tests.unit.cli.running import Commands
 from tests.unit.cli.steps import lines, prepared, up_until_ended
+
+if TYPE_CHECKING:
+    from reefknot.app.system import System
 
 
 def test_it_ends_by_itself_with_a_summary(rk: Commands) -> None:
@@ -94,3 +102,42 @@ def test_what_cannot_work_is_reported_in_a_line(rk: Commands, words: list[str], 
     ended = rk("up", *words)
 
     assert (ended.code, told in ended.err, ended.out) == (code, True, "")
+
+
+class SlowReloads:
+    """A system whose reloads end when they are told to."""
+
+    def __init__(self) -> None:
+        self.ends: list[asyncio.Future[None]] = []
+
+    def reload(self, actor: str) -> asyncio.Task[ReloadOutcome]:
+        self.ends.append(asyncio.get_running_loop().create_future())
+
+        async def reloading() -> ReloadOutcome:
+            await self.ends[-1]
+            return ReloadOutcome(0, "book")
+
+        return asyncio.create_task(reloading())
+
+
+def test_many_hangups_during_a_reload_are_one_more_reload(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        system, shutdown = SlowReloads(), Shutdown(asyncio.Event())
+        shutdown._has_terminal = False
+        shutdown.reloads(cast("System", system))
+        for reloads in (1, 2):
+            for _ in range(100):
+                shutdown.on_signal(SIGHUP)
+                await asyncio.sleep(0)
+            assert len(system.ends) == reloads
+            system.ends[-1].set_result(None)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert len(system.ends) == 3, "signals during the second one are a third, which sees the last change"
+        system.ends[-1].set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(system.ends) == 3
+
+    asyncio.run(main())
+    assert capsys.readouterr().err.count("SIGHUP: the policies are unchanged") == 3

@@ -45,6 +45,12 @@ class Head(Struct, frozen=True):
     hash: str = GENESIS
 
 
+class KeptHead(Head, frozen=True):
+    """A line of a file of heads: a head, and when it was written; a head that was printed has no time."""
+
+    at: str = ""
+
+
 class Link(Struct, frozen=True):
     """A recorded body with its number and its hash."""
 
