@@ -170,17 +170,11 @@ def read_text(number: int, text: bytes, assignment_id: str) -> AssignmentLine | 
     if repeated is not None:
         path, below = repeated
         return InvalidLine(number + below, f"{path}: the key stands twice in one object; keep one of them")
-    found = read_object(value, assignment_id)
+    found = written_assignment(value, assignment_id, new_id())
     if isinstance(found, InvalidMessage):
         below = next((line for path, line in _keys(text) if path == found.field), 0) if b"\n" in text else 0
         return InvalidLine(number + below, found.message)
     return AssignmentLine(number, found)
-
-
-def read_object(value: dict[str, Any], assignment_id: str) -> ExecAssignment | InvalidMessage:
-    """The assignment that an object describes, with this id if it has none; or what is wrong with it."""
-    request_id = new_id() if "assignment_id" in value else assignment_id
-    return written_assignment({"assignment_id": assignment_id, "request_id": request_id} | value)
 
 
 def _malformed(number: int, text: bytes, error: str) -> InvalidLine:

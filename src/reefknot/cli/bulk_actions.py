@@ -40,7 +40,7 @@ class Selection(Protocol):
     async def count(self, store: Store) -> dict[str, int]:
         """The number of selected jobs by kind, the most frequent first."""
 
-    def missing(self, item: WorkItem | None) -> str:
+    async def missing(self, store: Store, item: WorkItem | None) -> str:
         """Why a job that was named is not selected, and where to look."""
 
 
@@ -164,7 +164,7 @@ async def _report_missing(store: Store, selection: Selection, names: list[str]) 
     for name in names[:MOST_SHOWN]:
         item, (job, tenant) = await store.work.get(name), assignment_and_tenant(name)
         hint = tenant_hint(tenant) if item is None else ""
-        say(f"{named(job, tenant)} {selection.missing(item)}{hint}")
+        say(f"{named(job, tenant)} {await selection.missing(store, item)}{hint}")
     if len(names) > MOST_SHOWN:
         say(f"… and {len(names) - MOST_SHOWN} more are not")
 

@@ -65,10 +65,10 @@ async def now_in(store: Store) -> Now:
     return Now(Moment(int(store.clock.now() * 1000), int(store.clock.wall() * 1000)), owners)
 
 
-def state_in_words(item: WorkItem) -> str:
-    """The visible state of a job in a message, without a look at the clock: its lease is taken to hold."""
-    moment = Moment(item.lease_until - 1, item.updated_at)
-    return visible_state(item, moment, gone=(item.owner,) if owner_is_gone(item.owner) else ()).value
+async def state_in_words(store: Store, item: WorkItem) -> str:
+    """The visible state of a job in a message."""
+    now = await now_in(store)
+    return visible_state(item, now.moment, gone=now.gone).value
 
 
 def job_fields(item: WorkItem, now: Now) -> dict[str, Any]:
@@ -474,12 +474,13 @@ class EndedJobs(msgspec.Struct, frozen=True):
                 if found := [item for item in page if self._matches(item)]:
                     yield found
 
-    def missing(self, item: WorkItem | None) -> str:
+    async def missing(self, store: Store, item: WorkItem | None) -> str:
         if item is None:
             return "cannot be retried: there is no such job; `job list` lists all jobs"
+        state = await state_in_words(store, item)
         if can_retry(item):
-            return f"does not match the filter: it is {state_in_words(item)}"
-        return f"cannot be retried: it is {state_in_words(item)}; accepted: failed, cancelled, quarantined"
+            return f"does not match the filter: it is {state}"
+        return f"cannot be retried: it is {state}; accepted: failed, cancelled, quarantined"
 
 
 def _absent(job: str, tenant: str | None) -> CommandError:

@@ -212,8 +212,8 @@ class QuarantinedJobs(Struct, frozen=True):
             after = chunk[-1].id
             yield chunk
 
-    def missing(self, item: WorkItem | None) -> str:
-        state = "there is no such job" if item is None else f"it is {state_in_words(item)}"
+    async def missing(self, store: Store, item: WorkItem | None) -> str:
+        state = "there is no such job" if item is None else f"it is {await state_in_words(store, item)}"
         return f"is not in quarantine: {state}; `quarantine list` shows what is"
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit, noun
-from reefknot.cli.assignments import InvalidLine, assignments, display_name, read_object, repeated_key, require_file
+from reefknot.cli.assignments import InvalidLine, assignments, display_name, repeated_key, require_file
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import LONGEST_S, STORE, StoreFlags, arg, duration_s, moment_of, settings
 from reefknot.cli.output import put, put_jobs, relative, say
 from reefknot.cli.stores import StoreAddress, address_of, has_part
-from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage
+from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
 from reefknot.core.work import WorkState
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.runtime.log import printable
@@ -121,7 +121,7 @@ def _step(
     if tenant is not None:
         fields["tenant_id"] = tenant
     fields["options"] = {name: given for name, given in limits.items() if given is not None}
-    found = read_object(fields, new_id())
+    found = written_assignment(fields, new_id(), new_id())
     if isinstance(found, InvalidMessage):
         flags = {"job.type": "--type", "assignment_id": "--id", "tenant_id": "--tenant"}
         flags |= {f"options.{name}": f"--{name.replace('_', '-')}" for name in limits}

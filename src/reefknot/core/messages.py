@@ -362,13 +362,19 @@ def read_assignment(
     return checked(_with_headers(assignment, headers, wall_ms) if headers else assignment)
 
 
-def written_assignment(value: Mapping[str, Any]) -> ExecAssignment | InvalidMessage:
+def written_assignment(
+    value: Mapping[str, Any], assignment_id: str, request_id: str
+) -> ExecAssignment | InvalidMessage:
     """
     The assignment that these fields describe, checked.
+
+    Without an id it gets `assignment_id`, which is the id of its request too; with one, its request gets `request_id`.
 
     A field that no assignment has is refused with the one that may be meant: ignored, as on the wire, a misspelt
     `assignment_id` would do the work twice.
     """
+    request = request_id if "assignment_id" in value else assignment_id
+    value = {"assignment_id": assignment_id, "request_id": request, **value}
     for prefix, kind in _ENVELOPE.items():
         fields = _value_below(value, prefix)
         for name in fields if isinstance(fields, Mapping) else ():

@@ -20,6 +20,7 @@ from msgspec import Struct
 from reefknot.core.overload.admission import Reject
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.work import CRASH_LIMIT, Settled, WorkItem, WorkState
+from reefknot.errors import ParameterError
 from reefknot.ports.audit_log import AuditEntry
 
 
@@ -91,6 +92,12 @@ def events_to_keep(
         return events
     refused = {item.assignment_id for item in items} - {item.assignment_id for item in accepted}
     return [event for event in events if event.work_id not in refused] if accepted else ()
+
+
+def refuse_classes_with_gone(classes: Collection[str], gone: Collection[str] | None) -> None:
+    """Refuse a `find` by resource classes and by visible state at once."""
+    if classes and gone is not None:
+        raise ParameterError("classes", list(classes), "not together with gone; give one of them")
 
 
 class WorkQueue(Protocol):
@@ -210,7 +217,7 @@ class WorkQueue(Protocol):
 
         Behind an id that is gone there is nothing. With `classes`, only open items of these resource classes. `since`
         leaves out what was created before (ms UTC). With `gone`, owners whose processes have ended, `state` means
-        `visible_state`; `classes` are not accepted then.
+        `visible_state`; `classes` are refused then (`ParameterError`).
         """
 
     async def snapshot(self) -> WorkSnapshot:

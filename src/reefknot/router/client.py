@@ -248,7 +248,7 @@ def _from_fields(fields: Mapping[str, Any]) -> ExecAssignment:
     if not isinstance(fields, Mapping):
         raise ParameterTypeError("assignment", fields, "an ExecAssignment, or a mapping of its fields")
     canonical(dict(fields), "assignment")  # refuses what JSON cannot say, with its place
-    found = written_assignment({"assignment_id": new_id(), "request_id": new_id(), **fields})
+    found = written_assignment(fields, new_id(), new_id())
     if isinstance(found, InvalidMessage):
         raise ParameterError("assignment", fields, found.message)
     return found

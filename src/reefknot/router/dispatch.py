@@ -13,6 +13,7 @@ and the process that knows it may only be late. As long as there is no worker at
 
 import asyncio
 from math import inf
+from shlex import quote
 
 import msgspec
 
@@ -226,11 +227,11 @@ class Dispatcher:
                 self._table.line_up(pending)
             return
         assignment = pending.assignment
-        tenant = f" --tenant {assignment.tenant_id}" if assignment.tenant_id else ""
+        tenant = f" --tenant {quote(assignment.tenant_id)}" if assignment.tenant_id else ""
         message = (
             f"{pending.refusal}. No worker that knows it came within {self._settings.patience:g} s, so it is in "
             "quarantine. Start a worker with the module of this step (--module), then: "
-            f"reefknot quarantine requeue {assignment.assignment_id}{tenant}"
+            f"reefknot quarantine requeue {quote(assignment.assignment_id)}{tenant}"
         )
         result = unrun_result(assignment, ResultStatus.ERROR, ErrorCode.invalid_input, message)
         self._completion.set_aside(pending, result, UNKNOWN_TYPE)

@@ -61,19 +61,25 @@ class Isolation:
 
     The pool that meets a suspect puts it off and asks for the process. Then no pool begins anything, and as soon as
     all have ended what they run, this one claims the suspect again and runs it: should the process die now, it is
-    known why.
+    known why. Meanwhile no slot is free, and routers are told so: what arrives waits until the suspects have ended.
     """
 
     def __init__(self) -> None:
         self.pools: list[Pool] = []
         self._asked_by: Pool | None = None
         self._has_begun = False
+        self._requested = asyncio.Event()
+        """Set when a pool asks for the process; the next request has an event of its own."""
 
     @property
     def is_on(self) -> bool:
         """Whether a suspect runs, or waits for the others to end. A pool that was paused before it asks in vain."""
         pool = self._asked_by
         return pool is not None and (not pool.paused or bool(pool.claimed))
+
+    async def wait(self, timeout: float) -> None:
+        """Wait until a pool asks for the process, at most `timeout` seconds."""
+        await _wait(self._requested, timeout)
 
     def may_claim(self, pool: "Pool", wanted: int) -> int:
         """The number of items that this pool may claim now, of those it wants."""
@@ -85,6 +91,8 @@ class Isolation:
         """Begin a suspect that this pool has claimed. False: others run here; the pool has asked for the process."""
         if not self.is_on:
             self._asked_by, self._has_begun = pool, False
+            self._requested.set()
+            self._requested = asyncio.Event()
         if self._asked_by is not pool or not self._is_idle(pool):
             return False
         self._has_begun = True
@@ -111,6 +119,14 @@ class Isolation:
         self._asked_by, self._has_begun = None, False
         for pool in self.pools:
             pool.wake()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
 
 
 @contextmanager
@@ -191,7 +207,7 @@ class Pool:
     def depth(self) -> int:
         """Places taken. Work that a free slot takes at once does not wait, and does not count."""
         waiting = self.queue.ready + self.reserved + len(self.prefetched)
-        free = 0 if self.paused else self.slots - len(self.running)
+        free = 0 if self.paused or self._isolation.is_on else self.slots - len(self.running)
         return self.queue.later + (waiting - min(waiting, free) if free > 0 else waiting)
 
     @property
@@ -199,10 +215,16 @@ class Pool:
         return self.queue.size is None or self.depth() < self.queue.size
 
     def status(self) -> OverloadStatus:
-        """The reported status, which has hysteresis. A queue without a bound is never full."""
+        """
+        The reported status, which has hysteresis. A queue without a bound is never full.
+
+        During isolation it is overloaded at least: routers prefer every worker that begins work, and where there is
+        none they still send some.
+        """
         if self.queue.size is not None and (self._status is not OverloadStatus.HEALTHY or self.depth()):
             self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
-        return self._status
+        least = OverloadStatus.OVERLOADED if self._isolation.is_on else OverloadStatus.HEALTHY
+        return max(self._status, least, key=lambda one: one.severity)
 
     def held_status(self) -> OverloadStatus:
         """The status that people are told, who look every second: it has hysteresis in time too. Routers steer by
@@ -315,7 +337,7 @@ class Pool:
                     await self._resync()
                     continue
             wait = IDLE_S if due_in is None or wanted <= 0 or due_in == 0.0 else min(IDLE_S, due_in)
-            await self._sleep(max(0.001, wait))
+            await _wait(self._wake, max(0.001, wait))
 
     async def watch_store(self) -> None:
         """Wake the pool when the store has work for it that its own queue does not know."""
@@ -328,13 +350,6 @@ class Pool:
             if has_work:
                 self._store_is_empty.clear()
                 self.wake()
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return
 
     async def _claim_some(self, wanted: int) -> int:
         claim = asyncio.get_running_loop().create_task(self._claim(wanted))

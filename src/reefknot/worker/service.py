@@ -135,7 +135,7 @@ class Worker:
         self.steps = StepRunner(context, blocks)
         self.pools: dict[str, Pool] = {}
         self.closing = Closing(context, self.pools, self.steps)
-        isolation = isolation or Isolation()
+        self._isolation = isolation = isolation or Isolation()
         for name in settings.concurrency:
             events = self.closing.crash_events
             self.pools[name] = Pool(name, context, self.closing.run, events, isolation=isolation)
@@ -298,9 +298,10 @@ class Worker:
     # ---- periodic ---------------------------------------------------------------------------------------------------
 
     async def _send_heartbeats(self) -> None:
+        """At intervals, and at once when isolation begins: nothing more should be sent here then."""
         while True:
             await self._send_heartbeat()
-            await asyncio.sleep(self.settings.heartbeat)
+            await self._isolation.wait(self.settings.heartbeat)
 
     def held(self) -> list[Held]:
         """

@@ -16,7 +16,7 @@ import pytest
 from reefknot.cli import assignments as reading
 from reefknot.cli.app import CommandError
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments
-from reefknot.core.messages import read_assignment
+from reefknot.core.messages import ExecAssignment, InvalidMessage, read_assignment
 
 CONFIGURATION = (
     "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
@@ -92,7 +92,12 @@ def test_the_wire_ignores_the_same_field_and_so_would_a_file_that_is_read_like_i
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: what became of a misspelt id before."""
-    monkeypatch.setattr(reading, "written_assignment", lambda value: read_assignment(json.dumps(value).encode()))
+
+    def as_on_the_wire(value: dict[str, Any], assignment_id: str, request_id: str) -> ExecAssignment | InvalidMessage:
+        ids = {"assignment_id": assignment_id, "request_id": request_id}
+        return read_assignment(json.dumps(ids | value).encode())
+
+    monkeypatch.setattr(reading, "written_assignment", as_on_the_wire)
 
     assert told(file, json.dumps({"assigment_id": "x", "job": {"type": "t"}})) == ["digest-1"]
 

@@ -131,6 +131,15 @@ blocks:
 """
 
 
+def test_a_job_whose_lease_ran_out_is_reported_as_the_list_shows_it(rk: Commands, store: Path) -> None:
+    work_items.accepted(store, "lost", None)
+    (listed,) = [one for one in rk("job", "list", "--json").json["jobs"] if one["id"] == "lost"]
+
+    assert listed["state"] == "pending"
+    assert "'lost' is not in quarantine: it is pending" in rk("quarantine", "requeue", "lost").err
+    assert "'lost' cannot be retried: it is pending" in rk("job", "retry", "lost").err
+
+
 def failed_file(rk: Commands) -> str:
     """A file of one assignment that failed for good, because what it reads was not there."""
     (rk.folder / "files").mkdir()

@@ -68,7 +68,7 @@ def is_valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
 
 def is_read(value: dict[str, Any]) -> bool:
     """Whether a file may have this assignment."""
-    return not isinstance(written_assignment({"assignment_id": "a", "request_id": "r"} | value), InvalidMessage)
+    return not isinstance(written_assignment(value, "a", "r"), InvalidMessage)
 
 
 JOB: dict[str, Any] = {"type": "t"}

@@ -9,7 +9,7 @@ from reefknot.core.work import WorkDone, WorkFailed, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore, work
 from reefknot.engines.memory import store as parts
-from reefknot.ports.work_queue import Enqueued, Settlement
+from reefknot.ports.work_queue import Enqueued, Held, Settlement
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 
@@ -50,6 +50,19 @@ def test_without_the_bound_every_item_stays() -> None:
     async def story() -> None:
         store = await after_many(5 * MOST)
         assert len(await store.work.find(limit=1000)) == 5 * MOST + 1
+
+    run_virtual(story())
+
+
+def test_extended_leases_of_unknown_and_ended_work_are_not_kept() -> None:
+    async def story() -> None:
+        store = await after_many(1)
+        (item,) = await store.work.claim(1, owner="me", classes=("other",))
+        ours = Held(item.id, "me", item.fence)
+        store.leases.extend([Held("0", "me", 1), Held("unknown", "me", 1), ours], lease=60)
+        assert list(store.work._extended) == ["waits"]
+        assert await store.work.settle([Settlement(item.id, "me", item.fence, WorkDone())]) == [True]
+        assert not store.work._extended
 
     run_virtual(story())
 

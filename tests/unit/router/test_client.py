@@ -299,6 +299,11 @@ def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_
         named = await client.hand_in({"assignment_id": "a", "job": {"type": "test.step"}})
 
         assert (named.assignment_id, await handle.status()) == ("a", "pending")
+        requests = [
+            item.correlation_id for name in (handle.assignment_id, "a") if (item := await shop.store.work.get(name))
+        ]
+        assert requests[0] == handle.assignment_id, "as in a file"
+        assert requests[1] not in ("a", handle.assignment_id)
 
     with_shop(story)
 

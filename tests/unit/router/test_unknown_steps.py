@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+
+from msgspec import structs
 
 from reefknot.core.audit.event import Quarantined
 from reefknot.core.messages import ResultStatus
@@ -44,6 +47,19 @@ def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after_the_r
         assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
         again = await asyncio.wait_for(await router.submit(work("a")), 10)
         assert again.status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_the_command_that_brings_it_back_can_be_pasted_into_a_shell() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router(patience=1)
+        await shop.worker("plain", other())
+        assignment = structs.replace(work("x; touch pwned"), tenant_id="$(id)")
+        result = await asyncio.wait_for(await router.submit(assignment), 10)
+        command = str(result.error_message).rpartition("then: ")[2]
+        assert shlex.split(command)[3:] == ["x; touch pwned", "--tenant", "$(id)"]
+        assert command.endswith(" 'x; touch pwned' --tenant '$(id)'")
 
     with_shop(story)
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from reefknot.core.messages import ResultStatus, StepResult
+from reefknot.core.messages import HEARTBEAT, AckStatus, ClassHealth, Heartbeat, ResultStatus, StepResult
+from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.work import WorkState
 from reefknot.ports.block import BlockContext
 from reefknot.worker.pool import RUNS_ALONE, Isolation
@@ -159,5 +161,65 @@ def test_a_paused_worker_that_waits_for_a_suspect_does_not_stop_the_others() -> 
         made["w1"].resume()
         await asyncio.sleep(15)
         assert {one.assignment_id for one in shop.results} == {"long", "other", "a"}
+
+    with_shop(story)
+
+
+# ---- new work meanwhile ---------------------------------------------------------------------------------------------
+
+
+def test_new_work_goes_to_a_worker_that_runs_no_suspects(path: str | None) -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a", "b")
+        router = await shop.router()
+        slow, free = Step(seconds=10), Step(seconds=0.1)
+        await shop.worker("w2", free)
+        await asyncio.sleep(2)
+        await shop.worker("w1", slow)
+        await asyncio.sleep(0.1)
+        for burst in range(15):
+            answers = [await router.submit(work(f"new-{burst}-{number}")) for number in range(8)]
+            results = [await asyncio.wait_for(answer, 1) for answer in answers]
+            assert {one.worker_id for one in results} == {"w2"}
+            await asyncio.sleep(0.7)
+        assert [name for name, _ in slow.began] == ["a", "b"]
+        await asyncio.sleep(15)
+        answers = [await router.submit(work(f"later-{number}")) for number in range(8)]
+        results = [await asyncio.wait_for(answer, 15) for answer in answers]
+        assert {one.worker_id for one in results} == {"w1", "w2"}, "afterwards it has its share again"
+
+    with_shop(story, path)
+
+
+def test_work_for_the_only_worker_waits_for_its_suspects_and_runs_then(path: str | None) -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a", "b")
+        router = await shop.router()
+        running: set[str] = set()
+        step = Watched("test.step", running, seconds=10)
+        await shop.worker("w1", step)
+        await asyncio.sleep(0.1)
+        answers = [await router.submit(work(f"new-{number}", {"seconds": 1})) for number in range(30)]
+        results = [await asyncio.wait_for(answer, 60) for answer in answers]
+        assert {one.status for one in results} == {ResultStatus.SUCCESS}
+        assert (step.met["a"], step.met["b"]) == (set(), set())
+
+    with_shop(story, path)
+
+
+def test_a_worker_that_runs_a_suspect_reports_no_free_slot() -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a")
+        beats = shop.heard(HEARTBEAT)
+        worker = await shop.worker("w1", Step(seconds=10), heartbeat=5)
+        await asyncio.sleep(0.1)
+        told = msgspec.json.decode(beats[-1], type=Heartbeat)
+        assert told.classes["cpu"].status is OverloadStatus.OVERLOADED, "routers hear it at once"
+        assert (told.draining, told.leaving) == (False, False)
+        await shop.send(work("new"))
+        assert (shop.ack("new").status, shop.ack("new").queue_depth) == (AckStatus.ACCEPTED, 1)
+        assert worker.heartbeat().classes["cpu"].queue_depth == 1
+        await asyncio.sleep(10.5)
+        assert worker.heartbeat().classes["cpu"] == ClassHealth(OverloadStatus.HEALTHY, 0, 1, worker.pools["cpu"].slots)
 
     with_shop(story)

@@ -37,6 +37,7 @@ from reefknot.ports.work_queue import (
     Settlement,
     WorkSnapshot,
     events_to_keep,
+    refuse_classes_with_gone,
 )
 
 CLASS_TOPIC, END_TOPIC, LEASES_TOPIC = "work in ", "end of ", "leases ended"
@@ -68,8 +69,8 @@ class MemoryWorkQueue:
         self._ready: dict[str, list[_Place]] = {}
         self._later: list[tuple[int, int, str]] = []
         self._touched: set[str] = set()
-        self._extended: dict[str, tuple[int, int]] = {}
-        """By id: fence and end of leases that another thread has extended, while the loop was blocked."""
+        self._extended: dict[str, tuple[int, int, int]] = {}
+        """By id: fence, end and length of leases that another thread has extended, while the loop was blocked."""
 
     async def enqueue(
         self,
@@ -265,7 +266,7 @@ class MemoryWorkQueue:
 
     async def get(self, work_id: str) -> WorkItem | None:
         self.shared.now()
-        return self.items.get(work_id)
+        return self._with_lease(item) if (item := self.items.get(work_id)) is not None else None
 
     async def find(
         self,
@@ -279,12 +280,13 @@ class MemoryWorkQueue:
         oldest_first: bool = False,
         gone: Collection[str] | None = None,
     ) -> list[WorkItem]:
+        refuse_classes_with_gone(classes, gone)
         now = self.shared.now()
         if after and after not in self.items:
             return []
         first, last = (self._order[after], inf) if after and oldest_first else (-inf, self._order.get(after, inf))
         found = [
-            item
+            self._with_lease(item)
             for item in self.items.values()
             if kind in (None, item.kind) and item.created_at >= since and first < self._order[item.id] < last
         ]
@@ -373,6 +375,7 @@ class MemoryWorkQueue:
         del self.items[work_id]
         del self._order[work_id]
         self._ended.pop(work_id, None)
+        self._extended.pop(work_id, None)
 
     def _promote(self, now: Moment) -> None:
         while self._later and self._later[0][0] <= now.wall:
@@ -399,13 +402,20 @@ class MemoryWorkQueue:
 
     def extend(self, held: Sequence[Held], lease: float) -> None:
         """Extend leases from any thread: nothing else may be touched, since the loop may go on at any moment."""
-        until = self.shared.now().steady + milliseconds(lease)
+        now, lease_ms = self.shared.now(), milliseconds(lease)
         for one in held:
-            self._extended[one.id] = one.fence, until
+            if core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence):
+                self._extended[one.id] = one.fence, now.steady + lease_ms, lease_ms
 
     def _lease_end(self, item: WorkItem) -> int:
-        fence, until = self._extended.get(item.id, (0, 0))
-        return max(item.lease_until, until) if fence == item.fence else item.lease_until
+        return self._with_lease(item).lease_until
+
+    def _with_lease(self, item: WorkItem) -> WorkItem:
+        """The item with its lease as it was extended."""
+        fence, until, lease_ms = self._extended.get(item.id, (0, 0, 0))
+        if fence != item.fence or until <= item.lease_until:
+            return item
+        return structs.replace(item, lease_until=until, lease_ms=lease_ms)
 
     def _is_ready(self, name: str, place: _Place) -> bool:
         item = self.items.get(place[3])

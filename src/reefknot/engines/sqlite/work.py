@@ -31,7 +31,15 @@ from reefknot.engines.sqlite.connection import close_connection, immediate, quer
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.ports.work_queue import CrashEvents, Enqueued, Held, Settlement, WorkSnapshot, events_to_keep
+from reefknot.ports.work_queue import (
+    CrashEvents,
+    Enqueued,
+    Held,
+    Settlement,
+    WorkSnapshot,
+    events_to_keep,
+    refuse_classes_with_gone,
+)
 from reefknot.runtime.changes import until
 
 LEASES_TOPIC = "leases ended"
@@ -206,6 +214,7 @@ class SqliteWorkQueue:
         oldest_first: bool = False,
         gone: Collection[str] | None = None,
     ) -> list[WorkItem]:
+        refuse_classes_with_gone(classes, gone)
         lost = None if gone is None else rows.LostClaims(rows.listed(gone), self._context.now().steady)
         wanted = rows.Wanted(state, kind, tuple(classes), after, limit, since, oldest_first, lost)
         return await self._context.read(partial(rows.page, wanted=wanted))

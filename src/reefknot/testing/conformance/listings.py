@@ -4,6 +4,7 @@ from typing import Any
 
 from reefknot.core.work import ROUTER, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
+from reefknot.errors import ParameterError
 from reefknot.ports.store import Store
 from reefknot.testing.conformance.harness import story, wall_ms
 
@@ -80,3 +81,16 @@ class ListingContract:
         assert [item.id for item in newest] == ["waits", "late"]
         rest = await store.work.find(state=WorkState.PENDING, gone=gone, after="late")
         assert [item.id for item in rest] == ["gone", "held"]
+
+    @story()
+    async def test_classes_and_visible_states_are_not_looked_for_together(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        await store.work.enqueue([WorkItem("a", "t")])
+        assert [item.id for item in await store.work.find(classes=["cpu"])] == ["a"]
+        refused = ""
+        try:
+            await store.work.find(state=WorkState.PENDING, classes=["cpu"], gone=())
+        except ParameterError as error:
+            refused = error.parameter
+        assert refused == "classes"

@@ -455,8 +455,10 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         held = [Held(item.id, item.owner, item.fence) for item in await take(store, 2, lease=10)]
         lost = Held("b", "somebody", held[1].fence + 1)
         clock.advance(9)
-        await asyncio.to_thread(store.leases.extend, [held[0], lost], lease=10)
+        await asyncio.to_thread(store.leases.extend, [held[0], lost, Held("unknown", "w", 1)], lease=20)
         clock.advance(9)
+        assert [item.id for item in await store.work.find(state=WorkState.RUNNING, gone=())] == ["a"]
+        assert required(await store.work.get("a")).lease_ms == 20_000
         assert [item.id for item in await take(store, 2)] == ["b"], "one that is not its owner's is left as it was"
         assert await store.work.renew(held, lease=10) == [True, False]
         clock.advance(9)
