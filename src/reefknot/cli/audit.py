@@ -137,13 +137,15 @@ def verify(
     Without a head only accidents show: whoever can write the log can write its hashes anew.
     `audit head` prints a head, and the setting audit.heads writes them to a second place.
     """
-    chosen, heads = heads_for(file, head, options)
+    kept = heads_for(file, head, options)
 
-    async def work() -> tuple[str, Head, list[Any]]:
+    async def work() -> tuple[str, Head, list[Any], list[Head]]:
         async with audit_source(file, options) as source:
-            return source.name, *await source.verify(heads)
+            heads = kept.of((await source.last_head()).chain if kept.configured else "")
+            return source.name, *await source.verify(heads), heads
 
-    name, end, mismatches = asyncio.run(work())
+    name, end, mismatches, heads = asyncio.run(work())
+    chosen = kept.file if heads else None
     proven = None if mismatches or not heads else max(one.sequence for one in heads)
     data: dict[str, Any] = {
         "ok": not mismatches,
@@ -167,6 +169,12 @@ def verify(
         put(f"{name}: {verdict}; chain {end.chain} ends at event {end.sequence}")
 
     show(data, text, json=options.json)
+    others = kept.others(end.chain)
+    if others:
+        say(
+            f"{kept.file} has heads of {plural(len(others), 'other chain')} too: of other stores, or of a log that was "
+            "removed and begun anew."
+        )
     if chosen is None:
         say(
             "Without --head it is not proven that nobody wrote the log anew or cut off its end. `reefknot audit head` "

@@ -7,19 +7,19 @@ verification or the replay.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import time
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.audit_events import EventFilter
 from reefknot.cli.options import StoreFlags, load
-from reefknot.cli.output import Advance, progress
+from reefknot.cli.output import Advance, progress, relative, say
 from reefknot.cli.stores import address_of, opened
 from reefknot.core.audit.chain import (
     UNREADABLE,
@@ -79,13 +79,15 @@ class StoreSource:
         newest = heads[0] if heads else None
         if newest is not None and newest.chain != self.head.chain:
             return self.head, [Mismatch(0, f"this is chain {self.head.chain}, the head is of chain {newest.chain}")]
-        older = {one.sequence: one.hash for one in heads[1:]}
+        kept_hashes = _hashes(heads)
         with progress("verifying", 2 * self.head.sequence) as advance:
             in_force = _in_force(self._retention, newest)
             found = await self.log.verify(newest, in_force=in_force, progress=advance)
             async for kept in pages_of(self.log, until=self.head.sequence):
                 found += filter(None, map(_index_mismatch, kept))
-                found += [_other_hash(one.sequence) for one in kept if older.get(one.sequence, one.hash) != one.hash]
+                found += [
+                    _other_hash(one.sequence) for one in kept if kept_hashes.get(one.sequence, set()) - {one.hash}
+                ]
                 advance(len(kept))
         return self.head, found
 
@@ -134,10 +136,10 @@ class FileSource:
         newest = heads[0] if heads else None
         in_force = _in_force(self._retention, newest, self._most_files)
         with progress("verifying", 2 * self._size) as advance:
-            end, found = self._read_hashes(advance, {one.sequence: one.hash for one in heads[1:]})
+            end, found = self._read_hashes(advance, _hashes(heads))
             return end, verify_lines(self._lines(advance), newest, in_force=in_force) + found
 
-    def _read_hashes(self, advance: Advance, kept_hashes: dict[int, str]) -> tuple[Head, list[Mismatch]]:
+    def _read_hashes(self, advance: Advance, kept_hashes: Mapping[int, set[str]]) -> tuple[Head, list[Mismatch]]:
         """The last head, and the events whose hashes are not the ones that were kept."""
         end, mismatches = Head("?"), []
         for text in self._lines(advance):
@@ -146,7 +148,7 @@ class FileSource:
                 end = found.head
             elif found is not None:
                 end = Head(end.chain, found.sequence, found.hash)
-                if kept_hashes.get(found.sequence, found.hash) != found.hash:
+                if _differs(found.hash, kept_hashes, found.sequence):
                     mismatches.append(_other_hash(found.sequence))
         return end, mismatches
 
@@ -287,27 +289,54 @@ def head_file_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.head.json")
 
 
-def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> tuple[Path | None, list[Head]]:
-    """
-    The file of heads to compare with, and its heads of one chain, the newest first.
+class KeptHeads(NamedTuple):
+    """The heads to compare a log with: the file they are in, and whether it is that of the setting `audit.heads`."""
 
-    It is the one that was named, else the one that an export wrote beside its file, else that of the setting
-    `audit.heads`, when the log is a store's own.
+    file: Path | None = None
+    heads: Sequence[Head] = ()
+    configured: bool = False
+
+    def of(self, chain: str) -> list[Head]:
+        """
+        The heads of one chain, the newest first: of a configured file that of the log, else the last line's.
+
+        A configured file may have heads of other stores, and of a log that is no more.
+        """
+        wanted = chain if self.configured or not self.heads else self.heads[-1].chain
+        ours = [one for one in self.heads if one.chain == wanted]
+        return sorted(ours, key=lambda one: one.sequence, reverse=True)
+
+    def others(self, chain: str) -> list[str]:
+        """Other chains that a configured file has heads of."""
+        return sorted({one.chain for one in self.heads} - {chain}) if self.configured else []
+
+
+def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> KeptHeads:
     """
-    if head is None and file is not None:
+    The heads to compare with.
+
+    They are in the file that was named, else in the one that an export wrote beside its file, else in that of the
+    setting `audit.heads`, when the log is a store's own.
+    """
+    if head is not None:
+        return KeptHeads(head, read_heads(head))
+    if file is not None and _store_url(file) is None:
         beside = head_file_of(file)
-        head = beside if beside.is_file() else None
-    elif head is None:
-        found = address_of(options).settings
-        configured = None if found is None else found.configuration.audit.heads
-        kept = None if configured is None else found.folder / configured.path
-        head = kept if kept is not None and kept.is_file() else None
-    return head, [] if head is None else read_heads(head)
+        return KeptHeads(beside, read_heads(beside)) if beside.is_file() else KeptHeads()
+    found = address_of(options).settings
+    setting = None if found is None else found.configuration.audit.heads
+    if found is None or setting is None:
+        return KeptHeads()
+    kept = found.folder / setting.path
+    if not kept.is_file():
+        say(f"audit.heads: {relative(str(kept))}: there is no such file; running processes write it")
+        return KeptHeads()
+    return KeptHeads(kept, read_heads(kept), configured=True)
 
 
 def read_heads(file: Path) -> list[Head]:
     """
-    The heads in a file, one JSON object per line, the newest first; of several chains, those of the last line's.
+    The heads in a file, one JSON object per line.
 
     A last line that a crash has cut is left out: the next head that is written takes its place.
     """
@@ -326,8 +355,19 @@ def read_heads(file: Path) -> list[Head]:
                 raise CommandError(text, Exit.MISMATCH) from None
     if not heads:
         raise CommandError(f"--head: {file} contains no head; `audit head` prints one", Exit.MISMATCH)
-    ours = [Head(one.chain, one.sequence, one.hash) for one in heads if one.chain == heads[-1].chain]
-    return sorted(ours, key=lambda one: one.sequence, reverse=True)
+    return [Head(one.chain, one.sequence, one.hash) for one in heads]
+
+
+def _hashes(heads: Sequence[Head]) -> dict[int, set[str]]:
+    """The hashes that were kept of each event. Of a log that somebody went back in, an event has two."""
+    hashes: dict[int, set[str]] = {}
+    for one in heads:
+        hashes.setdefault(one.sequence, set()).add(one.hash)
+    return hashes
+
+
+def _differs(found: str, hashes: Mapping[int, set[str]], sequence: int) -> bool:
+    return bool(hashes.get(sequence, set()) - {found})
 
 
 def _other_hash(sequence: int) -> Mismatch:
