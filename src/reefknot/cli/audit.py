@@ -212,6 +212,7 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
         "books": again.books,
         "books_missing": list(again.books_missing),
         "undecided": again.undecided,
+        "undecided_by": again.undecided_by,
         "rules_missing": list(again.rules_missing),
     }
 
@@ -221,7 +222,8 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
             put(f"event {one['sequence']} ({one['event_type']}): {decisions}")
         verdict = plural(total, "difference") if total else "no differences"
         kinds = ", ".join(f"{kind} {number}" for kind, number in again.kinds.items())
-        put(f"{name}: {again.decisions} decisions in {again.events} events{kinds and f' ({kinds})'}; {verdict}")
+        left = f"; {again.undecided} could not be decided again" if again.undecided else ""
+        put(f"{name}: {again.decisions} decisions in {again.events} events{kinds and f' ({kinds})'}; {verdict}{left}")
 
     show(data, text, json=options.json)
     if again.books_missing:
@@ -231,10 +233,10 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
             "decision has its own policy, so the replay is complete."
         )
     if again.undecided:
-        say(
-            f"{plural(again.undecided, 'admission')} could not be decided again: their rules are not in the log before "
-            f"them ({', '.join(one[:12] for one in again.rules_missing[:3])})."
-        )
+        causes = ", ".join(f"{cause}: {number}" for cause, number in again.undecided_by.items())
+        missing = ", ".join(one[:12] for one in again.rules_missing[:3])
+        rules = f" Rules that are not in the log before their admissions: {missing}." if missing else ""
+        say(f"Not decided again, for lack of inputs: {causes}. Only the chain vouches for these.{rules}")
     return Exit.MISMATCH if total else Exit.FINE
 
 
