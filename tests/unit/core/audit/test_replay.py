@@ -306,8 +306,9 @@ def test_the_baseline_that_admits_everything_is_no_decision() -> None:
 
     assert (seen.decisions, seen.undecided) == (0, 0)
 
-    for forged in ({"status": "rejected"}, {"reason": "queue_full"}):
-        assert replay([admitted(inputs={"view": QueueView(3)}, **forged)]).differences
+    view = {"view": QueueView(3)}
+    for forged in (admitted(inputs=view, status="rejected"), admitted(inputs=view, reason="queue_full")):
+        assert replay([forged]).differences
     drained = admitted(inputs={"view": QueueView(3, draining=True)}, status="rejected", reason="draining")
     assert replay([drained]).differences == ()
 
@@ -339,7 +340,10 @@ def test_a_decision_whose_inputs_were_removed_is_undecided_and_a_difference(body
 @for_each_row(
     ("body", "cause"),
     [
-        (admitted(inputs={"message": "job: missing"}, status="error", reason="invalid"), "admission refused as invalid"),
+        (
+            admitted(inputs={"message": "job: missing"}, status="error", reason="invalid"),
+            "admission refused as invalid",
+        ),
         (
             admitted(inputs=None, status="rejected", reason="unknown_job_type"),
             "admission refused as unknown_job_type",
