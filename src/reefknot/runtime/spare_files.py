@@ -35,6 +35,15 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         fresh.unlink(missing_ok=True)
 
 
+@contextmanager
+def output_file(name: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """The file of that name, or of its link, which appears when it is complete. A pipe or a device is written as is."""
+    path = Path(os.path.realpath(name))
+    is_file = not path.exists() or path.is_file()
+    with whole_file(path) if is_file else open(name, "wb") as stream:
+        yield stream
+
+
 def is_ours(descriptor: int) -> bool:
     """Lock a spare file that was just made. False when another process has removed it before it was locked."""
     with suppress(OSError):  # not every file system has locks
