@@ -389,6 +389,6 @@ def test_the_load_level_of_an_admission_is_one_that_its_depth_allows(
 
 
 def test_an_event_that_is_nested_too_deeply_is_unreadable() -> None:
-    (difference,) = replay([b'{"event_type":"routing","inputs":' + b"[" * 50_000]).differences
+    (difference,) = replay([b'{"event_type":"routing","inputs":{"a":' + b"[" * 50_000]).differences
 
     assert difference.event_type == "unreadable"
