@@ -122,3 +122,104 @@ def test_the_example_finds_what_was_done_to_a_log(
 
     assert verified(log, head).returncode == 1, "with a head that was kept elsewhere, everything shows"
     assert verified(log).returncode == int(shows_alone), "and without one, accidents do"
+
+
+# ---- the exact form of a line ----------------------------------------------------------------------------------------
+
+
+def changed(number: int, old: bytes, new: bytes) -> Callable[[list[bytes]], list[bytes]]:
+    """Replaces bytes of one line that no hash covers."""
+
+    def change(lines: list[bytes]) -> list[bytes]:
+        assert old in lines[number]
+        return [*lines[:number], new.join(lines[number].rsplit(old, 1)), *lines[number + 1 :]]
+
+    return change
+
+
+def another_event_behind(lines: list[bytes]) -> list[bytes]:
+    """The whole line again behind its own members: a reader of JSON sees the second event."""
+    fake = lines[1].replace(b'"operation":"put ', b'"operation":"get ')
+    return [lines[0], lines[1].removesuffix(b"}\n") + b"," + fake[1:], *lines[2:]]
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        changed(1, b"}\n", b',"event":{"event_type":"fake"}}\n'),
+        another_event_behind,
+        lambda lines: [lines[0], lines[1].replace(b'{"event":', b'{"evenT":', 1), *lines[2:]],
+        changed(1, b"}\n", b" }\n"),
+        changed(1, b"}\n", b',"note":1}\n'),
+        changed(1, b"}\n", b"}\r\n"),
+        changed(0, b'"format":1', b'"format":2'),
+        changed(0, b"}\n", b',"chain":"0000000000000000"}\n'),
+        lambda lines: [*lines[:2], b"\n", *lines[2:]],
+        lambda lines: [*lines, b"\xff garbage\n"],
+        lambda lines: [*lines, b"[" * 50_000 + b"\n"],
+        lambda lines: [*lines[:-1], lines[-1].rstrip(b"\n")],
+        lambda _: [],
+    ],
+    ids=[
+        "second event",
+        "second line",
+        "other key",
+        "blank",
+        "further member",
+        "CRLF",
+        "format 2",
+        "second chain",
+        "empty line",
+        "garbage",
+        "deep",
+        "no line feed",
+        "empty file",
+    ],
+)
+def test_the_example_accepts_no_other_form_of_a_line(
+    tmp_path: Path, forge: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    log, head = exported(tmp_path)
+    log.write_bytes(b"".join(forge(log.read_bytes().splitlines(keepends=True))))
+    seen = verified(log, head)
+
+    assert (seen.returncode, seen.stderr) == (1, "")
+    assert "cannot be verified: " in seen.stdout
+
+
+def test_the_example_accepts_the_members_that_the_format_names(tmp_path: Path) -> None:
+    """`at`, `filed` and `more`, in this order."""
+    log, head = exported(tmp_path)
+    tail = b',"at":1,"filed":{"event_type":"a{\\"}","work_id":null},"more":2}\n'
+    log.write_bytes(b"".join(changed(1, b"}\n", tail)(log.read_bytes().splitlines(keepends=True))))
+
+    assert verified(log, head).returncode == 0, verified(log, head)
+
+
+def test_the_example_compares_with_every_head_of_the_last_chain(tmp_path: Path) -> None:
+    log, head = exported(tmp_path)
+    own = json.loads(head.read_bytes())
+    before = {"chain": "0" * 16, "sequence": 0, "hash": "0" * 64}
+    first = json.loads(log.read_bytes().splitlines()[1])
+    middle = {"at": "2026-01-01T00:00:00Z", "chain": own["chain"], "sequence": 1, "hash": first["hash"]}
+
+    def with_heads(*heads: dict[str, object]) -> int:
+        head.write_text("".join(f"{json.dumps(one)}\n" for one in heads))
+        seen = verified(log, head)
+        assert seen.stderr == ""
+        return seen.returncode
+
+    assert with_heads(before, middle, own) == 0
+    assert with_heads(middle | {"hash": "1" * 64}, own) == 1
+    assert with_heads(before) == 1, "the start of another chain"
+    assert with_heads() == 1
+    assert with_heads({"chain": own["chain"]}) == 1
+
+
+def test_the_example_says_which_file_is_missing(tmp_path: Path) -> None:
+    log, head = exported(tmp_path)
+    head.unlink()
+    for files in ((log, head), (head,), (tmp_path,), ()):
+        seen = verified(*files)
+        assert (seen.returncode, seen.stderr) == (1, "")
+        assert "cannot be verified: " in seen.stdout

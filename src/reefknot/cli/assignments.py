@@ -31,7 +31,8 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.core.messages import LARGEST_MESSAGE, ExecAssignment, InvalidMessage, written_assignment
+from reefknot.core.messages import LARGEST_MESSAGE, UNKNOWN_FIELD, ExecAssignment, InvalidMessage, written_assignment
+from reefknot.core.redaction import Redactor
 from reefknot.runtime.seeds import new_id
 
 STDIN = "-"
@@ -43,10 +44,17 @@ _PUT_S = 0.5
 
 
 class InvalidLine(Struct, frozen=True):
-    """A line that is no assignment, and why."""
+    """A line that is no assignment, and why. `name` is that of a field that may not be there, whatever its value."""
 
     line: int
     message: str
+    name: str = ""
+
+    def text(self, redact: Redactor) -> str:
+        """The message without secrets. After a name, no word of the message is taken for the value of a `password`."""
+        if not self.name:
+            return redact(self.message)
+        return f"{redact(self.name)}: {redact(self.message.removeprefix(f'{self.name}: '))}"
 
 
 class AssignmentLine(Struct, frozen=True):
@@ -169,11 +177,12 @@ def read_text(number: int, text: bytes, assignment_id: str) -> AssignmentLine | 
         return InvalidLine(number, 'not an object; accepted: {"job": {"type": …, "payload": {…}}, …}')
     if repeated is not None:
         path, below = repeated
-        return InvalidLine(number + below, f"{path}: the key stands twice in one object; keep one of them")
+        return InvalidLine(number + below, f"{path}: the key stands twice in one object; keep one of them", path)
     found = written_assignment(value, assignment_id, new_id())
     if isinstance(found, InvalidMessage):
         below = next((line for path, line in _keys(text) if path == found.field), 0) if b"\n" in text else 0
-        return InvalidLine(number + below, found.message)
+        is_unknown = found.message.startswith(f"{found.field}: {UNKNOWN_FIELD}")
+        return InvalidLine(number + below, found.message, found.field if is_unknown else "")
     return AssignmentLine(number, found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ import msgspec
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, csv_rows, json_line, put_events
 from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, heads_for, pages_of
-from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of
+from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of, unwritable
 from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Pattern
@@ -27,7 +27,7 @@ from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode
 from reefknot.ports.audit_log import AuditLog, KeptEntry
 from reefknot.runtime.database_urls import PREFIX, sqlite_path
-from reefknot.runtime.spare_files import whole_file
+from reefknot.runtime.spare_files import output_file
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -220,6 +220,7 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
         "books": again.books,
         "books_missing": list(again.books_missing),
         "undecided": again.undecided,
+        "undecided_by": again.undecided_by,
         "rules_missing": list(again.rules_missing),
     }
 
@@ -229,7 +230,8 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
             put(f"event {one['sequence']} ({one['event_type']}): {decisions}")
         verdict = plural(total, "difference") if total else "no differences"
         kinds = ", ".join(f"{kind} {number}" for kind, number in again.kinds.items())
-        put(f"{name}: {again.decisions} decisions in {again.events} events{kinds and f' ({kinds})'}; {verdict}")
+        left = f"; {again.undecided} could not be decided again" if again.undecided else ""
+        put(f"{name}: {again.decisions} decisions in {again.events} events{kinds and f' ({kinds})'}; {verdict}{left}")
 
     show(data, text, json=options.json)
     if again.books_missing:
@@ -239,10 +241,10 @@ def replay(file: File = None, /, *, options: StoreFlags = STORE) -> int:
             "decision has its own policy, so the replay is complete."
         )
     if again.undecided:
-        say(
-            f"{plural(again.undecided, 'admission')} could not be decided again: their rules are not in the log before "
-            f"them ({', '.join(one[:12] for one in again.rules_missing[:3])})."
-        )
+        causes = ", ".join(f"{cause}: {number}" for cause, number in again.undecided_by.items())
+        missing = ", ".join(one[:12] for one in again.rules_missing[:3])
+        rules = f" Rules that are not in the log before their admissions: {missing}." if missing else ""
+        say(f"Not decided again, for lack of inputs: {causes}. Only the chain vouches for these.{rules}")
     return Exit.MISMATCH if total else Exit.FINE
 
 
@@ -290,11 +292,9 @@ def export(
         raise CommandError(f"{file}: unknown option, or no name of a file; a file of that name is ./{file}")
     chosen = one_of("--format", form, {JSONL: JSONL, CSV: CSV})
     wanted = EventFilter.of(only)
-    head_file = head_file_of(file) if chosen == JSONL and wanted.is_everything and file != STDOUT else None
-    existing = [str(one) for one in (file, head_file) if one is not None and one != STDOUT and one.exists()]
-    if existing and not force:
-        names = " and ".join(existing)
-        raise CommandError(f"{names}: exists already; name another file, or replace it with --force", Exit.FAILED)
+    is_whole = chosen == JSONL and wanted.is_everything
+    head_file = head_file_of(file) if is_whole and _is_regular(file) else None
+    _check_targets([one for one in (file, head_file) if one is not None and _is_regular(one)], force=force)
 
     async def work(store: Store) -> tuple[int, Head]:
         head = await store.audit.head()
@@ -313,7 +313,9 @@ def export(
     }
 
     def text() -> None:
-        if head_file is None:
+        if is_whole and head_file is None:
+            put(f"{file}: {events}; `reefknot audit head` prints the head")
+        elif head_file is None:
             put(f"{file}: {events}")
             say("A selection and CSV cannot be verified; `audit export FILE` alone writes the whole log and its head.")
         else:
@@ -352,15 +354,37 @@ async def export_to(
             count += number
             advance(looked_at)
     if head_file is not None:
-        with whole_file(head_file) as stream:
+        with _target(head_file) as stream:
             stream.write(msgspec.json.encode(head) + b"\n")
     return count
+
+
+def _is_regular(file: Path) -> bool:
+    """Whether a file of that name is, or will be, one that is replaced as a whole: no stdout, pipe or device."""
+    return file != STDOUT and (file.is_file() or file.is_dir() or not file.exists())
+
+
+def _check_targets(files: list[Path], *, force: bool) -> None:
+    """Refuse folders, and existing files that may not be replaced."""
+    for file in files:
+        if file.is_dir():
+            raise CommandError(f"{file}: is a folder; accepted: the name of a file, such as {file / 'log.jsonl'}")
+    existing = [str(file) for file in files if file.exists()]
+    if existing and not force:
+        names = " and ".join(existing)
+        raise CommandError(f"{names}: exists already; name another file, or replace it with --force", Exit.FAILED)
 
 
 @contextmanager
 def _target(file: Path) -> Iterator[IO[bytes]]:
     if file != STDOUT:
-        with whole_file(file) as stream:
+        with ExitStack() as opened:
+            try:
+                stream = opened.enter_context(output_file(file))
+            except FileNotFoundError:
+                raise CommandError(f"{file}: there is no folder {file.parent}; make it first") from None
+            except (OSError, ValueError) as error:
+                raise unwritable(str(file), error) from None
             yield stream
         return
     yield sys.stdout.buffer

@@ -129,7 +129,7 @@ class FileSource:
     async def last_head(self) -> Head:
         self._require_header()
         with progress("reading", self._size) as advance:
-            return self._read_hashes(advance, {})[0]
+            return self._read_hashes(advance, {}, refuse_damaged=True)[0]
 
     async def verify(self, heads: Sequence[Head]) -> tuple[Head, list[Mismatch]]:
         """The last head and every mismatch: of the lines, and of the other heads."""
@@ -139,8 +139,10 @@ class FileSource:
             end, found = self._read_hashes(advance, _hashes(heads))
             return end, verify_lines(self._lines(advance), newest, in_force=in_force) + found
 
-    def _read_hashes(self, advance: Advance, kept_hashes: Mapping[int, set[str]]) -> tuple[Head, list[Mismatch]]:
-        """The last head, and the events whose hashes are not the ones that were kept."""
+    def _read_hashes(
+        self, advance: Advance, kept_hashes: Mapping[int, set[str]], *, refuse_damaged: bool = False
+    ) -> tuple[Head, list[Mismatch]]:
+        """The last head, and the events whose hashes are not the ones that were kept. A line may be under way."""
         end, mismatches = Head("?"), []
         for text in self._lines(advance):
             found = read_line(text)
@@ -150,6 +152,9 @@ class FileSource:
                 end = Head(end.chain, found.sequence, found.hash)
                 if _differs(found.hash, kept_hashes, found.sequence):
                     mismatches.append(_other_hash(found.sequence))
+            elif refuse_damaged and text.endswith(b"\n"):
+                message = f"{self._files[0]}: the line after event {end.sequence} is damaged; see `audit verify`"
+                raise CommandError(message, Exit.MISMATCH)
         return end, mismatches
 
     def _lines(self, advance: Advance) -> Iterator[bytes]:

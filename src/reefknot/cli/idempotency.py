@@ -110,6 +110,8 @@ def _ending(done: str | None, failed: str | None, released: bool) -> Done | Fail
     if done is not None:
         try:
             return Done(canonical(msgspec.json.decode(done)).decode())
+        except RecursionError:
+            raise CommandError("--done: nested too deeply; no result of a step is") from None
         except msgspec.DecodeError as error:
             raise CommandError(f"--done: not JSON: {error}; a text is written as '\"…\"', no result as null") from None
     return Released() if failed is None else Failed(canonical({"message": failed}).decode())

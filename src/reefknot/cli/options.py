@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from reefknot.cli.app import CommandError
+from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.output import say
 from reefknot.runtime.log import printable
 
@@ -216,3 +216,10 @@ def settings(config: str | None, *, forgiving: bool = False) -> Settings:
     for warning in found.warnings:
         say(f"warning: {warning}")
     return found
+
+
+def unwritable(name: str, error: OSError | ValueError) -> CommandError:
+    """The refusal of a file that cannot be written, by the name that was given for it."""
+    reason = getattr(error, "strerror", None) or "cannot be written"
+    code = Exit.FORBIDDEN if isinstance(error, PermissionError) else Exit.USAGE
+    return CommandError(f"{printable(name)}: {reason.lower()}", code)

@@ -31,6 +31,7 @@ from reefknot.cli.options import (
 )
 from reefknot.cli.output import put, put_document, put_table, relative, say, show
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book, FieldOrigin, Request
 from reefknot.core.retry.policy import RetryPolicy
 
@@ -66,12 +67,11 @@ class FailureFlags:
     def is_control_flow(self) -> bool:
         return (self.exception or "").removeprefix("builtins.") in CONTROL_FLOW_EXCEPTIONS
 
-    def failure(self) -> Failure | None:
-        """The described failure; None without any flag."""
+    def failure(self, redact: Redactor) -> Failure | None:
+        """The described failure, without secrets; None without any flag."""
         if self == NO_FAILURE:
             return None
         from reefknot.config.book import failure_from_facts
-        from reefknot.core.redaction import redact
 
         code = None if self.error is None else _error_code(self.error)
         types = {kind.value: kind for kind in FailureType}
@@ -83,7 +83,7 @@ class FailureFlags:
             code=code,
             http_status=self.status,
             failure_type=kind,
-            exception=self.exception,
+            exception=None if self.exception is None else redact.values_out_of(self.exception),
             message=redact(self.message or ""),
             retry_after=self.retry_after,
         )
@@ -116,10 +116,11 @@ def _error_code(given: str) -> ErrorCode:
 
 
 class ActiveBook(NamedTuple):
-    """The policy book in force, and the gate that decides whether workers follow it."""
+    """The policy book in force, the gate that decides whether workers follow it, and what hides the file's secrets."""
 
     book: Book
     gate: Gate
+    redactor: Redactor
 
     @property
     def gate_text(self) -> str:
@@ -127,14 +128,17 @@ class ActiveBook(NamedTuple):
 
 
 def active_book(config: str | None) -> ActiveBook:
-    """The book and the gate."""
+    """The book and the gate. Secrets that cannot be read here are skipped: what was not read cannot be shown."""
     if is_unconfigured(config):
         from reefknot.config.layers import RETRIES, gate
         from reefknot.core.retry.defaults import builtin_book
 
-        return ActiveBook(builtin_book(), gate(RETRIES, os.environ, None))
+        return ActiveBook(builtin_book(), gate(RETRIES, os.environ, None), Redactor())
+    from reefknot.config.secrets import secret_texts
+
     found = settings(config)
-    return ActiveBook(found.book, found.retries_gate)
+    secrets, _ = secret_texts(found.tree, found.path, environ=os.environ)
+    return ActiveBook(found.book, found.retries_gate, Redactor(secrets))
 
 
 def known_target(book: Book, target: str | None, source: str | None = None) -> str:
@@ -235,7 +239,7 @@ def explain(
 
     active = active_book(common.config)
     name = known_target(active.book, target, source)
-    failure = flags.failure() or _unknown_failure()
+    failure = flags.failure(active.redactor) or _unknown_failure()
     if baseline:
         failure, policy, provenance = _baseline(name, request.request(), failure)
     else:
@@ -292,7 +296,7 @@ def schedule(
 
     active = active_book(common.config)
     name = known_target(active.book, target, source)
-    failure = flags.failure()
+    failure = flags.failure(active.redactor)
     policy = active.book.resolve(name, failure, source=source, request=request.request())
     if failure is None:
         waits = tuple(planned(policy, seed=seed, key=name)) if policy.retryable else ()

@@ -15,7 +15,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from json import dumps
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,7 @@ from msgspec import UNSET
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import STDIN, AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
 from reefknot.cli.log_lines import LOG, LogFlags
-from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole
+from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole, unwritable
 from reefknot.cli.output import Advance, data, plural, prints_to_stderr, progress, put, say
 from reefknot.cli.serve import Shutdown, Startup, parts_of, shutdown_on_signals, startup, until_first_ends, wait_for
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
@@ -34,7 +33,7 @@ from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState, is_workers
 from reefknot.errors import KeyConflictError, QueueFullError
 from reefknot.runtime.log import printable
-from reefknot.runtime.spare_files import whole_file
+from reefknot.runtime.spare_files import output_file
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
@@ -239,9 +238,9 @@ class BatchRun:
         """Run one line after the other, as long as there are lines."""
         while (line := await self._next_line()) is not None:
             if isinstance(line, InvalidLine):
-                self._reject(line.line, line.message)
+                self._reject(line.line, line.text(self._redact))
             elif refusal := await self._refusal(system, line):
-                self._reject(line.line, refusal)
+                self._reject(line.line, self._redact(refusal))
             else:
                 await self._complete(system, line)
             advance(1)
@@ -251,7 +250,7 @@ class BatchRun:
             return await anext(self._lines, None)
 
     def _reject(self, line: int, message: str) -> None:
-        say(f"{display_name(self._file)}:{line}: {printable(self._redact(message))}")
+        say(f"{display_name(self._file)}:{line}: {printable(message)}")
         self.tally.ends["rejected"] += 1
 
     async def _refusal(self, system: System, line: AssignmentLine) -> str:
@@ -278,7 +277,7 @@ class BatchRun:
             submitted = await self._submit(system, line)
         except KeyConflictError as error:
             del self._open[name]
-            self._reject(line.line, f"assignment_id: {error}")
+            self._reject(line.line, self._redact(f"assignment_id: {error}"))
             return
         self._accepted += 1
         result = await submitted
@@ -375,7 +374,7 @@ def check_results(name: str, file: str, *, force: bool) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
-        raise _unwritable(name, error) from None
+        raise unwritable(f"--results: {name}", error) from None
     if stat.S_ISREG(found.st_mode) and _is_input(found, file):
         raise CommandError(f"--results: {name}: is the file that is read; name another one")
     if stat.S_ISDIR(found.st_mode):
@@ -403,15 +402,7 @@ def _results_file(name: str | None) -> Iterator[Write]:
         return
     with ExitStack() as opened:
         try:
-            path = Path(os.path.realpath(name))
-            is_new = not path.exists() or path.is_file()
-            file = opened.enter_context(whole_file(path) if is_new else open(name, "wb"))  # noqa: SIM115 - by the stack
+            file = opened.enter_context(output_file(name))
         except (OSError, ValueError) as error:
-            raise _unwritable(name, error) from None
+            raise unwritable(f"--results: {name}", error) from None
         yield file.write
-
-
-def _unwritable(name: str, error: OSError | ValueError) -> CommandError:
-    reason = getattr(error, "strerror", None) or "cannot be written"
-    code = Exit.FORBIDDEN if isinstance(error, PermissionError) else Exit.USAGE
-    return CommandError(f"--results: {printable(name)}: {reason.lower()}", code)

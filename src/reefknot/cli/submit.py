@@ -185,7 +185,7 @@ class Submission:
         async for line in assignments(name):
             where = f"{display_name(name)}:{line.line}"
             if isinstance(line, InvalidLine):
-                self._reject(f"{where}: {line.message}")
+                self._reject(f"{where}: {line.text(self._address.redactor)}")
                 continue
             try:
                 yield await self._submit(client, line.assignment)

@@ -396,12 +396,15 @@ def _value_below(value: Any, prefix: str) -> Any:
     return value
 
 
+UNKNOWN_FIELD = "unknown field; accepted: "
+
+
 def _unknown_field(name: str, prefix: str) -> str:
     """The refusal of a field, with the name that may be meant: one like it beside it, or the same elsewhere."""
     accepted = _ENVELOPE[prefix].__struct_fields__
     elsewhere = [f"{one}.{name}".lstrip(".") for one, kind in _ENVELOPE.items() if name in kind.__struct_fields__]
     hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, accepted)
-    return f"unknown field; accepted: {', '.join(accepted)}{hint}"
+    return f"{UNKNOWN_FIELD}{', '.join(accepted)}{hint}"
 
 
 def _with_headers(assignment: ExecAssignment, headers: Mapping[str, str], wall_ms: int | None) -> ExecAssignment:

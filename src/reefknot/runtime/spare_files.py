@@ -44,9 +44,20 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def _refuse_database(path: Path) -> None:
-    with suppress(FileNotFoundError), open(path, "rb") as file:
+    if not path.is_file():  # a pipe is not opened: it may have no other end
+        return
+    with open(path, "rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
             raise FileExistsError(EEXIST, "is a database, which is not replaced; name another file", str(path))
+
+
+@contextmanager
+def output_file(name: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """The file of that name, or of its link, which appears when it is complete. A pipe or a device is written as is."""
+    path = Path(os.path.realpath(name))
+    is_file = not path.exists() or path.is_file()
+    with whole_file(path) if is_file else open(name, "wb") as stream:
+        yield stream
 
 
 def is_ours(descriptor: int) -> bool:

@@ -130,6 +130,24 @@ def test_the_same_name_in_two_objects_is_no_repetition(file: Path) -> None:
     assert told(file, line) == ["x"]
 
 
+def test_run_and_submit_name_an_unknown_field_whatever_its_name_and_show_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "reefknot.yaml").write_text(f"{CONFIGURATION}\nsecrets: {{mine: 'file:mine.txt'}}\n")
+    (tmp_path / "mine.txt").write_text("xyzzy-4711")
+    twice = '{"job": {"type": "t", "payload": {"token": "hunter2", "token": "hunter3"}}}'
+    lines = [json.dumps({"password": "hunter2"}), twice, json.dumps({"password=hunter2": 1, "xyzzy-4711": 1})]
+    lines += [json.dumps({"xyzzy-4711": 1})]
+    (tmp_path / "work.jsonl").write_text("\n".join(lines) + "\n")
+
+    for verb in ("run", "submit"):
+        told = command(tmp_path, verb, "work.jsonl").stderr
+        assert "work.jsonl:1: password: unknown field; accepted: " in told
+        assert "work.jsonl:2: job.payload.token: the key stands twice" in told
+        assert "work.jsonl:3: password=[redacted]: unknown field; " in told
+        assert "work.jsonl:4: [redacted]: unknown field; " in told
+        assert "hunter" not in told
+        assert "xyzzy" not in told
+
+
 def test_run_and_submit_refuse_a_misspelt_id_where_it_stands_and_do_the_rest(tmp_path: Path) -> None:
     """Ignored, the misspelt id would be a random one, and the work would be done again by every run."""
     (tmp_path / "reefknot.yaml").write_text(CONFIGURATION)

@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -22,11 +23,13 @@ from reefknot.cli.audit_events import EventFilter, FilterFlags
 from reefknot.cli.options import time_ms
 from reefknot.core.audit.chain import Head, link
 from reefknot.core.audit.event import (
+    Admission,
     AnyEvent,
     BookStored,
     Completed,
     IdempotencyEvent,
     OperatorAction,
+    Routing,
     Submitted,
     decode,
     timestamp,
@@ -469,6 +472,33 @@ def test_an_exported_file_is_replayed_and_a_line_that_cannot_be_read_is_a_differ
     assert (ended.code, ended.json["differences"][0]["event_type"]) == (65, "unreadable")
 
 
+@pytest.mark.parametrize("verb", ["verify", "replay", "analyse", "head"])
+def test_a_line_that_is_nested_too_deeply_is_a_mismatch(rk: Commands, store: Path, verb: str) -> None:
+    rk("audit", "export", "log.jsonl", "--engine", URL)
+    with (rk.folder / "log.jsonl").open("ab") as file:
+        file.write(b'{"event":' + b"[" * 50_000 + b"\n")
+    ended = rk("audit", verb, "log.jsonl")
+
+    assert (ended.code, "internal error" in ended.err) == (65, False), ended.err
+
+
+def test_a_replay_says_what_could_not_be_decided_again(rk: Commands) -> None:
+    refused = Admission(timestamp=timestamp(NOON), work_id="a", status="rejected", reason="invalid")
+    recorded(rk.folder / "state.db", [refused])
+    ended = rk("audit", "replay", "--engine", URL)
+    assert (ended.code, "1 could not be decided again" in ended.out) == (0, True)
+    assert "admission refused as invalid: 1" in ended.err
+    assert rk("audit", "replay", "--engine", URL, "--json").json["undecided_by"] == {"admission refused as invalid": 1}
+
+
+def test_a_decision_without_its_inputs_is_a_difference(rk: Commands) -> None:
+    chosen = Routing(timestamp=timestamp(NOON), work_id="a", worker_id="w1", reason="chosen")
+    recorded(rk.folder / "state.db", [chosen])
+    ended = rk("audit", "replay", "--engine", URL)
+
+    assert (ended.code, "worker_id 'w1' with no inputs" in ended.out) == (65, True)
+
+
 def test_a_replay_over_retention_is_fine(rk: Commands, store: Path) -> None:
     """The control: an anchor is an event like the others, and a replay can read it."""
 
@@ -522,6 +552,43 @@ def test_an_existing_file_is_kept_without_force(rk: Commands, store: Path) -> No
     assert ended.code == 1
     assert (rk.folder / "log.jsonl").read_text() == "mine"
     assert rk("audit", "export", "log.jsonl", "--engine", URL, "--force").code == 0
+
+
+def test_an_export_that_cannot_be_written_names_what_was_given(rk: Commands, store: Path) -> None:
+    (rk.folder / "folder").mkdir()
+    missing = rk("audit", "export", "gone/below/log.jsonl", "--engine", URL)
+    assert (missing.code, "there is no folder gone/below" in missing.err) == (2, True), missing.err
+    for words in ([], ["--force"], ["--force", "--format", "csv"]):
+        ended = rk("audit", "export", "folder", "--engine", URL, *words)
+        assert (ended.code, "folder: is a folder" in ended.err) == (2, True), ended.err
+    below = rk("audit", "export", "state.db/log.jsonl", "--engine", URL)
+
+    assert (below.code, "state.db/log.jsonl: not a directory" in below.err) == (2, True), below.err
+    assert sorted(one.name for one in rk.folder.iterdir() if "log" in one.name) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--force"], ["--format", "csv", "--force"]])
+def test_a_pipe_is_written_as_it_is_and_never_replaced(rk: Commands, store: Path, words: list[str]) -> None:
+    pipe = rk.folder / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        ended = rk("audit", "export", "pipe", "--engine", URL, *words)
+        text = os.read(reader, 65_536)
+    finally:
+        os.close(reader)
+
+    assert (ended.code, text.count(b"\n")) == (0, 7), ended.err
+    assert pipe.is_fifo()
+    assert not (rk.folder / "pipe.head.json").exists(), "no head beside a device"
+
+
+def test_a_link_to_a_file_stays_a_link(rk: Commands, store: Path) -> None:
+    (rk.folder / "link.jsonl").symlink_to("log.jsonl")
+
+    assert rk("audit", "export", "link.jsonl", "--engine", URL).code == 0
+    assert (rk.folder / "link.jsonl").is_symlink()
+    assert rk("audit", "verify", "log.jsonl").code == 0
 
 
 # analyse

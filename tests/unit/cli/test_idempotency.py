@@ -207,7 +207,14 @@ def test_only_an_unknown_outcome_is_resolved(
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--released", "--failed", "no"], ["--done", "1", "--released"], ["--done", "{not json"]]
+    "words",
+    [
+        [],
+        ["--released", "--failed", "no"],
+        ["--done", "1", "--released"],
+        ["--done", "{not json"],
+        ["--done", "[" * 50_000],
+    ],
 )
 def test_the_outcome_is_given_once_and_as_json(rk: Commands, unknown: Path, words: list[str]) -> None:
     ended = rk("idempotency", "resolve", "order-5", *words)

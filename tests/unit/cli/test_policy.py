@@ -45,6 +45,18 @@ def test_an_answer_has_exactly_the_keys_of_the_design(rk: Commands) -> None:
     }
 
 
+def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
+    words = ("policy", "explain", "block:http", "--message", "it was xyzzy-4711", "--exception", "xyzzy-4711.Error")
+    assert "xyzzy-4711" in rk(*words, "--json").out, "the control: nothing says yet that it is secret"
+    rk.environment.setenv("THE_SECRET", "xyzzy-4711")
+    rk.write("secrets:\n  key: env:THE_SECRET\n  gone: env:NOT_SET_HERE\n")
+
+    for more in ([], ["--json"], ["--baseline", "--json"]):
+        ended = rk(*words, *more)
+        assert (ended.code, "xyzzy-4711" in ended.out + ended.err) == (0, False), ended
+    assert rk(*words, "--json").json["failure"]["message"] == "it was [redacted]"
+
+
 def test_no_limit_is_null_and_words_are_text(rk: Commands) -> None:
     policy = rk("policy", "explain", "operation:nats.connect", "--json").json["policy"]
 

@@ -269,7 +269,7 @@ def _too_young(body: bytes, now: int, seconds: float) -> str:
     """The problem of an event that was removed before its retention had ended; nothing when it was old enough."""
     try:
         written = str(msgspec.json.decode(body)["timestamp"])
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except (*UNREADABLE, TypeError, KeyError):
         return ""  # not an event of ours: its age is not known
     at = timestamp_ms(written)
     if at is None or at < now - seconds * 1000:
@@ -278,8 +278,8 @@ def _too_young(body: bytes, now: int, seconds: float) -> str:
 
 
 FORMAT = 1
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
-"""Errors of the decoder; it raises one of its own for bytes that are not UTF-8."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of the decoder; it raises others for bytes that are not UTF-8, and for data that is nested too deeply."""
 
 
 class EventIndex(Struct, frozen=True):

@@ -413,7 +413,7 @@ def decode(body: bytes) -> AnyEvent:
     """The event of these bytes; `msgspec.DecodeError` when they are none."""
     try:
         event: AnyEvent = _decoder.decode(body)
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
     return event
 

@@ -3,6 +3,7 @@ Replay: every recorded decision is decided again, and each difference is listed.
 
 `decide`, `admit` and the choice of a worker get the inputs that were recorded, and the answer must be the same, and so
 must every field of the event that follows from it. No effect is ever run: a replay is arithmetic over the audit log.
+What has no inputs is counted as undecided, and is a difference where a decision is never recorded without them.
 """
 
 from collections import Counter
@@ -24,7 +25,18 @@ from reefknot.core.audit.event import (
     answer_of,
     decode,
 )
-from reefknot.core.overload.admission import HASH_DIGITS, Accept, Arrival, QueueView, Reject, Rules, admit
+from reefknot.core.overload.admission import (
+    HASH_DIGITS,
+    Accept,
+    Arrival,
+    OverloadStatus,
+    QueueView,
+    Reject,
+    RejectReason,
+    Rules,
+    admit,
+    reported,
+)
 from reefknot.core.redaction import HIDDEN
 from reefknot.core.retry.book import content_hash
 from reefknot.core.retry.decide import DECIDER_VERSION, REFUSED, decide
@@ -37,7 +49,10 @@ BUILTIN_BOOKS = frozenset(
 )
 """The hashes of a book without any written policy."""
 
+NO_INPUTS = "no inputs"
 _REFUSED = frozenset(reason.value for reason in REFUSED)
+_FACTS = frozenset({RejectReason.INVALID.value, RejectReason.UNKNOWN_JOB_TYPE.value, RejectReason.OVERLOADED.value})
+"""Reasons for which work is refused before its queue is asked: it cannot run here, or the store has failed."""
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
@@ -58,8 +73,8 @@ class Replayed(Struct, frozen=True):
     The result of a replay.
 
     `books_missing` are hashes of books that decisions refer to and no event contains: the decisions have their own
-    policy, and are decided without. `rules_missing` are those of rules, without which `undecided` admissions could not
-    be decided again.
+    policy, and are decided without. `rules_missing` are those of rules, without which admissions could not be decided
+    again. `undecided` counts these, and the admissions and routings that have no inputs; `undecided_by` names them.
     """
 
     events: int
@@ -71,6 +86,8 @@ class Replayed(Struct, frozen=True):
     """The decisions by kind: `retry`, `admission`, `routing`."""
     undecided: int = 0
     rules_missing: tuple[str, ...] = ()
+    undecided_by: dict[str, int] = {}
+    """The undecided events by kind and cause, such as `routing refused by a worker`."""
 
 
 def replay(bodies: Iterable[bytes]) -> Replayed:
@@ -93,7 +110,8 @@ class Replayer:
         self._stored: set[str] = set()
         self._referenced: set[str] = set()
         self._rules: dict[str, Rules] = {}
-        self._rules_missing: Counter[str] = Counter()
+        self._rules_missing: set[str] = set()
+        self._undecided: Counter[str] = Counter()
 
     def add(self, body: bytes) -> list[Difference]:
         """Replay one more event; returns its differences."""
@@ -115,6 +133,8 @@ class Replayer:
                 return self._admission(event)
             case Routing(inputs={"best": _}):
                 return self._routing(event)
+            case Admission() | Routing():
+                return self._without_inputs(event)
             case _:
                 return []
 
@@ -128,8 +148,9 @@ class Replayer:
             len(self._stored),
             tuple(sorted(missing)),
             dict(sorted(self._kinds.items())),
-            self._rules_missing.total(),
+            self._undecided.total(),
             tuple(sorted(self._rules_missing)),
+            dict(sorted(self._undecided.items())),
         )
 
     # ---- retries -----------------------------------------------------------------------------------------------------
@@ -173,15 +194,17 @@ class Replayer:
         inputs = event.inputs or {}
         hashed = inputs.get("rules_hash")
         if hashed is None and "rules" not in inputs:
-            return []  # the baseline admits everything
+            return self._baseline(event)
         if hashed is not None and hashed not in self._rules:
-            self._rules_missing[str(hashed)] += 1
+            self._note(self._rules_missing, str(hashed))
+            self._undecided["admission whose rules are missing"] += 1
             return []
         self._kinds["admission"] += 1
         try:
             rules = self._rules[hashed] if hashed is not None else msgspec.convert(inputs["rules"], Rules)
             arrival = msgspec.convert(inputs.get("newcomer", {}), Arrival)
             answer = admit(msgspec.convert(inputs["view"], QueueView), arrival, rules)
+            level = _level_of(event, rules)
         except (msgspec.ValidationError, ZeroDivisionError) as error:
             return self._compared(event, {"inputs": ("", f"impossible inputs: {error}")})
         refused = answer.reason.value if isinstance(answer, Reject) else None
@@ -191,8 +214,26 @@ class Replayer:
                 "status": (event.status, "rejected" if refused else "accepted"),
                 "reason": (event.reason, refused),
                 "message": (inputs.get("message", Accept().message), answer.message),
+                "overload_status": level,
             },
         )
+
+    def _baseline(self, event: Admission) -> list[Difference]:
+        """The baseline has no rules: it admits everything until it drains."""
+        view = (event.inputs or {})["view"]
+        refused = RejectReason.DRAINING.value if isinstance(view, dict) and view.get("draining") else None
+        status = "rejected" if refused else "accepted"
+        return self._compared(event, {"status": (event.status, status), "reason": (event.reason, refused)})
+
+    def _without_inputs(self, event: Admission | Routing) -> list[Difference]:
+        """Count an event that cannot be decided again; a difference unless it records a fact, which has no inputs."""
+        fact = _fact_of(event)
+        self._undecided[f"{event.event_type} {fact or f'with {NO_INPUTS}'}"] += 1
+        if fact:
+            return []
+        recorded = f"worker_id {event.worker_id!r}" if isinstance(event, Routing) else f"status {event.status!r}"
+        shown = f"{recorded} with {NO_INPUTS}"
+        return [Difference(self._events, event.event_type, shown, "nothing: its inputs are missing")]
 
     def _routing(self, event: Routing) -> list[Difference]:
         self._kinds["routing"] += 1
@@ -212,6 +253,33 @@ class Replayer:
             for name, (recorded, decided) in fields.items()
             if recorded != decided
         ]
+
+
+def _fact_of(event: Admission | Routing) -> str:
+    """The fact that an event without inputs of a decision records; empty when such an event has inputs always."""
+    inputs, reason = event.inputs or {}, event.reason or ""
+    if isinstance(event, Routing):
+        if event.worker_id is None and "classes" in inputs:
+            return "of a class that no worker has"
+        return "refused by a worker" if reason.startswith("refused: ") else ""
+    if event.status == "accepted":
+        return ""
+    if "refused" in inputs:
+        return "refused where it was submitted"
+    return f"refused as {reason}" if reason in _FACTS else ""
+
+
+def _level_of(event: Admission, rules: Rules) -> FieldPair:
+    """
+    The recorded load level of an admission, and the same if the recorded depth allows it, else one that it allows.
+
+    A level falls later than it rises, so a depth may have several. Level and depth are recorded together.
+    """
+    depth, level = event.queue_depth, event.overload_status
+    if depth is None:
+        return level, None
+    possible = [reported(before, depth, rules.size, rules.thresholds).value for before in OverloadStatus]
+    return level, level if level in possible else possible[0]
 
 
 def _fields_of_decision(

@@ -305,3 +305,90 @@ def test_the_baseline_that_admits_everything_is_no_decision() -> None:
     seen = replay([admitted(inputs={"view": QueueView(3)})])
 
     assert (seen.decisions, seen.undecided) == (0, 0)
+
+    view = {"view": QueueView(3)}
+    for forged in (admitted(inputs=view, status="rejected"), admitted(inputs=view, reason="queue_full")):
+        assert replay([forged]).differences
+    drained = admitted(inputs={"view": QueueView(3, draining=True)}, status="rejected", reason="draining")
+    assert replay([drained]).differences == ()
+
+
+# ---- what cannot be decided again ------------------------------------------------------------------------------------
+
+
+@for_each_row(
+    ("body", "cause", "said"),
+    [
+        (admitted(inputs=None), "admission with no inputs", "status 'accepted' with no inputs"),
+        (admitted(inputs={"rules_hash": HASHED}), "admission with no inputs", "status 'accepted' with no inputs"),
+        (
+            admitted(inputs=None, status="rejected", reason="queue_full"),
+            "admission with no inputs",
+            "status 'rejected' with no inputs",
+        ),
+        (routed(inputs=None, worker_id="w1"), "routing with no inputs", "worker_id 'w1' with no inputs"),
+        (routed(inputs={"workers": 2}, worker_id="w1"), "routing with no inputs", "worker_id 'w1' with no inputs"),
+    ],
+)
+def test_a_decision_whose_inputs_were_removed_is_undecided_and_a_difference(body: bytes, cause: str, said: str) -> None:
+    seen = replay([rules_stored(), body])
+
+    assert (seen.decisions, seen.undecided, seen.undecided_by) == (0, 1, {cause: 1})
+    assert said in str(seen.differences[0])
+
+
+@for_each_row(
+    ("body", "cause"),
+    [
+        (
+            admitted(inputs={"message": "job: missing"}, status="error", reason="invalid"),
+            "admission refused as invalid",
+        ),
+        (
+            admitted(inputs=None, status="rejected", reason="unknown_job_type"),
+            "admission refused as unknown_job_type",
+        ),
+        (admitted(inputs=None, status="rejected", reason="overloaded"), "admission refused as overloaded"),
+        (
+            admitted(inputs={"refused": {"queue_full cpu": 3}}, status="rejected", reason="queue_full"),
+            "admission refused where it was submitted",
+        ),
+        (routed(inputs=None, reason="refused: queue_full"), "routing refused by a worker"),
+        (
+            routed(inputs={"classes": ["cpu"]}, worker_id=None, reason="no worker has its class"),
+            "routing of a class that no worker has",
+        ),
+    ],
+)
+def test_a_recorded_fact_is_undecided_by_its_name_and_no_difference(body: bytes, cause: str) -> None:
+    seen = replay([body])
+
+    assert (seen.differences, seen.undecided, seen.undecided_by) == ((), 1, {cause: 1})
+
+
+@for_each_row(
+    ("depth", "level", "is_possible"),
+    [
+        (0, "healthy", True),
+        (0, "critical", False),
+        (10, "critical", True),
+        (10, "healthy", False),
+        (10, None, False),
+        (None, None, True),
+        (None, "healthy", False),
+    ],
+)
+def test_the_load_level_of_an_admission_is_one_that_its_depth_allows(
+    depth: int | None, level: str | None, is_possible: bool
+) -> None:
+    seen = replay([rules_stored(), admitted(queue_depth=depth, overload_status=level)])
+
+    assert [str(one).partition("recorded ")[2].split()[0] for one in seen.differences] == (
+        [] if is_possible else ["overload_status"]
+    )
+
+
+def test_an_event_that_is_nested_too_deeply_is_unreadable() -> None:
+    (difference,) = replay([b'{"event_type":"routing","inputs":{"a":' + b"[" * 50_000]).differences
+
+    assert difference.event_type == "unreadable"
