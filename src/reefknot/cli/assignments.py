@@ -54,6 +54,8 @@ class AssignmentLine(Struct, frozen=True):
 
     line: int
     assignment: ExecAssignment
+    has_id: bool = True
+    """Whether the line itself names the assignment's id."""
 
 
 NumberedText = tuple[int, bytes]
@@ -172,7 +174,7 @@ def read_text(number: int, text: bytes, assignment_id: str) -> AssignmentLine | 
     if isinstance(found, InvalidMessage):
         below = next((line for path, line in _keys(text) if path == found.field), 0) if b"\n" in text else 0
         return InvalidLine(number + below, found.message)
-    return AssignmentLine(number, found)
+    return AssignmentLine(number, found, has_id=found.assignment_id != assignment_id)
 
 
 def read_object(value: dict[str, Any], assignment_id: str) -> ExecAssignment | InvalidMessage:
