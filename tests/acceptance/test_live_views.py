@@ -44,6 +44,19 @@ def worked(folder: Folder) -> None:
 # ---- top on a terminal -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("words", [("top", "--every", "0.2"), ("job", "list", "--watch", "0.2")])
+def test_a_terminal_without_a_size_is_taken_for_80_columns(
+    folder: Folder, opened: Opens, words: tuple[str, ...]
+) -> None:
+    folder("submit", "--type", "fs.blob_get", "--id", "read-a")
+    view = opened(*words, columns=0, lines=0)
+    view.until(lambda text: text.count("\x1b[H") >= 3)
+    assert "read-a" in view.text or "pending" in view.text
+    view.type(b"q")
+    assert view.ends() == 0
+    assert "internal error" not in view.text
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_top_shows_queues_workers_rates_and_the_last_ends_in_any_width(
     folder: Folder, opened: Opens, columns: int

@@ -62,6 +62,8 @@ class AssignmentLine(Struct, frozen=True):
 
     line: int
     assignment: ExecAssignment
+    has_id: bool = True
+    """Whether the line itself names the assignment's id."""
 
 
 NumberedText = tuple[int, bytes]
@@ -183,7 +185,7 @@ def read_text(number: int, text: bytes, assignment_id: str) -> AssignmentLine | 
         below = next((line for path, line in _keys(text) if path == found.field), 0) if b"\n" in text else 0
         is_unknown = found.message.startswith(f"{found.field}: {UNKNOWN_FIELD}")
         return InvalidLine(number + below, found.message, found.field if is_unknown else "")
-    return AssignmentLine(number, found)
+    return AssignmentLine(number, found, has_id=found.assignment_id != assignment_id)
 
 
 def _malformed(number: int, text: bytes, error: str) -> InvalidLine:

@@ -429,6 +429,9 @@ def retry(
     """Run failed, timed-out or cancelled jobs again, under their own ids and with a fresh retry budget."""
     if tenant is not None and not ids:
         raise CommandError("--tenant: accepted with the ids of jobs, whose tenant it is; give ids")
+    if ids and (all_ or flags.state is not None):
+        flag = "--all" if all_ else "--state"
+        raise CommandError(f"{flag}: not together with ids, which name the jobs whatever their state; give one of them")
     if not ids and flags == NO_FILTER and not all_:
         raise CommandError("select jobs by ids, a filter (--state, --type, --reason, --before), or --all")
     states = _ENDED_BADLY.values() if flags.state is None else [one_of("--state", flags.state, _ENDED_BADLY)]

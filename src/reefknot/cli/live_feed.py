@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -118,9 +118,23 @@ def _local(moment: datetime) -> str:
 class LiveFeed:
     """Follows an audit log and prints its events."""
 
-    def __init__(self, log: AuditLog, print_line: PrintLine, *, after: int, as_json: bool = False) -> None:
+    def __init__(
+        self,
+        log: AuditLog,
+        print_line: PrintLine,
+        *,
+        after: int,
+        as_json: bool = False,
+        workers: Collection[str] = (),
+    ) -> None:
+        """`workers` are those whose ends are counted."""
         self.kinds: Counter[str] = Counter()
         """The number of events of each kind, printed or not."""
+        self.ends: Counter[str] = Counter()
+        """The number of assignments that ended at these workers, or in quarantine at none, by status."""
+        self._workers = frozenset(workers)
+        self._quarantined: tuple[str | None, str | None] | None = None
+        """Id and tenant of the last job that went to quarantine: its end is the next event about it."""
         self._log = log
         self._print = print_line
         self._after = after
@@ -157,6 +171,7 @@ class LiveFeed:
             event = events.decode(kept.entry.body)
         except msgspec.DecodeError:  # written by another version; `audit verify` is for that
             return
+        self._count(event)
         described = describe(event)
         if described is None:
             return
@@ -166,6 +181,18 @@ class LiveFeed:
             self._print(kind, kept.entry.body.decode() if self._as_json else feed_line(event, kind, words))
         else:
             self._left_out[kind] += 1
+
+    def _count(self, event: events.AnyEvent) -> None:
+        """Count an end at a worker, or in quarantine without one. The router counts those that it makes itself."""
+        match event:
+            case events.Quarantined():
+                self._quarantined = (event.work_id, event.tenant_id)
+            case events.Completed(worker_id=None):
+                self.ends[event.status] += self._quarantined == (event.work_id, event.tenant_id)
+            case events.Completed():
+                self.ends[event.status] += event.worker_id in self._workers
+            case _:
+                pass
 
     def _has_room(self) -> bool:
         now = monotonic()

@@ -140,9 +140,13 @@ def duration_s(flag: str, text: str) -> float:
 
 
 def moment_of(flag: str, text: str) -> datetime:
-    """The time of a flag, ISO 8601; without a zone it is local."""
+    """
+    The time of a flag, ISO 8601; without a zone it is local.
+
+    A local time that a clock change skips is taken later, never earlier: so `timestamp` reads it, and `astimezone` not.
+    """
     try:
-        return datetime.fromisoformat(text).astimezone()
+        return datetime.fromtimestamp(datetime.fromisoformat(text).timestamp(), UTC).astimezone()
     except (ValueError, OverflowError, OSError):
         accepted = "a time such as 2026-01-25T21:15:00Z, or without a zone for local time"
         raise CommandError(f"{flag}: {text[:60]!r} is not accepted: {accepted}") from None

@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from json import dumps
+from shlex import quote
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,7 @@ def run(
         check_results(results, file, force=force)
     with log.applied(), prints_to_stderr(), _results_file(results) as write:
         start = startup(options.engine, options.config, options.workers)
-        batch = BatchRun(file, write, in_flight, new=new, takes_all=all_, secrets=start.secrets)
+        batch = BatchRun(file, write, in_flight, new=new, takes_all=all_, secrets=start.secrets, flags=start.flags)
         return asyncio.run(_run(batch, start, options))
 
 
@@ -191,6 +192,7 @@ class BatchRun:
         new: bool = False,
         takes_all: bool = False,
         secrets: tuple[str, ...] = (),
+        flags: str = "",
     ) -> None:
         """`new`: lines without an id get new ones, not those of an earlier run. `takes_all`: run others' jobs too."""
         self.tally: Tally = Tally()
@@ -198,6 +200,8 @@ class BatchRun:
         self._new = new
         self._file = file
         self._redact = Redactor(secrets)
+        self._flags = flags
+        """The flags with which other commands find the same store."""
         self._lines: AsyncIterator[AssignmentLine | InvalidLine]
         self._reading = asyncio.Lock()
         self._began_ms = 0
@@ -207,6 +211,11 @@ class BatchRun:
         self._freed = asyncio.Event()
         self._failures = 0
         self._from_earlier_run = 0
+        self._earlier_without_id = 0
+        self._earlier_failures = 0
+        """Lines with an id whose stored result is no success: only `job retry` runs them again."""
+        self._to_retry: dict[str | None, list[str]] = {}
+        """The ids of the first of them, by tenant."""
         self._accepted = 0
         """Assignments of this run that are open in the store."""
         self._others = 0
@@ -288,7 +297,13 @@ class BatchRun:
 
     async def _count(self, line: AssignmentLine, result: ExecResult, store: Store) -> None:
         end = await self.tally.count(result, store)
-        self._from_earlier_run += result.timestamp is not None and result.timestamp < self._began_ms
+        if result.timestamp is not None and result.timestamp < self._began_ms:
+            self._from_earlier_run += 1
+            self._earlier_without_id += not line.has_id
+            if line.has_id and end != "succeeded":
+                self._earlier_failures += 1
+                if self._earlier_failures <= MOST_SHOWN:
+                    self._to_retry.setdefault(line.assignment.tenant_id, []).append(line.assignment.assignment_id)
         self._write(encode(result) + b"\n")
         if end != "succeeded":
             self._show_failure(line, end, result)
@@ -338,14 +353,23 @@ class BatchRun:
         text = self._redact(f"{result.assignment_id} {end.replace('_', ' ')}: {why}")
         say(f"{display_name(self._file)}:{line.line}: {text}")
 
+    def _report_retries(self) -> None:
+        """Print the commands that run ids of the file again which failed in an earlier run."""
+        for tenant, ids in self._to_retry.items():
+            of = f" --tenant {quote(tenant)}" if tenant else ""
+            say(f"to run again what failed then: reefknot job retry{self._flags}{of} {' '.join(map(quote, ids))}")
+        if self._earlier_failures > MOST_SHOWN:
+            say(f"… and {self._earlier_failures - MOST_SHOWN} more; `job retry --all` selects all that failed")
+
     def report_rest(self) -> None:
         """Print what the lines on stderr and the summary leave out."""
         if self._failures > MOST_SHOWN:
             say(f"… and {self._failures - MOST_SHOWN} more that did not succeed; --results FILE writes them all")
         if self._from_earlier_run:
             text = "had finished in an earlier run: an id identifies one job, and its stored result was used"
-            way = "" if self._new else "; --new runs lines without an id again"
+            way = "" if self._new or not self._earlier_without_id else "; --new runs lines without an id again"
             say(f"{self._from_earlier_run} {text}{way}")
+        self._report_retries()
         unfinished = self.tally.unfinished
         if unfinished:
             text = f"{'was' if unfinished == 1 else 'were'} submitted and {'has' if unfinished == 1 else 'have'}"

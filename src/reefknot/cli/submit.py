@@ -13,12 +13,13 @@ import msgspec
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, repeated_key, require_file
+from reefknot.cli.bulk_actions import named
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import LONGEST_S, STORE, StoreFlags, arg, duration_s, moment_of, settings
 from reefknot.cli.output import put, put_jobs, relative, say
 from reefknot.cli.stores import StoreAddress, address_of, has_part
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
-from reefknot.core.work import WorkState
+from reefknot.core.work import WorkState, record_id
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id
@@ -30,6 +31,20 @@ MOST_WAITING = 100
 LONGEST_WAIT_S = 5.0
 GIVE_UP_S = 60.0
 LONGEST_TIMEOUT_S = 1e9
+MOST_SHOWN = 20
+_FLAGS = {
+    "job.type": "--type",
+    "job.payload": "--inputs",
+    "assignment_id": "--id",
+    "tenant_id": "--tenant",
+    "options.deadline_ms": "--deadline",
+    "options.timeout_ms": "--timeout-ms",
+    "options.attempt_timeout_ms": "--attempt-timeout-ms",
+}
+"""The flags of one step, by the field that a line of a file has for each."""
+_EXISTING = ("id", "tenant_id", "state", "due_at", "due_in_s")
+_RETRIED = (WorkState.FAILED.value, WorkState.CANCELLED.value, WorkState.QUARANTINED.value)
+"""The states of jobs that `job retry` runs again."""
 
 app = noun(
     "submit",
@@ -62,8 +77,8 @@ def submit(
     """Submit a file of assignments, or one step, and optionally wait for the results."""
     if (file is None) == (type_ is None):
         raise CommandError("give either a FILE of assignments or one step with --type")
-    if file is not None and tenant is not None:
-        raise CommandError("--tenant: accepted with --type; in a FILE each line names its own, as `tenant_id`")
+    if file is not None:
+        _refuse_beside_file(None, inputs, id_, tenant, deadline, timeout_ms, attempt_timeout_ms)
     _check_positive("--timeout", timeout)
     submission = Submission(address_of(options), timeout if wait else None, at=_due(in_, at))
     if file is not None:
@@ -76,6 +91,15 @@ def submit(
     with log.applied():
         asyncio.run(submission.submit(work))
         return submission.report(json=options.json)
+
+
+def _refuse_beside_file(*values: object) -> None:
+    """Refuse flags of one step beside a file, whose lines have fields for them. The values are those of `_FLAGS`."""
+    given = {field: flag for (field, flag), value in zip(_FLAGS.items(), values, strict=True) if value is not None}
+    if given:
+        own = ", ".join(f"`{field}`" for field in given)
+        flags = ", ".join(given.values())
+        raise CommandError(f"{flags}: accepted with --type; in a FILE each line names its own, as {own}")
 
 
 def _due(in_: str | None, at: str | None) -> datetime | None:
@@ -123,10 +147,8 @@ def _step(
     fields["options"] = {name: given for name, given in limits.items() if given is not None}
     found = written_assignment(fields, new_id(), new_id())
     if isinstance(found, InvalidMessage):
-        flags = {"job.type": "--type", "assignment_id": "--id", "tenant_id": "--tenant"}
-        flags |= {f"options.{name}": f"--{name.replace('_', '-')}" for name in limits}
         field = found.message.partition(":")[0]
-        raise CommandError(found.message.replace(field, flags.get(field, field), 1))
+        raise CommandError(found.message.replace(field, _FLAGS.get(field, field), 1))
     return found
 
 
@@ -136,6 +158,21 @@ async def _any_open(handles: list[Handle]) -> bool:
         if await handle.status() in (WorkState.PENDING, WorkState.RUNNING):
             return True
     return False
+
+
+def _there_already(job: Mapping[str, Any]) -> str:
+    """The message about a job that was there before it was submitted: its state, and how to run it again."""
+    name = quote(job["id"]) + (f" --tenant {quote(job['tenant_id'])}" if job["tenant_id"] else "")
+    if job["state"] in _RETRIED:
+        more = f"to run it again: reefknot job retry {name}"
+    elif job["due_in_s"]:
+        due = datetime.fromisoformat(job["due_at"]).astimezone().isoformat(timespec="seconds")
+        more = f"it stays due at {due}"
+    elif job["state"] in (WorkState.PENDING, WorkState.RUNNING):
+        more = "it goes on as it was"
+    else:
+        more = f"to see its result: reefknot job show {name}; only a new id runs it again"
+    return f"{named(job['id'], job['tenant_id'])} was there already and is {job['state']}: {more}"
 
 
 class Submission:
@@ -151,6 +188,8 @@ class Submission:
         self._wait = wait
         self._at = at
         self._results: dict[Handle, ExecResult | None] = {}
+        self._existing: list[dict[str, Any]] = []
+        """The jobs that were there before, as they are: nothing was submitted for them."""
 
     async def submit(self, work: str | ExecAssignment) -> None:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
@@ -164,9 +203,42 @@ class Submission:
                 handles = [handle async for handle in self._submit_file(client, work)]
             else:
                 handles = [await self._submit(client, work)]
+            await self._say_what_exists(client, handles)
             if self._wait is not None:
+                self._say_what_is_late(self._wait)
                 await self._say_what_is_missing(client, handles, self._wait)
             await self._await_results(handles)
+
+    async def _say_what_exists(self, client: Client, handles: list[Handle]) -> None:
+        """Say which jobs were there already. They keep their due times, and ended ones do not run again."""
+        from reefknot.cli.job import job_fields, now_in
+
+        known = [one for one in handles if not one.is_new]
+        if not known:
+            return
+        now = await now_in(client.store)
+        for handle in known:
+            item = await client.store.work.get(record_id(handle.assignment_id, handle.tenant_id))
+            if item is not None:  # it may have been purged meanwhile
+                fields = job_fields(item, now)
+                self._existing.append({name: fields[name] for name in _EXISTING})
+        for job in self._existing[:MOST_SHOWN]:
+            say(_there_already(job))
+        if len(self._existing) > MOST_SHOWN:
+            say(f"… and {len(self._existing) - MOST_SHOWN} more were there already; --json lists them all")
+
+    def _say_what_is_late(self, wait: float) -> None:
+        """Say at once that the wait ends before the work is due."""
+        late = [job["due_in_s"] or 0.0 for job in self._existing]
+        if self._at is not None:
+            seconds = (self._at - datetime.now().astimezone()).total_seconds()
+            late += [seconds for one in self.handles if one.is_new]
+        late = [seconds for seconds in late if seconds > wait]
+        if late:
+            say(
+                f"{len(late)} of {len(self.handles)} due later than --wait lasts ({wait:g} s), the first in"
+                f" {min(late):.0f} s: no result of that is waited for; --timeout SECONDS waits longer"
+            )
 
     async def _say_what_is_missing(self, client: Client, handles: list[Handle], wait: float) -> None:
         """Say at once which part of a system is not running: without it there will be no results."""
@@ -239,8 +311,10 @@ class Submission:
         elif self._wait is None:
             for handle in self.handles:
                 put(handle.assignment_id)
-            due = "" if self._at is None else f", due at {self._at.isoformat(timespec='seconds')}"
-            say(f"{len(self.handles)} submitted{due}; list them with: reefknot job list")
+            new = sum(one.is_new for one in self.handles)
+            due = "" if self._at is None or not new else f", due at {self._at.isoformat(timespec='seconds')}"
+            known = f", {len(self.handles) - new} there already" if new < len(self.handles) else ""
+            say(f"{new} submitted{due}{known}; list them with: reefknot job list")
         else:
             self._put_table()
         if pending:
@@ -255,7 +329,8 @@ class Submission:
             found = [one for one in map(self._results.get, self.handles) if one is not None]
             results = [self._address.redactor.tree(msgspec.to_builtins(one)) for one in found]
         ids = [handle.assignment_id for handle in self.handles]
-        print(dumps({"handed_in": ids, "mistakes": self.mistakes, "results": results}, ensure_ascii=True))
+        fields = {"handed_in": ids, "existing": self._existing, "mistakes": self.mistakes, "results": results}
+        print(dumps(fields, ensure_ascii=True))
 
     def _put_table(self) -> None:
         rows = []

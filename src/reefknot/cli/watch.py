@@ -93,8 +93,8 @@ def _drawn(draw: Callable[[], None], *, first: bool = False) -> str:
 def _fitting(page: str) -> list[str]:
     """The lines that fit on the screen; the last one says how many do not."""
     size = os.get_terminal_size(sys.stdout.fileno())
-    height = max(2, size.lines - 1)
-    lines = [part for line in page.splitlines() for part in _wrapped(line, size.columns)]
+    columns, height = size.columns or 80, max(2, (size.lines or 24) - 1)  # 0: a terminal that has no size
+    lines = [part for line in page.splitlines() for part in _wrapped(line, columns)]
     if len(lines) <= height:
         return lines
     return [*lines[: height - 1], f"… {plural(len(lines) - height + 1, 'more line')}; a taller terminal shows them"]

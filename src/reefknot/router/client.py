@@ -55,9 +55,13 @@ class Handle:
         assignment: ExecAssignment,
         result_wait: float,
         has_router: HasRouter | None = None,
+        *,
+        is_new: bool = True,
     ) -> None:
         self.assignment_id = assignment.assignment_id
         self.tenant_id = assignment.tenant_id
+        self.is_new = is_new
+        """Whether this submission made the job. Otherwise a job of this id was there, and it stays as it was."""
         self._record_id = assignment.record_id
         self._wait = submissions.result if assignment.options.deadline_ms is None else submissions.result_by_deadline
         self._has_router = has_router
@@ -190,11 +194,11 @@ class Client:
         return int((self._submissions.wall() + seconds) * 1000) if seconds else 0
 
     async def _submit(self, checked: ExecAssignment, due_at: int = 0) -> Handle:
-        await self._submissions.submit(checked, due_at=due_at)
+        is_new = await self._submissions.submit(checked, due_at=due_at)
         deadline = checked.options.deadline_ms
         result_wait = DEFAULT_WAIT if deadline is None else deadline / 1000 + 1.0
         result_wait += max(0.0, due_at / 1000 - self._submissions.wall())
-        return Handle(self._submissions, self.store, checked, result_wait, self._has_router)
+        return Handle(self._submissions, self.store, checked, result_wait, self._has_router, is_new=is_new)
 
     async def cancel(
         self,

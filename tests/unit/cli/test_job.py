@@ -136,3 +136,13 @@ def test_a_cancelled_job_shows_the_result_that_its_caller_gets(rk: Commands, sto
     assert (result["status"], result["error_code"]) == ("cancelled", "CANCELLED_BY_USER")
     assert result["error_message"] == "withdrawn"
     assert "CANCELLED_BY_USER" in rk("job", "show", "x").out
+
+
+@pytest.mark.parametrize("words", [["--all"], ["--state", "failed"], ["--all", "--state", "failed"]])
+def test_a_retry_takes_ids_or_a_selection_by_state_and_not_both(rk: Commands, store: Path, words: list[str]) -> None:
+    work_items.accepted(store, "x", WorkFailed(None, None, "attempts_spent"))
+    ended = rk("job", "retry", *words, "x")
+
+    assert (ended.code, "not together with ids" in ended.err) == (2, True)
+    assert work_items.item(store, "x").state.value == "failed"
+    assert rk("job", "retry", *words).code == 0

@@ -161,6 +161,23 @@ def test_a_file_without_ids_is_the_same_work_when_it_is_run_again(rk: Commands) 
     assert "--new runs lines without an id again" in ended.err
 
 
+def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_them_again(rk: Commands) -> None:
+    prepared(rk)
+    bad = [get("gone.txt", "bad"), get("gone.txt", "worse"), get("gone.txt", "theirs", tenant_id="acme")]
+    file = lines(rk, *bad, get("a.txt", "good"))
+    assert "job retry" not in rk("run", file, "--config", "reefknot.yaml").err, "they failed in this run"
+    again = rk("run", file, "--config", "reefknot.yaml")
+
+    assert "4 had finished in an earlier run" in again.err
+    assert "--new" not in again.err, "it does nothing for lines with ids"
+    assert "reefknot job retry --config reefknot.yaml bad worse\n" in again.err
+    assert "reefknot job retry --config reefknot.yaml --tenant acme theirs\n" in again.err
+    (rk.folder / "files" / "gone.txt").write_text("back")
+    assert rk("job", "retry", "--config", "reefknot.yaml", "bad", "worse").code == 0
+    assert rk("job", "retry", "--config", "reefknot.yaml", "--tenant", "acme", "theirs").code == 0
+    assert rk("run", file).code == 0
+
+
 def test_new_ids_or_another_content_are_other_work(rk: Commands) -> None:
     prepared(rk)
     file = lines(rk, get("a.txt"))

@@ -57,6 +57,19 @@ def test_every_end_is_counted_once(rk: Commands) -> None:
     assert any('"odd"' in line for line in ended.out.splitlines())
 
 
+def test_failures_of_jobs_that_were_run_again_are_counted_too(rk: Commands) -> None:
+    """They go to their worker without the router, which does not hear of their ends."""
+    own = prepared(rk)
+    rk("submit", lines(rk, own.flaky("bad", 99), own.flaky("worse", 99), own.flaky("lucky", 4)))
+    up_until_ended(rk, "bad", "worse", "lucky", module=own.module)
+    assert rk("job", "retry", "bad", "worse", "lucky").code == 0
+    rk("submit", lines(rk, own.flaky("new", 99)))
+    ended = up_until_ended(rk, "bad", "worse", "lucky", "new", module=own.module, as_json=True)
+    summary = json.loads(ended.out.splitlines()[-1])["summary"]
+
+    assert (summary["succeeded"], summary["failed"], summary["quarantined"]) == (1, 3, 0)
+
+
 def test_for_programs_every_line_is_json(rk: Commands) -> None:
     own = prepared(rk)
     rk("submit", lines(rk, own.flaky("lucky", 1)))

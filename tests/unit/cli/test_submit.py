@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import json
+import time
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
@@ -70,6 +72,12 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: 
     [
         ([], "give either a FILE of assignments or one step with --type"),
         (["work.jsonl", "--type", "x"], "give either a FILE"),
+        (["work.jsonl", "--tenant", "t"], "--tenant: accepted with --type; in a FILE each line names its own"),
+        (["work.jsonl", "--deadline", "5"], "--deadline: accepted with --type; in a FILE"),
+        (["work.jsonl", "--timeout-ms", "5"], "--timeout-ms: accepted with --type"),
+        (["work.jsonl", "--attempt-timeout-ms", "5"], "--attempt-timeout-ms: accepted with --type"),
+        (["work.jsonl", "--inputs", "{}"], "--inputs: accepted with --type"),
+        (["work.jsonl", "--id", "a", "--deadline", "5"], "each line names its own, as `assignment_id`, `options.dead"),
         (["--type", "x", "--inputs", "{"], "--inputs: not JSON"),
         (["--type", "x", "--inputs", "[]"], "--inputs: accepted: a JSON object"),
         (["--type", ""], "--type: accepted"),
@@ -139,3 +147,76 @@ def test_a_due_time_that_cannot_be_read_is_refused(rk: Commands, words: list[str
     ended = rk("submit", "--type", "x", *words)
 
     assert (ended.code, told in ended.err) == (2, True), ended.err
+
+
+def test_a_wait_that_ends_before_the_work_is_due_says_so_at_once(rk: Commands) -> None:
+    prepared(rk)
+    step = ("submit", "--type", "fs.blob_get", "--wait", "--timeout", "0.1")
+    late = rk(*step, "--id", "x", "--in", "1h")
+    assert late.code == 75
+    assert "1 of 1 due later than --wait lasts (0.1 s), the first in 3" in late.err
+    assert "due later than --wait lasts" in rk(*step, "--id", "x").err, "the job that is there is due later"
+    assert "due later" not in rk(*step, "--id", "y").err
+
+
+def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Commands) -> None:
+    """02:30 does not exist on that day in New York: the clock goes from 02:00 EST to 03:00 EDT."""
+    prepared(rk)
+    year = datetime.now(UTC).year + 1
+    sunday = next(day for day in (date(year, 3, n) for n in range(8, 15)) if day.weekday() == 6)
+    with rk.environment.context() as inside:
+        inside.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+        time.tzset()
+        for name, at in (("before", "01:30"), ("gap", "02:30"), ("after", "03:30")):
+            assert rk("submit", "--type", "fs.blob_get", "--id", name, "--at", f"{sunday}T{at}").code == 0
+    time.tzset()
+    due = {one["id"]: one["due_at"][11:16] for one in rk("job", "list", "--json").json["jobs"]}
+
+    assert due == {"before": "06:30", "gap": "07:30", "after": "07:30"}
+
+
+# ---- ids that are there already -------------------------------------------------------------------------------------
+
+
+def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk: Commands) -> None:
+    prepared(rk)
+    step = ("submit", "--type", "fs.blob_get", "--id", "x")
+    first = rk(*step, "--in", "2h", "--json").json
+    assert (first["handed_in"], first["existing"]) == (["x"], [])
+    again = rk(*step, "--in", "10m")
+
+    assert (again.code, again.out) == (0, "x\n")
+    assert "'x' was there already and is pending: it stays due at 20" in again.err
+    assert "0 submitted, 1 there already; list them" in again.err
+    (told,) = rk(*step, "--in", "10m", "--json").json["existing"]
+    assert (told["id"], told["tenant_id"], told["state"]) == ("x", None, "pending")
+    assert told["due_in_s"] > 7000
+    assert told["due_at"] == rk("job", "show", "x", "--json").json["due_at"]
+
+
+def test_an_id_that_has_ended_is_told_with_its_state_and_the_way_to_run_it_again(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk, get("a.txt", "good"), get("gone.txt", "bad"), get("a.txt", "off", tenant_id="acme"))
+    rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "off", "--tenant", "acme")
+    assert rk("job", "cancel", "off", "--tenant", "acme").code == 0
+    rk("run", file)
+    ended = rk("submit", lines(rk, *map(json.loads, (rk.folder / file).read_text().splitlines()), get("a.txt", "new")))
+
+    assert ended.code == 0
+    assert "'good' was there already and is succeeded: to see its result: reefknot job show good" in ended.err
+    assert "'bad' was there already and is failed: to run it again: reefknot job retry bad\n" in ended.err
+    assert "is cancelled: to run it again: reefknot job retry off --tenant acme\n" in ended.err
+    assert "1 submitted, 3 there already" in ended.err
+    assert rk("job", "retry", "bad").code == 0
+    assert rk("job", "retry", "off", "--tenant", "acme").code == 0
+
+
+def test_only_the_first_of_many_ids_that_are_there_are_told_one_by_one(rk: Commands) -> None:
+    prepared(rk)
+    file = lines(rk, *(get("a.txt", f"job-{number}") for number in range(25)))
+    assert "25 submitted; list" in rk("submit", file).err
+    again = rk("submit", file)
+
+    assert again.err.count("was there already and is pending: it goes on as it was") == 20
+    assert "… and 5 more were there already" in again.err
+    assert len(rk("submit", file, "--json").json["existing"]) == 25
