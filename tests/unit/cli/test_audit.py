@@ -335,6 +335,30 @@ def test_the_configured_file_of_heads_is_compared_without_being_named(rk: Comman
     assert rk("audit", "verify").code == 65
 
 
+def test_of_a_configured_file_the_heads_of_the_logs_own_chain_count(rk: Commands, store: Path) -> None:
+    rk.write("engine: sqlite:state.db\naudit: {heads: {path: heads.jsonl}}\n")
+    assert "audit.heads: heads.jsonl: there is no such file" in rk("audit", "verify").err
+    ours = rk("audit", "head").out
+    other = ours.replace(json.loads(ours)["chain"], "another")
+    (rk.folder / "heads.jsonl").write_text(ours + other)
+    ended = rk("audit", "verify", "--json")
+
+    assert (ended.code, ended.json["proven_up_to"]) == (0, 6)
+    assert "has heads of 1 other chain too" in ended.err
+    assert rk("audit", "verify", "state.db", "--json").json["proven_up_to"] == 6, "a store that is named as a file"
+    assert rk("audit", "verify", "--head", "heads.jsonl").code == 65, "a head that was named is of this log, or is not"
+
+
+def test_a_log_that_somebody_went_back_in_does_not_fit_all_of_its_heads(rk: Commands, store: Path) -> None:
+    head = json.loads(rk("audit", "head", "--engine", URL).out)
+    before = json.dumps(head | {"hash": "0" * 64})
+    (rk.folder / "heads.jsonl").write_text(f"{before}\n{json.dumps(head)}\n")
+    ended = rk("audit", "verify", "--engine", URL, "--head", "heads.jsonl")
+
+    assert ended.code == 65
+    assert "event 6: the hash is not the one of the head" in ended.out
+
+
 def test_an_index_field_that_a_brief_event_does_not_have_is_a_mismatch(rk: Commands) -> None:
     store = recorded(rk.folder / "state.db", TRAIL)
     assert rk("audit", "verify", "--engine", URL).code == 0
