@@ -106,7 +106,7 @@ def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_le
 def test_a_run_by_the_baseline_names_the_worker_and_takes_no_more(folder: Folder) -> None:
     (folder.path / "reefknot.yaml").unlink(missing_ok=True)
     (folder.path / "work.jsonl").write_text('{"job": {"type": "own.nap", "payload": {"seconds": 0}}}\n' * 3)
-    assert folder("run", "work.jsonl", "--module", "naps").code == 0
+    assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
     trails = by_work(events_in(store_of(folder)))
     assert len(trails) == 3
     for events in trails.values():
