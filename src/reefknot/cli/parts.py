@@ -54,6 +54,7 @@ from reefknot.cli.serve import (
 from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.routing import WorkerState, worker_state
+from reefknot.errors import StoreError
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -171,7 +172,11 @@ async def _say_missing_part(part: str, system: System, url: str) -> None:
     """Print that the other part is missing: a router waits for workers, and a worker for a router."""
     from reefknot.app.presence import living_systems
 
-    if not has_part(await living_systems(system.store), part, for_all=True):
+    try:
+        systems = await living_systems(system.store)
+    except StoreError:  # a store that is gone ends the system, which says so
+        return
+    if not has_part(systems, part, for_all=True):
         say(f"no {part} is running on this store yet; start one with: reefknot {part} start --engine {url}")
 
 

@@ -273,12 +273,14 @@ def _level_of(event: Admission, rules: Rules) -> FieldPair:
     """
     The recorded load level of an admission, and the same if the recorded depth allows it, else one that it allows.
 
-    A level falls later than it rises, so a depth may have several. Level and depth are recorded together.
+    A level falls later than it rises, so a depth may have several. Level and depth are recorded together. A worker that
+    runs suspects of a crash alone is at least overloaded, whatever its depth.
     """
     depth, level = event.queue_depth, event.overload_status
     if depth is None:
         return level, None
     possible = [reported(before, depth, rules.size, rules.thresholds).value for before in OverloadStatus]
+    possible.append(OverloadStatus.OVERLOADED.value)
     return level, level if level in possible else possible[0]
 
 
