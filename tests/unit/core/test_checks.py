@@ -121,3 +121,8 @@ def test_a_value_of_another_type_is_refused_by_name(
         with pytest.raises(ParameterTypeError) as caught:
             check("x", given, **options)
         assert (caught.value.parameter, caught.value.accepted) == ("x", accepted), given
+
+
+@pytest.mark.parametrize("name", ["", "x" * 1000])
+def test_nothing_is_suggested_for_an_empty_or_endless_name(name: str) -> None:
+    assert checks.suggest(name, ["xx"]) == ""

@@ -19,6 +19,7 @@ from reefknot.core.work import (
     HistoryEntry,
     Interrupted,
     Quarantine,
+    Returned,
     Settled,
     Snooze,
     TryAgain,
@@ -31,14 +32,17 @@ from reefknot.core.work import (
     accepted_for_worker,
     assigned,
     assignment_and_tenant,
+    can_retry,
     cancel,
     discard,
     holds,
     is_over,
+    is_suspect,
     is_unassigned,
     is_workers,
     lease_ran_out,
     moved,
+    number_together,
     pool_of,
     recalled,
     record_id,
@@ -498,3 +502,24 @@ def test_without_a_tenant_a_record_has_the_id_of_its_assignment(name: str, tenan
     assert Cancel(name, tenant_id=tenant).record_id == record
     result = ExecResult(name, "r", ResultStatus.SUCCESS, "w", ResultJob("t"), tenant_id=tenant)
     assert result.record_id == record
+
+
+def test_what_a_worker_cannot_run_is_a_submission_again() -> None:
+    back = settle(running(resource_class="cpu@w1"), Returned("no such module"), NOW)
+    assert (back.state, back.resource_class, back.attempts, back.reason) == (
+        WorkState.PENDING,
+        ROUTER,
+        0,
+        "no such module",
+    )
+
+
+def test_a_suspect_runs_by_itself_and_what_comes_before_it_together() -> None:
+    assert is_suspect(running(resource_class="cpu@w1", crashes=1))
+    assert not is_suspect(running(resource_class=ROUTER, crashes=1))
+    assert [number_together(one) for one in ([False, False], [False, True], [True, False], [])] == [2, 1, 1, 0]
+
+
+def test_only_work_that_ended_without_success_can_be_retried() -> None:
+    states = {state for state in WorkState if can_retry(structs.replace(fresh(), state=state))}
+    assert states == {WorkState.FAILED, WorkState.CANCELLED, WorkState.QUARANTINED}

@@ -21,7 +21,7 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.audit.replay import BUILTIN_BOOKS, decided_again, replay
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.overload.admission import QueueView, Rules, rules_hash
+from reefknot.core.overload.admission import HASH_DIGITS, QueueView, Rules, rules_hash
 from reefknot.core.retry.book import content_hash
 from reefknot.core.retry.decide import REFUSED, Again, History, Stop, ThrottleView, decide
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
@@ -392,3 +392,25 @@ def test_an_event_that_is_nested_too_deeply_is_unreadable() -> None:
     (difference,) = replay([b'{"event_type":"routing","inputs":{"a":' + b"[" * 50_000]).differences
 
     assert difference.event_type == "unreadable"
+
+
+def test_rules_that_cannot_be_are_told() -> None:
+    content = {"size": "many"}
+    hashed = content_hash(content)[:HASH_DIGITS]
+    stored = encode(RulesStored(timestamp=AT, rules_hash=hashed, content=content))
+    (difference,) = replay([stored]).differences
+    assert "size" in str(difference)
+
+
+def test_inputs_of_an_admission_that_cannot_be_are_told() -> None:
+    impossible = admitted(inputs={"view": {"depth": "deep"}, "rules_hash": HASHED})
+    (difference,) = replay([rules_stored(), impossible]).differences
+    assert "impossible inputs" in str(difference)
+
+
+def test_a_flood_of_rules_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.core.audit.replay.MOST_BOOKS", 1)
+    other = Rules(size=11)
+    found = replay([rules_stored(other, rules_hash(other)), rules_stored(), admitted()])
+    assert found.differences == ()
+    assert sum(found.undecided_by.values()) == 1

@@ -27,6 +27,8 @@ from reefknot.core.overload.admission import (
     defer_time_ms,
     expected_wait_ms,
     retry_after_ms,
+    tells_unknown_type,
+    unknown_type_message,
     would_miss_deadline,
 )
 from tests.rows import for_each_row
@@ -339,3 +341,10 @@ def test_those_that_an_arrival_overtakes_do_not_delay_it() -> None:
 )
 def test_come_back_when_half_of_the_queue_is_gone(depth: int, mean: float, seen: int, wait: int) -> None:
     assert retry_after_ms(view(depth, mean_service_ms=mean, service_times_known=seen)) == wait
+
+
+def test_the_refusal_of_an_unknown_type_is_recognised_by_its_message() -> None:
+    message = unknown_type_message("invoice.render", {"b", "a"})
+    assert message == "job.type: 'invoice.render' is not known here; known: a, b"
+    assert tells_unknown_type(message)
+    assert not tells_unknown_type("job.type: required")

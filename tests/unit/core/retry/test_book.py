@@ -13,9 +13,11 @@ from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.retry import book as book_module
 from reefknot.core.retry.book import (
     EMPTY_PATCH,
+    MOST_BOOKS,
     NO_REQUEST,
     SHOWN_FIELDS,
     Book,
+    BookHistory,
     CategoryEntry,
     FieldOrigin,
     FieldValue,
@@ -825,3 +827,13 @@ def test_layers_rank_from_the_built_in_to_the_request() -> None:
     assert [layer.value for layer in ranked] == [
         *("builtin", "global", "category", "target", "override", "source", "request"),
     ]
+
+
+def test_work_follows_the_book_it_began_under() -> None:
+    books = [book_of() for _ in range(MOST_BOOKS + 2)]
+    history = BookHistory(books[0])
+    for number, book in enumerate(books[1:], 1):
+        history.add(book, since=number * 100)
+    assert history.at(850) is books[8]
+    assert history.at(100_000) is books[-1]
+    assert history.at(0) is books[2], "older than all that are kept: the oldest one"
