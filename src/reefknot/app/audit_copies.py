@@ -28,7 +28,7 @@ from reefknot.config.settings import Settings
 from reefknot.core.audit.chain import UNREADABLE, Head, KeptHead
 from reefknot.core.audit.event import timestamp
 from reefknot.core.redaction import Redactor
-from reefknot.core.retry.book import Book
+from reefknot.core.retry.book import MOST_BOOKS, Book
 from reefknot.engines.log_sink import LogSink
 from reefknot.errors import AuditUnavailableError, StoreError
 from reefknot.ports.audit_log import AuditLog, AuditQuery
@@ -47,7 +47,6 @@ MOST_CURSOR_BYTES = 4096
 MOST_HEADS_BYTES = 16 * 1024 * 1024
 HEAD_S = 5.0
 """Timeout of writing one head."""
-MOST_BOOKS = 16
 BOOK_S = 2.0
 """Seconds that the start waits for the policy book to be stored; searching a long log for it may take longer."""
 

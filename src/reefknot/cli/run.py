@@ -26,7 +26,16 @@ from reefknot.cli.assignments import STDIN, AssignmentLine, InvalidLine, assignm
 from reefknot.cli.log_lines import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole, unwritable
 from reefknot.cli.output import Advance, data, plural, prints_to_stderr, progress, put, say
-from reefknot.cli.serve import Shutdown, Startup, parts_of, shutdown_on_signals, startup, until_first_ends, wait_for
+from reefknot.cli.serve import (
+    Shutdown,
+    Startup,
+    parts_of,
+    shutdown_on_signals,
+    startup,
+    unfinished,
+    until_first_ends,
+    wait_for,
+)
 from reefknot.core.messages import ExecResult, ResultStatus, encode, resource_class
 from reefknot.core.overload.admission import RejectReason
 from reefknot.core.redaction import Redactor
@@ -240,7 +249,7 @@ class BatchRun:
     async def _finish(self, feeders: Awaitable[Any], system: System) -> None:
         """Wait for all lines of the file, and with --all for every other job too."""
         await feeders
-        while self.takes_all and await _open_jobs(system.store):  # noqa: ASYNC110 - others may end them too
+        while self.takes_all and await unfinished(system):  # noqa: ASYNC110 - others may end them too
             await asyncio.sleep(OTHERS_EVERY_S)
 
     async def _feed(self, system: System, advance: Advance) -> None:
@@ -317,7 +326,7 @@ class BatchRun:
                 await self._count(line, answer, system.store)
             else:
                 self.tally.unfinished += item is not None
-        self._others = max(0, await _open_jobs(system.store) - self.tally.unfinished)
+        self._others = max(0, await unfinished(system) - self.tally.unfinished)
 
     async def _submit(self, system: System, line: AssignmentLine) -> asyncio.Future[ExecResult]:
         """Submit, waiting while the queue is full: one feeder retries, the others wait for its lock."""
@@ -380,12 +389,6 @@ class BatchRun:
         if self._others:
             jobs = "1 other job is" if self._others == 1 else f"{self._others} other jobs are"
             say(f"{jobs} open in this store and left to others: `reefknot up` or `run --all` runs them")
-
-
-async def _open_jobs(store: Store) -> int:
-    """The number of jobs that wait or run, whoever submitted them."""
-    counts = (await store.work.snapshot()).counts.values()
-    return sum(states.get(WorkState.PENDING, 0) + states.get(WorkState.RUNNING, 0) for states in counts)
 
 
 # ---- the results file ------------------------------------------------------------------------------------------------

@@ -39,9 +39,6 @@ Format = Literal["yaml", "json", "toml"]
 
 SUFFIXES: Mapping[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 
-"""Longer names are not compared: likeness costs the product of two lengths."""
-
-
 MarkOf = Callable[[KeyPath], Mark | None]
 
 
