@@ -1,0 +1,1 @@
+"""The engine on NATS JetStream: a store that many machines share."""

@@ -1,0 +1,336 @@
+"""
+The connection to a NATS server or cluster: reconnects for ever, asks JetStream, and names what is wrong.
+
+The first connection is tried for the patience of the store; then a lost one is tried again until the store is closed,
+and a log line says so once. nats-py is used here and in nothing but here: its defaults would give up after 60 tries and
+notice a frozen server after minutes.
+
+A request that was not answered may have been carried out: `UnansweredError` says so, and the caller finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct, json
+
+from reefknot.core.redaction import redact
+from reefknot.errors import (
+    ParameterError,
+    StoreFullError,
+    StorePermissionError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from reefknot.runtime.log import error_text, logger, printable
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+OLDEST_SERVER = (2, 12, 0)
+"""The first version with atomic batches and time limits of single messages."""
+PING_EVERY_S = 2
+RECONNECT_EVERY_S = 0.2
+REQUEST_S = 5.0
+BUFFERED_BYTES = 16 << 20
+DEFAULT_NAME = "reefknot"
+FENCED, RESULT_DEDUP = "fenced", "result-dedup"
+ACCEPTED = "nats://HOST:PORT, several separated by commas, with /NAME behind them for a store of another name"
+
+
+class NatsOptions(Struct, frozen=True):
+    """The address of a store on NATS, and how to get in. Secrets are values here; the configuration has references."""
+
+    servers: tuple[str, ...]
+    name: str = DEFAULT_NAME
+    guarantee: str = FENCED
+    replicas: int = 1
+    token: str | None = None
+    user: str | None = None
+    password: str | None = None
+    credentials: str | None = None
+    """A file of credentials, as `nsc` writes them."""
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    patience: float = 5.0
+
+    @property
+    def shown(self) -> str:
+        """The address for messages: without user, password or token."""
+        places = [urlsplit(server) for server in self.servers]
+        hosts = ",".join(place.netloc.rpartition("@")[2] for place in places)
+        return f"{places[0].scheme}://{hosts}" + ("" if self.name == DEFAULT_NAME else f"/{self.name}")
+
+
+def options_from_url(url: str, **more: Any) -> NatsOptions:
+    """The options of `nats://a:4222,b:4222/NAME`; `more` are those that an address cannot say."""
+    scheme, _, rest = url.partition("://")
+    places, _, name = rest.partition("/")
+    servers = [place.strip() for place in places.split(",")]
+    well_named = all(one.isascii() and (one.isalnum() or one in "_-") for one in name) and len(name) <= 64
+    if scheme not in ("nats", "tls") or not all(servers) or not well_named:
+        raise ParameterError("url", redact(url), ACCEPTED)
+    with_scheme = tuple(f"{scheme}://{place.rpartition('://')[2]}" for place in servers)
+    return NatsOptions(with_scheme, name=name or DEFAULT_NAME, **more)
+
+
+class UnansweredError(StoreUnavailableError):
+    """A request was sent and not answered: it may have been carried out."""
+
+
+class RefusedError(Exception):
+    """JetStream's refusal of a request, by its number; an engine's own matter, which never reaches a user as it is."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(f"{text} ({number})")
+        self.number = number
+        self.text = text
+
+
+class _ApiError(Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Answer(Struct):
+    error: _ApiError | None = None
+
+
+Handler = Callable[["Msg"], Awaitable[None]]
+
+
+class Connection:
+    """One connection, shared by all parts of a store."""
+
+    def __init__(self, options: NatsOptions) -> None:
+        self.options = options
+        self._client: Client | None = None
+        self._closing = False
+        self._last_error: Exception | None = None
+        self._reconnected: list[Callable[[], None]] = []
+
+    async def open(self) -> None:
+        """Connect. An error says which server was tried, and what is wrong with it."""
+        try:
+            from nats.aio.client import Client
+        except ImportError as error:
+            raise self._unavailable("nats-py is not installed", "pip install 'reefknot[nats]'") from error
+        client = Client()
+        try:
+            async with asyncio.timeout(self.options.patience):
+                await client.connect(servers=list(self.options.servers), **self._settings())
+        except TimeoutError:
+            await _closed_quietly(client)
+            raise self._explained(self._last_error) from self._last_error
+        except Exception as error:
+            await _closed_quietly(client)
+            raise self._explained(error) from error
+        self._client = client
+        version = client.connected_server_version
+        found = (version.major, version.minor, version.patch)
+        if found < OLDEST_SERVER:
+            await self.close()
+            oldest, shown = (".".join(map(str, one)) for one in (OLDEST_SERVER, found))
+            problem = f"its server has version {shown}, and {oldest} or later is needed"
+            raise StoreVersionError(self.options.shown, problem, "update the NATS server")
+
+    def _settings(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "name": f"reefknot {options.name}",
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": RECONNECT_EVERY_S,
+            "connect_timeout": 2,
+            "ping_interval": PING_EVERY_S,
+            "max_outstanding_pings": 2,
+            "pending_size": BUFFERED_BYTES,
+            "token": options.token,
+            "user": options.user,
+            "password": options.password,
+            "user_credentials": options.credentials,
+            "tls": self._tls(),
+            "error_cb": self._failed,
+            "disconnected_cb": self._lost,
+            "reconnected_cb": self._back,
+        }
+
+    def _tls(self) -> ssl.SSLContext | None:
+        options = self.options
+        if not (options.tls_ca or options.tls_certificate or options.servers[0].startswith("tls:")):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=options.tls_ca)
+            if options.tls_certificate:
+                context.load_cert_chain(options.tls_certificate, options.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            problem = f"its TLS files cannot be used ({error_text(error)})"
+            raise self._unavailable(problem, "check nats.tls_ca, nats.tls_certificate and nats.tls_key") from error
+        return context
+
+    async def _failed(self, error: Exception) -> None:
+        self._last_error = error
+
+    async def _lost(self) -> None:
+        if not self._closing and self._client is not None:
+            shown = self.options.shown
+            logger().warning("the connection to %s is lost (%s); trying again", shown, error_text(self._last_error))
+
+    async def _back(self) -> None:
+        logger().warning("connected to %s again", self.options.shown)
+        for call in self._reconnected:
+            call()
+
+    def on_reconnect(self, call: Callable[[], None]) -> None:
+        """Call this in the loop whenever a lost connection is back."""
+        self._reconnected.append(call)
+
+    @property
+    def client(self) -> Client:
+        if self._client is None or self._closing:
+            raise self._unavailable("it is closed", "open a new one")
+        return self._client
+
+    @property
+    def is_up(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    @property
+    def max_payload(self) -> int:
+        return self.client.max_payload
+
+    async def publish(self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> None:
+        """Send without an answer; an error when there is no connection."""
+        self._check_up()
+        try:
+            await self.client.publish(subject, body, headers=dict(headers) if headers else None)
+        except Exception as error:
+            raise self._explained(error) from error
+
+    async def request(
+        self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
+    ) -> Msg:
+        """Send and wait for the answer."""
+        from nats import errors
+
+        self._check_up()
+        try:
+            return await self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
+        except (errors.NoRespondersError, errors.TimeoutError, TimeoutError, errors.ConnectionClosedError) as error:
+            if isinstance(error, errors.NoRespondersError):
+                raise self._explained(error) from error
+            problem = f"a request was not answered within {timeout:g} s"
+            raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
+        except Exception as error:
+            raise self._explained(error) from error
+
+    async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
+        """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
+        answer = await self.request(f"$JS.API.{name}", b"" if body is None else json.encode(body), timeout=timeout)
+        self.check(answer.data)
+        return bytes(answer.data)
+
+    def check(self, answer: bytes) -> None:
+        """Raise the error that an answer of JetStream has in it, if any."""
+        try:
+            error = json.decode(answer, type=_Answer).error
+        except msgspec.DecodeError as problem:
+            raise self._unavailable("its answer is none of JetStream's", "check that it is a NATS server") from problem
+        if error is None:
+            return
+        if error.err_code in FULL:
+            way_out = "give it more space, or remove what is no longer needed"
+            raise StoreFullError(self.options.shown, printable(error.description, most=200), way_out)
+        if error.err_code in NO_JETSTREAM:
+            raise self._no_jetstream()
+        raise RefusedError(error.err_code, printable(error.description, most=300))
+
+    async def subscribe(self, subject: str, handler: Handler, *, most: int = 65536, queue: str = "") -> Subscription:
+        """Hear a subject; `handler` is called in the loop, one message after the other."""
+        return await self.client.subscribe(
+            subject, queue=queue, cb=handler, pending_msgs_limit=most, pending_bytes_limit=256 << 20
+        )
+
+    async def round_trip(self) -> None:
+        """Return when the server has read everything that was sent before."""
+        async with asyncio.timeout(REQUEST_S):
+            await self.client.flush()
+
+    async def wait_until_up(self, timeout: float) -> bool:
+        """Wait for a lost connection to be back, at most so long."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not self.is_up and not self._closing and loop.time() < deadline:  # noqa: ASYNC110 - nats-py has no event
+            await asyncio.sleep(RECONNECT_EVERY_S / 4)
+        return self.is_up
+
+    async def close(self) -> None:
+        """Close. A second call does nothing."""
+        client, self._closing = self._client, True
+        if client is not None and not client.is_closed:
+            await _closed_quietly(client)
+
+    def _check_up(self) -> None:
+        if not self.client.is_connected:
+            raise self._unavailable("the connection is lost", "it is being tried again; check the server")
+
+    def _unavailable(self, problem: str, way_out: str) -> StoreUnavailableError:
+        return StoreUnavailableError(self.options.shown, problem, way_out)
+
+    def _no_jetstream(self) -> StoreVersionError:
+        way_out = "start the server with -js, or enable JetStream for this account"
+        return StoreVersionError(self.options.shown, "JetStream is not enabled there", way_out)
+
+    def _explained(self, error: BaseException | None) -> Exception:
+        """The error in our words."""
+        from nats import errors
+
+        if isinstance(error, StoreUnavailableError | StoreFullError | StoreVersionError):
+            return error
+        if isinstance(error, errors.NoRespondersError):
+            return self._no_jetstream()
+        text = error_text(error) if error is not None else "no answer"
+        if "authorization" in text.lower() or "permissions" in text.lower() or "expired" in text.lower():
+            way_out = "check the user, token or credentials file (section nats of the configuration)"
+            return StorePermissionError(self.options.shown, f"the server refuses this user ({text})", way_out)
+        if isinstance(error, errors.MaxPayloadError):
+            limit = f"a message is larger than the {self.max_payload} bytes that the server takes"
+            return StoreFullError(self.options.shown, limit, "raise max_payload of the server, or send less")
+        return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
+
+
+FULL = frozenset({10047, 10077, 10054, 10028, 10023})
+"""Numbers of JetStream's refusals that mean no room: of the server, the account or the stream."""
+NO_JETSTREAM = frozenset({10039, 10076, 10035})
+WRONG_LAST = frozenset({10071, 10164})
+"""A compare-and-set that lost."""
+
+
+async def _closed_quietly(client: Client) -> None:
+    try:
+        async with asyncio.timeout(2.0):
+            await client.close()
+    except Exception as error:
+        logger().info("a connection was not closed in order (%s)", error_text(error))
+
+
+def token_of(text: str) -> str:
+    """A text as one token of a subject: as it is where it can be, else encoded, so that no two are alike."""
+    import base64
+    import hashlib
+
+    if 0 < len(text) <= 100 and text.isascii() and all(one.isalnum() or one in "_-" for one in text):
+        return text
+    encoded = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return f"={encoded}" if len(encoded) <= 160 else "~" + hashlib.sha256(text.encode()).hexdigest()
+
+
+__all__ = ["Connection", "NatsOptions", "RefusedError", "Sequence", "UnansweredError", "options_from_url", "token_of"]
