@@ -2,8 +2,8 @@
 The shared subject of assignments as a stream: `AssignmentStream` makes it and publishes to it, `Puller` reads from it.
 
 Peers that know only the documented subjects publish to `caf.exec.assign.v1`. A bounded work-queue stream on exactly
-this subject keeps what they send while no worker is there, and refuses what has no room. All workers share one consumer:
-an assignment goes to one of them, and comes back when it is not acknowledged in time.
+this subject keeps what they send while no worker is there, and refuses what has no room. All workers share one
+consumer: an assignment goes to one of them, and comes back when it is not acknowledged in time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Struct, json
 
 from reefknot.core.messages import ASSIGN
 from reefknot.engines.jetstream.connection import Connection, RefusedError
-from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.errors import StoreError, StoreUnavailableError, StoreVersionError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
@@ -61,9 +61,7 @@ class _StreamNames(Struct):
 class AssignmentStream:
     """The stream `NAME_assign` and its consumer, as one store has them."""
 
-    def __init__(
-        self, connection: Connection, *, most: int = MOST_ASSIGNMENTS, ack_wait: float = ACK_WAIT_S
-    ) -> None:
+    def __init__(self, connection: Connection, *, most: int = MOST_ASSIGNMENTS, ack_wait: float = ACK_WAIT_S) -> None:
         self.connection = connection
         self.name = f"{connection.options.name}_assign"
         self.ack_wait = ack_wait
@@ -143,13 +141,15 @@ class AssignmentStream:
         await self.ensure()
         try:
             answer = await self.connection.request(ASSIGN, body, headers=headers)
+        except StoreVersionError:  # nobody answers: the stream was removed
+            self.doubt()
+            await self.ensure()
+            answer = await self.connection.request(ASSIGN, body, headers=headers)
+        try:
             self.connection.check(answer.data)
         except RefusedError as error:
             problem = f"the stream {self.name} refuses a message: {error.text} ({error.number})"
             raise StoreUnavailableError(self._shown, problem, "check the stream") from error
-        except StoreError:
-            self.doubt()
-            raise
 
 
 class Puller:
@@ -181,6 +181,7 @@ class Puller:
     async def run(self) -> None:
         """Fetch until cancelled. Raises `SubjectTakenError` alone."""
         keeping = asyncio.ensure_future(self._keep())
+        is_failing = False
         try:
             while True:
                 try:
@@ -188,12 +189,14 @@ class Puller:
                     if self._subscription is None:
                         self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._hear)
                     await self._fetch()
+                    is_failing = False
                 except SubjectTakenError:
                     raise
                 except Exception as error:
-                    logger().warning("assignments cannot be fetched; trying again (%s)", error_text(error))
+                    if not is_failing:
+                        logger().warning("assignments cannot be fetched; trying again (%s)", error_text(error))
+                    is_failing = True
                     self._stream.doubt()
-                    await self._connection.wait_until_up(AGAIN_S)
                     await asyncio.sleep(AGAIN_S)
         finally:
             keeping.cancel()
