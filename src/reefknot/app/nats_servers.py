@@ -239,7 +239,7 @@ def running_nats(
 
 
 def url_of(servers: Sequence[NatsServer]) -> str:
-    """One URL for all servers, as `--engine` takes it."""
+    """The URL of all servers together, separated by commas, as `--engine` takes it."""
     return ",".join(server.url for server in servers)
 
 

@@ -111,7 +111,7 @@ def _announce(servers: Sequence[NatsServer], options: ServerFlags) -> None:
     say(f"use it from another terminal: reefknot up --engine {url}")
 
 
-class _Ended:
+class _FirstSignal:
     """The exit code of the first signal; None before it."""
 
     def __init__(self) -> None:
@@ -125,9 +125,9 @@ class _Ended:
 
 
 @contextmanager
-def _signals() -> Iterator[_Ended]:
+def _signals() -> Iterator[_FirstSignal]:
     """Inside, the first signal is noted and the second ends the process. An ignored SIGHUP stays ignored."""
-    ended = _Ended()
+    ended = _FirstSignal()
     before = {}
     for number in _CODES:
         if number == SIGHUP and getsignal(number) == SIG_IGN:
@@ -140,7 +140,7 @@ def _signals() -> Iterator[_Ended]:
             signal(number, handler)
 
 
-def _wait(servers: Sequence[NatsServer], ended: _Ended, seconds: float | None) -> None:
+def _wait(servers: Sequence[NatsServer], ended: _FirstSignal, seconds: float | None) -> None:
     """Return after a signal, or when the time is over. A server that ends meanwhile is an error."""
     ends = None if seconds is None else time.monotonic() + seconds
     while ended.code is None and (ends is None or time.monotonic() < ends):
