@@ -209,6 +209,12 @@ class TestParts:
         run(story())
 
 
+async def publish_for_ever(end: JetStreamTransport) -> None:
+    while True:
+        await end.publish("nobody", b"lost")
+        await asyncio.sleep(0)
+
+
 class TestALostConnection:
     def test_publish_says_so_and_subscriptions_come_back(self, own_nats_server: NatsServer, name: str) -> None:
         async def story() -> None:
@@ -219,9 +225,7 @@ class TestALostConnection:
                 kill(own_nats_server)
 
                 with pytest.raises(StoreUnavailableError, match="the connection is lost"):
-                    while True:
-                        await near.publish("nobody", b"lost")
-                        await asyncio.sleep(0)
+                    await publish_for_ever(near)
                 restart(own_nats_server)
                 hearing = asyncio.ensure_future(anext(line))
 

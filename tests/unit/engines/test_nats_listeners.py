@@ -41,7 +41,7 @@ class FakeConnection:
 
 async def opened() -> tuple[FakeConnection, Listeners]:
     connection = FakeConnection()
-    listeners = Listeners(cast(Connection, connection), "me", lambda: [])
+    listeners = Listeners(cast(Connection, connection), "me", list)
     await listeners.open()
     return connection, listeners
 
