@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -84,6 +84,10 @@ def options_from_url(url: str, **more: Any) -> NatsOptions:
 
 class UnansweredError(StoreUnavailableError):
     """A request was sent and not answered: it may have been carried out."""
+
+
+class NobodyThereError(StoreUnavailableError):
+    """Nobody took the request: JetStream is off, or a stream has no leader for the moment. Nothing was stored."""
 
 
 class RefusedError(Exception):
@@ -186,12 +190,13 @@ class Connection:
 
     async def _back(self) -> None:
         logger().warning("connected to %s again", self.options.shown)
-        for call in self._reconnected:
+        for call in list(self._reconnected):
             call()
 
-    def on_reconnect(self, call: Callable[[], None]) -> None:
-        """Call this in the loop whenever a lost connection is back."""
+    def on_reconnect(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call this in the loop whenever a lost connection is back, until the answer is called."""
         self._reconnected.append(call)
+        return lambda: self._reconnected.remove(call)
 
     @property
     def client(self) -> Client:
@@ -224,9 +229,10 @@ class Connection:
         self._check_up()
         try:
             return await self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
-        except (errors.NoRespondersError, errors.TimeoutError, TimeoutError, errors.ConnectionClosedError) as error:
-            if isinstance(error, errors.NoRespondersError):
-                raise self._explained(error) from error
+        except errors.NoRespondersError as error:
+            way_out = "start the server with -js, or enable JetStream for this account"
+            raise NobodyThereError(self.options.shown, "JetStream does not answer there", way_out) from error
+        except (errors.TimeoutError, TimeoutError, errors.ConnectionClosedError) as error:
             problem = f"a request was not answered within {timeout:g} s"
             raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
         except Exception as error:
@@ -295,8 +301,6 @@ class Connection:
 
         if isinstance(error, StoreUnavailableError | StoreFullError | StoreVersionError):
             return error
-        if isinstance(error, errors.NoRespondersError):
-            return self._no_jetstream()
         text = error_text(error) if error is not None else "no answer"
         if "authorization" in text.lower() or "permissions" in text.lower() or "expired" in text.lower():
             way_out = "check the user, token or credentials file (section nats of the configuration)"
@@ -321,16 +325,3 @@ async def _closed_quietly(client: Client) -> None:
     except Exception as error:
         logger().info("a connection was not closed in order (%s)", error_text(error))
 
-
-def token_of(text: str) -> str:
-    """A text as one token of a subject: as it is where it can be, else encoded, so that no two are alike."""
-    import base64
-    import hashlib
-
-    if 0 < len(text) <= 100 and text.isascii() and all(one.isalnum() or one in "_-" for one in text):
-        return text
-    encoded = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-    return f"={encoded}" if len(encoded) <= 160 else "~" + hashlib.sha256(text.encode()).hexdigest()
-
-
-__all__ = ["Connection", "NatsOptions", "RefusedError", "Sequence", "UnansweredError", "options_from_url", "token_of"]
