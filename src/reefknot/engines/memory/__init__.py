@@ -6,7 +6,6 @@ It fulfils the contracts of the durable engines, ends with the process, and belo
 
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.engines.memory.quarantine import MemoryLeases, MemoryQuarantine
 from reefknot.engines.memory.store import (
     Hub,
     MemoryAuditLog,
@@ -15,7 +14,7 @@ from reefknot.engines.memory.store import (
     MemoryIdempotencyStore,
     MemoryTransport,
 )
-from reefknot.engines.memory.work import MemoryWorkQueue
+from reefknot.engines.memory.work import MemoryLeases, MemoryQuarantine, MemoryWorkQueue
 from reefknot.ports.clock import Clock
 from reefknot.runtime.seeds import new_id
 
@@ -44,7 +43,7 @@ class MemoryStore:
             context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
         )
         self.work = MemoryWorkQueue(context, self.audit)
-        self.quarantine = MemoryQuarantine(self.work, self.audit)
+        self.quarantine = MemoryQuarantine(self.work)
         self.control = MemoryControl(context, self.audit)
         self.leases = MemoryLeases(self.work)
         self.clock = SteadyClock(clock)
