@@ -14,7 +14,7 @@ from reefknot.runtime.seeds import new_id
 class AuditWriter:
     """The chain of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: object) -> None:
         self.writer = new_id()
         self.head = Head(self.writer)
         self.kept: list[KeptEntry] = []
@@ -35,3 +35,18 @@ class AuditWriter:
         self.kept += sealed
         if sealed:
             self.head = Head(self.writer, sealed[-1].sequence, sealed[-1].hash)
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class JetStreamAuditLog:
+    def __init__(self, state, commits, writer) -> None:
+        self.w = writer
+
+    async def read(self, query=None):
+        return list(self.w.kept)
+
+    async def newest_at(self):
+        return None

@@ -324,4 +324,3 @@ async def _closed_quietly(client: Client) -> None:
             await client.close()
     except Exception as error:
         logger().info("a connection was not closed in order (%s)", error_text(error))
-
