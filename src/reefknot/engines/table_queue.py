@@ -209,8 +209,8 @@ class TableLeases:
     def __init__(self, work: TableWorkQueue) -> None:
         self._work = work
 
-    async def owners(self) -> list[str]:
-        return await self._work.look(lambda _: self._work.table.owners())
+    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
+        return await self._work.look(lambda now: self._work.table.owners(now=now, silent_for=silent_for))
 
     async def end(self, owners: Collection[str]) -> int:
         return await self._work.change(lambda now: self._work.table.end_leases(owners, now=now), wake=False)

@@ -190,7 +190,7 @@ class Commits:
                 preparing = [one.prepare() for one in changes if one.prepare is not None]
                 await asyncio.gather(*preparing)
                 if number > 2:
-                    await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.001 * 2**number)))  # noqa: S311
+                    await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.001 * 2**number)))
             try:
                 await self._try(changes)
                 return

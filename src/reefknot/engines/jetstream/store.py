@@ -34,6 +34,7 @@ class JetStreamStore:
     """A durable store. Open it with `await JetStreamStore.open(url, clock)`."""
 
     durable = True
+    expires_by_itself = True
 
     def __init__(
         self,
@@ -125,6 +126,10 @@ class JetStreamStore:
     def failure(self) -> ReefknotError | None:
         """None: a server that is away may come back, and is waited for."""
         return None
+
+    @property
+    def reached_for(self) -> float:
+        return self.connection.up_for
 
     @property
     def clock(self) -> SteadyClock:

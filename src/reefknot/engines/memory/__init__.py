@@ -4,6 +4,8 @@
 It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
 """
 
+from math import inf
+
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.engines.memory.store import (
@@ -27,6 +29,8 @@ class MemoryStore:
 
     durable = False
     failure = None
+    expires_by_itself = False
+    reached_for = inf
 
     def __init__(
         self,
