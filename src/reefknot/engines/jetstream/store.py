@@ -140,7 +140,7 @@ class JetStreamStore:
         return max((at for at in found if at is not None), default=None)
 
     def transport(self) -> JetStreamTransport:
-        return JetStreamTransport(self.connection, self.names.name)
+        return JetStreamTransport(self.connection)
 
     async def close(self) -> None:
         if self._closed:
