@@ -320,7 +320,7 @@ class ForgetsLeases(MemoryWorkQueue):
     """The broken variant: a claim looks only at what is due, and an owner is whoever says so."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        items = [(one, self.items.get(one.id)) for one in settlements]
+        items = [(one, self.table.items.get(one.id)) for one in settlements]
         trusted = [
             one if item is None else structs.replace(one, owner=item.owner, fence=item.fence) for one, item in items
         ]

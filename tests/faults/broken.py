@@ -15,7 +15,7 @@ import msgspec
 
 from reefknot.core.overload import submission
 from reefknot.core.overload.submission import OpenWork, Waiting
-from reefknot.engines.memory import work as memory_work
+from reefknot.engines import work_items, work_table
 from reefknot.engines.sqlite import admission
 from reefknot.worker.attempt import StepRunner
 from reefknot.worker.destinations import Destination
@@ -23,8 +23,8 @@ from reefknot.worker.queue import BoundedQueue
 
 Patch = Callable[[Any, str, Any], None]
 """Replaces an attribute: `setattr`, or one that remembers what was there."""
-ENGINES = (admission, memory_work)
-"""The modules that import the decisions by name."""
+ADMISSION, ORDER = (admission, work_table), (admission, work_items)
+"""The modules of the engines that import a decision by name: about admission, and about the order of work."""
 
 
 def _no_time_bound(patch: Patch) -> None:
@@ -34,7 +34,7 @@ def _no_time_bound(patch: Patch) -> None:
     def by_count(open_work: OpenWork, arrival: Any, rules: Any) -> Any:
         return admit(open_work, msgspec.structs.replace(arrival, deadline_ms=None), rules)
 
-    for engine in ENGINES:
+    for engine in ADMISSION:
         patch(engine, "admit_submission", by_count)
     _begin_hopeless(patch)
 
@@ -62,7 +62,7 @@ def _first_come(patch: Patch) -> None:
     def everything(self: OpenWork, priority: int, tenant: str) -> int:
         return sum(self._counts.values())
 
-    for engine in ENGINES:
+    for engine in ORDER:
         patch(engine, "in_turns", by_age)
     patch(OpenWork, "ahead", everything)
     patch(OpenWork, "lowest", lambda self, tenant=None: None)

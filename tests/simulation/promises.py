@@ -25,6 +25,7 @@ from reefknot.core.audit.replay import replay
 from reefknot.core.messages import ExecResult, ResultStatus
 from reefknot.core.work import ENDED, WorkItem, WorkState, record_id
 from reefknot.engines.memory import MemoryStore
+from reefknot.engines.work_items import group_of
 from reefknot.ports.audit_log import AuditQuery
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def check_bounds(world: World) -> None:
             if pool.reserved < 0:
                 story.broken.append(f"{member.name} {pool.name}: {pool.reserved} are entering")
     if isinstance(world.store, MemoryStore):
-        queue = world.store.work
-        counted = Counter(one for item in queue.items.values() if (one := queue._counted_as(item)) is not None)
+        queue = world.store.work.table
+        counted = Counter(one for item in queue.items.values() if (one := group_of(item)) is not None)
         if counted != queue._open:
             story.broken.append(f"open work is {dict(counted)}, and is counted as {dict(queue._open)}")
     router = world.router.part

@@ -32,13 +32,14 @@ class FencelessQueue(MemoryWorkQueue):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         held = []
+        items = self.table.items
         for one in settlements:
-            item = self.items.get(one.id)
+            item = items.get(one.id)
             if item is not None and item.state is WorkState.PENDING:
                 now = self.shared.now()
-                self.put(core.started(item, owner=one.owner, fence=one.fence, lease_ms=1, now=now), now)
+                self.table.put(core.started(item, owner=one.owner, fence=one.fence, lease_ms=1, now=now), now)
             if item is not None and item.state in (WorkState.PENDING, WorkState.RUNNING):
-                self.items[one.id] = msgspec.structs.replace(self.items[one.id], owner=one.owner, fence=one.fence)
+                items[one.id] = msgspec.structs.replace(items[one.id], owner=one.owner, fence=one.fence)
             held.append(one)
         return await super().settle(held)
 

@@ -182,7 +182,7 @@ class World:
         settle = queue.settle
 
         async def watched(settlements: Sequence[Settlement]) -> list[bool]:
-            before = {one.id: queue.items.get(one.id) for one in settlements}
+            before = {one.id: queue.table.items.get(one.id) for one in settlements}
             answers: list[bool] = await settle(settlements)
             for one, kept in zip(settlements, answers, strict=True):
                 if kept and not core.holds(before[one.id], owner=one.owner, fence=one.fence):
@@ -194,7 +194,7 @@ class World:
     def _accepted_means_kept(self, subject: str, body: bytes) -> None:
         if subject == ACK and isinstance(self.store, MemoryStore):
             ack = msgspec.json.decode(body, type=ExecAssignmentAck)
-            item = self.store.work.items.get(record_of(ack.assignment_id))
+            item = self.store.work.table.items.get(record_of(ack.assignment_id))
             never_kept = item is None or (core.is_unassigned(item) and not item.admission)  # a recalled one has been
             if ack.status is AckStatus.ACCEPTED and never_kept:
                 self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")

@@ -60,9 +60,9 @@ def test_extended_leases_of_unknown_and_ended_work_are_not_kept() -> None:
         (item,) = await store.work.claim(1, owner="me", classes=("other",))
         ours = Held(item.id, "me", item.fence)
         store.leases.extend([Held("0", "me", 1), Held("unknown", "me", 1), ours], lease=60)
-        assert list(store.work._extended) == ["waits"]
+        assert list(store.work.table._extended) == ["waits"]
         assert await store.work.settle([Settlement(item.id, "me", item.fence, WorkDone())]) == [True]
-        assert not store.work._extended
+        assert not store.work.table._extended
 
     run_virtual(story())
 

@@ -31,6 +31,7 @@ from reefknot.core.work import (
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
+from reefknot.engines.work_items import group_of
 from reefknot.ports.store import Store
 from reefknot.ports.work_queue import ALL, Enqueued, Held, Settlement
 
@@ -64,7 +65,8 @@ class Twins:
         return first
 
     def items(self, *states: WorkState) -> list[WorkItem]:
-        return sorted((one for one in self.memory.work.items.values() if one.state in states), key=lambda one: one.id)
+        every = self.memory.work.table.items.values()
+        return sorted((one for one in every if one.state in states), key=lambda one: one.id)
 
     def some(self, *states: WorkState) -> list[WorkItem]:
         found = self.items(*states)
@@ -184,8 +186,8 @@ class Twins:
     def check(self, step: str) -> None:
         fresh = list(self.file.execute(FRESH))
         assert list(self.file.execute(KEPT)) == fresh, f"SQLite counts differently after {step}"
-        queue = self.memory.work
-        counted = Counter(one for item in queue.items.values() if (one := queue._counted_as(item)) is not None)
+        queue = self.memory.work.table
+        counted = Counter(one for item in queue.items.values() if (one := group_of(item)) is not None)
         assert dict(queue._open) == dict(counted), f"memory counts differently after {step}"
         assert sorted((*key, number) for key, number in counted.items()) == fresh, f"they differ after {step}"
 

@@ -62,8 +62,8 @@ def test_what_crashed_too_often_is_answered_even_if_it_cannot_be_read() -> None:
         store = shop.store
         assert isinstance(store, MemoryStore)
         await store.work.enqueue([item()])
-        kept = store.work.items["a"]
-        store.work.items["a"] = msgspec.structs.replace(
+        kept = store.work.table.items["a"]
+        store.work.table.items["a"] = msgspec.structs.replace(
             kept, state=WorkState.QUARANTINED, reason="its owner vanished 3 times"
         )
         worker = await shop.worker("w1")

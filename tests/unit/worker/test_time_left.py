@@ -104,7 +104,7 @@ async def cut_at_a_tenth(shop: Shop) -> tuple[Destination, int, float]:
 def service_time(shop: Shop) -> tuple[int, float]:
     """What the store tells admission about the steps of the class."""
     work_queue: Any = shop.store.work
-    found = work_queue._service_times["cpu"]
+    found = work_queue.table.service_times["cpu"]
     return found.known, found.mean_ms
 
 

@@ -1,0 +1,342 @@
+"""
+Commits: the changes that callers ask for, made here, stored there, many in one atomic batch.
+
+A change is a function on the state of this process. All that are waiting run one after the other; the records they
+touched go to the server as one batch, each with the revision that it was changed from. The server stores all of them or
+none. When somebody else was faster with one of them, everything is undone here, the mirror catches up, and the changes
+run anew. An answer is given when the batch is stored, under `result-dedup` that of a claim or a renewal at once.
+
+Every batch ends with this process's outbox. Whether a batch without an answer was stored can be seen there: its last
+message names the batch. Until that is known the batch is sent again, and the revisions see to it that it counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from msgspec import json
+
+from reefknot.core.idempotency import KeyRecord
+from reefknot.core.time import Moment
+from reefknot.engines.jetstream.audit import AuditWriter
+from reefknot.engines.jetstream.connection import (
+    RESULT_DEDUP,
+    WRONG_LAST,
+    Connection,
+    NobodyThereError,
+    RefusedError,
+    UnansweredError,
+)
+from reefknot.engines.jetstream.reads import last_message
+from reefknot.engines.jetstream.state import Message, State
+from reefknot.errors import ReefknotError, StoreFullError, StoreUnavailableError
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.seeds import new_id
+
+R = TypeVar("R")
+MOST_WAITING = 20_000
+MOST_AT_ONCE = 128
+MOST_MESSAGES = 900
+"""Messages of a batch; the server takes a thousand."""
+MOST_TRIES = 200
+CATCH_UP_S = 0.25
+LONGEST_PAUSE_S = 0.05
+PATIENCE_S = 10.0
+COMMIT_HEADER = "Reefknot-Commit"
+
+
+class Batch:
+    """The messages and events of the changes that go together."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.stored: list[tuple[int, Callable[[int], None]]] = []
+        self.events: list[AuditEntry] = []
+        self.keys: dict[str, tuple[int, KeyRecord | None]] = {}
+        """The records of idempotency keys as the changes before have left them, and where in the batch they are."""
+
+    def put_key(self, key: str, message: Message, record: KeyRecord | None, stored: Callable[[int], None]) -> None:
+        """Store the record of a key; the last change of a batch counts."""
+        if key in self.keys:
+            place = self.keys[key][0]
+            message.expected = self.messages[place].expected
+            self.messages[place] = message
+            self.stored = [one for one in self.stored if one[0] != place]
+            self.stored.append((place, stored))
+        else:
+            place = len(self.messages)
+            self.add(message, stored)
+        self.keys[key] = place, record
+
+    def add(self, message: Message, stored: Callable[[int], None] | None = None) -> None:
+        """Store this too; `stored` is called with its sequence."""
+        if stored is not None:
+            self.stored.append((len(self.messages), stored))
+        self.messages.append(message)
+
+
+class Change(Generic[R]):
+    """A caller's change: `run` makes it, `prepare` reads what it needs, again after every conflict."""
+
+    def __init__(
+        self,
+        run: Callable[[Batch, Moment], R],
+        prepare: Callable[[], Awaitable[None]] | None,
+        future: asyncio.Future[R],
+        is_soft: bool,
+    ) -> None:
+        self.run = run
+        self.prepare = prepare
+        self.future = future
+        self.is_soft = is_soft
+
+
+class _LostError(Exception):
+    """Somebody else has changed a record of the batch. `sequence` is that of the newer message."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(sequence)
+        self.sequence = sequence
+
+
+class Commits:
+    """The one writer of a store in this process."""
+
+    def __init__(self, connection: Connection, state: State, audit: AuditWriter) -> None:
+        self._connection = connection
+        self._state = state
+        self._audit = audit
+        self._is_fast = connection.options.guarantee == RESULT_DEDUP
+        self._waiting: deque[Change[Any]] = deque()
+        self._reads: list[Callable[[], None]] = []
+        self._is_busy = False
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.batches = 0
+        self.conflicts = 0
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work(), name="commits")
+
+    async def change(
+        self,
+        run: Callable[[Batch, Moment], R],
+        *,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        is_soft: bool = False,
+    ) -> R:
+        """Make a change and wait until it is stored. `run` raises before it changes anything, or not at all."""
+        self._check_open()
+        if len(self._waiting) >= MOST_WAITING:
+            raise self._unavailable(f"{MOST_WAITING} changes are waiting for the server")
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Change(run, prepare, future, is_soft and self._is_fast))
+        self._more.set()
+        return await future
+
+    async def read(self, look: Callable[[Moment], R]) -> R:
+        """Look at the state when nothing in it is unstored."""
+        self._check_open()
+        if not self._is_busy:
+            return look(self._state.now())
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+        def answer() -> None:
+            if not future.done():
+                try:
+                    future.set_result(look(self._state.now()))
+                except ReefknotError as error:
+                    future.set_exception(error)
+
+        self._reads.append(answer)
+        return await future
+
+    async def close(self) -> None:
+        """Store what is waiting, for a bounded time, then stop."""
+        self._closed = True
+        self._more.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=PATIENCE_S)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for change in self._waiting:
+            if not change.future.done():
+                change.future.set_exception(self._unavailable("it was closed"))
+
+    async def _work(self) -> None:
+        while not (self._closed and not self._waiting):
+            await self._more.wait()
+            self._more.clear()
+            while self._waiting:
+                await self._audit.has_room()
+                number = min(MOST_AT_ONCE, len(self._waiting))
+                taken = [self._waiting.popleft() for _ in range(number)]
+                try:
+                    await self._commit([one for one in taken if not one.future.done()])
+                except Exception as error:
+                    logger().error("changes were not stored (%s)", error_text(error))
+                    _fail(taken, error)
+
+    async def _commit(self, changes: list[Change[Any]]) -> None:
+        """Store these changes, however often somebody else is faster."""
+        for number in range(MOST_TRIES):
+            if number:
+                preparing = [one.prepare() for one in changes if one.prepare is not None]
+                await asyncio.gather(*preparing)
+                if number > 2:
+                    await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.001 * 2**number)))
+            try:
+                await self._try(changes)
+                return
+            except _LostError as lost:
+                self.conflicts += 1
+                changes = [one for one in changes if not one.future.done()]
+                await self._state.reach(lost.sequence - 1, CATCH_UP_S)
+        raise self._unavailable(f"others were faster {MOST_TRIES} times")
+
+    async def _try(self, changes: Sequence[Change[Any]]) -> None:
+        state, batch = self._state, Batch()
+        self._begin()
+        try:
+            now = state.now()
+            answers = [_run(change, batch, now) for change in changes]
+            first = len(batch.messages)
+            work, records = state.work_messages()
+            messages = [*batch.messages, *work, *state.pool_messages()]
+            events = [*state.table.events, *batch.events]
+            if len(messages) > MOST_MESSAGES:
+                raise StoreFullError(
+                    self._connection.options.shown, f"a change has {len(messages)} records", "make it in smaller parts"
+                )
+            for change, (answer, error) in zip(changes, answers, strict=True):
+                if change.is_soft and error is None and not change.future.done():
+                    change.future.set_result(answer)
+            if messages or events:
+                start = await self._store(messages, events)
+                for place, stored in batch.stored:
+                    stored(start + place)
+                for work_id, place, kept in records:
+                    state.revisions[work_id] = start + first + place
+                    state.kept[work_id] = kept
+            state.took()
+        except BaseException:
+            state.table.roll_back()
+            raise
+        finally:
+            self._end()
+        for change, (answer, error) in zip(changes, answers, strict=True):
+            if not change.future.done():
+                if error is not None:
+                    change.future.set_exception(error)
+                else:
+                    change.future.set_result(answer)
+
+    def _begin(self) -> None:
+        self._is_busy = True
+        self._state.hold()
+
+    def _end(self) -> None:
+        self._state.release()
+        self._is_busy = False
+        reads, self._reads = self._reads, []
+        for answer in reads:
+            answer()
+
+    async def _store(self, messages: list[Message], events: Sequence[AuditEntry]) -> int:
+        """Store a batch; returns the sequence of its first message."""
+        sealed = self._audit.seal(events)
+        commit_id = new_id()
+        outbox = Message(self._state.names.outbox(self._audit.writer), self._audit.outbox(sealed))
+        whole = [*messages, outbox]
+        last = await self._send_until_known(whole, commit_id)
+        self.batches += 1
+        self._audit.stored(sealed)
+        return last - len(whole) + 1
+
+    async def _send_until_known(self, messages: list[Message], commit_id: str) -> int:
+        """Send a batch until it is known to be stored, or not to be; returns the sequence of its last message."""
+        is_doubtful, number = False, 0
+        while True:
+            number += 1
+            try:
+                return await self._send(messages, commit_id)
+            except UnansweredError as error:
+                is_doubtful = True
+                self._say_waiting(number, error)
+            except (NobodyThereError, StoreUnavailableError) as error:
+                self._say_waiting(number, error)
+                if self._closed and number > 3:
+                    raise
+            except RefusedError as error:
+                if error.number not in WRONG_LAST:
+                    raise self._unavailable(f"the server refuses a batch ({error.text})") from error
+                stored_at = await self._found(commit_id) if is_doubtful else None
+                if stored_at is not None:
+                    return stored_at
+                raise _LostError(_sequence_in(error.text)) from error
+            await self._connection.wait_until_up(1.0)
+            await asyncio.sleep(min(1.0, 0.02 * 2 ** min(number, 6)))
+
+    async def _found(self, commit_id: str) -> int | None:
+        """The sequence of this process's outbox if its last batch is this one."""
+        while True:
+            try:
+                subject = self._state.names.outbox(self._audit.writer)
+                last = await last_message(self._connection, self._state.names.state, subject)
+                return last.sequence if last is not None and last.headers.get(COMMIT_HEADER) == commit_id else None
+            except (StoreUnavailableError, RefusedError) as error:
+                self._say_waiting(1, error)
+                await self._connection.wait_until_up(1.0)
+                await asyncio.sleep(0.1)
+
+    async def _send(self, messages: list[Message], commit_id: str) -> int:
+        batch_id, last = new_id(), len(messages)
+        for number, message in enumerate(messages, 1):
+            headers = message.headers()
+            headers["Nats-Batch-Id"] = batch_id
+            headers["Nats-Batch-Sequence"] = str(number)
+            if number < last:
+                await self._connection.publish(message.subject, message.body, headers=headers)
+                continue
+            headers["Nats-Batch-Commit"] = "1"
+            headers[COMMIT_HEADER] = commit_id
+            answer = await self._connection.request(message.subject, message.body, headers=headers)
+            self._connection.check(answer.data)
+            return int(json.decode(answer.data)["seq"])
+        raise AssertionError("a batch has at least its outbox")
+
+    def _say_waiting(self, number: int, error: Exception) -> None:
+        if number % 10 == 1:
+            logger().warning("changes wait for %s (%s)", self._connection.options.shown, error_text(error))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._unavailable("it is closed", "open a new one")
+
+    def _unavailable(self, problem: str, way_out: str = "check the server, and try again") -> StoreUnavailableError:
+        return StoreUnavailableError(self._connection.options.shown, problem, way_out)
+
+
+def _run(change: Change[R], batch: Batch, now: Moment) -> tuple[R | None, Exception | None]:
+    try:
+        return change.run(batch, now), None
+    except Exception as error:  # the caller's own: the others of this batch go on
+        return None, error
+
+
+def _fail(changes: Sequence[Change[Any]], error: Exception) -> None:
+    for change in changes:
+        if not change.future.done():
+            change.future.set_exception(error)
+
+
+def _sequence_in(text: str) -> int:
+    """The number in JetStream's `wrong last sequence: 12`."""
+    digits = "".join(one for one in text.rpartition("sequence: ")[2] if one.isdecimal())
+    return int(digits or 0)

@@ -1,0 +1,177 @@
+"""
+The streams of a store on JetStream, the subjects in them, and the check that nobody has changed them.
+
+A store NAME has two streams. `NAME_state` holds one message for each record, its latest version: work, idempotency
+keys, commands, statuses. `NAME_audit` holds every event. Subjects:
+
+    NAME.work.STATE.POOL.ID    an assignment, with the state of its record; `open` is pending or running
+    NAME.blob.ID.FIELD.PART    what is too large for a record
+    NAME.key.KEY               an idempotency key
+    NAME.command.TARGET.ID     a command of an operator;   NAME.status.SYSTEM   a system that runs
+    NAME.pool.POOL             service time and arrivals of a resource class
+    NAME.outbox.WRITER         the last batch of one process, with its events until they are in the audit stream
+    NAME.audit.CHAIN.TYPE.ID   an event
+
+A record that ends moves to another subject: in one batch its old subject gets a message without a body, a tombstone,
+which the server removes after a while, and its new one the record, always in this order. So the last message of
+`NAME.work.*.*.ID` is the record, and its sequence is the revision that every change is compared with.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Any
+
+from msgspec import Struct, json
+
+from reefknot.core.work import WorkItem, WorkState
+from reefknot.engines.jetstream.connection import Connection, RefusedError
+from reefknot.errors import StoreUnavailableError, StoreVersionError
+
+OPEN = "open"
+NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
+NO_LEADER = frozenset({10008, 10009})
+
+
+class Names:
+    """The names of the streams and subjects of one store."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = f"{name}_state"
+        self.audit = f"{name}_audit"
+        self.mirrored = tuple(f"{name}.{branch}.>" for branch in ("work.open", "command", "status", "pool"))
+
+    def work(self, item: WorkItem) -> str:
+        is_open = item.state in (WorkState.PENDING, WorkState.RUNNING)
+        return f"{self.name}.work.{OPEN if is_open else item.state.value}.{token_of(item.pool)}.{token_of(item.id)}"
+
+    def any_work(self, work_id: str) -> str:
+        return f"{self.name}.work.*.*.{token_of(work_id)}"
+
+    def all_work(self, state: str = "*", pool: str = "*") -> str:
+        return f"{self.name}.work.{state}.{pool}.*"
+
+    def blob(self, owner: str, field: str, part: int | str) -> str:
+        return f"{self.name}.blob.{token_of(owner)}.{field}.{part}"
+
+    def key(self, key: str) -> str:
+        return f"{self.name}.key.{token_of(key)}"
+
+    def command(self, target: str, command_id: str) -> str:
+        return f"{self.name}.command.{token_of(target)}.{command_id}"
+
+    def status(self, system: str) -> str:
+        return f"{self.name}.status.{token_of(system)}"
+
+    def pool(self, pool: str) -> str:
+        return f"{self.name}.pool.{token_of(pool)}"
+
+    def outbox(self, writer: str) -> str:
+        return f"{self.name}.outbox.{writer}"
+
+    def event(self, chain: str, event_type: str, work_id: str | None) -> str:
+        return f"{self.name}.audit.{chain}.{token_of(event_type)}.{token_of(work_id) if work_id else '_'}"
+
+
+def token_of(text: str) -> str:
+    """A text as one token of a subject: as it is where it can be, else encoded, so that no two are alike."""
+    if 0 < len(text) <= 100 and text.isascii() and text.replace("-", "a").replace("_", "a").isalnum():
+        return text
+    encoded = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return f"={encoded}" if len(encoded) <= 160 else "~" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def state_stream(names: Names, replicas: int) -> dict[str, Any]:
+    """The configuration of the stream of records."""
+    branches = ("work", "blob", "key", "command", "status", "pool", "outbox")
+    return {
+        "name": names.state,
+        "subjects": [f"{names.name}.{branch}.>" for branch in branches],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_msgs_per_subject": 1,
+        "num_replicas": replicas,
+        "allow_atomic": True,
+        "allow_msg_ttl": True,
+        "allow_direct": False,
+    }
+
+
+def audit_stream(names: Names, replicas: int) -> dict[str, Any]:
+    """The configuration of the stream of events."""
+    return {
+        "name": names.audit,
+        "subjects": [f"{names.name}.audit.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_msgs_per_subject": -1,
+        "num_replicas": replicas,
+        "allow_atomic": True,
+        "allow_direct": False,
+    }
+
+
+FREE = frozenset({"num_replicas"})
+"""Settings that an operator may change: more replicas are safer, fewer are theirs to decide."""
+LOSES = {"max_age": 0, "max_msgs": -1, "max_bytes": -1, "subject_delete_marker_ttl": 0, "sealed": False}
+"""Settings under which a stream would lose records or break reads, with the values they must have."""
+
+
+class StreamInfo(Struct):
+    """What JetStream says of a stream. `ts` is the server's time."""
+
+    config: dict[str, Any]
+    state: dict[str, Any]
+    ts: str = ""
+    cluster: dict[str, Any] | None = None
+
+
+async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
+    """The stream as it is; it is made when there is none, and refused when somebody has changed it."""
+    name = wanted["name"]
+    try:
+        found = await stream_info(connection, name)
+    except RefusedError as error:
+        if error.number != NOT_FOUND:
+            raise
+        found = await _create(connection, wanted)
+    problems = drift(found.config, wanted)
+    if problems:
+        problem = f"the stream {name} was changed: {'; '.join(problems)}"
+        way_out = f"set it back (nats stream edit {name}), or use a store of another name"
+        raise StoreVersionError(connection.options.shown, problem, way_out)
+    return found
+
+
+async def stream_info(connection: Connection, name: str) -> StreamInfo:
+    return json.decode(await connection.api(f"STREAM.INFO.{name}"), type=StreamInfo)
+
+
+async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
+    name = wanted["name"]
+    try:
+        return json.decode(await connection.api(f"STREAM.CREATE.{name}", wanted, timeout=10.0), type=StreamInfo)
+    except RefusedError as error:
+        shown = connection.options.shown
+        if error.number == OVERLAP:
+            problem = f"another stream has subjects of {name} ({error.text})"
+            raise StoreVersionError(shown, problem, "use a store of another name: nats://HOST:PORT/NAME") from error
+        problem = f"the stream {name} cannot be made ({error.text})"
+        way_out = "check the limits of the account, and that the cluster has as many servers as replicas are asked for"
+        raise StoreUnavailableError(shown, problem, way_out) from error
+
+
+def drift(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """The differences between a stream and what the store needs, in words."""
+    problems = []
+    for key, value in {**wanted, **LOSES}.items():
+        is_now = found.get(key, LOSES.get(key, False if isinstance(value, bool) else None))
+        if isinstance(value, list):
+            is_now, value = sorted(is_now or []), sorted(value)
+        if key not in FREE and is_now != value:
+            problems.append(f"{key} is {json.encode(is_now).decode()}, not {json.encode(value).decode()}")
+    return problems
