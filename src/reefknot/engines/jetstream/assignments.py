@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, json
 
 from reefknot.core.messages import ASSIGN
-from reefknot.engines.jetstream.connection import Connection, RefusedError
-from reefknot.errors import StoreError, StoreUnavailableError, StoreVersionError
+from reefknot.engines.jetstream.connection import Connection, NobodyThereError, RefusedError
+from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
@@ -141,7 +141,7 @@ class AssignmentStream:
         await self.ensure()
         try:
             answer = await self.connection.request(ASSIGN, body, headers=headers)
-        except StoreVersionError:  # nobody answers: the stream was removed
+        except NobodyThereError:  # the stream was removed, or has no leader
             self.doubt()
             await self.ensure()
             answer = await self.connection.request(ASSIGN, body, headers=headers)
@@ -187,7 +187,7 @@ class Puller:
                 try:
                     await self._stream.ensure()
                     if self._subscription is None:
-                        self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._hear)
+                        self._subscription = await self._connection.listen(f"{self._inbox}.*", self._hear)
                     await self._fetch()
                     is_failing = False
                 except SubjectTakenError:
@@ -236,7 +236,7 @@ class Puller:
         self._left = 0
         self._moved.set()
 
-    async def _hear(self, message: Msg) -> None:
+    def _hear(self, message: Msg) -> None:
         status = (message.headers or {}).get(STATUS)
         is_current = message.subject.endswith(f".{self._request}")
         if status is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,9 @@ from reefknot.engines.jetstream.assignments import (
     SubjectTakenError,
     Taken,
 )
-from reefknot.engines.jetstream.connection import Connection, NatsOptions, token_of
+from reefknot.engines.jetstream.connection import Connection, NatsOptions
 from reefknot.engines.jetstream.listeners import Line, Listeners
+from reefknot.engines.jetstream.streams import token_of
 from reefknot.errors import StoreFullError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
@@ -181,9 +182,10 @@ class JetStreamTransport:
         """Counts lost connections: nobody knows what was lost, so subscriptions get new names."""
         self._count = 0
         self._inboxes: dict[int, _Inbox] = {}
-        self._listeners = Listeners(connection, self._end, self._lines)
+        self._listeners = Listeners(connection, self._end, self._lines, self._run)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = self._is_closed = False
+        self._forget_connection: Callable[[], None] = lambda: None
         self._stream: AssignmentStream | None = None
         if shared_stream:
             self._stream = AssignmentStream(connection, most=most_assignments, ack_wait=ack_wait)
@@ -253,7 +255,7 @@ class JetStreamTransport:
             for subject in plain:
                 for heard in (subject, f"{self._name}.parts.{subject}"):
                     handler = partial(self._hear, inbox, subject)
-                    inbox.subscriptions.append(await self._connection.subscribe(heard, handler))
+                    inbox.subscriptions.append(await self._connection.listen(heard, handler))
         except Exception as error:
             inbox.end(error)
             return
@@ -270,7 +272,7 @@ class JetStreamTransport:
         except SubjectTakenError as error:
             inbox.end(error)
 
-    async def _hear(self, inbox: _Inbox, subject: str, message: Msg) -> None:
+    def _hear(self, inbox: _Inbox, subject: str, message: Msg) -> None:
         body, headers = bytes(message.data), message.headers
         if not headers:
             inbox.offer(Delivery(subject, body), None)
@@ -319,7 +321,7 @@ class JetStreamTransport:
 
     def _open(self) -> None:
         self._is_open = True
-        self._connection.on_reconnect(self._reconnected)
+        self._forget_connection = self._connection.on_reconnect(self._reconnected)
         self._start(self._meet())
 
     async def _meet(self) -> None:
@@ -343,8 +345,6 @@ class JetStreamTransport:
         return f"{inbox.number}.{self._epoch}"
 
     def _reconnected(self) -> None:
-        if self._is_closed:
-            return
         self._epoch += 1
         self._listeners.forget()
         self._run(self._listeners.announce(asks=True))
@@ -374,6 +374,7 @@ class JetStreamTransport:
         if self._is_closed:
             return
         self._is_closed = True
+        self._forget_connection()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
