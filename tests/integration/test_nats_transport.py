@@ -7,8 +7,9 @@ A peer that knows only the documented subjects is nats-py itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -17,7 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
-from reefknot.app.nats_servers import NatsServer
+from reefknot.app.nats_servers import NatsServer, running_nats
 from reefknot.core.messages import ACK, ASSIGN, RESULT
 from reefknot.engines.jetstream import assignments
 from reefknot.engines.jetstream.assignments import SubjectTakenError
@@ -85,9 +86,10 @@ def name() -> str:
 
 
 @pytest.fixture
-def assign_server(own_nats_server: NatsServer) -> NatsServer:
+def assign_server(tmp_path: Path) -> Iterator[NatsServer]:
     """The stream of assignments has one subject for all stores: a server of its own keeps tests apart."""
-    return own_nats_server
+    with running_nats(tmp_path / "nats") as (server,):
+        yield server
 
 
 class TestTheWire:
@@ -353,7 +355,7 @@ class TestTheSharedStream:
         async def story() -> None:
             async with (
                 peer_of(assign_server) as peer,
-                end_of(assign_server, name, shared_stream=True, ack_wait=6.0) as end,
+                end_of(assign_server, name, shared_stream=True, ack_wait=3.0) as end,
             ):
                 told = await heard_by(peer, f"$JS.ACK.{name}_assign.>")
                 line = end.subscribe(ASSIGN)
@@ -460,6 +462,24 @@ class TestTheSharedStream:
                 await end.publish(ASSIGN, b"two")
                 while (await anext(line)).body != b"two":
                     pass
+
+        run(story())
+
+    def test_assignments_flow_without_a_request_that_has_to_be_made_again(
+        self, assign_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(assignments, "SILENT_S", 10 * LONGEST_S)
+
+        async def story() -> None:
+            async with end_of(assign_server, name, shared_stream=True) as end:
+                line = end.subscribe(ASSIGN, limit=4)
+                for n in range(40):
+                    await end.publish(ASSIGN, str(n).encode())
+                for n in range(40):
+                    delivery = await anext(line)
+                    assert delivery.body == str(n).encode()
+                    assert delivery.done is not None
+                    await delivery.done()
 
         run(story())
 

@@ -237,15 +237,16 @@ class Puller:
         self._moved.set()
 
     def _hear(self, message: Msg) -> None:
-        status = (message.headers or {}).get(STATUS)
-        is_current = message.subject.endswith(f".{self._request}")
+        """Take an assignment, which has its own subject, or the server's word on a request, which has the request's."""
+        given = message.headers or {}
+        status = given.get(STATUS)
         if status is None:
             self._waiting[message.reply] = None
-            self._left -= is_current
-            headers = {name: value for name, value in (message.headers or {}).items() if not name.startswith("Nats-")}
+            self._left -= 1
+            headers = {name: value for name, value in given.items() if not name.startswith("Nats-")}
             done = partial(self._connection.publish, message.reply, ACK)
             self._offer(Delivery(ASSIGN, bytes(message.data), headers, done), partial(self._taken, message.reply))
-        elif is_current and status != IDLE:
+        elif status != IDLE and message.subject.endswith(f".{self._request}"):
             self._left = 0
             self._is_refused = status not in (NO_MESSAGES, EXPIRED)
         self._moved.set()
