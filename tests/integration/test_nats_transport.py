@@ -340,7 +340,7 @@ class TestTheSharedStream:
 
                     async def is_fetched() -> bool:
                         info = await peer.jetstream().consumer_info(f"{name}_assign", assignments.CONSUMER)
-                        return info.num_ack_pending == 1
+                        return bool(info.num_ack_pending == 1)
 
                     await until_true(is_fetched)
                 line = other.subscribe(ASSIGN)

@@ -57,7 +57,7 @@ async def answer(connection: FakeConnection, mark: str) -> None:
 
 
 async def sent_until_it_waits(listeners: Listeners) -> tuple[list[str], asyncio.Future[str]]:
-    marks = []
+    marks: list[str] = []
     while True:
         sending = asyncio.ensure_future(listeners.wait_for_room("a"))
         await asyncio.wait([sending], timeout=0.01)
