@@ -44,6 +44,20 @@ class AuditWriter:
 class JetStreamAuditLog:
     def __init__(self, state, commits, writer) -> None:
         self.w = writer
+        self.c = commits
+
+    async def head(self):
+        return self.w.head
+
+    async def append(self, entries):
+        await self.c.change(lambda batch, now: batch.events.extend(entries))
+        return self.w.head
+
+    async def wait(self, after, timeout):
+        import asyncio
+
+        await asyncio.sleep(timeout)
+        return False
 
     async def read(self, query=None):
         return list(self.w.kept)
