@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import nats
 import pytest
 from nats.aio.client import Client
@@ -19,15 +20,20 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
 from reefknot.app.nats_servers import NatsServer, running_nats
-from reefknot.core.messages import ACK, ASSIGN, RESULT
+from reefknot.core.messages import ACK, ASSIGN, RESULT, encode
+from reefknot.engines.clocks import SystemClock
 from reefknot.engines.jetstream import assignments
 from reefknot.engines.jetstream.assignments import SubjectTakenError
 from reefknot.engines.jetstream.connection import Connection, options_from_url
 from reefknot.engines.jetstream.transport import JetStreamTransport
+from reefknot.engines.memory import MemoryStore
 from reefknot.errors import StoreFullError, StoreUnavailableError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.service import Worker
+from reefknot.worker.settings import default_settings
 from tests.nats_servers import kill, restart
+from tests.workshop import Step, work
 
 LONGEST_S = 60.0
 MEBIBYTE = 1 << 20
@@ -520,5 +526,44 @@ class TestTheSharedStream:
                 await near.publish(ASSIGN, b"x")
                 assert [(await anext(line)).body for line in lines] == [b"x", b"x"]
                 assert not [one for one in await peer.jetstream().streams_info() if name in str(one.config.name)]
+
+        run(story())
+
+
+class TestWorkersAndPeers:
+    def test_a_peer_that_knows_only_the_documents_gives_work_to_two_workers_and_hears_each_result_once(
+        self, assign_server: NatsServer, name: str
+    ) -> None:
+        async def story() -> None:
+            async with peer_of(assign_server) as peer, AsyncExitStack() as stack:
+                acks, results = await heard_by(peer, ACK), await heard_by(peer, RESULT)
+                ends = [await stack.enter_async_context(end_of(assign_server, name, shared_stream=True)) for _ in "12"]
+                await ends[0].ensure_stream()
+                for n in range(20):  # before anybody is there to take it
+                    await peer.publish(ASSIGN, encode(work(f"a{n}")))
+                clock = SystemClock()
+                for n, end in enumerate(ends):
+                    worker = Worker(
+                        f"w{n}",
+                        settings=default_settings(),
+                        store=MemoryStore(clock),
+                        transport=end,
+                        blocks={"test.step": Step()},
+                        clock=clock,
+                        shared_subject=True,
+                    )
+                    await worker.start()
+                    stack.push_async_callback(worker.stop)
+                expected = sorted(f"a{n}" for n in range(20))
+                for heard, status in ((acks, "accepted"), (results, "success")):
+                    found = [msgspec.json.decode((await heard.get()).data) for _ in range(20)]
+                    assert sorted(one["assignment_id"] for one in found) == expected
+                    assert {one["status"] for one in found} == {status}
+
+                async def is_empty() -> bool:
+                    return int((await stream_info(peer, name)).state.messages) == 0
+
+                await until_true(is_empty)
+                assert (acks.qsize(), results.qsize()) == (0, 0)
 
         run(story())
