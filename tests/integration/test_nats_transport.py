@@ -182,11 +182,13 @@ class TestTheWire:
             port = server.sockets[0].getsockname()[1]
             connection = Connection(options_from_url(f"nats://127.0.0.1:{port}", patience=30.0))
             await connection.open()
-            await connection.listen("a", lambda message: None)
-            await connection.round_trip()
-            assert b"SUB a" in b"".join(told).rpartition(b"PING")[0]
-            await connection.close()
-            server.close()
+            try:
+                await connection.listen("a", lambda message: None)
+                await connection.round_trip()
+                assert b"SUB a" in b"".join(told).rpartition(b"PING")[0]
+            finally:
+                await connection.close()
+                server.close()
 
         run(story())
 

@@ -303,7 +303,7 @@ class Connection:
         """
         Return when the server has read everything that was sent before.
 
-        nats-py's ping overtakes what is not written yet, which is written while it waits: a second ping comes after that.
+        nats-py's ping overtakes what is not written yet. That is written while it waits: a second ping comes after it.
         """
         async with asyncio.timeout(REQUEST_S):
             for _ in range(2):
