@@ -211,6 +211,10 @@ class Connection:
         return self._client
 
     @property
+    def is_closed(self) -> bool:
+        return self._closing
+
+    @property
     def is_up(self) -> bool:
         return self._client is not None and self._client.is_connected
 
