@@ -192,7 +192,7 @@ class WorkItems:
             self._ended = dict(sorted(self._ended.items(), key=lambda one: one[1]))
         for pool, known in self._served_before.items():
             if known is None:
-                del self.service_times[pool]
+                self.service_times.pop(pool, None)
             else:
                 self.service_times[pool] = known
         self._last_tenant = self._last_tenant_before
