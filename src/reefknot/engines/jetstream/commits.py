@@ -280,13 +280,6 @@ class Commits:
             number += 1
             try:
                 return await self._send(messages, commit_id)
-            except UnansweredError as error:
-                is_doubtful = True
-                self._say_waiting(number, error)
-            except (NobodyThereError, StoreUnavailableError) as error:
-                self._say_waiting(number, error)
-                if self._closed and number > 3:
-                    raise
             except RefusedError as error:
                 if error.number not in WRONG_LAST:
                     if number >= MOST_REFUSALS:
@@ -298,6 +291,13 @@ class Commits:
                 if stored_at is not None:
                     return stored_at
                 raise _LostError(_sequence_in(error.text)) from error
+            except UnansweredError as error:
+                is_doubtful = True
+                self._say_waiting(number, error)
+            except (NobodyThereError, StoreUnavailableError) as error:
+                self._say_waiting(number, error)
+                if self._closed and number > 3:
+                    raise
             await self._connection.wait_until_up(1.0)
             await asyncio.sleep(min(1.0, 0.02 * 2 ** min(number, 6)))
 
