@@ -35,11 +35,11 @@ def test_where_no_server_is() -> None:
 
 
 def test_a_wrong_token_is_refused_and_never_shown(tmp_path: Path) -> None:
-    with running_nats(tmp_path, token="right-token") as (server,):  # noqa: S106 - of this test alone
+    with running_nats(tmp_path, token="right-token") as (server,):
         with pytest.raises(StorePermissionError, match="the server refuses this user") as caught:
-            open_and_close(_plain(server), token="wrong-token")  # noqa: S106
+            open_and_close(_plain(server), token="wrong-token")
         assert "wrong-token" not in str(caught.value)
-        open_and_close(_plain(server), token="right-token")  # noqa: S106
+        open_and_close(_plain(server), token="right-token")
 
 
 def test_a_stream_that_somebody_changed_is_named_with_the_difference(nats_server: NatsServer) -> None:
