@@ -212,11 +212,13 @@ class Connection:
     def max_payload(self) -> int:
         return self.client.max_payload
 
-    async def publish(self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> None:
-        """Send without an answer; an error when there is no connection."""
+    async def publish(
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, reply: str = ""
+    ) -> None:
+        """Send without waiting for an answer; an error when there is no connection."""
         self._check_up()
         try:
-            await self.client.publish(subject, body, headers=dict(headers) if headers else None)
+            await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
         except Exception as error:
             raise self._explained(error) from error
 
