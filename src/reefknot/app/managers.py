@@ -420,7 +420,7 @@ async def open_manager(
     if problems:
         raise ConfigurationError(problems)
     async with (
-        open_store(engine or store_url(settings), **options_of(settings.configuration)) as store,
+        open_store(engine or store_url(settings), **options_of(settings)) as store,
         kept_events(store, settings, secrets=secrets),
     ):
         book = PolicyBook.of(settings.book)

@@ -13,6 +13,7 @@ old name finds the rest. Queued work of a draining worker moves likewise.
 import asyncio
 import json
 from collections.abc import Container, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from reefknot.core.work import WorkState
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from reefknot.worker.service import Worker
 
 LOOK_S = 1.0
+STATUS_KEPT_S = 5.0
+"""How long a status is one of a system that lives."""
 ADOPT_EVERY_S = 10.0
 PAGE = 500
 
@@ -145,4 +148,18 @@ async def release_dead_leases(store: Store) -> int:
     """End the leases of dead processes, so that the next claim can have their work. Returns how many there were."""
     async with asyncio.timeout(STORE_S):
         gone = [owner for owner in await store.leases.owners() if owner_is_gone(owner)]
+        gone += [owner for owner in await _silent_owners(store) if owner not in gone]
         return await store.leases.end(gone) if gone else 0
+
+
+async def _silent_owners(store: Store) -> list[str]:
+    """
+    The owners on other hosts that neither report nor renew any more.
+
+    After a break of one's own all others look silent: they are given the time to report again.
+    """
+    if STATUS_KEPT_S < store.reached_for < inf:
+        living = {one.get("process", "") for one in await living_systems(store)}
+        silent = await store.leases.owners(silent_for=STATUS_KEPT_S)
+        return [owner for owner in silent if owner.rpartition("@")[2] not in living]
+    return []

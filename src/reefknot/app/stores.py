@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import EllipsisType
@@ -28,15 +28,14 @@ from msgspec import Struct
 from reefknot.core import checks
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Timeline
-from reefknot.errors import ParameterError
+from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.idempotency.decorator import in_scope
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
+from reefknot.runtime.database_urls import NATS_PREFIXES, PREFIX, nats_address, sqlite_path
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
-    from reefknot.config.schema import Configuration
     from reefknot.config.settings import Settings
     from reefknot.ports.audit_log import AuditLog
     from reefknot.ports.clock import Clock
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from reefknot.router.client import Client
 
 DEFAULT_STORE = ".reefknot/state.db"
-_ACCEPTED = "memory:, or sqlite:PATH"
+_ACCEPTED = "memory:, sqlite:PATH, or nats://HOST:PORT"
 
 # ---- retention -------------------------------------------------------------------------------------------------------
 
@@ -150,8 +149,10 @@ class RetentionJob:
     async def once(self) -> Removed:
         """Run one round: remove what is past its retention, and log how much that was."""
         keep, wall_ms = self.retention, self._wall_ms()
-        keys = await self._store.idempotency.purge()
-        work = 0 if keep.work is None else await self._store.work.purge(wall_ms - int(keep.work * 1000))
+        keys = work = 0
+        if not self._store.expires_by_itself:
+            keys = await self._store.idempotency.purge()
+            work = 0 if keep.work is None else await self._store.work.purge(wall_ms - int(keep.work * 1000))
         events = 0
         if keep.events is not None:
             rule = f"retention {keep.events:g} s"
@@ -232,6 +233,7 @@ async def open_store(
     work_retention: float | EllipsisType | None = ...,
     tidy: bool = True,
     read_only: bool = False,
+    nats: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Store]:
     """
     A store, for as long as the block lasts: `.idempotency`, `.audit`, `.work`, `.quarantine`, `.control`.
@@ -246,6 +248,9 @@ async def open_store(
     `tidy=False`, or in a virtual loop.
 
     `read_only` opens a file that may not be written, such as one on a read-only disk: reads work, writes are refused.
+
+    `nats` are settings of a store on NATS, with secrets as values: `guarantee`, `replicas`, `user`, `password`,
+    `token`, `credentials`, `tls_ca`, `tls_certificate`, `tls_key`, `patience`.
     """
     require_asyncio("open_store")
     checks.text("url", url, _ACCEPTED)
@@ -256,6 +261,8 @@ async def open_store(
     given = retention_given(audit_retention, work_retention)
     now = clock or clock_of_this_loop()
     limits: dict[str, Any] = {"retention": retention, "largest_result": largest_result, "most_keys": most_keys}
+    if url.startswith(NATS_PREFIXES):
+        limits |= {"work_retention": (given or Retention()).work, "settings": nats or {}}
     store = await _opened(url, now, limits, read_only=read_only)
     removes = tidy and not read_only and not in_virtual_loop()
     job = _retention_job(store, store.clock, given) if removes else None
@@ -292,7 +299,7 @@ def client_of(store: Store, clock: Clock, size: int = 1000) -> Client:
 
 
 def _retention_job(store: Store, clock: Clock, given: Retention | None) -> RetentionJob:
-    if store.durable:
+    if store.identity.startswith(PREFIX):
         from reefknot.engines.sqlite import SqliteStore
 
         assert isinstance(store, SqliteStore), store
@@ -309,18 +316,47 @@ class StoreOptions(TypedDict):
     most_keys: int | None
     audit_retention: float | None
     work_retention: float | None
+    nats: dict[str, Any]
 
 
-def options_of(configuration: Configuration) -> StoreOptions:
-    """The settings of the sections `idempotency` and `audit`, and the worker's retention."""
+def options_of(settings: Settings) -> StoreOptions:
+    """The settings of the sections `idempotency`, `audit` and `nats`, and the worker's retention."""
+    configuration = settings.configuration
     keys = configuration.idempotency
     return {
+        "nats": _nats_options(settings),
         "retention": keys.retention_seconds,
         "largest_result": keys.largest_result_bytes,
         "most_keys": keys.max_keys,
         "audit_retention": configuration.audit.retention_seconds,
         "work_retention": configuration.worker.retention_seconds,
     }
+
+
+def _nats_options(settings: Settings) -> dict[str, Any]:
+    """The section `nats` with the secrets it names, paths beneath the configuration's folder."""
+    import os
+
+    from reefknot.config.reading.session import Problem
+    from reefknot.config.secrets import NATS_SECRETS, resolve_at
+
+    section, folder = settings.configuration.nats, settings.folder
+    found: dict[str, Any] = {
+        "guarantee": section.guarantee,
+        "replicas": section.replicas,
+        "user": section.user,
+        "patience": section.patience_seconds,
+        "max_shared_assignments": section.max_shared_assignments,
+    }
+    for name in ("credentials", "tls_ca", "tls_certificate", "tls_key"):
+        path = getattr(section, name)
+        found[name] = None if path is None else str(folder / path)
+    for name in NATS_SECRETS:
+        outcome = resolve_at(settings.tree, ("nats", name), environ=os.environ, folder=folder)
+        if isinstance(outcome, Problem):
+            raise ConfigurationError([str(outcome)])
+        found[name] = None if outcome is None else outcome.reveal()
+    return found
 
 
 def store_url(settings: Settings | None, engine: str | None = None) -> str:
@@ -333,7 +369,7 @@ def store_url(settings: Settings | None, engine: str | None = None) -> str:
 
 
 def _file_of(url: str) -> str | None:
-    """The file of a SQLite store, None for a store in memory; every other URL is refused."""
+    """The file of a SQLite store, None for a store in memory or on NATS; every other URL is refused."""
     if url in ("memory", "memory:"):
         return None
     why = ""
@@ -342,8 +378,13 @@ def _file_of(url: str) -> str | None:
             return sqlite_path(url)
         except ValueError as error:
             why = f"; {error}"
-    elif url.startswith(("nats:", "tls:")):
-        why = "; nats:// needs the extra 'nats' and an engine that this version does not have yet"
+    elif url.startswith(NATS_PREFIXES):
+        try:
+            nats_address(url)
+        except ValueError as error:
+            why = f"; {error}"
+        else:
+            return None
     from reefknot.core.redaction import redact
 
     raise ParameterError("url", redact(url), _ACCEPTED + why)
@@ -378,6 +419,11 @@ async def open_audit_log(
 
 async def _opened(url: str, clock: Clock, limits: dict[str, Any], *, read_only: bool) -> Store:
     path = _file_of(url)
+    if url.startswith(NATS_PREFIXES):
+        from reefknot.engines.jetstream import JetStreamStore, options_from_url
+
+        options = options_from_url(url, **limits.pop("settings"))
+        return await JetStreamStore(options, clock, **limits, has_server_time=not in_virtual_loop()).start()
     if path is None:
         from reefknot.engines.memory import MemoryStore
 

@@ -53,8 +53,7 @@ from reefknot.worker.settings import WorkerSettings, settings_from
 
 ROUTER_NAME = "router"
 STATUS_EVERY_S = 1.0
-"""How often a system publishes its status. It goes stale after `STATUS_KEPT_S`."""
-STATUS_KEPT_S = 5.0
+"""How often a system publishes its status. It goes stale after `presence.STATUS_KEPT_S`."""
 CONTROL_S = 5.0
 STORE_S = 10.0
 STORE_PAUSE_S = 0.25
@@ -226,7 +225,9 @@ class System:
     async def _report(self) -> None:
         body = json.dumps(self.snapshot(), default=str)
         async with asyncio.timeout(STORE_S):
-            await self.store.control.report(self.system_id, body, keep=STATUS_KEPT_S, capacity=self._capacity())
+            await self.store.control.report(
+                self.system_id, body, keep=presence.STATUS_KEPT_S, capacity=self._capacity()
+            )
 
     async def _withdraw_status(self) -> None:
         try:
@@ -358,7 +359,7 @@ async def running_system(
         await check_logins(settings)
     # Beside everything else: a folder may have many files, and a disk may be slow.
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
-    options, working = options_of(settings.configuration), worker_settings(settings)
+    options, working = options_of(settings), worker_settings(settings)
     shared = dict[str, Any](settings=working, blocks=blocks, seed=seed, secrets=secrets, own_work_only=own_work_only)
     async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets) as books:
         clock = SteadyClock(store.clock)

@@ -119,7 +119,7 @@ async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncItera
     if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:
         text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
         raise CommandError(text, Exit.UNREACHABLE)
-    options: Any = {} if address.settings is None else options_of(address.settings.configuration)
+    options: Any = {} if address.settings is None else options_of(address.settings)
     read_only = address.is_sqlite and not is_writable(str(address.path))
     async with open_store(address.url, **options, tidy=False, read_only=read_only) as store:
         yield store

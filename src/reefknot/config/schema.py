@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from reefknot.config.secrets import is_reference
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
+from reefknot.runtime.database_urls import NATS_ACCEPTED, NATS_PREFIXES, PREFIX, is_nats_url, sqlite_path
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
@@ -313,15 +313,19 @@ def _database_url(url: str) -> str:
 def _engine_url(url: str) -> str:
     if url in ("memory", "memory:"):
         return url
-    why = "an engine over NATS is not built yet; " if url.startswith(("nats:", "tls:")) else ""
-    if url.startswith(PREFIX):
+    why = ""
+    if url.startswith(NATS_PREFIXES):
+        if is_nats_url(url):
+            return url
+        why = f"a store on NATS is {NATS_ACCEPTED}; "
+    elif url.startswith(PREFIX):
         try:
             sqlite_path(url)
         except ValueError as error:
             why = f"{error}; "
         else:
             return url
-    raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH or memory:", "why": why})
+    raise PydanticCustomError("not_accepted", "", {"accepted": "sqlite:PATH, nats://HOST:PORT or memory:", "why": why})
 
 
 def _secret_reference(text: str) -> str:
@@ -337,6 +341,27 @@ DatabaseUrl = Annotated[
     AfterValidator(_database_url),
     Field(description="sqlite:PATH or postgresql://…", examples=["sqlite:orders.db"]),
 ]
+
+
+class NatsSection(Section):
+    """A store on NATS: how to get in, how many copies there are, and what is guaranteed."""
+
+    guarantee: Annotated[
+        Literal["fenced", "result-dedup"],
+        Field(description="fenced: every claim is stored before work begins; result-dedup: claims are stored later"),
+    ] = "fenced"
+    replicas: Annotated[int, Field(ge=1, le=5, description="servers of a cluster that hold each record")] = 1
+    user: str | None = None
+    password: SecretReference | None = None
+    token: SecretReference | None = None
+    credentials: Annotated[FilePath, Field(description="a file of credentials, as nsc writes them")] | None = None
+    tls_ca: FilePath | None = None
+    tls_certificate: FilePath | None = None
+    tls_key: FilePath | None = None
+    patience_seconds: Annotated[float, Field(gt=0, le=600, description="how long a start tries to connect")] = 5.0
+    max_shared_assignments: Annotated[
+        int, Field(ge=1, le=10_000_000, description="assignments that peers have sent and no worker has taken")
+    ] = 10_000
 
 
 class HttpBlockSection(Section):
@@ -403,6 +428,7 @@ class Configuration(Section):
     operations: dict[str, OperationEntry] = {}
     sources: dict[str, Source] = {}
     engine: EngineUrl | None = None
+    nats: NatsSection = NatsSection()
     secrets: dict[str, SecretReference] = {}
     idempotency: IdempotencySection = IdempotencySection()
     audit: AuditSection = AuditSection()

@@ -24,6 +24,8 @@ from reefknot.config.reading.session import (
 
 MOST_SECRET_BYTES = 64 * 1024
 ACCEPTED = "a reference: env:NAME or file:PATH"
+NATS_SECRETS = ("token", "password")
+"""Keys of the section `nats` that name a secret."""
 
 
 class SecretText:
@@ -114,7 +116,26 @@ def secret_texts(
     """
     folder = Path.cwd() if path is None else path.parent
     found, problems = resolve_section(tree, environ=environ, folder=folder)
-    return tuple(secret.reveal() for secret in found.values()), problems
+    texts = [secret.reveal() for secret in found.values()]
+    for key in NATS_SECRETS:
+        outcome = resolve_at(tree, ("nats", key), environ=environ, folder=folder)
+        if isinstance(outcome, Problem):
+            problems += (outcome,)
+        elif outcome is not None:
+            texts.append(outcome.reveal())
+    return tuple(texts), problems
+
+
+def resolve_at(
+    tree: Tree, path: tuple[str, ...], *, environ: Mapping[str, str], folder: str | os.PathLike[str]
+) -> SecretText | Problem | None:
+    """The secret that is named at one place of the configuration; None when there is nothing."""
+    written: Any = tree.value
+    for name in path:
+        written = written.get(name) if isinstance(written, dict) else None
+    if written is None:
+        return None
+    return resolve(written, environ=environ, folder=folder, mark=tree.mark(path), path=dotted(path))
 
 
 def resolve_section(

@@ -102,6 +102,17 @@ class WorkItems:
         self._note(work_id, self.items[work_id])
         self._drop(work_id)
 
+    def order_of(self, work_id: str) -> int:
+        """The place of an item in the order of arrival."""
+        return self._order[work_id]
+
+    def trim_ended(self, most: int) -> list[str]:
+        """Forget the first ended items beyond so many, as if they had never been here. Returns their ids."""
+        gone = list(self._ended)[: max(0, len(self._ended) - most)]
+        for work_id in gone:
+            self._drop(work_id)
+        return gone
+
     def note_service_time(self, pool: str, took_ms: float) -> None:
         """Count a service time into the mean of its pool."""
         known = self.service_times.get(pool)

@@ -206,8 +206,11 @@ class WorkTable(WorkItems):
             if core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence):
                 self._extended[one.id] = one.fence, now.steady + lease_ms, lease_ms
 
-    def owners(self) -> list[str]:
-        return sorted({self.items[work_id].owner for work_id in self._running})
+    def owners(self, *, now: Moment, silent_for: float = 0.0) -> list[str]:
+        latest = now.steady - milliseconds(silent_for)
+        running = [self._with_lease(self.items[work_id]) for work_id in self._running]
+        renewed = {item.owner for item in running if item.lease_until - item.lease_ms > latest}
+        return sorted({item.owner for item in running} - renewed)
 
     def end_leases(self, owners: Collection[str], *, now: Moment) -> int:
         held = [item for item in self.items.values() if item.state is WorkState.RUNNING and item.owner in owners]

@@ -32,6 +32,13 @@ class KeptEntry(Struct, frozen=True):
     entry: AuditEntry
 
 
+class ChainReport(Struct, frozen=True):
+    """The verification of one chain of a log that has several: where it ends, and every mismatch."""
+
+    head: Head
+    mismatches: list[Mismatch]
+
+
 class AuditQuery(Struct, frozen=True):
     """A filter for reading. All given fields must match; `after` and `before` are sequences, both exclusive."""
 

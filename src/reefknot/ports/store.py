@@ -31,6 +31,14 @@ class Store(Protocol):
         """The error after which every write is refused until the store is opened again; None while it works."""
 
     @property
+    def expires_by_itself(self) -> bool:
+        """Whether keys and ended work past their retention go without being purged."""
+
+    @property
+    def reached_for(self) -> float:
+        """Seconds for which the store could be reached without a break; infinite where it is a part of this host."""
+
+    @property
     def clock(self) -> Clock:
         """The clock of the store's records: deadlines and due times are compared with its wall time."""
 

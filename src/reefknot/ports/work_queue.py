@@ -35,8 +35,8 @@ class Held(Struct, frozen=True):
 class Leases(Protocol):
     """The leases of all work in a store."""
 
-    async def owners(self) -> list[str]:
-        """The owners of running work, each once."""
+    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
+        """The owners of running work, each once; with `silent_for` those that have renewed nothing for so long."""
 
     async def end(self, owners: Collection[str]) -> int:
         """End the leases of owners that are gone for good; the next claim counts a crash. Returns how many ended."""

@@ -52,7 +52,7 @@ def kept(folder: Path, text: str, work: Work) -> None:
 
     async def main() -> None:
         async with (
-            rk.open_store(f"sqlite:{folder / 'state.db'}", **options_of(settings.configuration)) as store,
+            rk.open_store(f"sqlite:{folder / 'state.db'}", **options_of(settings)) as store,
             kept_events(store, settings),
         ):
             await work(store)

@@ -25,7 +25,7 @@ from reefknot.core.audit.chain import ANCHOR, Head, anchor_in, link
 from reefknot.core.audit.event import timestamp, timestamp_ms
 from reefknot.engines.jetstream.connection import WRONG_LAST, Connection, RefusedError, UnansweredError
 from reefknot.engines.jetstream.reads import LATEST, StreamMessage, behind, last_message, message_at, page, scan
-from reefknot.engines.jetstream.state import Message
+from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import Names, stream_info
 from reefknot.errors import StoreError, StoreFullError
 from reefknot.ports.audit_log import AuditEntry
@@ -228,11 +228,10 @@ async def anchors(connection: Connection, names: Names) -> list[tuple[int, Store
 class AuditWriter:
     """The chain of this process. `Commits` seals and stores its events; a task copies them."""
 
-    def __init__(self, connection: Connection, names: Names) -> None:
+    def __init__(self, state: State) -> None:
         self.writer = new_id()
         self.head = Head(self.writer)
-        self._connection = connection
-        self._names = names
+        self._connection, self._names = connection, names = state.connection, state.names
         self._source = f"reefknot/{names.name}"
         self._uncopied: deque[SealedEvent] = deque()
         self._uncopied_bytes = 0
@@ -249,7 +248,7 @@ class AuditWriter:
         """The position in the log of the last event of this chain; 0 before the first."""
         return self._chain.position
 
-    def start(self) -> None:
+    async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._copy_events(), name="copy of events"),

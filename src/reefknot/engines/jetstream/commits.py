@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import json
 
+from reefknot.core.idempotency import KeyRecord
 from reefknot.core.time import Moment
 from reefknot.engines.jetstream.audit import AuditWriter
 from reefknot.engines.jetstream.connection import (
@@ -56,6 +57,21 @@ class Batch:
         self.messages: list[Message] = []
         self.stored: list[tuple[int, Callable[[int], None]]] = []
         self.events: list[AuditEntry] = []
+        self.keys: dict[str, tuple[int, KeyRecord | None]] = {}
+        """The records of idempotency keys as the changes before have left them, and where in the batch they are."""
+
+    def put_key(self, key: str, message: Message, record: KeyRecord | None, stored: Callable[[int], None]) -> None:
+        """Store the record of a key; the last change of a batch counts."""
+        if key in self.keys:
+            place = self.keys[key][0]
+            message.expected = self.messages[place].expected
+            self.messages[place] = message
+            self.stored = [one for one in self.stored if one[0] != place]
+            self.stored.append((place, stored))
+        else:
+            place = len(self.messages)
+            self.add(message, stored)
+        self.keys[key] = place, record
 
     def add(self, message: Message, stored: Callable[[int], None] | None = None) -> None:
         """Store this too; `stored` is called with its sequence."""
@@ -174,7 +190,7 @@ class Commits:
                 preparing = [one.prepare() for one in changes if one.prepare is not None]
                 await asyncio.gather(*preparing)
                 if number > 2:
-                    await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.001 * 2**number)))  # noqa: S311
+                    await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.001 * 2**number)))
             try:
                 await self._try(changes)
                 return
@@ -205,8 +221,9 @@ class Commits:
                 start = await self._store(messages, events)
                 for place, stored in batch.stored:
                     stored(start + place)
-                for work_id, place in records:
+                for work_id, place, kept in records:
                     state.revisions[work_id] = start + first + place
+                    state.kept[work_id] = kept
             state.took()
         except BaseException:
             state.table.roll_back()

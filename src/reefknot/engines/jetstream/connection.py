@@ -27,6 +27,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
+from reefknot.runtime.database_urls import nats_address
 from reefknot.runtime.log import error_text, logger, printable
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ REQUEST_S = 5.0
 BUFFERED_BYTES = 16 << 20
 DEFAULT_NAME = "reefknot"
 FENCED, RESULT_DEDUP = "fenced", "result-dedup"
-ACCEPTED = "nats://HOST:PORT, several separated by commas, with /NAME behind them for a store of another name"
 
 
 class NatsOptions(Struct, frozen=True):
@@ -61,6 +61,7 @@ class NatsOptions(Struct, frozen=True):
     tls_certificate: str | None = None
     tls_key: str | None = None
     patience: float = 5.0
+    max_shared_assignments: int = 10_000
 
     @property
     def shown(self) -> str:
@@ -72,14 +73,11 @@ class NatsOptions(Struct, frozen=True):
 
 def options_from_url(url: str, **more: Any) -> NatsOptions:
     """The options of `nats://a:4222,b:4222/NAME`; `more` are those that an address cannot say."""
-    scheme, _, rest = url.partition("://")
-    places, _, name = rest.partition("/")
-    servers = [place.strip() for place in places.split(",")]
-    well_named = all(one.isascii() and (one.isalnum() or one in "_-") for one in name) and len(name) <= 64
-    if scheme not in ("nats", "tls") or not all(servers) or not well_named:
-        raise ParameterError("url", redact(url), ACCEPTED)
-    with_scheme = tuple(f"{scheme}://{place.rpartition('://')[2]}" for place in servers)
-    return NatsOptions(with_scheme, name=name or DEFAULT_NAME, **more)
+    try:
+        servers, name = nats_address(url)
+    except ValueError as error:
+        raise ParameterError("url", redact(url), str(error)) from error
+    return NatsOptions(servers, name=name or DEFAULT_NAME, **more)
 
 
 class UnansweredError(StoreUnavailableError):
@@ -121,6 +119,7 @@ class Connection:
         self._closing = False
         self._last_error: Exception | None = None
         self._reconnected: list[Callable[[], None]] = []
+        self._up_since = 0.0
 
     async def open(self) -> None:
         """Connect. An error says which server was tried, and what is wrong with it."""
@@ -139,6 +138,7 @@ class Connection:
             await _closed_quietly(client)
             raise self._explained(error) from error
         self._client = client
+        self._up_since = asyncio.get_running_loop().time()
         version = client.connected_server_version
         found = (version.major, version.minor, version.patch)
         if found < OLDEST_SERVER:
@@ -185,10 +185,11 @@ class Connection:
 
     async def _lost(self) -> None:
         if not self._closing and self._client is not None:
-            shown = self.options.shown
-            logger().warning("the connection to %s is lost (%s); trying again", shown, error_text(self._last_error))
+            why = error_text(self._last_error or ConnectionError("no reason given"))
+            logger().warning("the connection to %s is lost (%s); trying again", self.options.shown, why)
 
     async def _back(self) -> None:
+        self._up_since = asyncio.get_running_loop().time()
         logger().warning("connected to %s again", self.options.shown)
         for call in list(self._reconnected):
             call()
@@ -207,6 +208,11 @@ class Connection:
     @property
     def is_up(self) -> bool:
         return self._client is not None and self._client.is_connected
+
+    @property
+    def up_for(self) -> float:
+        """Seconds since the connection was last lost; 0 while it is."""
+        return asyncio.get_running_loop().time() - self._up_since if self.is_up else 0.0
 
     @property
     def max_payload(self) -> int:
@@ -326,4 +332,3 @@ async def _closed_quietly(client: Client) -> None:
             await client.close()
     except Exception as error:
         logger().info("a connection was not closed in order (%s)", error_text(error))
-

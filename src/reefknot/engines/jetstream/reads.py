@@ -3,7 +3,7 @@ Reading a stream: its last message on a subject, all its messages once, or all o
 
 Single reads are answered by the stream's leader. A `Feed` is a push consumer of our own: the server sends in order,
 with flow control, and a heartbeat when there is nothing to send. A gap in its numbers, or silence for longer than three
-heartbeats, and it is made anew behind the last message that arrived. Nothing is acknowledged, so nothing is redelivered.
+heartbeats, and it is made anew behind the last message that arrived. Nothing is acknowledged, nothing redelivered.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Ended work is not mirrored. It is read when somebody asks for it, and a few ende
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import TypeVar
+import sys
+from collections.abc import Collection
 
 import msgspec
 from msgspec import Struct, json, structs
@@ -24,7 +24,8 @@ from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.jetstream.connection import Connection
 from reefknot.engines.jetstream.reads import LATEST, Feed, Start, StreamMessage, last_message
 from reefknot.engines.jetstream.streams import Names
-from reefknot.engines.work_table import END_TOPIC, Changes, WorkTable
+from reefknot.engines.work_items import END_TOPIC
+from reefknot.engines.work_table import WorkTable
 from reefknot.errors import StoreCorruptError, StoreUnavailableError
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command, StatusReport
@@ -37,7 +38,7 @@ RELOAD_AFTER_S = TOMBSTONE_S / 2
 MOST_ENDED = 1000
 INLINE_PAYLOAD, INLINE_RESULT, PART = 4096, 64 << 10, 512 << 10
 OPENED_S = 30.0
-T = TypeVar("T")
+Kept = tuple[str, int, int]
 
 
 class Message(Struct):
@@ -48,6 +49,8 @@ class Message(Struct):
     expected: int | None = None
     over: str = ""
     ttl: int | None = None
+    parts: int = 1
+    """How many messages the record has; the others are beside it."""
 
     def headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
@@ -57,6 +60,8 @@ class Message(Struct):
                 headers["Nats-Expected-Last-Subject-Sequence-Subject"] = self.over
         if self.ttl is not None:
             headers["Nats-TTL"] = f"{max(1, self.ttl)}s"
+        if self.parts > 1:
+            headers["Reefknot-Parts"] = str(self.parts)
         return headers
 
 
@@ -98,11 +103,11 @@ class State(Waiters):
         self.names = names
         self.clock = clock
         self.timeline = Timeline(steady=clock.now(), wall=clock.wall())
-        self.table = WorkTable(self.offered, most_ended=MOST_ENDED)
+        self.table = WorkTable(self.offered, most_ended=sys.maxsize)
         self._work_ttl = work_ttl
         self.revisions: dict[str, int] = {}
         """By work id: the sequence of its record."""
-        self.kept: dict[str, tuple[str, int, int]] = {}
+        self.kept: dict[str, Kept] = {}
         """By work id: the subject of its record, and the parts of payload and result beside it."""
         self.entered: dict[str, int] = {}
         """By resource class: the revision of its arrivals."""
@@ -189,16 +194,16 @@ class State(Waiters):
         if self._reloading is not None:
             self._reloading.discard(stored.item.id)
         if message.sequence > self.revisions.get(stored.item.id, 0):
-            self.load(stored, message)
+            self.load(stored, message.sequence, message.subject)
 
-    def load(self, stored: StoredItem, message: StreamMessage) -> None:
+    def load(self, stored: StoredItem, revision: int, subject: str) -> None:
         """Take a record over as it is stored."""
         item, known = stored.item, self.table.items.get(stored.item.id)
         if stored.payload_parts and known is not None and known.payload:
             item = structs.replace(item, payload=known.payload)
         self.table.put(item, self.now(), stored.order)
-        self.revisions[item.id] = message.sequence
-        self.kept[item.id] = (message.subject, stored.payload_parts, stored.result_parts)
+        self.revisions[item.id] = revision
+        self.kept[item.id] = (subject, stored.payload_parts, stored.result_parts)
         self.took()
 
     def forget(self, work_id: str) -> None:
@@ -210,18 +215,17 @@ class State(Waiters):
         self.took()
         self.wake(END_TOPIC + work_id)
 
-    def took(self) -> Changes:
+    def took(self) -> None:
         """Take what has changed in the table as stored, and wake those who wait for it."""
-        changes = self.table.take_changes()
+        gone = [work_id for work_id in self.table.before if work_id not in self.table.items]
+        self.table.clear_changes()
         self.table.take_events()
         topics = self.table.take_topics()
-        for work_id in changes.before:
-            if work_id not in self.table.items:  # ended long ago, and no longer kept here
-                self.revisions.pop(work_id, None)
-                self.kept.pop(work_id, None)
+        for work_id in [*gone, *self.table.trim_ended(MOST_ENDED)]:
+            self.revisions.pop(work_id, None)
+            self.kept.pop(work_id, None)
         if self._waiting:
             self.wake(*sorted(topics), "")
-        return changes
 
     def _apply_command(self, message: StreamMessage) -> None:
         if message.body and message.sequence not in self.commands:
@@ -261,7 +265,9 @@ class State(Waiters):
     def reports(self) -> list[StatusReport]:
         wall = self.now().wall
         living = [(status.first or at, status) for at, status in self.statuses.values() if status.stale_at > wall]
-        return [StatusReport(first, one.name, one.body, one.at) for first, one in sorted(living, key=lambda one: one[0])]
+        return [
+            StatusReport(first, one.name, one.body, one.at) for first, one in sorted(living, key=lambda one: one[0])
+        ]
 
     def unread(self, targets: Collection[str], after: int, limit: int) -> list[Command]:
         wall = self.now().wall
@@ -283,10 +289,10 @@ class State(Waiters):
 
     # ---- records -----------------------------------------------------------------------------------------------------
 
-    def work_messages(self) -> tuple[list[Message], list[tuple[str, int]]]:
+    def work_messages(self) -> tuple[list[Message], list[tuple[str, int, Kept]]]:
         """The messages that store what has changed in the table; and by id, which of them is its record."""
         messages: list[Message] = []
-        records: list[tuple[str, int]] = []
+        records: list[tuple[str, int, Kept]] = []
         for work_id, before in self.table.before.items():
             item = self.table.items.get(work_id)
             if item == before or (item is None and (before is None or work_id not in self.revisions)):
@@ -314,14 +320,15 @@ class State(Waiters):
             is_ended = item.state not in _OPEN and item.state is not WorkState.QUARANTINED
             ttl = self._work_ttl if is_ended else None
             messages.append(Message(subject, json.encode(stored), revision, over, ttl=ttl))
-            records.append((work_id, len(messages) - 1))
-            self.kept[work_id] = (subject, payload_parts, result_parts)
+            records.append((work_id, len(messages) - 1, (subject, payload_parts, result_parts)))
         return messages, records
 
     def pool_messages(self) -> list[Message]:
         """The messages for resource classes whose service time changed, or that somebody was admitted to."""
         entered = [
-            Message(f"{self.names.pool(pool)}.entered", b"1", self.entered.get(self.names.pool(pool).rsplit(".", 1)[1], 0))
+            Message(
+                f"{self.names.pool(pool)}.entered", b"1", self.entered.get(self.names.pool(pool).rsplit(".", 1)[1], 0)
+            )
             for pool in sorted(self.table.pools_entered)
         ]
         served = [
@@ -360,13 +367,12 @@ class State(Waiters):
             raise StoreCorruptError(shown, f"{missing[0]} is missing", "requeue or discard the assignment")
         return b"".join(one.body for one in found if one is not None)
 
-    async def read_work(self, work_id: str) -> tuple[StoredItem, StreamMessage] | None:
-        """The record of an item as the server has it."""
+    async def read_work(self, work_id: str) -> tuple[StoredItem | None, int, str]:
+        """The record of an item as the server has it, its revision and subject. A tombstone has a revision too."""
         message = await last_message(self.connection, self.names.state, self.names.any_work(work_id))
         if message is None or not message.body:
-            return None
-        return json.decode(message.body, type=StoredItem), message
+            return None, 0 if message is None else message.sequence, ""
+        return json.decode(message.body, type=StoredItem), message.sequence, message.subject
 
 
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
-Run = Callable[["State"], T]

@@ -4,6 +4,8 @@
 It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
 """
 
+from math import inf
+
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.engines.memory.store import (
@@ -14,7 +16,8 @@ from reefknot.engines.memory.store import (
     MemoryIdempotencyStore,
     MemoryTransport,
 )
-from reefknot.engines.memory.work import MemoryLeases, MemoryQuarantine, MemoryWorkQueue
+from reefknot.engines.memory.work import MemoryLeases, MemoryWorkQueue
+from reefknot.engines.table_queue import TableQuarantine
 from reefknot.ports.clock import Clock
 from reefknot.runtime.seeds import new_id
 
@@ -26,6 +29,8 @@ class MemoryStore:
 
     durable = False
     failure = None
+    expires_by_itself = False
+    reached_for = inf
 
     def __init__(
         self,
@@ -43,15 +48,15 @@ class MemoryStore:
             context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
         )
         self.work = MemoryWorkQueue(context, self.audit)
-        self.quarantine = MemoryQuarantine(self.work)
+        self.quarantine = TableQuarantine(self.work)
         self.control = MemoryControl(context, self.audit)
-        self.leases = MemoryLeases(self.work)
+        self.leases = MemoryLeases(self.work, context)
         self.clock = SteadyClock(clock)
         self._hub = Hub()
         self._context = context
 
     async def newest_record_at(self) -> int | None:
-        found = [self.audit.newest_at, self.work.newest_at, self.idempotency.newest_at]
+        found = [self.audit.newest_at, self.work.table.newest_at, self.idempotency.newest_at]
         return max((at for at in found if at is not None), default=None)
 
     def transport(self) -> MemoryTransport:

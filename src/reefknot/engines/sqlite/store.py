@@ -10,6 +10,7 @@ is over.
 import os
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,6 +62,8 @@ class SqliteStore:
     """A durable store. Call `await store.start()` before its first use."""
 
     durable = True
+    expires_by_itself = False
+    reached_for = inf
 
     def __init__(
         self,

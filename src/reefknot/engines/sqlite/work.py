@@ -45,7 +45,10 @@ from reefknot.runtime.changes import until
 LEASES_TOPIC = "leases ended"
 WATCH_S = 5.0
 """How often the end of work is looked for although nothing has changed."""
-_OWNERS = "SELECT DISTINCT owner FROM work INDEXED BY work_leased WHERE state = 'running' ORDER BY owner"
+_OWNERS = (
+    "SELECT owner FROM work INDEXED BY work_leased WHERE state = 'running' "
+    "GROUP BY owner HAVING max(lease_until - lease_ms) <= ? ORDER BY owner"
+)
 _END = (
     "UPDATE work INDEXED BY work_leased SET lease_until = 0 "
     "WHERE state = 'running' AND owner IN (SELECT value FROM json_each(?))"
@@ -59,8 +62,9 @@ class SqliteLeases:
         self._context = context
         self._connect = connect
 
-    async def owners(self) -> list[str]:
-        return await self._context.read(partial(rows.column, statement=_OWNERS))
+    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
+        latest = self._context.now().steady - milliseconds(silent_for)
+        return await self._context.read(lambda connection: rows.column(connection, _OWNERS, latest))
 
     async def end(self, owners: Collection[str]) -> int:
         return await self._context.write(_end, (rows.listed(sorted(owners)),)) if owners else 0

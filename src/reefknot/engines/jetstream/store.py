@@ -1,0 +1,156 @@
+"""
+`JetStreamStore`: all parts of a store on a NATS server or cluster, which many machines share.
+
+Its time is the server's: at the start the difference to this machine's clock is measured, and then now and then again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+from reefknot.clock import SteadyClock
+from reefknot.core.idempotency import KEY_RETENTION_S
+from reefknot.engines.jetstream.audit import AuditWriter
+from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
+from reefknot.engines.jetstream.commits import Commits
+from reefknot.engines.jetstream.connection import Connection, NatsOptions, NobodyThereError, options_from_url
+from reefknot.engines.jetstream.control import JetStreamControl
+from reefknot.engines.jetstream.idempotency import JetStreamIdempotencyStore
+from reefknot.engines.jetstream.state import State
+from reefknot.engines.jetstream.streams import Names, audit_stream, ensure_stream, state_stream, stream_info
+from reefknot.engines.jetstream.transport import JetStreamTransport
+from reefknot.engines.jetstream.work import JetStreamLeases, JetStreamQuarantine, JetStreamWorkQueue
+from reefknot.errors import ReefknotError, StoreError, StoreVersionError
+from reefknot.ports.clock import Clock
+from reefknot.runtime.log import error_text, logger
+
+ALIGN_EVERY_S = 30.0
+CLOCK_STEP_S = 0.05
+"""Differences to the server's time below this are the network's, and are left."""
+
+
+class JetStreamStore:
+    """A durable store. Open it with `await JetStreamStore.open(url, clock)`."""
+
+    durable = True
+    expires_by_itself = True
+
+    def __init__(
+        self,
+        options: NatsOptions,
+        clock: Clock,
+        *,
+        retention: float = KEY_RETENTION_S,
+        largest_result: int = 1 << 20,
+        most_keys: int | None = None,
+        work_retention: float | None = None,
+        has_server_time: bool = True,
+    ) -> None:
+        """Without `has_server_time` the clock's own time counts, for tests in virtual time."""
+        self.options = options
+        self.identity = f"nats:{options.shown}"
+        self.names = Names(options.name)
+        self._has_server_time = has_server_time
+        self._machine_clock = clock
+        self.connection = Connection(options)
+        work_ttl = None if work_retention is None else max(60, int(work_retention))
+        self._state = State(self.connection, self.names, clock, work_ttl=work_ttl)
+        self._writer = AuditWriter(self._state)
+        self._commits = Commits(self.connection, self._state, self._writer)
+        self.audit = JetStreamAuditLog(self._state, self._commits, self._writer)
+        self.idempotency = JetStreamIdempotencyStore(
+            self._state,
+            self._commits,
+            self.audit,
+            retention=retention,
+            largest_result=largest_result,
+            most_keys=most_keys,
+        )
+        self.work = JetStreamWorkQueue(self._state, self._commits)
+        self.quarantine = JetStreamQuarantine(self.work)
+        self.control = JetStreamControl(self._state, self._commits)
+        self.leases = JetStreamLeases(self.work)
+        self._aligning: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @classmethod
+    async def open(cls, url: str, clock: Clock, *, name: str = "", **options: Any) -> JetStreamStore:
+        """A store by its address, connected and read."""
+        found = options_from_url(url if not name else f"{url.rstrip('/')}/{name}")
+        return await cls(found, clock, **options).start()
+
+    async def start(self) -> JetStreamStore:
+        await self.connection.open()
+        try:
+            replicas = self.options.replicas
+            try:
+                await ensure_stream(self.connection, state_stream(self.names, replicas))
+            except NobodyThereError as error:
+                way_out = "start the server with -js, or enable JetStream for this account"
+                raise StoreVersionError(self.options.shown, "JetStream is not enabled there", way_out) from error
+            await ensure_stream(self.connection, audit_stream(self.names, replicas))
+            await self._align()
+            await self._state.start()
+            await self._writer.start()
+            self._commits.start()
+        except BaseException:
+            await self.connection.close()
+            raise
+        if self._has_server_time:
+            self._aligning = asyncio.get_running_loop().create_task(self._keep_aligned(), name="server time")
+        return self
+
+    async def _align(self) -> None:
+        """Take the server's time over: the middle of asking and answer is when it was read."""
+        if not self._has_server_time:
+            return
+        clock = self._machine_clock
+        asked = clock.now()
+        found = await stream_info(self.connection, self.names.state)
+        answered = clock.now()
+        server = datetime.fromisoformat(found.ts).timestamp()
+        offset = server - (asked + answered) / 2
+        if abs(offset - self._state.timeline.offset) > CLOCK_STEP_S + (answered - asked):
+            self._state.timeline.offset = offset
+
+    async def _keep_aligned(self) -> None:
+        while True:
+            await asyncio.sleep(ALIGN_EVERY_S)
+            try:
+                await self._align()
+            except (StoreError, ReefknotError, ValueError) as error:
+                logger().info("the server's time cannot be read (%s)", error_text(error))
+
+    @property
+    def failure(self) -> ReefknotError | None:
+        """None: a server that is away may come back, and is waited for."""
+        return None
+
+    @property
+    def reached_for(self) -> float:
+        return self.connection.up_for
+
+    @property
+    def clock(self) -> SteadyClock:
+        return SteadyClock(self._machine_clock, offset=self._state.timeline.offset)
+
+    async def newest_record_at(self) -> int | None:
+        found = [self._state.table.newest_at, await self.idempotency.newest_at(), await self.audit.newest_at()]
+        return max((at for at in found if at is not None), default=None)
+
+    def transport(self) -> JetStreamTransport:
+        return JetStreamTransport(self.connection)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._aligning is not None:
+            self._aligning.cancel()
+            await asyncio.gather(self._aligning, return_exceptions=True)
+        await self._commits.close()
+        await self._writer.close()
+        await self._state.close()
+        await self.connection.close()

@@ -1,0 +1,351 @@
+"""Work, leases and quarantine of a store on JetStream: the mirror's table, its changes stored by commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from threading import Lock
+from typing import TypeVar
+
+from msgspec import json, structs
+
+from reefknot.core import work as core
+from reefknot.core.time import Moment, milliseconds
+from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
+from reefknot.engines.jetstream.commits import Commits
+from reefknot.engines.jetstream.connection import Connection, RefusedError
+from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, scan
+from reefknot.engines.jetstream.state import State, StoredItem
+from reefknot.engines.jetstream.streams import Names, token_of
+from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
+from reefknot.errors import StoreError
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.work_queue import (
+    ALL,
+    CrashEvents,
+    Held,
+    QuarantineFilter,
+    QuarantineStats,
+    WorkSnapshot,
+    refuse_classes_with_gone,
+)
+from reefknot.runtime.log import error_text, logger
+
+R = TypeVar("R")
+PAGE = 100
+"""Items that an operator's action changes in one batch."""
+_OPEN = (WorkState.PENDING, WorkState.RUNNING)
+
+
+class JetStreamWorkQueue(TableWorkQueue):
+    """The work of a store on JetStream."""
+
+    def __init__(self, state: State, commits: Commits) -> None:
+        super().__init__(state.table, state)
+        self.state = state
+        self._commits = commits
+
+    async def change(
+        self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
+    ) -> R:
+        return await self._commits.change(
+            lambda _, now: run(now), prepare=partial(self.load, ids) if ids else None, is_soft=is_soft
+        )
+
+    async def look(self, read: Callable[[Moment], R]) -> R:
+        return await self._commits.read(read)
+
+    async def load(self, ids: Sequence[str]) -> None:
+        """Bring the records of these items here, if they are not: they have ended, or others are faster."""
+        unknown = [one for one in dict.fromkeys(ids) if one not in self.table.items]
+        unknown += [one for one in dict.fromkeys(ids) if one in self.table.items and self._is_ended(one)]
+        found = await _gathered(self.state.read_work, unknown)
+        for work_id, (stored, revision, subject) in zip(unknown, found, strict=True):
+            if stored is None:
+                if work_id not in self.table.items or self._is_ended(work_id):
+                    self.state.forget(work_id)
+                    self.state.revisions[work_id] = revision
+            elif revision > self.state.revisions.get(work_id, 0):
+                self.state.load(stored, revision, subject)
+
+    def _is_ended(self, work_id: str) -> bool:
+        return self.table.items[work_id].state not in _OPEN
+
+    async def claim(
+        self,
+        n: int,
+        *,
+        owner: str,
+        classes: Sequence[str] = (),
+        lease: float = 60.0,
+        newest_first: bool = False,
+        only: Collection[str] | None = None,
+        isolate: bool = False,
+        crash_limit: int = CRASH_LIMIT,
+        crash_events: CrashEvents | None = None,
+    ) -> list[WorkItem]:
+        if not n and self.table.soonest(classes, self.state.now()) > 0:
+            return []
+        taken = await super().claim(
+            n,
+            owner=owner,
+            classes=classes,
+            lease=lease,
+            newest_first=newest_first,
+            only=only,
+            isolate=isolate,
+            crash_limit=crash_limit,
+            crash_events=crash_events,
+        )
+        return [await self._whole(item) for item in taken]
+
+    async def _whole(self, item: WorkItem) -> WorkItem:
+        _, payload_parts, result_parts = self.state.kept.get(item.id, ("", 0, 0))
+        return await self.state.whole(item, payload_parts, result_parts)
+
+    async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
+        await self.load([work_id])
+        return await super().cancel(work_id, reason=reason, who=who, events=events)
+
+    async def retry(
+        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        back: list[str] = []
+        wanted = list(dict.fromkeys(ids))
+        for at in range(0, len(wanted), PAGE):
+            page = wanted[at : at + PAGE]
+            await self.load(page)
+            back += await super().retry(page, who=who, why=why, events=() if back else events)
+        return back
+
+    async def get(self, work_id: str) -> WorkItem | None:
+        item = await self.look(lambda _: self.table.get(work_id))
+        if item is not None and item.state in _OPEN:
+            return await self._whole(item)
+        stored, _, _ = await self.state.read_work(work_id)
+        if stored is None:
+            return None
+        return await self.state.whole(stored.item, stored.payload_parts, stored.result_parts)
+
+    async def find(
+        self,
+        *,
+        state: WorkState | None = None,
+        kind: str | None = None,
+        classes: Collection[str] = (),
+        after: str = "",
+        limit: int = 100,
+        since: int = 0,
+        oldest_first: bool = False,
+        gone: Collection[str] | None = None,
+    ) -> list[WorkItem]:
+        refuse_classes_with_gone(classes, gone)
+        found: dict[str, tuple[int, WorkItem]] = {}
+        if not classes and state not in _OPEN:
+            names = self.state.names
+            filters = [names.all_work(state.value)] if state else [names.all_work(one.value) for one in _NOT_OPEN]
+            for message in await scan(self.state.connection, names.state, filters):
+                if message.body:
+                    stored = json.decode(message.body, type=StoredItem)
+                    found[stored.item.id] = stored.order, stored.item
+
+        def choose(now: Moment) -> list[WorkItem]:
+            everything = found | {
+                item.id: (self.table.order_of(item.id), item)
+                for item in self.table.items.values()
+                if item.state in _OPEN
+            }
+            if after and after not in everything:
+                return []
+            ordered = sorted(((order, one) for one, (order, _) in everything.items()), reverse=not oldest_first)
+            behind = ordered.index((everything[after][0], after)) + 1 if after else 0
+            chosen: list[WorkItem] = []
+            for _, work_id in ordered[behind:]:
+                item = everything[work_id][1]
+                shown = item.state if gone is None else core.visible_state(item, now, gone=gone)
+                if (
+                    (state is None or shown is state)
+                    and kind in (None, item.kind)
+                    and item.created_at >= since
+                    and (not classes or (item.state in _OPEN and item.resource_class in classes))
+                ):
+                    chosen.append(structs.replace(item, payload=b""))
+                if len(chosen) >= limit:
+                    break
+            return chosen
+
+        return await self.look(choose)
+
+    async def snapshot(self) -> WorkSnapshot:
+        def open_work(now: Moment) -> WorkSnapshot:
+            found = self.table.snapshot(now=now)
+            return WorkSnapshot(
+                {
+                    name: {state: n for state, n in states.items() if state in _OPEN}
+                    for name, states in found.counts.items()
+                    if any(state in _OPEN for state in states)
+                },
+                found.oldest_due_ms,
+            )
+
+        found = await self.look(open_work)
+        pools = sorted({item.pool for item in self.table.items.values()} | set(self.table.service_times))
+        wanted = [(pool, state) for pool in pools for state in _NOT_OPEN]
+        names = self.state.names
+        subjects = [names.all_work(state.value, token_of(pool)) for pool, state in wanted]
+        numbers = await _gathered(lambda one: count(self.state.connection, names.state, [one]), subjects)
+        for (pool, state), number in zip(wanted, numbers, strict=True):
+            if number:
+                found.counts.setdefault(pool, {})[state] = number
+        return found
+
+    async def purge(self, before: int) -> int:
+        names, gone = self.state.names, 0
+        ended = [state for state in WorkState if state in ENDED]
+        found = await scan(self.state.connection, names.state, [names.all_work(one.value) for one in ended])
+        old = [one.item.id for one in _decoded(found) if one.item.updated_at < before]
+        for at in range(0, len(old), PAGE):
+            page = old[at : at + PAGE]
+            await self.load(page)
+            gone += await self.change(partial(self._purge, page, before), ids=page, wake=False)
+        return gone
+
+    def _purge(self, ids: Sequence[str], before: int, now: Moment) -> int:
+        items = [self.table.items[one] for one in ids if one in self.table.items]
+        old = [item.id for item in items if item.state in ENDED and item.updated_at < before]
+        for work_id in old:
+            self.table.remove(work_id)
+        return len(old)
+
+
+_NOT_OPEN = tuple(state for state in WorkState if state not in _OPEN)
+
+
+def _decoded(messages: Sequence[StreamMessage]) -> list[StoredItem]:
+    return [json.decode(message.body, type=StoredItem) for message in messages if message.body]
+
+
+async def _gathered(read: Callable[[str], Awaitable[R]], wanted: Sequence[str]) -> list[R]:
+    """The answers for each of these, some of them asked for at once."""
+    found: list[R] = []
+    for at in range(0, len(wanted), PAGE):
+        found += await asyncio.gather(*(read(one) for one in wanted[at : at + PAGE]))
+    return found
+
+
+class JetStreamQuarantine(TableQuarantine):
+    """The quarantine of a store on JetStream. It is not mirrored: its items are read when somebody asks for them."""
+
+    def __init__(self, work: JetStreamWorkQueue) -> None:
+        super().__init__(work)
+        self._queue = work
+
+    async def _load(self, which: QuarantineFilter) -> list[str]:
+        """Bring the items of the quarantine here that a filter may mean. Returns the ids of those it means."""
+        state = self._queue.state
+        subjects = [state.names.any_work(one) for one in which.ids] or [
+            state.names.all_work(WorkState.QUARANTINED.value)
+        ]
+        found = [one for one in await scan(state.connection, state.names.state, subjects) if one.body]
+        for message in found:
+            stored = json.decode(message.body, type=StoredItem)
+            if message.sequence > state.revisions.get(stored.item.id, 0):
+                state.load(stored, message.sequence, message.subject)
+        return [item.id for item in await super().find(which, limit=len(found))]
+
+    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        await self._load(which)
+        return await super().find(which, after=after, limit=limit)
+
+    async def show(self, work_id: str) -> WorkItem | None:
+        item = await self._queue.get(work_id)
+        return item if item is not None and item.state is WorkState.QUARANTINED else None
+
+    async def requeue(
+        self, which: QuarantineFilter, *, who: str, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return await self._in_pages(partial(super().requeue, who=who), which, dry_run, events)
+
+    async def discard(
+        self,
+        which: QuarantineFilter,
+        *,
+        who: str,
+        reason: str = "",
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[str]:
+        return await self._in_pages(partial(super().discard, who=who, reason=reason), which, dry_run, events)
+
+    async def purge(
+        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
+    ) -> list[str]:
+        return await self._in_pages(super().purge, which, dry_run, events)
+
+    async def _in_pages(
+        self,
+        act: Callable[..., Awaitable[list[str]]],
+        which: QuarantineFilter,
+        dry_run: bool,
+        events: Sequence[AuditEntry],
+    ) -> list[str]:
+        meant = await self._load(which)
+        if dry_run:
+            return meant
+        done: list[str] = []
+        for at in range(0, len(meant), PAGE):
+            page = structs.replace(which, ids=tuple(meant[at : at + PAGE]))
+            done += await act(page, dry_run=False, events=() if done else events)
+        return done
+
+    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
+        await self._load(which)
+        return await super().count(which)
+
+    async def stats(self) -> QuarantineStats:
+        await self._load(ALL)
+        return await super().stats()
+
+
+class JetStreamLeases(TableLeases):
+    """The leases of all work in a store on JetStream."""
+
+    def __init__(self, work: JetStreamWorkQueue) -> None:
+        super().__init__(work)
+        self._state = work.state
+        self._lock = Lock()
+
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        """Extend leases from any thread, over a connection of its own: the loop of the store may be blocked."""
+        with self._lock:
+            try:
+                asyncio.run(self._extend(held, lease))
+            except (StoreError, RefusedError, TimeoutError) as error:
+                logger().warning("leases were not extended (%s)", error_text(error))
+
+    async def _extend(self, held: Sequence[Held], lease: float) -> None:
+        connection = Connection(self._state.connection.options)
+        await connection.open()
+        try:
+            for one in held:
+                await _extend_one(connection, self._state.names, one, self._state.now(), milliseconds(lease))
+        finally:
+            await connection.close()
+
+
+async def _extend_one(connection: Connection, names: Names, held: Held, now: Moment, lease_ms: int) -> None:
+    message = await last_message(connection, names.state, names.any_work(held.id))
+    if message is None or not message.body:
+        return
+    stored = json.decode(message.body, type=StoredItem)
+    if not core.holds(stored.item, owner=held.owner, fence=held.fence):
+        return
+    item = structs.replace(stored.item, lease_until=now.steady + lease_ms, lease_ms=lease_ms)
+    headers = {
+        "Nats-Expected-Last-Subject-Sequence": str(message.sequence),
+        "Nats-Expected-Last-Subject-Sequence-Subject": names.any_work(held.id),
+    }
+    body = json.encode(structs.replace(stored, item=item))
+    answer = await connection.request(message.subject, body, headers=headers)
+    connection.check(answer.data)
