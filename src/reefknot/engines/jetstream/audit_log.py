@@ -178,7 +178,8 @@ class JetStreamAuditLog:
     async def _bounds(self) -> tuple[int, int]:
         """The positions of the first and the last event; without any, the last is before the first."""
         state = (await stream_info(self._connection, self._names.audit)).state
-        return state["first_seq"], state["last_seq"] if state["messages"] else state["first_seq"] - 1
+        first: int = state["first_seq"]
+        return first, state["last_seq"] if state["messages"] else max(0, first - 1)
 
     async def newest_at(self) -> int | None:
         newest = await self.read(AuditQuery(newest_first=True, limit=1))

@@ -289,7 +289,9 @@ class Feed:
         self._delivered = delivered
         if sequence > self.position:
             self.position = sequence
-            self._handle(StreamMessage(message.subject, sequence, message.data, headers, int(tokens[at + 2]) // 1_000_000))
+            self._handle(
+                StreamMessage(message.subject, sequence, message.data, headers, int(tokens[at + 2]) // 1_000_000)
+            )
         if pending == 0:
             self.caught_up.set()
 

@@ -151,6 +151,7 @@ class JetStreamStore:
             self._aligning.cancel()
             await asyncio.gather(self._aligning, return_exceptions=True)
         await self._commits.close()
+        await self.audit.close()
         await self._writer.close()
         await self._state.close()
         await self.connection.close()
