@@ -22,9 +22,7 @@ from msgspec import Struct, json, structs
 from reefknot.core.audit.chain import (
     ANCHOR,
     GENESIS,
-    ChainVerifier,
     Head,
-    Link,
     Mismatch,
     Removal,
     RetentionInForce,
@@ -37,8 +35,9 @@ from reefknot.engines.jetstream.commits import Batch, Commits
 from reefknot.engines.jetstream.reads import Feed, StreamMessage, behind, last_message, page
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import stream_info
+from reefknot.engines.jetstream.verification import Verification
 from reefknot.errors import StoreUnavailableError
-from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, ChainReport, KeptEntry
+from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, ChainReport, KeptEntry, LogEnd
 
 PAGE = 1000
 WIDEST_WINDOW = 256_000
@@ -181,6 +180,11 @@ class JetStreamAuditLog:
         first: int = state["first_seq"]
         return first, state["last_seq"] if state["messages"] else max(0, first - 1)
 
+    async def end(self) -> LogEnd:
+        await self._see_all()
+        info = await stream_info(self._connection, self._names.audit)
+        return LogEnd(f"{self._names.audit} of {info.created}", info.state["last_seq"] if info.state["messages"] else 0)
+
     async def newest_at(self) -> int | None:
         newest = await self.read(AuditQuery(newest_first=True, limit=1))
         return newest[0].entry.at if newest else None
@@ -289,7 +293,7 @@ class JetStreamAuditLog:
         own = [self._writer.head] if self._writer.head.sequence else []
         for _ in range(MOST_PASSES):
             first, last = await self._bounds()
-            verification = _Verification([*own, *heads], await self._anchors(), in_force)
+            verification = Verification([*own, *heads], await self._anchors(), in_force)
             number = 0
             async for message in self._messages([self._names.chain("*")], before=last + 1):
                 event = decoded(message.body)
@@ -387,63 +391,6 @@ class JetStreamAuditLog:
             if left is not None and left.sequence > step.until:
                 removals.append((head, _removal_in(event)))
         return removals
-
-
-class _Verification:
-    """Verifies all chains of a log at once, in the order of the log."""
-
-    def __init__(
-        self, heads: Sequence[Head], known: Sequence[tuple[int, StoredEvent]], in_force: RetentionInForce | None
-    ) -> None:
-        self._heads = heads
-        self._in_force = in_force
-        self._starts: dict[tuple[str, int], Head] = {}
-        self._latest: dict[str, Head] = {}
-        self._anchors: dict[str, bytes] = {}
-        """By chain: the newest anchor so far that is an event of another chain."""
-        self._verifiers: dict[str, ChainVerifier] = {}
-        self._ends: dict[str, Head] = {}
-        self._found: dict[str, list[Mismatch]] = {}
-        for _, event in known:
-            head = anchor_in(event.entry.body)
-            if head is not None:
-                self._starts[head.chain, head.sequence] = self._latest[head.chain] = head
-
-    def add(self, message: StreamMessage, event: StoredEvent | None) -> None:
-        """Verify one more message; `event` is None when it is no event, or is not where it belongs."""
-        if event is None:
-            chain = message.subject.split(".")[2]
-            problem = f"the message at position {message.sequence} is no event of this log, or is misplaced"
-            number = self._ends.get(chain, Head(chain)).sequence
-            self._found.setdefault(chain, []).append(Mismatch(number + 1, problem))
-            return
-        verifier = self._verifiers.get(event.chain)
-        if verifier is None:
-            start = self._starts.get((event.chain, event.sequence - 1), Head(event.chain))
-            verifier = self._begin(event.chain, start)
-        verifier.add([Link(event.sequence, event.hash, event.entry.body)])
-        self._ends[event.chain] = Head(event.chain, event.sequence, event.hash)
-        anchor = anchor_in(event.entry.body) if event.entry.event_type == ANCHOR else None
-        if anchor is not None and anchor.chain != event.chain:
-            self._anchors[anchor.chain] = event.entry.body
-            if anchor.chain in self._verifiers:
-                self._verifiers[anchor.chain].confirm(event.entry.body)
-
-    def _begin(self, chain: str, start: Head) -> ChainVerifier:
-        ours = [head for head in self._heads if head.chain == chain]
-        verifier = self._verifiers[chain] = ChainVerifier(start, *ours, in_force=self._in_force)
-        verifier.confirm(self._anchors.get(chain, b""))
-        return verifier
-
-    def reports(self) -> list[ChainReport]:
-        """The end and the mismatches of every chain, and of those that only a head tells of."""
-        for head in self._heads:
-            if head.chain not in self._verifiers:
-                self._begin(head.chain, self._latest.get(head.chain, Head(head.chain)))
-        return [
-            ChainReport(self._ends.get(chain, Head(chain)), [*verifier.result(), *self._found.pop(chain, [])])
-            for chain, verifier in self._verifiers.items()
-        ] + [ChainReport(Head(chain), found) for chain, found in self._found.items()]
 
 
 def _removal_in(event: StoredEvent) -> Removal:

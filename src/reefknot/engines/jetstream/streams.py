@@ -145,6 +145,7 @@ class StreamInfo(Struct):
     config: dict[str, Any]
     state: dict[str, Any]
     ts: str = ""
+    created: str = ""
     cluster: dict[str, Any] | None = None
 
 
