@@ -98,7 +98,7 @@ class System:
         self._blocks = blocks
         self._started_at = int(clock.wall() * 1000)
         self._process = process_mark()
-        self._transport = store.transport()
+        self._transport = store.transport(keeps_shared=hears_shared)
         shared: dict[str, Any] = {"store": store, "transport": self._transport, "clock": clock}
         shared |= {"seed": seed, "process": self._process, "secrets": secrets}
         self.routing = routing or RouterSettings(rules=settings.rules)

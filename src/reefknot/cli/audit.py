@@ -17,12 +17,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, csv_rows, json_line, put_events
+from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, put_events
 from reefknot.cli.audit_source import (
+    CSV,
+    JSONL,
     PAGE,
     KeptHeads,
     audit_source,
-    exported_chains,
+    export_pages,
     head_file_of,
     heads_for,
     pages_of,
@@ -319,7 +321,6 @@ async def _replay(replayer: Replayer, file: Path | None, options: StoreFlags) ->
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-JSONL, CSV = "jsonl", "csv"
 STDOUT = Path("-")
 
 
@@ -385,21 +386,6 @@ def export(
             say("Keep the head where nobody who can write the log can write it: it reveals a cut-off end.")
 
     show(data, text, json=options.json)
-
-
-async def export_pages(
-    log: AuditLog, heads: Sequence[Head], wanted: EventFilter, form: str, *, end: int
-) -> AsyncIterator[tuple[bytes, int, int]]:
-    """The text of an export, page by page, with the number of its events and of those that were looked at."""
-    if form == JSONL and wanted.is_everything:
-        async for lines, number in exported_chains(log, heads):
-            yield lines, number, number
-        return
-    if form == CSV:
-        yield csv_rows([], heading=True), 0, 0
-    async for page in pages_of(log, wanted.query, until=end):
-        found = [one for one in page if wanted.matches(one)]
-        yield csv_rows(found) if form == CSV else b"".join(map(json_line, found)), len(found), len(page)
 
 
 async def export_to(

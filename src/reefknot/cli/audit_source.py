@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.audit_events import EventFilter
+from reefknot.cli.audit_events import EventFilter, csv_rows, json_line
 from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress, relative, say
 from reefknot.cli.stores import address_of, opened
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from reefknot.config.schema import AuditSection
 
 PAGE = 1000
+JSONL, CSV = "jsonl", "csv"
 MOST_HEAD_BYTES = 16 * 1024 * 1024
 SQLITE_MAGIC = b"SQLite format 3\x00"
 EVERY_EVENT = EventFilter()
@@ -133,7 +134,7 @@ class ChainsSource(StoreSource):
 
 
 class OneChain:
-    """One chain of a log with several, to be read like a log of its own."""
+    """Reads one chain of a log with several like a log of its own."""
 
     def __init__(self, log: MultiChainLog, chain: str) -> None:
         self._log = log
@@ -351,14 +352,24 @@ class ReadableLog(Protocol):
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]: ...
 
 
-async def exported_chains(log: AuditLog, heads: Sequence[Head]) -> AsyncIterator[tuple[bytes, int]]:
-    """The lines of an export with the number of events in them; of several chains, one after the other."""
-    for head in heads:
-        heading = 1  # the first line is no event
-        chain = OneChain(log, head.chain) if isinstance(log, MultiChainLog) else log
-        async for lines in exported(chain, head):
-            yield lines, lines.count(b"\n") - heading
-            heading = 0
+async def export_pages(
+    log: AuditLog, heads: Sequence[Head], wanted: EventFilter, form: str, *, end: int
+) -> AsyncIterator[tuple[bytes, int, int]]:
+    """The text of an export, page by page, with the number of its events and of those that were looked at."""
+    if form == JSONL and wanted.is_everything:
+        for head in heads:  # of several chains, one after the other
+            heading = 1  # the first line is no event
+            chain = OneChain(log, head.chain) if isinstance(log, MultiChainLog) else log
+            async for lines in exported(chain, head):
+                number = lines.count(b"\n") - heading
+                heading = 0
+                yield lines, number, number
+        return
+    if form == CSV:
+        yield csv_rows([], heading=True), 0, 0
+    async for page in pages_of(log, wanted.query, until=end):
+        found = [one for one in page if wanted.matches(one)]
+        yield csv_rows(found) if form == CSV else b"".join(map(json_line, found)), len(found), len(page)
 
 
 async def exported(log: ReadableLog, head: Head) -> AsyncIterator[bytes]:

@@ -203,7 +203,7 @@ class WorkItems:
             self._ended = dict(sorted(self._ended.items(), key=lambda one: one[1]))
         for pool, known in self._served_before.items():
             if known is None:
-                del self.service_times[pool]
+                self.service_times.pop(pool, None)
             else:
                 self.service_times[pool] = known
         self._last_tenant = self._last_tenant_before
@@ -249,6 +249,8 @@ class WorkItems:
             for item in running
             if not classes or item.resource_class in classes
         ]
+        while self._later and not self._is_later(*self._later[0]):
+            heapq.heappop(self._later)
         if self._later:
             ends.append(max(1, self._later[0][0] - now.wall))
         return min(ends, default=inf) / 1000
@@ -256,10 +258,16 @@ class WorkItems:
     def _promote(self, now: Moment) -> None:
         while self._later and self._later[0][0] <= now.wall:
             due_at, order, work_id = heapq.heappop(self._later)
-            item = self.items.get(work_id)
-            if item is not None and item.state is WorkState.PENDING and item.due_at == due_at:
+            if self._is_later(due_at, order, work_id):
+                item = self.items[work_id]
                 ready = self._ready.setdefault(item.resource_class, [])
                 heapq.heappush(ready, (-item.priority, due_at, order, work_id))
+
+    def _is_later(self, due_at: int, order: int, work_id: str) -> bool:
+        item = self.items.get(work_id)
+        if item is None or item.state is not WorkState.PENDING:
+            return False
+        return item.due_at == due_at and self._order[work_id] == order
 
     def _is_ready(self, name: str, place: Place) -> bool:
         priority, due_at, order, work_id = place

@@ -1,9 +1,9 @@
 """
 `WorkTable` and `QuarantineTable`: every transition of a work queue and of its quarantine, over items in memory.
 
-Engines that hold their work in memory share them. They are synchronous and know no clock, no log and nobody who
-waits: the moment is an argument, and audit events and topics to wake are collected until the engine takes them
-(`take_events`, `take_topics`). A call that raises may have made a part of its changes: the engine rolls it back.
+Engines that hold their work in memory share them. They are synchronous and know no clock, no log and nobody who waits:
+the moment is an argument and never goes back, and audit events and topics to wake are collected until the engine takes
+them (`take_events`, `take_topics`). A call that raises may have made a part of its changes: the engine rolls it back.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class WorkTable(WorkItems):
             if owner:
                 new = core.started(new, owner=owner, fence=FIRST_FENCE, lease_ms=lease_ms, now=now)
             self.put(new, now)
-            self._tell(accept_events, new)
+            self._collect(accept_events, new)
             answers.append(Enqueued.ACCEPTED)
         if Enqueued.ACCEPTED in answers:
             self.events += events_to_keep(items, answers, events)
@@ -116,9 +116,9 @@ class WorkTable(WorkItems):
         victim = min((one for one, group in self._group.items() if group == wanted), key=self._order.__getitem__)
         dropped = core.cancel(self.items[victim], now, reason=DROPPED, who="admission")
         self.put(dropped, now)
-        self._tell(drop_events, dropped)
+        self._collect(drop_events, dropped)
 
-    def _tell(self, events: CrashEvents | None, item: WorkItem) -> None:
+    def _collect(self, events: CrashEvents | None, item: WorkItem) -> None:
         if events is not None:
             self.events += events(item)
 
@@ -187,7 +187,7 @@ class WorkTable(WorkItems):
         for work_id in sorted(expired, key=self._order.__getitem__):
             item = core.lease_ran_out(self.items[work_id], now, crash_limit=crash_limit)
             self.put(item, now)
-            self._tell(crash_events, item)
+            self._collect(crash_events, item)
         self._next_lease_end = min((self._lease_end(self.items[work_id]) for work_id in self._running), default=inf)
 
     def renew(self, held: Sequence[Held], *, now: Moment, lease: float = 60.0) -> list[bool]:

@@ -63,8 +63,13 @@ class Store(Protocol):
     async def newest_record_at(self) -> int | None:
         """The time of the newest event, key or work item (ms UTC); None when there is none."""
 
-    def transport(self) -> Transport:
-        """A new transport. All transports over one database exchange messages; the caller closes it."""
+    def transport(self, *, keeps_shared: bool = False) -> Transport:
+        """
+        A new transport. All transports over one database exchange messages; the caller closes it.
+
+        With `keeps_shared`, assignments of peers on the shared subject are kept for whoever reads them, each for one
+        reader, where the engine can: elsewhere every reader hears them.
+        """
 
     async def close(self) -> None:
         """Finish pending writes, then close. A second call does nothing."""

@@ -5,25 +5,28 @@ Every process has a chain of its own. Its events are stored in the batch of the 
 outbox; then a task copies them into the audit stream, in order, and an event leaves the outbox with the next batch
 after its copy. When a process dies in between, its outbox still has the events, and any other process copies them. Both
 copy by compare-and-set on the chain, so an event is copied once, whoever is faster.
-
-An event is stored as a CloudEvent in JSON, its own body byte for byte as it was hashed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Sequence
 from math import inf
 
-import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType, json
+from msgspec import json
 
 from reefknot.core.audit.chain import ANCHOR, Head, anchor_in, link
-from reefknot.core.audit.event import timestamp, timestamp_ms
+from reefknot.core.audit.event import timestamp_ms
 from reefknot.engines.jetstream.connection import WRONG_LAST, Connection, RefusedError, UnansweredError
+from reefknot.engines.jetstream.events import (
+    SealedEvent,
+    StoredEvent,
+    decoded,
+    outbox_events,
+    sealed,
+)
 from reefknot.engines.jetstream.reads import LATEST, StreamMessage, behind, last_message, message_at, page, scan
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import Names, stream_info
@@ -33,7 +36,6 @@ from reefknot.runtime.changes import Waiters
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 
-TYPE_PREFIX = "reefknot."
 MOST_COPIED = 200
 """Events that are copied in one batch."""
 MOST_COPIED_BYTES = 4 << 20
@@ -51,115 +53,6 @@ LONGEST_PAUSE_S = 2.0
 CLOSING_S = 5.0
 TRIM = "trim"
 """The name in place of a writer's of the record that says how far retention has gone."""
-
-
-class CloudEvent(Struct, frozen=True, omit_defaults=True):
-    """An event in the audit stream: CloudEvents 1.0, structured. A body that is no JSON is in `data_base64`."""
-
-    specversion: str
-    id: str
-    source: str
-    type: str
-    chain: str
-    chainsequence: str
-    """Text: an integer of CloudEvents has 32 bits."""
-    chainhash: str
-    time: str | None = None
-    subject: str | None = None
-    """The id of the work."""
-    correlationid: str | None = None
-    traceid: str | None = None
-    atms: str | None = None
-    """The time in milliseconds, where `time` cannot say it."""
-    datacontenttype: str | UnsetType = UNSET
-    data: Raw | UnsetType = UNSET
-    data_base64: str | UnsetType = UNSET
-
-
-class SealedEvent(Struct, frozen=True):
-    """An event with its number and hash in its chain, ready to be stored. `body` is its CloudEvent."""
-
-    sequence: int
-    hash: str
-    subject: str
-    body: bytes
-
-
-class StoredEvent(Struct, frozen=True):
-    """An event as the audit stream has it."""
-
-    chain: str
-    sequence: int
-    hash: str
-    entry: AuditEntry
-
-
-_raw = json.Decoder(Raw).decode
-_event = json.Decoder(CloudEvent).decode
-_events = json.Decoder(list[CloudEvent]).decode
-_encode = json.Encoder().encode
-
-
-def cloud_event(source: str, head: Head, entry: AuditEntry) -> CloudEvent:
-    """The CloudEvent of the event that brought its chain to `head`."""
-    time, at_ms = _time_texts(entry.at)
-    is_json = _is_json(entry.body)
-    return CloudEvent(
-        "1.0",
-        f"{head.chain}/{head.sequence}",
-        source,
-        TYPE_PREFIX + entry.event_type,
-        head.chain,
-        str(head.sequence),
-        head.hash,
-        time=time,
-        subject=entry.work_id,
-        correlationid=entry.correlation_id,
-        traceid=entry.trace_id,
-        atms=at_ms,
-        datacontenttype="application/json" if is_json else UNSET,
-        data=Raw(entry.body) if is_json else UNSET,
-        data_base64=UNSET if is_json else b64encode(entry.body).decode(),
-    )
-
-
-def _time_texts(at: int) -> tuple[str | None, str | None]:
-    try:
-        return timestamp(at / 1000), None
-    except (ValueError, OverflowError, OSError):
-        return None, str(at)
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        return bytes(_raw(body)) == body
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-
-
-def stored_event(event: CloudEvent) -> StoredEvent:
-    """The event in a CloudEvent; `ValueError` when it is none of ours."""
-    at = timestamp_ms(event.time) if event.time is not None else int(event.atms or "")
-    if at is None or not event.type.startswith(TYPE_PREFIX):
-        raise ValueError(event.type)
-    body = bytes(event.data) if isinstance(event.data, Raw) else b64decode(event.data_base64 or "", validate=True)
-    entry = AuditEntry(
-        body, event.type.removeprefix(TYPE_PREFIX), at, event.correlationid, event.traceid, event.subject
-    )
-    return StoredEvent(event.chain, int(event.chainsequence), event.chainhash, entry)
-
-
-def decoded(body: bytes) -> StoredEvent | None:
-    """The event in a message of the audit stream; None when the message was written by something else."""
-    try:
-        return stored_event(_event(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):
-        return None
-
-
-def subject_of(names: Names, event: StoredEvent) -> str:
-    """The subject of an event by its own fields."""
-    return names.event(event.chain, event.entry.event_type, event.entry.work_id, is_first=event.sequence == 1)
 
 
 class _Uncopied:
@@ -187,7 +80,7 @@ class _Uncopied:
             self.position = int(json.decode(answer.data)["seq"])
 
     async def missing(self, events: Sequence[SealedEvent]) -> list[SealedEvent]:
-        """Those of these events that are not in the audit stream, by the last one that is."""
+        """The events among these that are not in the audit stream, by the last one that is."""
         last = await last_message(self._connection, self._names.audit, self._names.chain(self._chain))
         self.position = 0 if last is None else last.sequence
         if last is None:
@@ -232,7 +125,6 @@ class AuditWriter:
         self.writer = new_id()
         self.head = Head(self.writer)
         self._connection, self._names = connection, names = state.connection, state.names
-        self._source = f"reefknot/{names.name}"
         self._uncopied: deque[SealedEvent] = deque()
         self._uncopied_bytes = 0
         self._chain = _Uncopied(connection, names, self.writer)
@@ -283,30 +175,28 @@ class AuditWriter:
         return self._uncopied_bytes
 
     def seal(self, events: Sequence[AuditEntry]) -> list[SealedEvent]:
-        """These events with their numbers and hashes, if they are stored next."""
-        head, sealed = self.head, []
+        """The events with their numbers and hashes, if they are stored next."""
+        head, found = self.head, []
         for entry in events:
-            head, hashed = link(head, entry.body)
-            subject = self._names.event(self.writer, entry.event_type, entry.work_id, is_first=head.sequence == 1)
-            body = _encode(cloud_event(self._source, head, entry))
-            self.check_size(len(body))
-            sealed.append(SealedEvent(head.sequence, hashed, subject, body))
-        return sealed
+            head, _ = link(head, entry.body)
+            event = sealed(self._names, head, entry)
+            if len(event.body) > self._most_bytes:
+                problem = f"an event has {len(event.body)} bytes, and {self._most_bytes} are the most"
+                raise StoreFullError(self._connection.options.shown, problem, "record less in it")
+            found.append(event)
+        return found
 
-    def check_size(self, size: int) -> None:
-        """Refuse an event that no message can hold."""
-        most = min(MOST_OUTBOX_BYTES, self._connection.max_payload - HEADROOM)
-        if size > most:
-            problem = f"an event has {size} bytes, and {most} are the most"
-            raise StoreFullError(self._connection.options.shown, problem, "raise max_payload of the server")
+    @property
+    def _most_bytes(self) -> int:
+        return min(MOST_OUTBOX_BYTES, self._connection.max_payload - HEADROOM)
 
     def outbox(self, sealed: Sequence[SealedEvent]) -> bytes:
         """The body of the outbox: these events and all that are not copied yet, as a CloudEvents batch."""
         body = b"[%s]" % b",".join([one.body for one in self._uncopied] + [one.body for one in sealed])
         if len(body) > COMPRESSED_FROM:
             body = zlib.compress(body, 1)
-        if len(body) > min(MOST_OUTBOX_BYTES, self._connection.max_payload - HEADROOM):
-            problem = f"the events of a change have {len(body)} bytes, compressed"
+        if len(body) > self._most_bytes:
+            problem = f"the events of these changes have {len(body)} bytes, compressed"
             raise StoreFullError(self._connection.options.shown, problem, "make it in smaller parts")
         return body
 
@@ -410,7 +300,7 @@ class AuditWriter:
     async def _recover_outbox(self, writer: str, *, may_copy: bool) -> bool:
         """Copy what is missing of one outbox. True when nothing is missing any more."""
         outbox = await last_message(self._connection, self._names.state, self._names.outbox(writer))
-        events = [] if outbox is None else _sealed_in(self._names, outbox.body)
+        events = [] if outbox is None else outbox_events(self._names, outbox.body)
         chain = _Uncopied(self._connection, self._names, writer)
         missing = await chain.missing(events) if events else []
         if outbox is None or not missing or (chain.position == 0 and await self._were_removed(outbox)):
@@ -463,16 +353,3 @@ def _batch_of(events: Sequence[SealedEvent]) -> list[SealedEvent]:
 def _may_be_stored(error: Exception) -> bool:
     """Whether the events of a copy that failed may be in the stream: it was not answered, or somebody was faster."""
     return isinstance(error, UnansweredError) or (isinstance(error, RefusedError) and error.number in WRONG_LAST)
-
-
-def _sealed_in(names: Names, body: bytes) -> list[SealedEvent]:
-    """The events in an outbox."""
-    if not body:
-        return []
-    try:
-        events = _events(body if body.startswith(b"[") else zlib.decompress(body))
-        found = [(stored_event(one), one) for one in events]
-    except (msgspec.DecodeError, zlib.error, ValueError) as error:
-        logger().error("an outbox in %s cannot be read (%s)", names.state, error_text(error))
-        return []
-    return [SealedEvent(one.sequence, one.hash, subject_of(names, one), _encode(raw)) for one, raw in found]

@@ -30,12 +30,12 @@ from reefknot.core.audit.chain import (
     anchor_in,
 )
 from reefknot.core.time import Moment
-from reefknot.engines.jetstream.audit import TRIM, AuditWriter, StoredEvent, anchors, decoded, subject_of
+from reefknot.engines.jetstream.audit import TRIM, AuditWriter, anchors
 from reefknot.engines.jetstream.commits import Batch, Commits
+from reefknot.engines.jetstream.events import StoredEvent, Verification, decoded, subject_of
 from reefknot.engines.jetstream.reads import Feed, StreamMessage, behind, last_message, page
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import stream_info
-from reefknot.engines.jetstream.verification import Verification
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.audit_log import EVERYTHING, AuditEntry, AuditQuery, ChainReport, KeptEntry, LogEnd
 
@@ -51,7 +51,7 @@ UNREADABLE = "unreadable"
 
 
 class _TrimRecord(Struct, frozen=True):
-    """How far retention has gone: the position of the last event that it removed."""
+    """The record of how far retention has gone: the position of the last event that it removed."""
 
     until: int
 
@@ -68,7 +68,7 @@ class _Gone:
 
 
 class _Step:
-    """What one step of retention removes."""
+    """The events that one step of retention removes."""
 
     def __init__(self, revision: int) -> None:
         self.revision = revision

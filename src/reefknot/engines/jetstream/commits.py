@@ -44,6 +44,9 @@ MOST_AT_ONCE = 128
 MOST_MESSAGES = 900
 """Messages of a batch; the server takes a thousand."""
 MOST_TRIES = 200
+MOST_REFUSALS = 8
+"""Refusals of one batch for other reasons than a conflict: a leader that moves may refuse a few."""
+OUTBOX_TTL_S = 86_400
 CATCH_UP_S = 0.25
 LONGEST_PAUSE_S = 0.05
 PATIENCE_S = 10.0
@@ -177,11 +180,22 @@ class Commits:
                 await self._audit.has_room()
                 number = min(MOST_AT_ONCE, len(self._waiting))
                 taken = [self._waiting.popleft() for _ in range(number)]
-                try:
-                    await self._commit([one for one in taken if not one.future.done()])
-                except Exception as error:
-                    logger().error("changes were not stored (%s)", error_text(error))
-                    _fail(taken, error)
+                await self._commit_all([one for one in taken if not one.future.done()])
+
+    async def _commit_all(self, changes: list[Change[Any]]) -> None:
+        """Store these changes; what cannot be stored fails for its own caller."""
+        try:
+            await self._commit(changes)
+        except StoreFullError as error:
+            left = [one for one in changes if not one.future.done()]
+            if len(changes) > 1:
+                for change in left:
+                    await self._commit_all([change])
+            else:
+                _fail(left, error)
+        except Exception as error:
+            logger().error("changes were not stored (%s)", error_text(error))
+            _fail(changes, error)
 
     async def _commit(self, changes: list[Change[Any]]) -> None:
         """Store these changes, however often somebody else is faster."""
@@ -222,8 +236,7 @@ class Commits:
                 for place, stored in batch.stored:
                     stored(start + place)
                 for work_id, place, kept in records:
-                    state.revisions[work_id] = start + first + place
-                    state.kept[work_id] = kept
+                    state.keep(work_id, start + first + place, kept)
             state.took()
         except BaseException:
             state.table.roll_back()
@@ -252,7 +265,8 @@ class Commits:
         """Store a batch; returns the sequence of its first message."""
         sealed = self._audit.seal(events)
         commit_id = new_id()
-        outbox = Message(self._state.names.outbox(self._audit.writer), self._audit.outbox(sealed))
+        subject = self._state.names.outbox(self._audit.writer)
+        outbox = Message(subject, self._audit.outbox(sealed), ttl=OUTBOX_TTL_S)
         whole = [*messages, outbox]
         last = await self._send_until_known(whole, commit_id)
         self.batches += 1
@@ -266,6 +280,17 @@ class Commits:
             number += 1
             try:
                 return await self._send(messages, commit_id)
+            except RefusedError as error:
+                if error.number not in WRONG_LAST:
+                    if number >= MOST_REFUSALS:
+                        raise self._unavailable(f"the server refuses a batch ({error.text})") from error
+                    self._say_waiting(number, error)
+                    await asyncio.sleep(0.05 * number)
+                    continue
+                stored_at = await self._found(commit_id) if is_doubtful else None
+                if stored_at is not None:
+                    return stored_at
+                raise _LostError(_sequence_in(error.text)) from error
             except UnansweredError as error:
                 is_doubtful = True
                 self._say_waiting(number, error)
@@ -273,13 +298,6 @@ class Commits:
                 self._say_waiting(number, error)
                 if self._closed and number > 3:
                     raise
-            except RefusedError as error:
-                if error.number not in WRONG_LAST:
-                    raise self._unavailable(f"the server refuses a batch ({error.text})") from error
-                stored_at = await self._found(commit_id) if is_doubtful else None
-                if stored_at is not None:
-                    return stored_at
-                raise _LostError(_sequence_in(error.text)) from error
             await self._connection.wait_until_up(1.0)
             await asyncio.sleep(min(1.0, 0.02 * 2 ** min(number, 6)))
 

@@ -88,11 +88,11 @@ class NobodyThereError(StoreUnavailableError):
     """Nobody took the request: JetStream is off, or a stream has no leader for the moment. Nothing was stored."""
 
 
-class RefusedError(Exception):
-    """JetStream's refusal of a request, by its number; an engine's own matter, which never reaches a user as it is."""
+class RefusedError(StoreUnavailableError):
+    """JetStream's refusal of a request, by its number."""
 
-    def __init__(self, number: int, text: str) -> None:
-        super().__init__(f"{text} ({number})")
+    def __init__(self, store: str, number: int, text: str) -> None:
+        super().__init__(store, f"the server refuses a request: {text} ({number})", "check the server's log")
         self.number = number
         self.text = text
 
@@ -120,6 +120,8 @@ class Connection:
         self._last_error: Exception | None = None
         self._reconnected: list[Callable[[], None]] = []
         self._up_since = 0.0
+        self._asking: set[asyncio.Future[Msg]] = set()
+        """Requests that are not answered yet."""
 
     async def open(self) -> None:
         """Connect. An error says which server was tried, and what is wrong with it."""
@@ -184,6 +186,9 @@ class Connection:
         self._last_error = error
 
     async def _lost(self) -> None:
+        asking, self._asking = self._asking, set()
+        for one in asking:
+            one.cancel()
         if not self._closing and self._client is not None:
             why = error_text(self._last_error or ConnectionError("no reason given"))
             logger().warning("the connection to %s is lost (%s); trying again", self.options.shown, why)
@@ -204,6 +209,10 @@ class Connection:
         if self._client is None or self._closing:
             raise self._unavailable("it is closed", "open a new one")
         return self._client
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing
 
     @property
     def is_up(self) -> bool:
@@ -235,8 +244,20 @@ class Connection:
         from nats import errors
 
         self._check_up()
+        asking = asyncio.ensure_future(
+            self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
+        )
+        self._asking.add(asking)
         try:
-            return await self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
+            return await asking
+        except asyncio.CancelledError:
+            if asking.cancelled() and self._broke_off(asking):
+                problem = "the connection was lost before a request was answered"
+                raise UnansweredError(
+                    self.options.shown, problem, "it is tried again when the server is back"
+                ) from None
+            asking.cancel()
+            raise
         except errors.NoRespondersError as error:
             way_out = "start the server with -js, or enable JetStream for this account"
             raise NobodyThereError(self.options.shown, "JetStream does not answer there", way_out) from error
@@ -245,6 +266,12 @@ class Connection:
             raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
         except Exception as error:
             raise self._explained(error) from error
+        finally:
+            self._asking.discard(asking)
+
+    def _broke_off(self, asking: asyncio.Future[Msg]) -> bool:
+        """Whether a request was cancelled here, because its connection was lost, and not by its caller."""
+        return asking not in self._asking
 
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
         """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
@@ -265,7 +292,7 @@ class Connection:
             raise StoreFullError(self.options.shown, printable(error.description, most=200), way_out)
         if error.err_code in NO_JETSTREAM:
             raise self._no_jetstream()
-        raise RefusedError(error.err_code, printable(error.description, most=300))
+        raise RefusedError(self.options.shown, error.err_code, printable(error.description, most=300))
 
     async def subscribe(self, subject: str, handler: Handler, *, most: int = 65536, queue: str = "") -> Subscription:
         """Hear a subject; `handler` is called in the loop, one message after the other."""

@@ -65,34 +65,26 @@ class JetStreamControl:
         )
 
     async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
-        token, first = token_of(name), 0
-
-        def run(batch: Batch, now: Moment) -> None:
-            known = self._state.statuses.get(token)
-            earlier = known[1].first or known[0] if known is not None and known[1].stale_at > now.wall else 0
-            status = StoredStatus(name, body, now.wall, now.wall + milliseconds(keep), capacity, earlier)
-
-            def stored(sequence: int) -> None:
-                nonlocal first
-                first = earlier or sequence
-                self._state.statuses[token] = sequence, status
-
-            batch.add(Message(self._state.names.status(name), json.encode(status), ttl=LEAST_TTL_S + int(keep)), stored)
-
-        await self._commits.change(run)
-        return first
+        """A message of its own: a status need not survive the server, and a thousand systems write one each second."""
+        token, now = token_of(name), self._state.now()
+        known = self._state.statuses.get(token)
+        earlier = known[1].first or known[0] if known is not None and known[1].stale_at > now.wall else 0
+        status = StoredStatus(name, body, now.wall, now.wall + milliseconds(keep), capacity, earlier)
+        message = Message(self._state.names.status(name), json.encode(status), ttl=LEAST_TTL_S + int(keep))
+        sequence = await self._publish(message)
+        self._state.statuses[token] = sequence, status
+        return earlier or sequence
 
     async def withdraw(self, name: str) -> None:
-        token = token_of(name)
+        if token_of(name) in self._state.statuses:
+            await self._publish(Message(self._state.names.status(name), b"", ttl=LEAST_TTL_S))
+            self._state.statuses.pop(token_of(name), None)
 
-        def run(batch: Batch, _: Moment) -> None:
-            if token in self._state.statuses:
-                batch.add(
-                    Message(self._state.names.status(name), b"", ttl=LEAST_TTL_S),
-                    lambda _: self._state.statuses.pop(token, None) and None,
-                )
-
-        await self._commits.change(run)
+    async def _publish(self, message: Message) -> int:
+        connection = self._state.connection
+        answer = await connection.request(message.subject, message.body, headers=message.headers())
+        connection.check(answer.data)
+        return int(json.decode(answer.data)["seq"])
 
     async def reports(self) -> list[StatusReport]:
         return await self._commits.read(lambda _: self._state.reports())

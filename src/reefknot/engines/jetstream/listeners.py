@@ -167,7 +167,7 @@ class Listeners:
     async def answer(self, mark: str, line: str) -> None:
         """Tell a sender that the reader of this line has its marked message."""
         end, _, number = mark.partition("/")
-        if not (end.isalnum() and end.isascii() and number.isdecimal()):
+        if not (end.replace("-", "").isalnum() and end.isascii() and number.isdecimal()):
             return
         with contextlib.suppress(StoreError):  # without a connection nobody is waited for
             body = json.encode((self._end, line, int(number)))

@@ -9,15 +9,15 @@ heartbeats, and it is made anew behind the last message that arrived. Nothing is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, json
 
 from reefknot.core.audit.event import timestamp_ms
 from reefknot.engines.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
 from reefknot.engines.jetstream.streams import NO_MESSAGE
-from reefknot.errors import StoreError
+from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.5
 SCAN_S = 60.0
+PATIENCE_S = 5.0
+R = TypeVar("R")
 _NANOSECONDS = 1_000_000_000
 
 
@@ -66,13 +68,29 @@ async def message_at(connection: Connection, stream: str, sequence: int) -> Stre
 
 async def _get(connection: Connection, stream: str, what: dict[str, Any]) -> StreamMessage | None:
     try:
-        answer = await connection.api(f"STREAM.MSG.GET.{stream}", what)
+        answer = await patiently(connection, lambda: connection.api(f"STREAM.MSG.GET.{stream}", what))
     except RefusedError as error:
         if error.number == NO_MESSAGE:
             return None
         raise
     found = json.decode(answer, type=_Got).message
     return StreamMessage(found.subject, found.seq, found.data, _headers(found.hdrs), timestamp_ms(found.time) or 0)
+
+
+async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) -> R:
+    """Read again while the server is away or a stream has no leader, for a while."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    while True:
+        try:
+            return await read()
+        except RefusedError:
+            raise
+        except StoreUnavailableError:
+            if connection.is_closed or loop.time() >= deadline:
+                raise
+        await connection.wait_until_up(deadline - loop.time())
+        await asyncio.sleep(0.05)
 
 
 def _headers(raw: bytes) -> dict[str, str]:

@@ -109,6 +109,8 @@ class State(Waiters):
         """By work id: the sequence of its record."""
         self.kept: dict[str, Kept] = {}
         """By work id: the subject of its record, and the parts of payload and result beside it."""
+        self._ids: dict[str, str] = {}
+        """By subject of a record that is here: its work id, which a tombstone does not name."""
         self.entered: dict[str, int] = {}
         """By resource class: the revision of its arrivals."""
         self.statuses: dict[str, tuple[int, StoredStatus]] = {}
@@ -186,7 +188,7 @@ class State(Waiters):
 
     def _apply_work(self, message: StreamMessage) -> None:
         if not message.body:
-            work_id = next((one for one, kept in self.kept.items() if kept[0] == message.subject), None)
+            work_id = self._ids.get(message.subject)
             if work_id is not None and message.sequence > self.revisions.get(work_id, 0):
                 self.forget(work_id)
             return
@@ -202,16 +204,23 @@ class State(Waiters):
         if stored.payload_parts and known is not None and known.payload:
             item = structs.replace(item, payload=known.payload)
         self.table.put(item, self.now(), stored.order)
-        self.revisions[item.id] = revision
-        self.kept[item.id] = (subject, stored.payload_parts, stored.result_parts)
+        self.keep(item.id, revision, (subject, stored.payload_parts, stored.result_parts))
         self.took()
+
+    def keep(self, work_id: str, revision: int, kept: Kept) -> None:
+        """Note where the record of an item is."""
+        self._ids.pop(self.kept.get(work_id, ("",))[0], None)
+        self.revisions[work_id], self.kept[work_id], self._ids[kept[0]] = revision, kept, work_id
+
+    def _lose(self, work_id: str) -> None:
+        self.revisions.pop(work_id, None)
+        self._ids.pop(self.kept.pop(work_id, ("",))[0], None)
 
     def forget(self, work_id: str) -> None:
         """Take it that a record has left its subject: another process has ended or moved it."""
         if work_id in self.table.items:
             self.table.remove(work_id)
-        self.revisions.pop(work_id, None)
-        self.kept.pop(work_id, None)
+        self._lose(work_id)
         self.took()
         self.wake(END_TOPIC + work_id)
 
@@ -222,8 +231,7 @@ class State(Waiters):
         self.table.take_events()
         topics = self.table.take_topics()
         for work_id in [*gone, *self.table.trim_ended(MOST_ENDED)]:
-            self.revisions.pop(work_id, None)
-            self.kept.pop(work_id, None)
+            self._lose(work_id)
         if self._waiting:
             self.wake(*sorted(topics), "")
 

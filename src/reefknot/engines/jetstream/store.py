@@ -140,8 +140,9 @@ class JetStreamStore:
         found = [self._state.table.newest_at, await self.idempotency.newest_at(), await self.audit.newest_at()]
         return max((at for at in found if at is not None), default=None)
 
-    def transport(self) -> JetStreamTransport:
-        return JetStreamTransport(self.connection)
+    def transport(self, *, keeps_shared: bool = False) -> JetStreamTransport:
+        most = self.options.max_shared_assignments
+        return JetStreamTransport(self.connection, shared_stream=keeps_shared, most_assignments=most)
 
     async def close(self) -> None:
         if self._closed:

@@ -30,8 +30,9 @@ from reefknot.engines.jetstream.assignments import (
     SubjectTakenError,
     Taken,
 )
-from reefknot.engines.jetstream.connection import Connection, NatsOptions, token_of
+from reefknot.engines.jetstream.connection import Connection, NatsOptions
 from reefknot.engines.jetstream.listeners import Line, Listeners
+from reefknot.engines.jetstream.streams import token_of
 from reefknot.errors import StoreFullError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable

@@ -19,7 +19,7 @@ from reefknot.engines.jetstream.reads import StreamMessage, count, last_message,
 from reefknot.engines.jetstream.state import State, StoredItem
 from reefknot.engines.jetstream.streams import Names, token_of
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
-from reefknot.errors import StoreError
+from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
     ALL,
@@ -127,6 +127,18 @@ class JetStreamWorkQueue(TableWorkQueue):
         if stored is None:
             return None
         return await self.state.whole(stored.item, stored.payload_parts, stored.result_parts)
+
+    async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
+        """As the port says; a server that is away meanwhile is waited for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            try:
+                return await super().ended(work_id, deadline - loop.time())
+            except StoreUnavailableError:
+                if self.state.connection.is_closed or loop.time() >= deadline:
+                    raise
+                await self.state.connection.wait_until_up(deadline - loop.time())
 
     async def find(
         self,

@@ -59,7 +59,7 @@ class MemoryStore:
         found = [self.audit.newest_at, self.work.table.newest_at, self.idempotency.newest_at]
         return max((at for at in found if at is not None), default=None)
 
-    def transport(self) -> MemoryTransport:
+    def transport(self, *, keeps_shared: bool = False) -> MemoryTransport:
         return MemoryTransport(self._hub)
 
     async def close(self) -> None:

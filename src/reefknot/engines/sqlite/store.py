@@ -197,7 +197,7 @@ class SqliteStore:
     async def newest_record_at(self) -> int | None:
         return await self._context.read(newest_record_at)
 
-    def transport(self) -> SqliteTransport:
+    def transport(self, *, keeps_shared: bool = False) -> SqliteTransport:
         return SqliteTransport(self._context, self._connect, self._watcher.wake)
 
     async def close(self) -> None:
