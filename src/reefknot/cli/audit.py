@@ -201,8 +201,8 @@ def verify(
 
 def _show_chains(name: str, reports: Sequence[ChainReport], kept: KeptHeads, *, json: bool) -> int:
     """Print the verification of a log with several chains; returns the exit code."""
-    proven = {one.head.chain: kept.heads_of(one.head.chain)[:1] for one in reports}
-    bare = [chain for chain, heads in proven.items() if not heads]
+    heads = [kept.heads_of(one.head.chain) for one in reports]
+    bare = heads.count([])
     mismatches = [(one.head.chain, found) for one in reports for found in one.mismatches]
     data = {
         "ok": not mismatches,
@@ -210,12 +210,12 @@ def _show_chains(name: str, reports: Sequence[ChainReport], kept: KeptHeads, *, 
         "chains": [
             {
                 **msgspec.structs.asdict(one.head),
-                "proven_up_to": None if one.mismatches or not heads else heads[0].sequence,
+                "proven_up_to": None if one.mismatches or not ours else ours[0].sequence,
                 "mismatches_total": len(one.mismatches),
             }
-            for one, heads in zip(reports, proven.values(), strict=True)
+            for one, ours in zip(reports, heads, strict=True)
         ],
-        "compared_with": str(kept.file) if kept.file is not None and len(bare) < len(reports) else None,
+        "compared_with": str(kept.file) if bare < len(reports) else None,
         "mismatches": [{"chain": chain, **msgspec.structs.asdict(found)} for chain, found in mismatches[:MOST_SHOWN]],
         "mismatches_total": len(mismatches),
     }
@@ -231,10 +231,9 @@ def _show_chains(name: str, reports: Sequence[ChainReport], kept: KeptHeads, *, 
         put(f"{name}: {verdict}; {len(reports)} chains")
 
     show(data, text, json=json)
-    if len(bare) == len(reports):
-        say(WITHOUT_HEAD)
-    elif bare:
-        say(f"No head was kept of {plural(len(bare), 'chain')}: for these, {CONSISTENT}.")
+    if bare:
+        some = f"No head was kept of {plural(bare, 'chain')}: for these, {CONSISTENT}."
+        say(WITHOUT_HEAD if bare == len(reports) else some)
     return Exit.MISMATCH if mismatches else Exit.FINE
 
 
@@ -372,7 +371,7 @@ def export(
         "file": str(file),
         "head_file": None if head_file is None else str(head_file),
         "events": count,
-        **({"head": heads[0]} if len(heads) == 1 else {"heads": heads}),
+        **msgspec.to_builtins({"head": heads[0]} if len(heads) == 1 else {"heads": heads}),
     }
 
     def text() -> None:
