@@ -12,7 +12,8 @@ from typing import Any
 
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.engines.jetstream.audit import AuditWriter, JetStreamAuditLog
+from reefknot.engines.jetstream.audit import AuditWriter
+from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
 from reefknot.engines.jetstream.commits import Commits
 from reefknot.engines.jetstream.connection import Connection, NatsOptions, NobodyThereError, options_from_url
 from reefknot.engines.jetstream.control import JetStreamControl
@@ -151,6 +152,7 @@ class JetStreamStore:
             self._aligning.cancel()
             await asyncio.gather(self._aligning, return_exceptions=True)
         await self._commits.close()
+        await self.audit.close()
         await self._writer.close()
         await self.state.close()
         await self.connection.close()
