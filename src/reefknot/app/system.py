@@ -13,6 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from threading import Thread
@@ -359,33 +360,23 @@ async def running_system(
     # Beside everything else: a folder may have many files, and a disk may be slow.
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings.configuration), worker_settings(settings)
-    shared = dict[str, Any](settings=working, blocks=blocks, seed=seed, secrets=secrets, own_work_only=own_work_only)
     async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets) as books:
         clock = SteadyClock(store.clock)
         journal = Journal(store.audit, redactor=Redactor(secrets))
-        if reread is not None:
-            shared["reload"] = PolicyReload(settings, reread, books=books, journal=journal, clock=clock)
-        for left in reversed(range(FREE_NAMES_TRIED)):
-            living = await presence.living_systems(store)
-            names = workers
-            if isinstance(names, int):
-                queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
-                names = _free("worker", names, presence.worker_names(living) | queued)
-            system = System(
-                store,
-                clock,
-                routing=router_settings(settings.configuration, working.rules),
-                hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
-                workers=names,
-                router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
-                **shared,
-            )
-            try:
-                await system.start()
-                break
-            except NameTakenError:  # somebody who started in the same moment was faster
-                if not left or not (router == "" or isinstance(workers, int)):
-                    raise
+        build = partial(
+            System,
+            store,
+            clock,
+            settings=working,
+            blocks=blocks,
+            routing=router_settings(settings.configuration, working.rules),
+            hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
+            seed=seed,
+            secrets=secrets,
+            reload=reread and PolicyReload(settings, reread, books=books, journal=journal, clock=clock),
+            own_work_only=own_work_only,
+        )
+        system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases):
             try:
                 yield system
@@ -393,6 +384,28 @@ async def running_system(
                 await _stop(system, drain)
         if stopped is not None:
             await stopped(system)
+
+
+async def _started(
+    build: Callable[..., System], store: Store, workers: Sequence[str] | int, router: str | None, *, own_work_only: bool
+) -> System:
+    """A system that has started, under names that are free where none were given."""
+    tries = FREE_NAMES_TRIED
+    while True:
+        living = await presence.living_systems(store)
+        names = workers
+        if isinstance(names, int):
+            queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
+            names = _free("worker", names, presence.worker_names(living) | queued)
+        name = _free("router", 1, presence.router_names(living))[0] if router == "" else router
+        system = build(workers=names, router=name)
+        try:
+            await system.start()
+            return system
+        except NameTakenError:  # somebody who started in the same moment was faster
+            tries -= 1
+            if not tries or not (router == "" or isinstance(workers, int)):
+                raise
 
 
 async def _stop(system: System, drain: float) -> None:
