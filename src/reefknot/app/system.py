@@ -44,6 +44,7 @@ from reefknot.ports.store import Store
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
+from reefknot.router.submissions import Submissions
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
@@ -111,6 +112,13 @@ class System:
         shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared, "isolation": Isolation()}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
+        submissions = Submissions(
+            store.work,
+            clock,
+            rules=self.routing.submission_rules,
+            journal=Journal(store.audit, redactor=Redactor(secrets)),
+        )
+        self._recall = None if own_work_only else submissions.recall
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
         self._reload = reload
@@ -133,11 +141,10 @@ class System:
         for worker in self.workers:
             await worker.start()
         loop = asyncio.get_running_loop()
-        adopting = [] if self._own_work_only else self.workers
         self._tasks = [
             loop.create_task(self._obey(seen), name="system control"),
             loop.create_task(self._show(), name="system status"),
-            loop.create_task(look_for_orphans(self.store, adopting, self._blocks), name="system orphans"),
+            loop.create_task(look_for_orphans(self.store, self._recall), name="system orphans"),
         ]
 
     async def _claim_names(self) -> None:
