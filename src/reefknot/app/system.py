@@ -24,7 +24,7 @@ import msgspec
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
-from reefknot.app.presence import look_for_orphans
+from reefknot.app.presence import STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
 from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
@@ -58,7 +58,6 @@ STATUS_EVERY_S = 1.0
 """How often a system publishes its status. It goes stale after `STATUS_KEPT_S`."""
 STATUS_KEPT_S = 5.0
 CONTROL_S = 5.0
-STORE_S = 10.0
 STORE_PAUSE_S = 0.25
 FAILED_STOP_S = 3.0
 """Longest orderly stop of a system whose store has failed."""

@@ -221,7 +221,7 @@ class Journal:
     def _append_soon(self) -> None:
         entries, self._soon = self._soon, []
         if self._log is None or self._state.waiting:
-            self._buffer(entries)
+            self._state.hold([*self._state.waiting, *entries], self._most_buffered)
             run_in_background(self.write(), "writing events")
             return
         try:

@@ -106,7 +106,11 @@ def test_who_was_taken_for_gone_may_still_report_until_somebody_else_has_claimed
     assert asyncio.run(main()) == [True, False]
 
 
-ROUTERS = {"a router": {}, "no router": {"router": None}, "a router for its own work": {"own_work_only": True}}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "a router": {},
+    "no router": {"router": None},
+    "a router for its own work": {"own_work_only": True},
+}
 
 
 @pytest.mark.parametrize("url", ["memory:", "sqlite:"])
