@@ -86,7 +86,7 @@ class UnansweredError(StoreUnavailableError):
 
 
 class NobodyThereError(StoreUnavailableError):
-    """Nobody took the request: JetStream is off, or a stream has no leader for the moment. Nothing was stored."""
+    """A request that nobody took: JetStream is off, or a stream has no leader for the moment. Nothing was stored."""
 
 
 class RefusedError(StoreUnavailableError):
@@ -126,7 +126,7 @@ class _Direct(asyncio.Queue["Msg"]):
 
 
 class Connection:
-    """One connection, shared by all parts of a store."""
+    """A connection that all parts of a store share."""
 
     def __init__(self, options: NatsOptions) -> None:
         self.options = options
