@@ -51,7 +51,13 @@ class Shell:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "XDG_CONFIG_HOME": str(self.folder), "COLUMNS": "160"}
         return subprocess.run(
-            [sys.executable, *words], cwd=self.folder, env=environ, capture_output=True, text=True, timeout=LONG_S
+            [sys.executable, *words],
+            cwd=self.folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+            check=False,
         )
 
     def write(self, number: int, *, dies: bool = False) -> None:
