@@ -14,7 +14,7 @@ from types import UnionType
 
 import msgspec
 
-from reefknot.core.audit.event import EVENT_TYPES, DecisionRecord, Event, FailureRecord, PolicyRecord
+from reefknot.core.audit.event import BRIEF_DEFAULTS, EVENT_TYPES, DecisionRecord, Event, FailureRecord, PolicyRecord
 from reefknot.core.retry.decide import History, ThrottleView
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +84,13 @@ def _by_code() -> list[type[Event]]:
 def _table(kind: type[msgspec.Struct], but: tuple[str, ...]) -> list[str]:
     lines = ["| field | value |", "| --- | --- |"]
     fields = [field for field in msgspec.structs.fields(kind) if field.name not in but]
-    return [*lines, *(f"| `{field.name}` | {_type(field.type)} |" for field in fields)]
+    return [*lines, *(f"| `{field.name}` | {_type(field.type)}{_default(kind, field.name)} |" for field in fields)]
+
+
+def _default(kind: type[msgspec.Struct], name: str) -> str:
+    """The value of a field that is left out, where that is not null or empty."""
+    default = BRIEF_DEFAULTS.get(str(kind.__struct_config__.tag), {}).get(name)
+    return "" if default is None else f"; left out: `{default}`"
 
 
 def _type(annotation: object) -> str:

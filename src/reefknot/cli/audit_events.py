@@ -21,7 +21,7 @@ from reefknot.cli.options import arg, time_ms, unknown
 from reefknot.cli.output import put
 from reefknot.core.audit.analysis import canonical_category
 from reefknot.core.audit.chain import UNREADABLE, Head, event_line
-from reefknot.core.audit.event import EVENT_TYPES, timestamp_ms
+from reefknot.core.audit.event import BRIEF_DEFAULTS, EVENT_TYPES, timestamp_ms
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditQuery, KeptEntry
 
@@ -120,12 +120,12 @@ class EventFilter(Struct, frozen=True):
 
 
 def event_fields(body: bytes) -> dict[str, Any]:
-    """The fields of an event; none when the body is no event."""
+    """The fields of an event, with the defaults that it leaves out; none when the body is no event."""
     try:
         found = msgspec.json.decode(body)
     except UNREADABLE:
         return {}
-    return found if isinstance(found, dict) else {}
+    return BRIEF_DEFAULTS.get(str(found.get("event_type")), {}) | found if isinstance(found, dict) else {}
 
 
 # ---- text and JSON ---------------------------------------------------------------------------------------------------

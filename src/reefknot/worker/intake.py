@@ -488,6 +488,8 @@ class Intake:
         """The event of an admission; of a message that is no assignment, by its id."""
         if met is None and pool is not None:
             met = pool.depth(), pool.status()
+        if inputs and pool is not None:
+            inputs = {**inputs, **pool.level_inputs()}
         return admission_event(
             assignment,
             self._context.clock.wall(),

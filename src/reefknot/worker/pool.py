@@ -226,6 +226,14 @@ class Pool:
         least = OverloadStatus.OVERLOADED if self._isolation.is_on else OverloadStatus.HEALTHY
         return max(self._status, least, key=lambda one: one.severity)
 
+    def level_inputs(self) -> dict[str, Any]:
+        """The inputs of `status` beside the depth, if they count: isolation, and a level that hysteresis holds."""
+        inputs: dict[str, Any] = {"isolated": True} if self._isolation.is_on else {}
+        raw = level(self.depth(), self.rules.size, self.rules.thresholds)
+        if self.queue.size is not None and self._status is not raw:
+            inputs["held"] = self._status.value
+        return inputs
+
     def held_status(self) -> OverloadStatus:
         """The status that people are told, who look every second: it has hysteresis in time too. Routers steer by
         `status`."""

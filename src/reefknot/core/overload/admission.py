@@ -178,11 +178,13 @@ class Rules(Struct, frozen=True):
     heavy: Degradation = Degradation(skip_retries=True, timeout_factor=0.5, skip_circuit_breaker=True)
 
 
-HASH_DIGITS = 32
+ADMISSION_VERSION = 2
+"""Since 2 the inputs of an admission have everything that its load level follows from."""
+HASH_DIGITS = 16
 
 
 def rules_hash(rules: Rules) -> str:
-    """The hash by which audit events refer to rules: the first half of the SHA-256 of their canonical JSON."""
+    """The hash by which audit events refer to rules: the beginning of the SHA-256 of their canonical JSON."""
     return record_fingerprint(rules)[:HASH_DIGITS]
 
 
@@ -197,7 +199,7 @@ class Oldest(Struct, frozen=True):
 class QueueView(Struct, frozen=True, omit_defaults=True):
     """A queue as it stands before the arrival."""
 
-    depth: int
+    depth: int = 0
     concurrency: int = 1
     service_times_known: int = 0
     mean_service_ms: float = 0.0
