@@ -27,7 +27,7 @@ from reefknot.core.audit.event import (
     timestamp,
 )
 from reefknot.core.messages import ExecAssignment, ExecResult
-from reefknot.core.overload.admission import ADMISSION_VERSION, Rules
+from reefknot.core.overload.admission import ADMISSION_VERSION, Rules, rules_content
 from reefknot.core.results import answer_of
 from reefknot.core.work import CRASH_LIMIT, WorkItem, WorkState
 from reefknot.ports.clock import Clock
@@ -41,11 +41,11 @@ def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> 
     """The envelope of such an event. A correlation that is only the work's own id is left out."""
     correlation = work.correlation_id if isinstance(work, WorkItem) else work.request_id
     other = None if correlation == work.assignment_id else correlation
-    return {**in_between(work, wall), "correlation_id": other, "trace_id": work.trace_id}
+    return {**after_submission(work, wall), "correlation_id": other, "trace_id": work.trace_id}
 
 
-def in_between(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
-    """The envelope of such an event between submission and end, which have the correlation and the trace."""
+def after_submission(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
+    """The envelope of such an event after the submission, whose event has the correlation and the trace."""
     return {"timestamp": timestamp(wall), "tenant_id": work.tenant_id, "work_id": work.assignment_id}
 
 
@@ -73,7 +73,7 @@ def completed_event(
     if attempts is None and result.retries_used is not UNSET:
         attempts = result.retries_used + 1
     return Completed(
-        **briefly_about(result, wall),
+        **after_submission(result, wall),
         status=result.status.value,
         operation=result.job.type,
         attempts=attempts,
@@ -132,7 +132,7 @@ class RulesRecorder:
                 version=ADMISSION_VERSION,
                 rules_hash=hashed,
                 resource_class=queue.name,
-                content=msgspec.to_builtins(queue.rules),
+                content=rules_content(queue.rules, queue.name),
             )
             for hashed, queue in used.items()
             if not wall - self._written.get(hashed, -inf) < STORE_AGAIN_S

@@ -34,6 +34,7 @@ from reefknot.core.overload.admission import (
     Defer,
     Degrade,
     OverloadStatus,
+    QueueView,
     Reject,
     RejectReason,
     admit,
@@ -282,7 +283,8 @@ class Intake:
                 admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules_hash": pool.rules_hash}
             )
         draining = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
-        return AdmissionVerdict(draining if self.draining else Accept(), {"view": view})
+        seen = QueueView(view.depth, draining=view.draining)  # it looks at nothing else
+        return AdmissionVerdict(draining if self.draining else Accept(), {"view": seen})
 
     def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
         """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""

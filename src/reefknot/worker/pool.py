@@ -159,7 +159,7 @@ class Pool:
         self.queue_name = worker_class(name, context.worker_id)
         self.slots = settings.slots_for(name)
         self.rules = settings.rules_for(name)
-        self.rules_hash = rules_hash(self.rules)
+        self.rules_hash = rules_hash(self.rules, name)
         self.queue = BoundedQueue(self.rules.size if settings.queue_v2 else None)
         self.reserved = 0
         """Places of work that was admitted and is being written."""

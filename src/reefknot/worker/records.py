@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
-from reefknot.audit.assignments import briefly_about, in_between
+from reefknot.audit.assignments import after_submission, briefly_about
 from reefknot.audit.journal import about_assignment, envelope
 from reefknot.core.audit.event import Admission as AdmissionEvent
 from reefknot.core.audit.event import (
@@ -226,15 +226,15 @@ def admission_event(
     if isinstance(arrival, Arrival):
         recorded = msgspec.structs.replace(arrival, tenant="")  # the event names it already
         inputs = {**inputs, "newcomer": recorded if recorded != Arrival() else None}
-        if arrival.deadline_ms is None and reason is None:  # no wait was asked about
-            view: QueueView = inputs["view"]
-            inputs["view"] = msgspec.structs.replace(view, concurrency=1, service_times_known=0, mean_service_ms=0.0)
+        if reason is None:
+            inputs["view"] = _consequential(inputs["view"], arrival)
+            resource_class = None  # the rules name it
     if message != Accept().message:
         inputs = {**inputs, "message": message[:300]}
     if isinstance(assignment, str):
         about = envelope(wall=wall, work_id=assignment)
     else:
-        about = in_between(assignment, wall) if reason is None else briefly_about(assignment, wall)
+        about = after_submission(assignment, wall) if reason is None else briefly_about(assignment, wall)
     return AdmissionEvent(
         **about,
         status=status.value,
@@ -245,6 +245,13 @@ def admission_event(
         overload_status=None if met is None else met[1].value,
         inputs={name: value for name, value in inputs.items() if value is not None} or None,
     )
+
+
+def _consequential(view: QueueView, arrival: Arrival) -> QueueView | None:
+    """The queue as far as an accepted arrival depends on it; None for an empty one. Waits count with a deadline."""
+    if arrival.deadline_ms is None:
+        view = msgspec.structs.replace(view, concurrency=1, service_times_known=0, mean_service_ms=0.0)
+    return None if view == QueueView() else view
 
 
 def retry_event(assignment: ExecAssignment, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:

@@ -238,9 +238,10 @@ class Admission(_OfEveryAssignment, frozen=True, tag="admission", kw_only=True):
     """
     An assignment was accepted, deferred, degraded or rejected, by a worker or where it was submitted.
 
-    `inputs` are those of the decision: the queue as `view`, the arrival as `newcomer` (without its tenant), and the
-    rules by their hash, whose content is in a `rules_stored` event. `message` is there unless it was simply accepted.
-    `isolated`: the worker ran a suspect of a crash alone. `held`: the load level from before, which had not fallen yet.
+    `inputs` are those of the decision: the queue as `view` unless it was empty, the arrival as `newcomer` (without its
+    tenant), and the rules by their hash, whose content is in a `rules_stored` event, and with it the class of an
+    accepted arrival. `message` is there unless it was simply accepted. `isolated`: the worker ran a suspect of a crash
+    alone. `held`: the load level from before, which had not fallen yet.
     """
 
     event_code: str = "RK-301"

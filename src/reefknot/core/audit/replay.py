@@ -136,7 +136,7 @@ class Replayer:
                 return self._keep_rules(event, redacted)
             case RetryAttempt() | RetryExhausted() | RetryRefused():
                 return self._decision(event)
-            case Admission(inputs={"view": _}):
+            case Admission(inputs={"view": _} | {"rules_hash": _}):
                 return self._admission(event)
             case Routing(inputs={"best": _}):
                 return self._routing(event)
@@ -219,7 +219,7 @@ class Replayer:
         try:
             rules = self._rules[hashed] if hashed is not None else msgspec.convert(inputs["rules"], Rules)
             arrival = msgspec.convert(inputs.get("newcomer", {}), Arrival)
-            view = msgspec.convert(inputs["view"], QueueView)
+            view = msgspec.convert(inputs.get("view", {}), QueueView)
             answer = admit(view, arrival, rules)
             level = _level_of(event, rules, exact=hashed in self._exact)
         except (msgspec.ValidationError, ZeroDivisionError) as error:

@@ -11,10 +11,11 @@ value: accept, accept by dropping another, defer, degrade, or reject with the re
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
-from reefknot.core.canonical import record_fingerprint
+from reefknot.core.canonical import fingerprint
 
 HYSTERESIS = 0.1
 _GRAIN = 1e-9
@@ -183,9 +184,14 @@ ADMISSION_VERSION = 2
 HASH_DIGITS = 16
 
 
-def rules_hash(rules: Rules) -> str:
-    """The hash by which audit events refer to rules: the beginning of the SHA-256 of their canonical JSON."""
-    return record_fingerprint(rules)[:HASH_DIGITS]
+def rules_content(rules: Rules, resource_class: str) -> dict[str, Any]:
+    """Rules as audit events store them, with the class whose queue they are for."""
+    return {**to_builtins(rules), "resource_class": resource_class}
+
+
+def rules_hash(rules: Rules, resource_class: str) -> str:
+    """The hash by which audit events refer to rules: the beginning of the SHA-256 of their content."""
+    return fingerprint(rules_content(rules, resource_class))[:HASH_DIGITS]
 
 
 class Oldest(Struct, frozen=True):
