@@ -42,7 +42,8 @@ The event of a decision holds all of its inputs, so that the decision can be rep
 [audit and replay](guides/audit-and-replay.md).
 
 Every assignment has `submitted`, `routing`, `admission` and `completed`. These four are small: fields that have their
-default are left out, `event_code` and `event_id` among them, and a `correlation_id` that is the `work_id`.
+default are left out, `event_code` and `event_id` among them, and a `correlation_id` that is the `work_id`. Any other
+correlation, and the trace, is in `submitted`, in refusals and in every event of a failure.
 """
 
 

@@ -418,6 +418,12 @@ AnyEvent: TypeAlias = (
     | LogRepaired
 )
 EVENT_TYPES: tuple[type[Event], ...] = get_args(AnyEvent)
+EVENT_CODES: dict[str, str] = {
+    str(kind.__struct_config__.tag): field.default
+    for kind in EVENT_TYPES
+    for field in fields(kind)
+    if field.name == "event_code"
+}
 BRIEF_DEFAULTS: dict[str, dict[str, Any]] = {
     str(kind.__struct_config__.tag): {
         field.name: field.default for field in fields(kind) if field.default not in (NODEFAULT, None, "")

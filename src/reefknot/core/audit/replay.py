@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.core.audit.event import (
+    EVENT_CODES,
     Admission,
     AnyEvent,
     BookStored,
@@ -125,7 +126,8 @@ class Replayer:
             shown = body[:60].decode("utf-8", "replace").strip()
             return [Difference(self._events, "unreadable", shown, str(error))]
         redacted = HIDDEN.encode() in body
-        return self._decided(event, redacted=redacted) + self._followed(event, redacted=redacted)
+        coded = self._compared(event, {"event_code": (event.event_code, EVENT_CODES[event.event_type])})
+        return coded + self._decided(event, redacted=redacted) + self._followed(event, redacted=redacted)
 
     def _decided(self, event: AnyEvent, *, redacted: bool) -> list[Difference]:
         """The differences of an event by its own inputs."""
@@ -197,6 +199,7 @@ class Replayer:
         hashed = content_hash(event.content)[: max(HASH_DIGITS, len(event.rules_hash))]
         if hashed != event.rules_hash and not redacted:
             return [Difference(self._events, event.event_type, f"rules {event.rules_hash}", f"rules {hashed}")]
+        named = event.content.get("resource_class", event.resource_class)  # older rules have no class in them
         try:
             if len(self._rules) < MOST_BOOKS:
                 self._rules[event.rules_hash] = msgspec.convert(event.content, Rules)
@@ -204,7 +207,7 @@ class Replayer:
                     self._exact.add(event.rules_hash)
         except msgspec.ValidationError as error:
             return [Difference(self._events, event.event_type, f"rules {event.rules_hash}", str(error))]
-        return []
+        return self._compared(event, {"resource_class": (event.resource_class, named)})
 
     def _admission(self, event: Admission) -> list[Difference]:
         inputs = event.inputs or {}

@@ -89,7 +89,7 @@ class Trails:
             case Dropped():
                 fields, after = {"reason": (event.reason, DROPPED)}, Trail(status=_ERROR)
             case Completed():
-                return ({} if before is None else _ended(event, before)), ""
+                return ({} if before is None else _ended(event, before)), _missing(event, before)
             case _:
                 fields, after = {}, before
         if event.work_id is not None and after is not None:
@@ -174,5 +174,7 @@ def _missing(event: AnyEvent, before: Trail | None) -> str:
             return "retry_recovered whose retries are missing"
         case Quarantined(inputs=None) if before is None or before.decision is None or before.can_succeed:
             return f"quarantined {_cause(event.reason) or 'for no known reason'}"
+        case Completed(status=ResultStatus.SUCCESS.value) if before is None and (event.attempts or 0) > 1:
+            return "completed whose retries are missing"
         case _:
             return ""

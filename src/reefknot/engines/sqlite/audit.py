@@ -175,24 +175,30 @@ def _changed_results(connection: apsw.Connection, after: int) -> tuple[list[Mism
             hashed = sha256(result.encode()).hexdigest()
             if not any(f'"result_hash":"{hashed[:digits]}"' in body for digits in _RESULT_DIGITS):
                 found.append(Mismatch(sequence, f"the stored result of {work_id!r} is not the one of this event"))
-            elif _status(result.encode()) != _status(body.encode()):
-                found.append(Mismatch(sequence, f"the stored result of {work_id!r} has another status than this event"))
+            elif not _is_same_end(result, body):
+                found.append(Mismatch(sequence, f"the stored result of {work_id!r} is of another end than this event"))
     return found, last
 
 
-class _WithStatus(Struct):
+class _End(Struct):
+    """The fields that a result and the event of its end share."""
+
     status: str = ""
+    retries_used: int | None = None
+    attempts: int | None = 1
 
 
-def _status(text: bytes) -> str:
-    """The status of a result, or of the event of its end."""
+_ends = Decoder(_End)
+
+
+def _is_same_end(result: str, body: str) -> bool:
+    """Whether status and attempts of a result are those of its event. An end that a router made had no attempt."""
     try:
-        return _statuses.decode(text).status
+        told, recorded = _ends.decode(result), _ends.decode(body)
     except (DecodeError, UnicodeDecodeError):
-        return ""
-
-
-_statuses = Decoder(_WithStatus)
+        return False
+    attempts = None if told.retries_used is None else told.retries_used + 1
+    return told.status == recorded.status and recorded.attempts in (0, attempts)
 
 
 def _old_until(connection: apsw.Connection, after: int, before: int) -> tuple[int, bool]:
