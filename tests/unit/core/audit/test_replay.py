@@ -241,7 +241,7 @@ def admitted(depth: int = 3, **fields: object) -> bytes:
 
 def rules_stored(rules: Rules = RULES, hashed: str = HASHED, version: int = ADMISSION_VERSION) -> bytes:
     content = rules_content(rules, "cpu")
-    return encode(RulesStored(timestamp=AT, version=version, rules_hash=hashed, content=content))
+    return encode(RulesStored(timestamp=AT, version=version, rules_hash=hashed, resource_class="cpu", content=content))
 
 
 def routed(**fields: object) -> bytes:
@@ -444,6 +444,13 @@ def test_rules_by_the_longer_hash_of_older_logs_are_found() -> None:
         [rules_stored(hashed=older, version=1), admitted(inputs={"view": {}, "rules_hash": older})]
     ).kinds == {"admission": 1}
     assert replay([rules_stored(hashed=whole[:8])]).differences, "the control: a hash that is too short"
+
+
+def test_a_code_of_another_type_and_a_class_of_other_rules_are_differences() -> None:
+    coded = retried().replace(b'"event_code":"RK-101"', b'"event_code":"RK-102"')
+    assert "event_code 'RK-102', decided again event_code 'RK-101'" in str(replay([coded]).differences[0])
+    stored = rules_stored().replace(b'"resource_class":"cpu","rules_hash"', b'"resource_class":"io","rules_hash"')
+    assert "resource_class 'io', decided again resource_class 'cpu'" in str(replay([stored]).differences[0])
 
 
 def test_an_event_that_is_nested_too_deeply_is_unreadable() -> None:

@@ -157,6 +157,7 @@ def test_other_assignments_and_tenants_have_trails_of_their_own() -> None:
     ("event", "cause"),
     [
         (recovered(2), "retry_recovered whose retries are missing"),
+        (ended("success", 2), "completed whose retries are missing"),
         (aside(), "quarantined whose decision is missing"),
         (aside("the outcome of a guarded key is unknown: k"), "quarantined whose decision is missing"),
         (aside("its owner vanished 3 times", None), "quarantined after crashes"),
