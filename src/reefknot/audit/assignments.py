@@ -85,7 +85,7 @@ def completed_event(
 
 def crashed_event(item: WorkItem, wall: float) -> Quarantined:
     """The event of an item that is in quarantine because its owners vanished."""
-    inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT}
+    inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
     return Quarantined(**about_item(item, wall), reason=item.reason, inputs=inputs)
 
 

@@ -141,7 +141,7 @@ class RoutingInputs(Struct, frozen=True, omit_defaults=True):
     route: int = 1
 
     def recorded(self) -> dict[str, Any]:
-        """These inputs as an event has them, without the figures of a healthy worker that had no rival."""
+        """Inputs as an event has them, without the figures of a healthy worker that had no rival."""
         inputs: dict[str, Any] = to_builtins(self)
         if len(self.best) == 1 and self.best[0].status is OverloadStatus.HEALTHY:
             inputs["best"] = ((self.best[0].worker_id,),)

@@ -34,7 +34,6 @@ from reefknot.core.overload.admission import (
     Defer,
     Degrade,
     OverloadStatus,
-    QueueView,
     Reject,
     RejectReason,
     admit,
@@ -283,8 +282,7 @@ class Intake:
                 admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules_hash": pool.rules_hash}
             )
         draining = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
-        seen = QueueView(view.depth, draining=view.draining)  # it looks at nothing else
-        return AdmissionVerdict(draining if self.draining else Accept(), {"view": seen})
+        return AdmissionVerdict(draining if self.draining else Accept(), {"view": view.for_baseline()})
 
     def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
         """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""
@@ -490,8 +488,6 @@ class Intake:
         """The event of an admission; of a message that is no assignment, by its id."""
         if met is None and pool is not None:
             met = pool.depth(), pool.status()
-        if inputs and pool is not None:
-            inputs = {**inputs, **pool.level_inputs()}
         return admission_event(
             assignment,
             self._context.clock.wall(),
@@ -500,7 +496,7 @@ class Intake:
             worker_id=self._context.worker_id,
             resource_class=None if pool is None else pool.name,
             met=met,
-            inputs=inputs or {},
+            inputs=inputs | pool.level_inputs() if inputs and pool else {},
             message=message,
         )
 

@@ -302,8 +302,8 @@ class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
     """
     Work went to quarantine, which only an operator takes it out of.
 
-    `inputs` say why, where no decision to stop stands before it: how many `crashes` there were and how many are the
-    `limit`, or the guarded `key` whose outcome is unknown.
+    `inputs` say why, where no decision to stop stands before it: how many `crashes` there were, how many are the
+    `limit`, and the `attempts` that had ended; or the guarded `key` whose outcome is unknown.
     """
 
     event_code: str = "RK-401"

@@ -127,7 +127,7 @@ class Replayer:
             return [Difference(self._events, "unreadable", shown, str(error))]
         redacted = HIDDEN.encode() in body
         coded = self._compared(event, {"event_code": (event.event_code, EVENT_CODES[event.event_type])})
-        return coded + self._decided(event, redacted=redacted) + self._followed(event, redacted=redacted)
+        return self._decided(event, redacted=redacted) + self._followed(event, redacted=redacted) + coded
 
     def _decided(self, event: AnyEvent, *, redacted: bool) -> list[Difference]:
         """The differences of an event by its own inputs."""

@@ -75,6 +75,7 @@ class Trails:
     def follow(self, event: AnyEvent) -> tuple[Fields, str]:
         """The fields of an event that follow from earlier ones; and, if there should be some and are not, the cause."""
         before = self._open.pop(_key(event), None)
+        after: Trail | None
         match event:
             case RetryAttempt() | RetryExhausted() | RetryRefused():
                 fields, after = _decided(event, before or Trail())
@@ -134,7 +135,8 @@ def _quarantined(event: Quarantined, before: Trail | None) -> tuple[Fields, Trai
         crashes, limit = inputs["crashes"], inputs.get("limit")
         is_enough = isinstance(crashes, int) and isinstance(limit, int) and crashes >= limit
         expected = vanished_reason(crashes) if is_enough else f"no quarantine after {crashes} of {limit} crashes"
-        return {"reason": (reason, expected), "failure": (failure, None)}, Trail(status=_ERROR)
+        attempts = inputs["attempts"] if isinstance(inputs.get("attempts"), int) else None
+        return {"reason": (reason, expected), "failure": (failure, None)}, Trail(attempts=attempts, status=_ERROR)
     if decision is not None and before is not None:
         expected = f"{UNKNOWN_OUTCOME}: {inputs['key']}" if "key" in inputs else decision.answer
         return {"reason": (reason, expected), "failure": (failure, decision.failure)}, before

@@ -214,6 +214,10 @@ class QueueView(Struct, frozen=True, omit_defaults=True):
     behind: int = 0
     """How many of them the arrival overtakes: by priority, or because tenants take turns."""
 
+    def for_baseline(self) -> "QueueView":
+        """The view without what the baseline does not look at; the depth is for people."""
+        return QueueView(self.depth, draining=self.draining)
+
 
 class Arrival(Struct, frozen=True, omit_defaults=True):
     """The work to be admitted, as the decision sees it. `deadline_ms` is the time left, if a deadline was given."""

@@ -1,6 +1,7 @@
 """Decisions, decided again."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -319,7 +320,7 @@ def test_the_baseline_that_admits_everything_is_no_decision() -> None:
     assert (seen.decisions, seen.undecided) == (0, 0)
 
     view = {"view": QueueView(3)}
-    forgeries: list[dict[str, object]] = [{"status": "rejected"}, {"reason": "x"}, {"overload_status": "overloaded"}]
+    forgeries: list[dict[str, Any]] = [{"status": "rejected"}, {"reason": "x"}, {"overload_status": "overloaded"}]
     for forged in forgeries:
         assert replay([admitted(inputs=view, **forged)]).differences, forged
     alone = admitted(inputs=view | {"isolated": True}, overload_status="overloaded")
@@ -430,7 +431,7 @@ def test_the_depth_is_not_compared_where_the_queue_may_have_changed_meanwhile() 
     inputs = {"view": full, "newcomer": Arrival(priority=1), "rules_hash": HASHED, "held": "critical"}
     message = AcceptDropping("b").message
     dropping = admitted(queue_depth=9, overload_status="critical", inputs=inputs | {"message": message})
-    refusal = {"status": "rejected", "reason": "queue_full", "queue_depth": 9, "overload_status": "critical"}
+    refusal: dict[str, Any] = {"status": "rejected", "reason": "queue_full", "queue_depth": 9, "overload_status": "critical"}
     del inputs["newcomer"]
     refused = admitted(**refusal, inputs=inputs | {"message": "Queue full, rejecting assignment"})
 

@@ -86,7 +86,7 @@ def of_fact(reason: str) -> Quarantined:
 
 TWO = History(2, 1.5)
 GIVEN_UP = (failed(1), failed(2), failed(3))
-VANISHED = aside("its owner vanished 3 times", None, crashes=3, limit=3)
+VANISHED = aside("its owner vanished 3 times", None, crashes=3, limit=3, attempts=1)
 OTHER = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "another")
 
 
@@ -121,6 +121,7 @@ OTHER = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "another")
         ((*GIVEN_UP, aside(), ended("error", 3)), {"status": "success"}, "decided again status 'no success'"),
         ((failed(1, elapsed=61), ended("timeout", 1)), {"status": "error"}, "decided again status 'timeout'"),
         ((VANISHED, ended("error", 1)), {"status": "success"}, "decided again status 'error'"),
+        ((VANISHED, ended("error", 1)), {"attempts": 3}, "decided again attempts 1"),
         ((of_fact("no worker knows its type"), ended("error", 0)), {"status": "timeout"}, "decided again status 'err"),
         ((Dropped(**A, reason="dropped_oldest"), ended("error", 0)), {"status": "success"}, "status 'success'"),
         ((failed(1), ended("cancelled", 1)), {"status": "success"}, "decided again status 'no success'"),
@@ -184,7 +185,7 @@ def test_a_flood_of_assignments_needs_bounded_memory(monkeypatch: pytest.MonkeyP
     """Those without news for the longest time are forgotten, and undecided from then on."""
     monkeypatch.setattr("reefknot.core.audit.trail.MOST_TRAILS", 2)
     begun = [failed(1, work_id=name) for name in "abc"]
-    seen = replayed(*begun, *(recovered(9, work_id=name) for name in "abc"))
+    seen = replayed(*begun, *(recovered(9, work_id=name) for name in "bca"))
 
-    assert [one.position for one in seen.differences] == [5, 6]
+    assert [one.position for one in seen.differences] == [4, 5]
     assert seen.undecided_by == {"retry_recovered whose retries are missing": 1}
