@@ -194,11 +194,11 @@ _ends = Decoder(_End)
 def _is_same_end(result: str, body: str) -> bool:
     """Whether status and attempts of a result are those of its event. An end that a router made had no attempt."""
     try:
-        told, recorded = _ends.decode(result), _ends.decode(body)
+        reported, recorded = _ends.decode(result), _ends.decode(body)
     except (DecodeError, UnicodeDecodeError):
         return False
-    attempts = None if told.retries_used is None else told.retries_used + 1
-    return told.status == recorded.status and recorded.attempts in (0, attempts)
+    attempts = None if reported.retries_used is None else reported.retries_used + 1
+    return reported.status == recorded.status and recorded.attempts in (0, attempts)
 
 
 def _old_until(connection: apsw.Connection, after: int, before: int) -> tuple[int, bool]:

@@ -431,7 +431,12 @@ def test_the_depth_is_not_compared_where_the_queue_may_have_changed_meanwhile() 
     inputs = {"view": full, "newcomer": Arrival(priority=1), "rules_hash": HASHED, "held": "critical"}
     message = AcceptDropping("b").message
     dropping = admitted(queue_depth=9, overload_status="critical", inputs=inputs | {"message": message})
-    refusal: dict[str, Any] = {"status": "rejected", "reason": "queue_full", "queue_depth": 9, "overload_status": "critical"}
+    refusal: dict[str, Any] = {
+        "status": "rejected",
+        "reason": "queue_full",
+        "queue_depth": 9,
+        "overload_status": "critical",
+    }
     del inputs["newcomer"]
     refused = admitted(**refusal, inputs=inputs | {"message": "Queue full, rejecting assignment"})
 
