@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from reefknot.core.work import WorkState
 from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.processes import is_gone, owner_is_gone
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PAGE = 500
 async def look_for_orphans(store: Store, workers: "Sequence[Worker]", steps: Container[str]) -> None:
     """Release leases of dead processes every second, which costs little; adopt queued work now and then. Never ends."""
     loop = asyncio.get_running_loop()
-    adopt_at = loop.time()
+    adopt_at, errors = loop.time(), RepeatedErrors()
     while True:
         try:
             gone = await release_dead_leases(store)
@@ -40,7 +40,7 @@ async def look_for_orphans(store: Store, workers: "Sequence[Worker]", steps: Con
                 adopt_at = loop.time() + ADOPT_EVERY_S
                 await adopt(store, workers, steps)
         except Exception as error:
-            logger().error("left work cannot be looked for (%s)", printable(str(error), most=300))
+            errors.log("left work cannot be looked for", error, loop.time())
         await asyncio.sleep(LOOK_S)
 
 

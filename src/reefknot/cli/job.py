@@ -25,6 +25,7 @@ from reefknot.cli.options import (
     arg,
     check_whole,
     one_of,
+    time_arg,
     time_ms,
 )
 from reefknot.cli.output import age, put, put_document, put_fields, put_jobs, put_json, say, show, time_text
@@ -33,7 +34,7 @@ from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
-from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, can_retry, record_id, visible_state
+from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, can_retry, is_over, record_id, visible_state
 from reefknot.runtime.log import printable
 from reefknot.runtime.processes import owner_is_gone
 
@@ -108,6 +109,7 @@ def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
         "history": [
             {"at": time_text(entry.at), "what": entry.what, "why": redactor(entry.why), "who": entry.who}
             for entry in item.history
+            if not (is_over(item) and entry.at > item.updated_at)  # due later than its end: that never came
         ],
     }
 
@@ -173,7 +175,7 @@ def list_(
     *,
     state: Annotated[str | None, arg("Only this state: pending, running, succeeded, failed, quarantined, …")] = None,
     type_: Annotated[str | None, arg("Only steps of this type.", "--type")] = None,
-    since: Annotated[str | None, arg("Only jobs submitted since a time, or an age: 90s, 15m, 2h, 7d.")] = None,
+    since: Annotated[str | None, time_arg("Only jobs submitted since a time, or an age: 90s, 15m, 2h, 7d.")] = None,
     sort: Annotated[str, arg("Order by submission: newest or oldest first. Default: newest.")] = "newest",
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
@@ -406,7 +408,7 @@ class RetryFlags:
     state: Annotated[str | None, arg("Only this state: failed or cancelled.")] = None
     type: Annotated[str | None, arg("Only steps of this type.")] = None
     reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
-    before: Annotated[str | None, arg("Only jobs that ended before a time, or an age: 90s, 15m, 2h, 7d.")] = None
+    before: Annotated[str | None, time_arg("Only jobs that ended before a time, or an age: 90s, 15m, 2h, 7d.")] = None
 
 
 NO_FILTER = RetryFlags()

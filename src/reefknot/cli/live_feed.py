@@ -20,7 +20,7 @@ from reefknot.cli.audit_source import PAGE
 from reefknot.cli.output import data, plural, queue_depth
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
-from reefknot.core.messages import AckStatus
+from reefknot.core.messages import AckStatus, ResultStatus
 from reefknot.errors import StoreError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
 
@@ -131,10 +131,10 @@ class LiveFeed:
         self.kinds: Counter[str] = Counter()
         """The number of events of each kind, printed or not."""
         self.ends: Counter[str] = Counter()
-        """The number of assignments that ended at these workers, or in quarantine at none, by status."""
+        """The number of assignments that ended at these workers or at none: by status, `rejected` or `dropped`."""
         self._workers = frozenset(workers)
-        self._quarantined: tuple[str | None, str | None] | None = None
-        """Id and tenant of the last job that went to quarantine: its end is the next event about it."""
+        self._before: events.AnyEvent | None = None
+        """The event before: quarantined or dropped, it says which end the next one is."""
         self._log = log
         self._print = print_line
         self._after = after
@@ -183,16 +183,26 @@ class LiveFeed:
             self._left_out[kind] += 1
 
     def _count(self, event: events.AnyEvent) -> None:
-        """Count an end at a worker, or in quarantine without one. The router counts those that it makes itself."""
-        match event:
-            case events.Quarantined():
-                self._quarantined = (event.work_id, event.tenant_id)
-            case events.Completed(worker_id=None):
-                self.ends[event.status] += self._quarantined == (event.work_id, event.tenant_id)
-            case events.Completed():
-                self.ends[event.status] += event.worker_id in self._workers
-            case _:
-                pass
+        """
+        Count an end at a worker of this system, or at none: cancelled, expired or refused before one had it.
+
+        The log is the only source: of jobs that were run again, or ended during the drain, a router hears nothing. It
+        does not say whose router made an end without a worker, so all systems over one store count it.
+        """
+        before, self._before = self._before, event
+        if not isinstance(event, events.Completed):
+            return
+        if event.worker_id is not None:
+            self.ends[event.status] += event.worker_id in self._workers
+            return
+        is_same = before is not None and (before.work_id, before.tenant_id) == (event.work_id, event.tenant_id)
+        if is_same and isinstance(before, events.Dropped):
+            self.ends["dropped"] += 1
+        elif is_same and isinstance(before, events.Quarantined):
+            self.ends[event.status] += 1
+        else:
+            was_refused = event.status == ResultStatus.ERROR and event.attempts == 0
+            self.ends["rejected" if was_refused else event.status] += 1
 
     def _has_room(self) -> bool:
         now = monotonic()

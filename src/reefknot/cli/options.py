@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from cyclopts import Parameter
 
@@ -26,10 +26,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+if TYPE_CHECKING:
+    FileName: TypeAlias = str
+else:
+    FileName = str | Path
+    """A text that names a file: shells complete it, as the parser tells them to for a `Path`. The value is the text."""
+
 
 def arg(text: str, *names: str, **more: Any) -> Parameter:
     """A parameter of a command: its help, and its names where the Python name is not the one to type."""
     return Parameter(name=names or None, help=text, **more)
+
+
+def time_arg(text: str, *names: str) -> Parameter:
+    """A parameter that is a time or a duration. One with a minus is refused with what is accepted, not as an option."""
+    return arg(text, *names, allow_leading_hyphen=True)
 
 
 Json = Annotated[bool, arg("Print JSON on stdout, for programs.")]
@@ -38,7 +49,7 @@ MOST_LISTED = 10_000
 LONGEST_S = 10 * 365 * 86_400
 Actor = Annotated[str | None, arg("Audited actor. Default: the user of this system.", "--as")]
 _MODULES = "Module (app.steps) or file (steps.py) that defines steps with @reefknot.block; repeatable."
-Modules = Annotated[list[str] | None, arg(_MODULES, "--module")]
+Modules = Annotated[list[FileName] | None, arg(_MODULES, "--module")]
 
 # ---- groups of options -----------------------------------------------------------------------------------------------
 
@@ -48,7 +59,7 @@ Modules = Annotated[list[str] | None, arg(_MODULES, "--module")]
 class CommonFlags:
     """Options of every command that reads the configuration."""
 
-    config: Annotated[str | None, arg("Configuration file. Default: the nearest reefknot.yaml upwards.")] = None
+    config: Annotated[FileName | None, arg("Configuration file. Default: the nearest reefknot.yaml upwards.")] = None
     json: Json = False
 
 

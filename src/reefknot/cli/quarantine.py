@@ -24,6 +24,7 @@ from reefknot.cli.options import (
     Wide,
     arg,
     check_whole,
+    time_arg,
     time_ms,
 )
 from reefknot.cli.output import put_jobs, put_table, say, show, time_text
@@ -50,7 +51,7 @@ class QuarantineFlags:
     type: Annotated[str | None, arg("Only steps of this type.")] = None
     source: Annotated[str | None, arg("Only jobs of this source.")] = None
     reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
-    before: Annotated[str | None, arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
+    before: Annotated[str | None, time_arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
 
     def filter(self, ids: tuple[str, ...] = ()) -> QuarantineFilter:
         return QuarantineFilter(ids, self.type, self.source, self.reason, time_ms("--before", self.before))
