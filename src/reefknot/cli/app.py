@@ -182,7 +182,7 @@ def _run(words: Sequence[str]) -> int:
         return Exit.INTERRUPTED
     except (CycloptsError, UnknownOptionError) as error:
         is_hidden = isinstance(error, UnknownOptionError | UnusedCliTokensError)
-        say(f"reefknot: {is_hidden and mistyped_option(words) or error}")
+        say(f"reefknot: {(mistyped_option(words) if is_hidden else '') or error}")
         say("Use --help after the command to see its arguments and options.")
         return Exit.USAGE
     except Exception as error:

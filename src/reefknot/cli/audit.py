@@ -21,7 +21,7 @@ from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, csv_rows
 from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, heads_for, pages_of
 from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of, unwritable
 from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
-from reefknot.cli.stores import address_of, with_store
+from reefknot.cli.store import address_of, with_store
 from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Pattern
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode

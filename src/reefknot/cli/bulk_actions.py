@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from reefknot.cli.app import Exit
 from reefknot.cli.output import progress, put, put_json, say
-from reefknot.cli.stores import address_of, with_store
+from reefknot.cli.store import address_of, with_store
 from reefknot.core.work import WorkItem, assignment_and_tenant
 from reefknot.runtime.log import printable
 

@@ -29,12 +29,21 @@ from reefknot.cli.options import (
     time_ms,
 )
 from reefknot.cli.output import age, put, put_document, put_fields, put_jobs, put_json, say, show, time_text
-from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
+from reefknot.cli.store import StoreAddress, address_of, polled, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
-from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, can_retry, is_over, record_id, visible_state
+from reefknot.core.work import (
+    ROUTER,
+    WorkItem,
+    WorkState,
+    assignment_and_tenant,
+    can_retry,
+    is_over,
+    record_id,
+    visible_state,
+)
 from reefknot.runtime.log import printable
 from reefknot.runtime.processes import owner_is_gone
 
@@ -314,7 +323,7 @@ def _unreadable(kept: KeptEntry) -> dict[str, Any]:
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time."""
-    from reefknot.cli.live_feed import describe, describe_routine
+    from reefknot.cli.live_output import describe, describe_routine
     from reefknot.core.audit.event import decode, timestamp
 
     lines = []

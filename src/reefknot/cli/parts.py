@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.log_lines import LOG, LogFlags
+from reefknot.cli.live_output import LOG, LogFlags
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -51,7 +51,7 @@ from reefknot.cli.serve import (
     until_first_ends,
     until_text,
 )
-from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
+from reefknot.cli.store import StoreAddress, address_of, has_part, polled, systems_with, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.errors import StoreError

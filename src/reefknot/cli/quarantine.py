@@ -28,7 +28,7 @@ from reefknot.cli.options import (
     time_ms,
 )
 from reefknot.cli.output import put_jobs, put_table, say, show, time_text
-from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.cli.store import StoreAddress, address_of, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.work import WorkItem, record_id
 from reefknot.ports.work_queue import QuarantineFilter

@@ -23,7 +23,7 @@ from msgspec import UNSET
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import STDIN, AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
-from reefknot.cli.log_lines import LOG, LogFlags
+from reefknot.cli.live_output import LOG, LogFlags
 from reefknot.cli.options import SYSTEM, FileName, SystemFlags, arg, check_whole, unwritable
 from reefknot.cli.output import Advance, data, plural, prints_to_stderr, progress, put, say
 from reefknot.cli.serve import (

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Struct
 
 from reefknot.cli.app import Exit, noun
-from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
-from reefknot.cli.log_lines import LOG, LogFlags
+from reefknot.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, PrintLine
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.core.work import WorkState

@@ -14,10 +14,10 @@ import msgspec
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, repeated_key, require_file
 from reefknot.cli.bulk_actions import named
-from reefknot.cli.log_lines import LOG, LogFlags
+from reefknot.cli.live_output import LOG, LogFlags
 from reefknot.cli.options import LONGEST_S, STORE, FileName, StoreFlags, arg, duration_s, moment_of, settings, time_arg
 from reefknot.cli.output import put, put_jobs, relative, say
-from reefknot.cli.stores import StoreAddress, address_of, has_part
+from reefknot.cli.store import StoreAddress, address_of, has_part
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
 from reefknot.core.work import WorkState, record_id
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError

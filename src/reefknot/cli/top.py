@@ -12,7 +12,7 @@ from reefknot.cli.job import job_counts
 from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import age, plural, put, put_json, put_table, relative, time_text
 from reefknot.cli.parts import worker_rows, workers_of
-from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.cli.store import StoreAddress, address_of, with_store
 from reefknot.cli.watch import check_every, repeated
 from reefknot.ports.audit_log import AuditQuery
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from reefknot.app import open_store
-from reefknot.cli import live_feed
-from reefknot.cli.live_feed import LevelChanges, LiveFeed, describe
+from reefknot.cli import live_output
+from reefknot.cli.live_output import LevelChanges, LiveFeed, describe
 from reefknot.cli.output import queue_depth
 from reefknot.core.audit.event import (
     Admission,
@@ -71,15 +71,15 @@ def followed(events: list[AnyEvent]) -> tuple[list[str], LiveFeed]:
 def test_a_flood_is_counted_instead_of_printed() -> None:
     lines, feed = followed([attempt(number) for number in range(500)])
 
-    assert len(lines) == live_feed.LINES_A_SECOND + 1
-    assert lines[-1].split()[1:] == ["more", str(500 - live_feed.LINES_A_SECOND), "retry"]
+    assert len(lines) == live_output.LINES_A_SECOND + 1
+    assert lines[-1].split()[1:] == ["more", str(500 - live_output.LINES_A_SECOND), "retry"]
     assert feed.kinds["retry"] == 500
 
 
 def test_events_that_fit_are_all_printed() -> None:
-    lines, _ = followed([attempt(number) for number in range(live_feed.LINES_A_SECOND)])
+    lines, _ = followed([attempt(number) for number in range(live_output.LINES_A_SECOND)])
 
-    assert len(lines) == live_feed.LINES_A_SECOND
+    assert len(lines) == live_output.LINES_A_SECOND
     assert all("attempt 1 failed: ConnectionError: it broke; again in 1.00 s" in line for line in lines)
 
 
