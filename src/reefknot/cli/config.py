@@ -97,7 +97,7 @@ def init(
         if template is None:
             path.with_name(FILES).mkdir(exist_ok=True)
     if json:
-        put_json({"path": str(path), "written": not dry_run, "refusal": refusal, "text": text})
+        put_json({"path": str(path), "written": not dry_run, **({"refusal": refusal} if refusal else {}), "text": text})
     elif dry_run:
         put_document(text)
     folder = "" if template is not None else f" and the folder {FILES}/"
