@@ -29,7 +29,7 @@ from reefknot.cli.options import (
     time_ms,
 )
 from reefknot.cli.output import age, put, put_document, put_fields, put_jobs, put_json, say, show, time_text
-from reefknot.cli.store import StoreAddress, address_of, polled, with_store
+from reefknot.cli.store import StoreAddress, address_of, address_to_read, polled, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
@@ -196,7 +196,7 @@ def list_(
     check_whole("--limit", limit)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
     oldest_first = one_of("--sort", sort, {"newest": False, "oldest": True})
-    address, since_ms = address_of(options), time_ms("--since", since) or 0
+    address, since_ms = address_to_read(options), time_ms("--since", since) or 0
 
     async def work(store: Store) -> tuple[list[WorkItem], dict[str, Any], Now]:
         now, last = await now_in(store), unquote(after)
@@ -263,7 +263,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
 @app.command(name="show", help_epilogue=examples("job show order-7", "job show order-7 --tenant acme"))
 def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> None:
     """Show everything about one job: state, attempts, history, audited events and result."""
-    address = address_of(options)
+    address = address_to_read(options)
 
     async def work(store: Store) -> tuple[WorkItem | None, list[KeptEntry], Now]:
         found = await store.work.get(record_id(job, tenant))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -33,6 +33,8 @@ from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
+    from reefknot.config.layers import Tree
+    from reefknot.config.settings import Settings
     from reefknot.engines.sqlite import SqliteStore
     from reefknot.ports.audit_log import AuditEntry
     from reefknot.ports.store import Store
@@ -43,8 +45,8 @@ R = TypeVar("R")
 
 
 class StoreAddress(Struct, frozen=True):
-    """The store of a command: its URL, the settings in force (None when nothing is configured), the redactor of their
-    secrets, the value of `--as`."""
+    """The store of a command: its URL, the settings in force (None when nothing is configured, or nothing was checked),
+    the redactor of their secrets, the value of `--as`."""
 
     url: str
     settings: Any
@@ -111,14 +113,71 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
     """The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not
     be allowed to read all of them, and what was not read cannot be shown."""
     from reefknot.app.stores import store_url
-    from reefknot.config.secrets import secret_texts
-    from reefknot.core.redaction import Redactor
 
     found = None if is_unconfigured(options.config) else settings(options.config)
     url = store_url(found, options.engine)
+    if found is None:
+        return _address(url, options, actor=actor)
+    return _address(url, options, found.tree, found.path, found, actor=actor)
+
+
+PLAIN_SECTIONS = frozenset(
+    {"engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"}
+)
+"""The sections of a configuration that no warning is about."""
+
+
+def address_to_read(options: StoreFlags) -> StoreAddress:
+    """
+    The store of a command that only looks at jobs and systems.
+
+    Of the configuration it needs the store and the secrets, and checking all of it would be half of the time that such
+    a command takes. So a mistake in a policy keeps nobody from looking. Where anything else is unusual, all of it is
+    checked: an unknown section may be a misspelt `secrets`.
+    """
+    from reefknot.app.stores import located
+    from reefknot.config.layers import load_tree
+
+    if is_unconfigured(options.config):
+        return address_of(options)
+    tree, path = load_tree(options.config, environ=os.environ, cwd=Path.cwd())
+    if not _is_plain(tree.value):
+        return address_of(options)
+    if options.engine is not None:
+        return _address(located(options.engine, Path.cwd()), options, tree, path)
+    folder = Path.cwd() if path is None else path.parent
+    return _address(located(tree.value.get("engine"), folder), options, tree, path)
+
+
+def _is_plain(written: Mapping[str, Any]) -> bool:
+    """Whether the store and the secrets of a configuration can be told without checking the rest."""
+    from reefknot.config.secrets import is_reference
+
+    engine, secrets = written.get("engine"), written.get("secrets", {})
+    return (
+        PLAIN_SECTIONS.issuperset(written)
+        and (engine is None or (isinstance(engine, str) and engine.startswith(PREFIX)))
+        and isinstance(secrets, dict)
+        and all(map(is_reference, secrets.values()))
+    )
+
+
+def _address(
+    url: str,
+    options: StoreFlags,
+    tree: Tree | None = None,
+    path: Path | None = None,
+    found: Settings | None = None,
+    *,
+    actor: str | None = None,
+) -> StoreAddress:
+    """The address with the redactor of the secrets that the configuration names."""
+    from reefknot.config.secrets import secret_texts
+    from reefknot.core.redaction import Redactor
+
     if url.rstrip(":") == "memory":
         raise CommandError("--engine: memory: ends with the process that opened it; accepted here: sqlite:PATH")
-    secrets = () if found is None else secret_texts(found.tree, found.path, environ=os.environ)[0]
+    secrets = () if tree is None else secret_texts(tree, path, environ=os.environ)[0]
     return StoreAddress(url, found, Redactor(secrets), options.actor if isinstance(options, OperatorFlags) else actor)
 
 
