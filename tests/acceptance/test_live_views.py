@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -326,12 +327,30 @@ def test_bash_completes_names_of_files(tmp_path: Path, words: tuple[str, ...]) -
     assert offered(script, tmp_path, "reefknot", "job", "show", "") == set(), "the control: an id is no file"
 
 
-def test_zsh_and_fish_complete_names_of_files() -> None:
-    zsh, fish = script_of("zsh"), script_of("fish")
+def test_at_a_prompt_of_bash_a_name_with_a_blank_is_completed_as_one_word(folder: Folder) -> None:
+    (folder.path / "two words.jsonl").touch()
+    (folder.path / "completion.sh").write_text(script_of("bash") + "reefknot() { printf '<%s>' \"$@\"; echo; }\n")
+    environment = {**os.environ, "PS1": "ready> "}
+    bash = Terminal("--norc", "--noprofile", "-i", cwd=folder.path, env=environment, command=["bash"])
+    try:
+        bash.until(lambda text: "ready> " in text)
+        bash.type(b"source ./completion.sh\n")
+        bash.until(lambda text: text.count("ready> ") == 2)
+        bash.type(b"reefknot run two\t--results fil\t\n")
+        bash.until(lambda text: "<run><two words.jsonl><--results><files/>" in text)
+    finally:
+        bash.close()
 
-    assert "--results[Write one ExecResult per line to this new file.]:results:_files" in zsh
-    assert "--config[Configuration file. Default: the nearest reefknot.yaml upwards.]:config:_files" in zsh
-    assert any("-l results" in line and "-F" in line for line in fish.splitlines()), "-F: names of files"
+
+def test_zsh_and_fish_complete_names_of_files() -> None:
+    """Neither shell is here: what their scripts say."""
+    zsh, fish = script_of("zsh").splitlines(), script_of("fish").splitlines()
+
+    for what in ("1:One assignment per line", "--results[", "--config[", "--module[", "--head["):
+        assert any(what in line and ":_files'" in line for line in zsh), what
+    for option in ("results", "config", "module", "head"):
+        assert any(f" -l {option} -r -F " in line for line in fish), option
+    assert not any(" -l state " in line and "-F" in line for line in fish), "the control: a state is no file"
 
 
 def test_both_names_of_the_program_are_completed_in_every_shell() -> None:
