@@ -60,7 +60,7 @@ def test_who_only_looks_at_jobs_does_not_load_what_checks_a_configuration(
     tmp_path: Path, words: str, loaded: bool
 ) -> None:
     """The second one is the control."""
-    in_store(tmp_path / "state.db", lambda store: store.audit.append([entry(attempt())]))
+    in_store(tmp_path / "state.db", lambda store: store.audit.append([entry(attempt(1))]))
     (tmp_path / "reefknot.yaml").write_text("engine: sqlite:state.db\n")
     program = (
         f"import sys; from reefknot.cli import main; code = main({words.split()});"
