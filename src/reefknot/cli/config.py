@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import COMMON, CommonFlags, FileName, Json, arg, load, one_of, settings
+from reefknot.cli.options import COMMON, CommonFlags, FileName, Json, arg, file_arg, load, one_of, settings
 from reefknot.cli.output import (
     json_text,
     jsonable,
@@ -243,7 +243,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
 
 @app.command(help_epilogue=examples("config check reefknot.yaml"))
 def check(
-    file: Annotated[FileName | None, arg("File to check. Default: the one that would be found.")] = None,
+    file: Annotated[FileName | None, file_arg("File to check. Default: the one that would be found.")] = None,
     /,
     *,
     common: CommonFlags = COMMON,

@@ -59,7 +59,7 @@ class StandardStream(FileIO):
     """
 
     def __init__(self, stream: TextIO, *, forgiving: bool) -> None:
-        super().__init__(os.dup(stream.fileno()), "wb")
+        super().__init__(os.dup(stream.fileno()), "wb", closefd=False)  # it lasts as long as the process
         self._stream = stream  # collected, it would close the descriptor, and the next opened file had its number
         self.reader_is_gone = False
         self._forgiving = forgiving

@@ -26,6 +26,7 @@ from reefknot.cli.options import (
     Wide,
     arg,
     check_number,
+    file_arg,
     is_unconfigured,
     one_of,
     settings,
@@ -345,7 +346,10 @@ def schedule(
 
 
 @app.command(help_epilogue=examples("policy check reefknot.yaml staging.yaml"))
-def check(*files: FileName, common: CommonFlags = COMMON) -> int:
+def check(
+    *files: Annotated[FileName, file_arg("File to check. Default: the one that would be found.")],
+    common: CommonFlags = COMMON,
+) -> int:
     """Check the policies in files and report every mistake with its line. Exits with 78 when there is one."""
     from reefknot.cli.config import check_files
 

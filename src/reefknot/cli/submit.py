@@ -15,7 +15,18 @@ from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, repeated_key, require_file
 from reefknot.cli.bulk_actions import named
 from reefknot.cli.live_output import LOG, LogFlags
-from reefknot.cli.options import LONGEST_S, STORE, FileName, StoreFlags, arg, duration_s, moment_of, settings, time_arg
+from reefknot.cli.options import (
+    LONGEST_S,
+    STORE,
+    FileName,
+    StoreFlags,
+    arg,
+    duration_s,
+    file_arg,
+    moment_of,
+    settings,
+    time_arg,
+)
 from reefknot.cli.output import put, put_jobs, relative, say
 from reefknot.cli.store import StoreAddress, address_of, has_part
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
@@ -58,7 +69,7 @@ app = noun(
 @app.default
 def submit(
     file: Annotated[
-        FileName | None, arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)
+        FileName | None, file_arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)
     ] = None,
     /,
     *,
