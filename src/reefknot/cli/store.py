@@ -29,7 +29,7 @@ from reefknot.cli.options import (
     settings,
 )
 from reefknot.cli.output import Advance, progress, put, say, show
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class StoreAddress(Struct, frozen=True):
 
     @property
     def is_sqlite(self) -> bool:
-        return self.url.startswith(PREFIX)
+        return self.url.startswith(SQLITE_PREFIX)
 
     def require_file(self) -> None:
         """Refuse a SQLite store whose file is missing."""
@@ -156,7 +156,7 @@ def _is_plain(written: Mapping[str, Any]) -> bool:
     engine, secrets = written.get("engine"), written.get("secrets", {})
     return (
         PLAIN_SECTIONS.issuperset(written)
-        and (engine is None or (isinstance(engine, str) and engine.startswith(PREFIX)))
+        and (engine is None or (isinstance(engine, str) and engine.startswith(SQLITE_PREFIX)))
         and isinstance(secrets, dict)
         and all(map(is_reference, secrets.values()))
     )
