@@ -29,6 +29,7 @@ from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
 from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
+from reefknot.blocks.threads import function_threads
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core.messages import ExecAssignment, ExecResult
@@ -107,7 +108,8 @@ class System:
         own: dict[str, Any] = {"own_workers": workers} if own_work_only else {}
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
         shared |= {"has_own_router": own_work_only}
-        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared, "isolation": Isolation()}
+        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
+        shared |= {"isolation": Isolation(lambda: function_threads().overdue)}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
         self._tasks: list[asyncio.Task[None]] = []
@@ -173,6 +175,12 @@ class System:
             await block.close()
         await self._withdraw_status()
         return back
+
+    def give_back_now(self) -> None:
+        """Give back what the workers have claimed, for a process that ends at once. Blocks its thread, not the loop."""
+        held = [one for worker in self.workers for one in worker.claims()]
+        if held:
+            self.store.leases.give_back(held)
 
     async def store_failed(self) -> NoReturn:
         """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""

@@ -9,12 +9,14 @@ claimed is known by id, so that it can be cancelled, and its lease is renewed un
 The store has the last word: work can come back by itself (crashed, requeued by a person), and the store wakes the pool.
 
 Work that was running when a process died is suspect, and runs alone in its process (`Isolation`), one at a time.
+A plain function that runs on after its attempt is over still can kill the process, so a suspect waits for it too.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 from msgspec import structs
@@ -50,6 +52,10 @@ AHEAD_MS = 5.0
 MOST_AHEAD = 100
 
 RUNS_ALONE = "a process died while it ran; it waits to run alone"
+AGAIN_S = 2.0
+"""How soon a suspect is tried again that waits for functions whose attempts are over."""
+LONGEST_WAIT_S = 300.0
+"""How long suspects wait for such functions: one that never returns must not hold them for ever."""
 
 RunAttempt = Callable[[WorkItem], Coroutine[Any, Any, bool]]
 """Makes one attempt. Returns whether its time is a service time."""
@@ -62,10 +68,17 @@ class Isolation:
     The pool that meets a suspect puts it off and asks for the process. Then no pool begins anything, and as soon as
     all have ended what they run, this one claims the suspect again and runs it: should the process die now, it is
     known why. Meanwhile no slot is free, and routers are told so: what arrives waits until the suspects have ended.
+
+    While functions run on although their attempts are over, no suspect is begun, since it would be blamed for what they
+    do; everything else goes on, because nobody knows when they return.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions_overdue: Callable[[], int] = lambda: 0) -> None:
+        """`functions_overdue` counts the functions of this process that run on although their attempts are over."""
         self.pools: list[Pool] = []
+        self._functions_overdue = functions_overdue
+        self._waits_since = self._waited_at = -inf
+        """Since when suspects wait for such functions, and when one last did."""
         self._asked_by: Pool | None = None
         self._has_begun = False
         self._requested = asyncio.Event()
@@ -77,6 +90,18 @@ class Isolation:
         pool = self._asked_by
         return pool is not None and (not pool.paused or bool(pool.claimed))
 
+    def _waits_for_functions(self, now: float) -> bool:
+        number = self._functions_overdue()
+        if not number:
+            self._waited_at = -inf
+            return False
+        if now - self._waited_at > LONGEST_WAIT_S:
+            self._waits_since = now
+            text = "work that has to run alone waits: %d plain functions run on although their attempts have ended"
+            logger().warning(text, number)
+        self._waited_at = now
+        return now - self._waits_since < LONGEST_WAIT_S
+
     async def wait(self, timeout: float) -> None:
         """Wait until a pool asks for the process, at most `timeout` seconds."""
         await _wait(self._requested, timeout)
@@ -87,8 +112,15 @@ class Isolation:
             return wanted
         return 1 if self._asked_by is pool and not self._has_begun and self._is_idle(pool) else 0
 
-    def begin(self, pool: "Pool") -> bool:
-        """Begin a suspect that this pool has claimed. False: others run here; the pool has asked for the process."""
+    def begin(self, pool: "Pool", now: float) -> bool:
+        """
+        Begin a suspect that this pool has claimed.
+
+        False: others run here, and the pool has asked for the process; or functions run on, and nobody is held up.
+        """
+        if self._waits_for_functions(now):
+            self.no_suspect(pool)
+            return False
         if not self.is_on:
             self._asked_by, self._has_begun = pool, False
             self._requested.set()
@@ -367,7 +399,7 @@ class Pool:
         since, self._asks_since, self._asked = self._asks_since, None, 0
         if not items or not is_suspect(items[0]):
             self._isolation.no_suspect(self)
-        elif not self._isolation.begin(self):
+        elif not self._isolation.begin(self, self._clock.now()):
             await self._put_off(items[0])
             return len(items)
         else:
@@ -379,11 +411,12 @@ class Pool:
 
     async def _put_off(self, item: WorkItem) -> None:
         """Give a suspect back until it can run alone. One that waited here would be blamed for what others do."""
-        back = Settlement(item.id, item.owner, item.fence, Snooze(item.due_at, RUNS_ALONE))
+        due_at = item.due_at if self._isolation.is_on else int((self._clock.wall() + AGAIN_S) * 1000)
+        back = Settlement(item.id, item.owner, item.fence, Snooze(due_at, RUNS_ALONE))
         try:
             with self._context.timeouts.timeout(STORE_S):
                 await self._context.work.settle([back])
-            self.put(self.queued(item))
+            self.put(self.queued(item, due_at))
         except Exception as error:  # its lease runs out
             logger().error("%s: %s could not be put off (%s)", self.name, item.assignment_id, error_text(error))
 
