@@ -149,12 +149,16 @@ def test_a_function_that_returned_too_late_is_timed_out_whenever_the_loop_hears_
         asyncio.run(beside_a_block(lambda: time.sleep(0.7), within=0.5, blocked=1.5))
 
 
-def test_what_has_to_be_awaited_has_not_returned() -> None:
-    async def more() -> int:
-        return 7
+class Awaited:
+    """What a plain function returns that leaves the work to whoever awaits it."""
 
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def test_what_has_to_be_awaited_has_not_returned() -> None:
     with pytest.raises(TimeoutError):
-        asyncio.run(beside_a_block(lambda: asyncio.ensure_future(more(), loop=asyncio.new_event_loop()), within=0.5, blocked=1.0))
+        asyncio.run(beside_a_block(Awaited, within=0.5, blocked=1.0))
 
 
 def test_exceptions_come_back_and_one_that_a_future_cannot_carry_is_named() -> None:

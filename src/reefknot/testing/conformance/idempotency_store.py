@@ -7,6 +7,7 @@ import pytest
 
 from reefknot.core.idempotency import (
     Busy,
+    Claim,
     Claimed,
     Conflict,
     Done,
