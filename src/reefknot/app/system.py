@@ -12,7 +12,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from math import isfinite
 from pathlib import Path
 from threading import Thread
@@ -36,7 +36,7 @@ from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import worker_of
-from reefknot.errors import NameTakenError, StoreUnavailableError
+from reefknot.errors import NameTakenError, StoreError, StoreReplacedError, StoreUnavailableError
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
@@ -183,9 +183,20 @@ class System:
             self.store.leases.give_back(held)
 
     async def store_failed(self) -> NoReturn:
-        """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""
-        while (failure := self.store.failure) is None:  # noqa: ASYNC110 - the writer's thread has no loop to tell
+        """
+        Raise the error after which the store takes no more writes: a system that runs on would do nothing.
+
+        A write that fails tells it. A system that ends writes little, so the file is looked at as well.
+        """
+        while (failure := self.store.failure) is None:
             await asyncio.sleep(STATUS_EVERY_S)
+            try:
+                async with asyncio.timeout(STORE_S):
+                    await self.store.control.latest()
+            except StoreReplacedError:
+                raise
+            except (StoreError, TimeoutError):
+                continue  # whoever needs the store says so
         raise failure
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
@@ -404,13 +415,26 @@ async def running_system(
 
 
 async def _stop(system: System, drain: float) -> None:
-    """Stop in order. Nothing can be given back to a store that failed: the next process finds it as after a crash."""
-    if system.store.failure is None:
-        await system.stop(drain)
-        return
-    with suppress(TimeoutError):
-        async with asyncio.timeout(FAILED_STOP_S):
-            await system.stop()
+    """
+    Stop in order, for as long as the store works.
+
+    Nothing can be given back to a store that has failed, before or meanwhile: the next process finds the work as after
+    a crash.
+    """
+    if system.store.failure is not None:
+        drain = 0.0
+    stopping = asyncio.ensure_future(system.stop(drain))
+    failed = asyncio.ensure_future(system.store_failed())
+    try:
+        await asyncio.wait([stopping, failed], return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            await asyncio.wait([stopping], timeout=FAILED_STOP_S)
+        if stopping.done():
+            await stopping
+    finally:
+        stopping.cancel()
+        failed.cancel()
+        await asyncio.wait([stopping, failed], timeout=FAILED_STOP_S)
 
 
 def _free(kind: str, count: int, taken: set[str]) -> list[str]:

@@ -436,7 +436,8 @@ class Pool:
         """Return what was claimed while the worker was ending: it spends nothing."""
         if items:
             back = [Settlement(item.id, item.owner, item.fence, Interrupted()) for item in items]
-            await self._context.work.settle(back)
+            with self._context.timeouts.timeout(STORE_S):
+                await self._context.work.settle(back)
 
     def _fill_slots(self) -> None:
         create = asyncio.get_running_loop().create_task
