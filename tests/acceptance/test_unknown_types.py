@@ -169,7 +169,9 @@ def test_what_has_a_class_that_nobody_has_is_quarantined_with_its_answer_and_com
     assert "1 quarantined" in folder.ends(process)[1]
     assert folder.json("quarantine", "show", "i-1")["reason"] == "no worker has its class"
 
-    pools = CONFIG.replace("{v2: {enabled: true}}", "{v2: {enabled: true, resource_pools: {tpu: {max_concurrency: 1}}}}")
+    pools = CONFIG.replace(
+        "{v2: {enabled: true}}", "{v2: {enabled: true, resource_pools: {tpu: {max_concurrency: 1}}}}"
+    )
     (folder.path / "reefknot.yaml").write_text(pools)
     assert folder("quarantine", "requeue", "i-1").code == 0
     up_until_succeeded(folder, "i-1")

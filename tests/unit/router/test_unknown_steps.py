@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import subprocess
+from functools import partial
 
 from msgspec import structs
 
@@ -146,14 +147,14 @@ def test_a_silent_worker_whose_process_is_gone_is_not_waited_for() -> None:
         dead = process_mark(process.pid)
         process.kill()
 
-    async def story(shop: Shop) -> None:
+    async def story(shop: Shop, mark: str) -> None:
         router = await shop.router(patience=5)
         await shop.worker("plain", other())
-        await silent(shop, shop_mark)
+        await silent(shop, mark)
         assert (await asyncio.wait_for(await router.submit(work("a")), 15)).error_code == "INVALID_INPUT"
 
-    for shop_mark in (dead, "othermachine.1.1", ""):
-        with_shop(story)
+    for mark in (dead, "othermachine.1.1", ""):
+        with_shop(partial(story, mark=mark))
 
 
 def test_what_a_worker_that_knew_the_step_took_in_waits_for_it_to_come_back() -> None:

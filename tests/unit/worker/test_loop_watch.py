@@ -123,7 +123,9 @@ def test_the_keys_that_steps_of_this_loop_hold_are_held_too(caplog: pytest.LogCa
             with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
                 for at in (20.0, 21.0, 25.0, 30.9, 31.0, 41.0):
                     watch.look(at)
-            assert keys.calls == [("order-7", 30)] * 3, "at once, and every third of its lease, whether that failed or not"
+            assert keys.calls == [("order-7", 30)] * 3, (
+                "at once, and every third of its lease, whether that failed or not"
+            )
             assert leases.calls == [["a"], ["a"]], "a key whose store fails takes nothing from the work"
             watch.look(60.0)
             assert len(keys.calls) == 3, "it is not held any more"
