@@ -409,14 +409,16 @@ async def running_system(
             try:
                 yield system
             finally:
-                await _stop(system, drain)
+                failure = await _stop(system, drain)
+        if failure is not None:
+            raise failure
         if stopped is not None:
             await stopped(system)
 
 
-async def _stop(system: System, drain: float) -> None:
+async def _stop(system: System, drain: float) -> BaseException | None:
     """
-    Stop in order, for as long as the store works.
+    Stop in order, for as long as the store works. Returns the store's failure.
 
     Nothing can be given back to a store that has failed, before or meanwhile: the next process finds the work as after
     a crash.
@@ -431,6 +433,7 @@ async def _stop(system: System, drain: float) -> None:
             await asyncio.wait([stopping], timeout=FAILED_STOP_S)
         if stopping.done():
             await stopping
+        return failed.exception() if failed.done() else system.store.failure
     finally:
         stopping.cancel()
         failed.cancel()

@@ -113,10 +113,11 @@ def test_a_call_that_is_cancelled_before_its_thread_is_free_is_never_made() -> N
 
 async def beside_a_block(function: Callable[[], Any], *, within: float, blocked: float) -> Any:
     """The answer of a function whose time is over when the loop, blocked by another task, goes on."""
-    pool, begun = FunctionThreads(), threading.Event()
+    pool, begun, is_blocked = FunctionThreads(), threading.Event(), threading.Event()
 
     def observed() -> Any:
         begun.set()
+        is_blocked.wait(10)
         return function()
 
     async def limited() -> Any:
@@ -126,6 +127,7 @@ async def beside_a_block(function: Callable[[], Any], *, within: float, blocked:
     call = asyncio.create_task(limited())
     await asyncio.sleep(0)
     assert await asyncio.to_thread(begun.wait, 10)
+    is_blocked.set()
     time.sleep(blocked)  # noqa: ASYNC251 - that is the point
     return await call
 

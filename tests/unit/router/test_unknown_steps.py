@@ -133,7 +133,7 @@ def test_a_silent_worker_whose_process_exists_may_know_the_type() -> None:
         await shop.worker("plain", other())
         await silent(shop, process_mark())
         answer = await router.submit(work("a"))
-        await asyncio.sleep(1000)
+        await asyncio.sleep(330)
         assert not answer.done()
         await shop.worker("knows")
         assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS

@@ -78,7 +78,7 @@ class SqliteLeases:
             close_connection(connection)
 
     def give_back(self, held: Sequence[Held]) -> None:
-        back = [Settlement(one.id, one.owner, one.fence, core.Interrupted()) for one in held]
+        back: Sequence[Settlement] = [Settlement(one.id, one.owner, one.fence, core.Interrupted()) for one in held]
         write_apart(self._connect, self._context.now, _settle_batch, [back])
 
 
