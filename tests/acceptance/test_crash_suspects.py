@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import apsw
 import pytest
 
-from reefknot.worker.pool import RUNS_ALONE
+from reefknot.worker.isolation import RUNS_ALONE
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 
 MODULE = """\

@@ -47,8 +47,8 @@ from reefknot.router.settings import settings_from as router_settings
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.isolation import Isolation
 from reefknot.worker.loop_watch import LoopWatch
-from reefknot.worker.pool import Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
@@ -406,14 +406,20 @@ async def running_system(
                 if not left or not (router == "" or isinstance(workers, int)):
                     raise
         with LoopWatch(system.workers, store.leases):
-            try:
+            async with _stopped_at_the_end(system, drain):
                 yield system
-            finally:
-                failure = await _stop(system, drain)
-        if failure is not None:
-            raise failure
         if stopped is not None:
             await stopped(system)
+
+
+@asynccontextmanager
+async def _stopped_at_the_end(system: System, drain: float) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        failure = await _stop(system, drain)
+    if failure is not None:
+        raise failure
 
 
 async def _stop(system: System, drain: float) -> BaseException | None:

@@ -345,9 +345,8 @@ class Intake:
         except asyncio.CancelledError:
             with context.timeouts.timeout(STORE_S):
                 started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
-                if started:
-                    back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started]
-                    await context.work.settle(back)
+                back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started]
+                await context.work.settle(back)
             raise
 
     def _startable(self, batch: Sequence[Admitted]) -> set[str]:

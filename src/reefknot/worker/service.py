@@ -49,7 +49,8 @@ from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.drain import Drain
 from reefknot.worker.intake import Intake
-from reefknot.worker.pool import Isolation, Pool
+from reefknot.worker.isolation import Isolation
+from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
 from reefknot.worker.records import RetryCounts
 from reefknot.worker.settings import WorkerSettings
