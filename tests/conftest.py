@@ -1,5 +1,5 @@
 """
-Hides the collected tests from the garbage collector.
+Fixtures that tests of every folder may use, and a collection that hides its tests from the garbage collector.
 
 Eight thousand tests and what they import are a quarter of a million objects that live until the end. Walking them takes
 a quarter of a second for every `gc.collect()` of a test, and for every full collection in between.
@@ -12,6 +12,10 @@ from __future__ import annotations
 import gc
 
 import hypothesis  # noqa: F401
+
+from tests.nats_servers import nats_cluster, nats_server, own_nats_server
+
+__all__ = ["nats_cluster", "nats_server", "own_nats_server"]
 
 
 def pytest_collection_finish() -> None:

@@ -4,6 +4,9 @@ A small TCP proxy that misbehaves at a byte of one's choice, in either direction
 What goes up is the client's request, what comes down is the server's answer. Before its byte everything passes; at it
 the connection is cut (an orderly end), reset, stalled (silence for ever), or made slow. Only the first `times`
 connections suffer; later ones pass untouched.
+
+A proxy can also be told at any moment, for connections that are long open: `cut` and `reset` end them, `hold` lets
+nothing pass in a direction until `release`, `delay` makes each piece late. What was held is not lost: it passes later.
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ class Trouble:
     times: int = 1_000_000
 
 
+NO_TROUBLE = Trouble()
+
+
 class _Ended(Exception):
     """The connection is over, by our own doing."""
 
@@ -56,6 +62,10 @@ class Proxy:
         self._port = port
         self._trouble = trouble
         self.connections = 0
+        self._open = {way: asyncio.Event() for way in Way}
+        self._delays = dict.fromkeys(Way, 0.0)
+        self._ends: set[asyncio.StreamWriter] = set()
+        self.release()
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -71,6 +81,31 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def hold(self, *ways: Way) -> None:
+        """From now on nothing passes these ways, on any connection; without one, neither way. None of them ends."""
+        for way in ways or Way:
+            self._open[way].clear()
+
+    def release(self, *ways: Way) -> None:
+        """What was held passes, and everything after it."""
+        for way in ways or Way:
+            self._open[way].set()
+
+    def delay(self, seconds: float, *ways: Way) -> None:
+        """Each piece of at most `CHUNK` bytes passes so much later, one after the other."""
+        self._delays.update(dict.fromkeys(ways or Way, seconds))
+
+    def cut(self) -> None:
+        """End every connection, in order, towards both sides. New ones are taken."""
+        for end in list(self._ends):
+            end.close()
+
+    def reset(self) -> None:
+        """End every connection with a reset, towards both sides. New ones are taken."""
+        for end in list(self._ends):
+            _linger_not(end)
+            end.transport.abort()
+
     def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         suffers = self.connections <= self._trouble.times
@@ -80,19 +115,21 @@ class Proxy:
         task.add_done_callback(lambda _: writer.transport.abort())  # also of one that was stopped before it began
 
     async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, suffers: bool) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        trouble = self._trouble if suffers else Trouble()
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:  # the server is away: so is the proxy, for this client
+            return
+        both = {writer, far_writer}
+        self._ends |= both
+        trouble = self._trouble if suffers else NO_TROUBLE
         ways = [
-            asyncio.create_task(
-                self._carry(reader, far_writer, writer, trouble if trouble.way is Way.UP else Trouble())
-            ),
-            asyncio.create_task(
-                self._carry(far_reader, writer, writer, trouble if trouble.way is Way.DOWN else Trouble())
-            ),
+            asyncio.create_task(self._carry(Way.UP, reader, far_writer, writer, trouble)),
+            asyncio.create_task(self._carry(Way.DOWN, far_reader, writer, writer, trouble)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._ends -= both
             for way in ways:
                 way.cancel()
             for end in (writer, far_writer):  # before anything is awaited, where this may be stopped
@@ -103,13 +140,23 @@ class Proxy:
                     await end.wait_closed()
 
     async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: asyncio.StreamWriter, trouble: Trouble
+        self,
+        way: Way,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        client: asyncio.StreamWriter,
+        trouble: Trouble,
     ) -> None:
+        if trouble.way is not way:
+            trouble = NO_TROUBLE
         passed = 0
         if trouble.fault is not Fault.NONE and trouble.at == 0 and trouble.fault is not Fault.SLOW:
             await self._strike(trouble.fault, client)
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
+                if self._delays[way]:
+                    await asyncio.sleep(self._delays[way])
+                await self._open[way].wait()
                 if trouble.fault is Fault.NONE or passed + len(data) < trouble.at:
                     writer.write(data)
                     passed += len(data)
@@ -131,16 +178,21 @@ class Proxy:
         if fault is Fault.STALL:
             await asyncio.Event().wait()
         if fault is Fault.RESET:
-            plain: socket.socket = client.get_extra_info("socket")
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            _linger_not(client)
         client.close()
         with contextlib.suppress(OSError):
             await client.wait_closed()
         raise _Ended
 
 
+def _linger_not(end: asyncio.StreamWriter) -> None:
+    """Make the end of this connection a reset."""
+    plain: socket.socket = end.get_extra_info("socket")
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 @contextlib.asynccontextmanager
-async def proxied(port: int, trouble: Trouble) -> AsyncIterator[Proxy]:
+async def proxied(port: int, trouble: Trouble = NO_TROUBLE) -> AsyncIterator[Proxy]:
     proxy = Proxy(port, trouble)
     await proxy.start()
     try:

