@@ -220,6 +220,10 @@ class TableLeases(ABC):
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
         """Hold work for longer, from any thread."""
 
+    @abstractmethod
+    def give_back(self, held: Sequence[Held]) -> None:
+        """Give work back, from any thread of a process that ends."""
+
 
 class TableQuarantine:
     """The quarantine of a store."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Moment
+from reefknot.core.work import Interrupted
 from reefknot.engines.memory.store import (
     Hub,
     MemoryAuditLog,
@@ -22,7 +23,7 @@ from reefknot.engines.memory.store import (
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
 from reefknot.engines.work_table import WorkTable
 from reefknot.ports.clock import Clock
-from reefknot.ports.work_queue import Held
+from reefknot.ports.work_queue import Held, Settlement
 from reefknot.runtime.seeds import new_id
 
 __all__ = ["MemoryStore", "MemoryWorkQueue"]
@@ -67,6 +68,11 @@ class MemoryLeases(TableLeases):
 
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
         self._work.table.extend(held, now=self._shared.now(), lease=lease)
+
+    def give_back(self, held: Sequence[Held]) -> None:
+        settled = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held]
+        self._work.table.settle(settled, now=self._shared.now())
+        self._work.table.clear_changes()
 
 
 class MemoryStore:
