@@ -13,7 +13,7 @@ from reefknot.core import work as core
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
 from reefknot.engines.jetstream.commits import Commits
-from reefknot.engines.jetstream.connection import Connection
+from reefknot.engines.jetstream.connection import Connection, run_apart
 from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, scan
 from reefknot.engines.jetstream.state import Message, State, StoredItem
 from reefknot.engines.jetstream.streams import token_of
