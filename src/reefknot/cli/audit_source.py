@@ -193,16 +193,17 @@ class FileSource:
             ends = [self._read_hashes(lines, kept) for lines in self._chains(advance)] or [(Head("?"), [])]
             is_one = len(ends) == 1
             found = []
-            chains = self._chains(advance)
+            sections = self._chains(advance)
             for end, others in ends:
-                lines: Iterator[bytes] = next(chains, iter(()))
+                lines: Iterator[bytes] = next(sections, iter(()))
                 heads = kept.of(end.chain if kept.configured else "") if is_one else kept.heads_of(end.chain)
                 in_force = _in_force(self._retention, heads[0] if heads else None, self._most_files)
                 wrong = verify_lines(lines, heads[0] if heads else None, in_force=in_force)
                 found.append(ChainReport(end, wrong + others))
-        if is_one or kept.configured:
+        chains = {one.chain for one in kept.heads}
+        if kept.configured or len(chains) < 2 or (is_one and not kept.of_export):
             return found
-        missing = {one.chain for one in kept.heads} - {end.chain for end, _ in ends}
+        missing = sorted(chains - {end.chain for end, _ in ends})
         return found + [ChainReport(Head(one), [Mismatch(0, "the file does not have this chain")]) for one in missing]
 
     def _read_hashes(
@@ -409,11 +410,16 @@ def head_file_of(file: Path) -> Path:
 
 
 class KeptHeads(NamedTuple):
-    """The heads to compare a log with: the file they are in, and whether it is that of the setting `audit.heads`."""
+    """
+    The heads to compare a log with: the file they are in, and whether it is that of the setting `audit.heads`.
+
+    Those that an export wrote beside its file (`of_export`) are the heads of all chains in it.
+    """
 
     file: Path | None = None
     heads: Sequence[Head] = ()
     configured: bool = False
+    of_export: bool = False
 
     def of(self, chain: str) -> list[Head]:
         """
@@ -444,7 +450,7 @@ def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> Kept
         return KeptHeads(head, read_heads(head))
     if file is not None and _store_url(file) is None:
         beside = head_file_of(file)
-        return KeptHeads(beside, read_heads(beside)) if beside.is_file() else KeptHeads()
+        return KeptHeads(beside, read_heads(beside), of_export=True) if beside.is_file() else KeptHeads()
     found = address_of(options).settings
     setting = None if found is None else found.configuration.audit.heads
     if found is None or setting is None:
