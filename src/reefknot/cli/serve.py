@@ -304,7 +304,7 @@ class UpSession(Struct, frozen=True):
     def _welcome(self, system: System, seconds: float | None) -> None:
         names = ", ".join(worker.worker_id for worker in system.workers)
         say(f"up {until_text(seconds)}: {names} on {self.start.store_name}")
-        say(f"steps: {', '.join(sorted(system.snapshot()['blocks']))}")
+        say(f"steps: {', '.join(system.step_types)}")
         if not self.start.url.startswith("memory"):
             step = _example(self.start.settings.configuration.blocks)
             say(f"submit work from another terminal: reefknot submit{self.start.flags} {step} --wait")

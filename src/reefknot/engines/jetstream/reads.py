@@ -246,6 +246,10 @@ class Feed:
         self._forget = self._connection.on_reconnect(self._broken.set)
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name=f"feed of {self._stream}")
 
+    def begin_anew(self) -> None:
+        """Make the consumer anew soon."""
+        self._broken.set()
+
     async def create(self, name: str, *, deliver: bool = True) -> _Consumer:
         config: dict[str, Any] = {
             "name": name,
