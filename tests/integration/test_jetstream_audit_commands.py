@@ -42,6 +42,18 @@ asyncio.run(main(sys.argv[1], sys.argv[2], len(sys.argv) > 3))
 """
 
 
+TRIMMER = """
+import asyncio, sys
+from reefknot.app.stores import open_store
+
+async def main(url, before):
+    async with open_store(url, tidy=False) as store:
+        print(await store.audit.trim(int(before)))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
 class Shell:
     """Runs processes in a folder, over one store on NATS."""
 
@@ -132,6 +144,24 @@ def test_an_export_of_several_chains_that_was_changed_does_not_verify(shell: She
         assert not shell.json("verify", "log.jsonl", is_file=True, code=MISMATCH)["ok"]
     log.write_text("".join(lines))
     assert shell.json("verify", "log.jsonl", is_file=True)["ok"], "the control"
+
+
+def test_a_log_of_several_chains_verifies_after_retention_in_the_store_and_in_its_export(shell: Shell) -> None:
+    """The process that removed events has written the anchors of all chains into its own."""
+    shell.write(3)
+    shell.write(3)
+    assert shell.run("-c", TRIMMER, shell.url, str(1_700_000_000_002)).stdout == "2\n"
+    assert shell.json("verify")["ok"]
+    exported = shell.json("export", "log.jsonl")
+    assert (exported["events"], len(exported["heads"])) == (5, 3)
+    log = shell.folder / "log.jsonl"
+    assert shell.json("verify", "log.jsonl", is_file=True)["ok"]
+    sections = log.read_text().split('{"chain":')
+    anchored = [one for one in sections if '"event_type":"anchor"' in one]
+    assert len(anchored) == 1
+    log.write_text('{"chain":'.join(one for one in sections if one not in anchored))
+    found = shell.json("verify", "log.jsonl", is_file=True, code=MISMATCH)
+    assert "no anchor event says so" in str(found["mismatches"]), "the control: an export without the anchors"
 
 
 def test_a_log_of_one_chain_is_shown_as_everywhere(shell: Shell) -> None:

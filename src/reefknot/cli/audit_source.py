@@ -190,7 +190,8 @@ class FileSource:
     async def reports(self, kept: KeptHeads) -> list[ChainReport]:
         """The verification of every chain in the file, compared with the heads that were kept of it."""
         with progress("verifying", 2 * self._size) as advance:
-            ends = [self._read_hashes(lines, kept) for lines in self._chains(advance)] or [(Head("?"), [])]
+            anchors: dict[str, list[bytes]] = {}
+            ends = [self._read_hashes(lines, kept, anchors) for lines in self._chains(advance)] or [(Head("?"), [])]
             is_one = len(ends) == 1
             found = []
             sections = self._chains(advance)
@@ -198,7 +199,8 @@ class FileSource:
                 lines: Iterator[bytes] = next(sections, iter(()))
                 heads = kept.of(end.chain if kept.configured else "") if is_one else kept.heads_of(end.chain)
                 in_force = _in_force(self._retention, heads[0] if heads else None, self._most_files)
-                wrong = verify_lines(lines, heads[0] if heads else None, in_force=in_force)
+                newest, elsewhere = heads[0] if heads else None, anchors.get(end.chain, [])
+                wrong = verify_lines(lines, newest, in_force=in_force, anchors=elsewhere)
                 found.append(ChainReport(end, wrong + others))
         chains = {one.chain for one in kept.heads}
         if kept.configured or len(chains) < 2 or (is_one and not kept.of_export):
@@ -207,9 +209,18 @@ class FileSource:
         return found + [ChainReport(Head(one), [Mismatch(0, "the file does not have this chain")]) for one in missing]
 
     def _read_hashes(
-        self, lines: Iterable[bytes], kept: KeptHeads, *, refuse_damaged: bool = False
+        self,
+        lines: Iterable[bytes],
+        kept: KeptHeads,
+        anchors: dict[str, list[bytes]] | None = None,
+        *,
+        refuse_damaged: bool = False,
     ) -> tuple[Head, list[Mismatch]]:
-        """The last head, and the events whose hashes are not the ones that were kept. A line may be under way."""
+        """
+        The last head, and the events whose hashes are not the ones that were kept. A line may be under way.
+
+        Anchors of other chains are added to `anchors`.
+        """
         end, mismatches, kept_hashes = Head("?"), [], _hashes([])
         for text in lines:
             found = read_line(text)
@@ -219,6 +230,9 @@ class FileSource:
                 end = Head(end.chain, found.sequence, found.hash)
                 if _differs(found.hash, kept_hashes, found.sequence):
                     mismatches.append(_other_hash(found.sequence))
+                anchor = anchor_in(found.body)
+                if anchors is not None and anchor is not None and anchor.chain != end.chain:
+                    anchors.setdefault(anchor.chain, []).append(found.body)
             elif refuse_damaged and text.endswith(b"\n"):
                 message = f"{self._files[0]}: the line after event {end.sequence} is damaged; see `audit verify`"
                 raise CommandError(message, Exit.MISMATCH)
