@@ -15,6 +15,7 @@ import pytest
 from reefknot.app.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 LONG_S = 60.0
 MISMATCH = 65
 
@@ -156,12 +157,13 @@ def test_a_log_of_several_chains_verifies_after_retention_in_the_store_and_in_it
     assert (exported["events"], len(exported["heads"])) == (5, 3)
     log = shell.folder / "log.jsonl"
     assert shell.json("verify", "log.jsonl", is_file=True)["ok"]
-    sections = log.read_text().split('{"chain":')
-    anchored = [one for one in sections if '"event_type":"anchor"' in one]
-    assert len(anchored) == 1
-    log.write_text('{"chain":'.join(one for one in sections if one not in anchored))
+    assert shell.run("-I", str(EXAMPLE), "log.jsonl", "log.jsonl.head.json").returncode == 0
+    lines = log.read_text().splitlines(keepends=True)
+    assert [line.count('"event_type":"anchor"') for line in lines] == [0, 0, 0, 0, 0, 0, 0, 1]
+    log.write_text("".join(lines[:-2]))
     found = shell.json("verify", "log.jsonl", is_file=True, code=MISMATCH)
     assert "no anchor event says so" in str(found["mismatches"]), "the control: an export without the anchors"
+    assert "no anchor event says why" in shell.run("-I", str(EXAMPLE), "log.jsonl").stdout
 
 
 def test_a_log_of_one_chain_is_shown_as_everywhere(shell: Shell) -> None:
