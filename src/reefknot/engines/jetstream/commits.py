@@ -46,7 +46,6 @@ MOST_MESSAGES = 900
 MOST_TRIES = 200
 MOST_REFUSALS = 8
 """Refusals of one batch for other reasons than a conflict: a leader that moves may refuse a few."""
-OUTBOX_TTL_S = 86_400
 CATCH_UP_S = 0.25
 LONGEST_PAUSE_S = 0.05
 PATIENCE_S = 10.0
@@ -266,7 +265,7 @@ class Commits:
         sealed = self._audit.seal(events)
         commit_id = new_id()
         subject = self._state.names.outbox(self._audit.writer)
-        outbox = Message(subject, self._audit.outbox(sealed), ttl=OUTBOX_TTL_S)
+        outbox = Message(subject, self._audit.outbox(sealed))
         whole = [*messages, outbox]
         last = await self._send_until_known(whole, commit_id)
         self.batches += 1
