@@ -263,9 +263,11 @@ def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) 
         raise _absent(job, tenant)
     fields = {**job_fields(found, now), **job_details(found, address.redactor)}
     if options.json:
-        bodies = [_unreadable(one) if _tenant_of(one) is ... else msgspec.json.decode(one.entry.body) for one in kept]
+        from reefknot.cli.audit_events import event_fields
+
+        bodies = [_unreadable(one) if _tenant_of(one) is ... else event_fields(one.entry.body) for one in kept]
         # Without the inputs of their decisions, which `audit tail --json` shows.
-        events = [{name: value for name, value in one.items() if name != "decision"} for one in bodies]
+        events = [{name: one[name] for name in sorted(one) if name != "decision"} for one in bodies]
         put_json({**fields, "events": address.redactor.tree(events)})
         return
     put_details({name: value for name, value in fields.items() if name != "history"})

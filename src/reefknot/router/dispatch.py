@@ -32,7 +32,7 @@ from reefknot.core.messages import (
     assign_subject,
     encode,
 )
-from reefknot.core.results import EXPIRED, answer_of, overdue_reason, unrun_result
+from reefknot.core.results import EXPIRED, UNKNOWN_TYPE, answer_of, overdue_reason, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, RoutingInputs, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers
@@ -57,7 +57,6 @@ PASSED_BY = 64
 """How many that cannot go now are passed by, before the rest waits for the next full pass."""
 TOO_LATE = "the deadline passed while the assignment waited at the router"
 NO_CLASS = "no worker has its class"
-UNKNOWN_TYPE = "no worker knows its type"
 
 
 class Dispatcher:
@@ -200,7 +199,7 @@ class Dispatcher:
             self._health.probed(choice.worker_id, name, now)
         self._table.sent(pending, choice.worker_id, now)
         pending.maybe_held_before_send, pending.sent_before = pending.sent_before, True
-        recorded = msgspec.to_builtins(msgspec.structs.replace(inputs, route=pending.route))
+        recorded = msgspec.structs.replace(inputs, route=pending.route).recorded()
         why = "probe" if choice.probe else "chosen"
         self._context.record(self._context.routing(pending, choice.worker_id, why, recorded))
 

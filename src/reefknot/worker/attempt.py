@@ -20,7 +20,7 @@ from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.messages import DEFAULT_TIMEOUT_MS, ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import Permit, Refused
-from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE
+from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.retry.book import Book, BookHistory, Request
 from reefknot.core.retry.classify import classify
@@ -69,7 +69,6 @@ from reefknot.worker.records import (
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
-UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
 class AttemptInputs(Struct, frozen=True):
@@ -370,7 +369,9 @@ class StepRunner:
     def _succeeded(self, attempt: AttemptInputs, step: StepResult, events: list[Event]) -> AttemptReport:
         if attempt.item.attempts:
             wall = self._clock.wall()
-            events.append(recovered_event(attempt.assignment, wall, attempt.number, attempt.elapsed(wall)))
+            budget = attempt.item.budget
+            history = History(attempt.item.attempts, attempt.elapsed(wall), budget.last_delay)
+            events.append(recovered_event(attempt.assignment, wall, history))
         return self._ended(attempt, step, WorkDone(), tuple(events))
 
     def _failed(
@@ -442,7 +443,7 @@ class StepRunner:
         if unknown or self._settings.quarantine_failed:
             why = f"{UNKNOWN_OUTCOME}: {unknown}" if unknown else reason.value
             settled = Quarantine(why, text)
-            events = (*events, quarantined_event(attempt.assignment, self._clock.wall(), why, failure))
+            events = (*events, quarantined_event(attempt.assignment, self._clock.wall(), why, failure, key=unknown))
         return self._ended(attempt, step, settled, events, ran=ran)
 
     def _ended(

@@ -159,7 +159,7 @@ class Pool:
         self.queue_name = worker_class(name, context.worker_id)
         self.slots = settings.slots_for(name)
         self.rules = settings.rules_for(name)
-        self.rules_hash = rules_hash(self.rules)
+        self.rules_hash = rules_hash(self.rules, name)
         self.queue = BoundedQueue(self.rules.size if settings.queue_v2 else None)
         self.reserved = 0
         """Places of work that was admitted and is being written."""
@@ -225,6 +225,14 @@ class Pool:
             self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
         least = OverloadStatus.OVERLOADED if self._isolation.is_on else OverloadStatus.HEALTHY
         return max(self._status, least, key=lambda one: one.severity)
+
+    def level_inputs(self) -> dict[str, Any]:
+        """The inputs of `status` beside the depth, if they count: isolation, and a level that hysteresis holds."""
+        inputs: dict[str, Any] = {"isolated": True} if self._isolation.is_on else {}
+        raw = level(self.depth(), self.rules.size, self.rules.thresholds)
+        if self.queue.size is not None and self._status is not raw:
+            inputs["held"] = self._status.value
+        return inputs
 
     def held_status(self) -> OverloadStatus:
         """The status that people are told, who look every second: it has hysteresis in time too. Routers steer by

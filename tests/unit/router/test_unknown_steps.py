@@ -9,9 +9,9 @@ from msgspec import structs
 
 from reefknot.core.audit.event import Quarantined
 from reefknot.core.messages import ResultStatus
+from reefknot.core.results import UNKNOWN_TYPE
 from reefknot.core.work import ROUTER
 from reefknot.ports.work_queue import ALL
-from reefknot.router.dispatch import UNKNOWN_TYPE
 from tests.workshop import Shop, Step, with_shop, work
 
 

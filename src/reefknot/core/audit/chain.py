@@ -26,7 +26,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from reefknot.core.audit.event import BRIEF_TYPES, Anchor, decode, encode, timestamp, timestamp_ms
+from reefknot.core.audit.event import BRIEF_DEFAULTS, Anchor, decode, encode, timestamp, timestamp_ms
 from reefknot.errors import NotJsonError
 
 GENESIS = "0" * 64
@@ -408,7 +408,7 @@ def wrong_index_field(body: bytes, filed: EventIndex, at: int | None = None) -> 
     A search by such a field would miss the event, or find one that does not belong there.
     """
     own_fields = _own_fields(body)
-    absent = None if own_fields.event_type in BRIEF_TYPES else UNSET
+    absent = None if own_fields.event_type in BRIEF_DEFAULTS else UNSET
     for name in EventIndex.__struct_fields__:
         found = getattr(own_fields, name)
         if found is UNSET:

@@ -116,6 +116,26 @@ class JetStreamAuditLog:
         await self._commits.change(run)
         return self._writer.head
 
+    def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
+        def run(batch: Batch, now: Moment) -> None:
+            batch.events.extend(entries)
+
+        stored = self._commits.change_soon(run)
+        head: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+
+        def tell(done: asyncio.Future[None]) -> None:
+            if head.cancelled():
+                return
+            error = StoreUnavailableError(self._names.audit, "it is closed", "open it again")
+            failed = error if done.cancelled() else done.exception()
+            if failed is None:
+                head.set_result(self._writer.head)
+            else:
+                head.set_exception(failed)
+
+        stored.add_done_callback(tell)
+        return head
+
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     async def _see_all(self) -> None:

@@ -44,6 +44,7 @@ MOST_AT_ONCE = 128
 MOST_MESSAGES = 900
 """Messages of a batch; the server takes a thousand."""
 MOST_TRIES = 200
+SOON_S = 0.1
 MOST_REFUSALS = 8
 """Refusals of one batch for other reasons than a conflict: a leader that moves may refuse a few."""
 CATCH_UP_S = 0.25
@@ -134,13 +135,25 @@ class Commits:
         is_soft: bool = False,
     ) -> R:
         """Make a change and wait until it is stored. `run` raises before it changes anything, or not at all."""
+        future = self._add(run, prepare, is_soft)
+        self._more.set()
+        return await future
+
+    def change_soon(self, run: Callable[[Batch, Moment], R]) -> asyncio.Future[R]:
+        """Make a change with the next batch, or within a moment."""
+        future = self._add(run, None, False)
+        asyncio.get_running_loop().call_later(SOON_S, self._more.set)
+        return future
+
+    def _add(
+        self, run: Callable[[Batch, Moment], R], prepare: Callable[[], Awaitable[None]] | None, is_soft: bool
+    ) -> asyncio.Future[R]:
         self._check_open()
         if len(self._waiting) >= MOST_WAITING:
             raise self._unavailable(f"{MOST_WAITING} changes are waiting for the server")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append(Change(run, prepare, future, is_soft and self._is_fast))
-        self._more.set()
-        return await future
+        return future
 
     async def read(self, look: Callable[[Moment], R]) -> R:
         """Look at the state when nothing in it is unstored."""
