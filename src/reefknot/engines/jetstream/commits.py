@@ -47,7 +47,6 @@ MOST_TRIES = 200
 SOON_S = 0.1
 MOST_REFUSALS = 8
 """Refusals of one batch for other reasons than a conflict: a leader that moves may refuse a few."""
-OUTBOX_TTL_S = 86_400
 CATCH_UP_S = 0.25
 LONGEST_PAUSE_S = 0.05
 PATIENCE_S = 10.0
@@ -279,7 +278,7 @@ class Commits:
         sealed = self._audit.seal(events)
         commit_id = new_id()
         subject = self._state.names.outbox(self._audit.writer)
-        outbox = Message(subject, self._audit.outbox(sealed), ttl=OUTBOX_TTL_S)
+        outbox = Message(subject, self._audit.outbox(sealed))
         whole = [*messages, outbox]
         last = await self._send_until_known(whole, commit_id)
         self.batches += 1
