@@ -27,7 +27,7 @@ from pathlib import Path
 from signal import SIGCONT, SIGTERM
 
 from reefknot.errors import ReefknotError
-from reefknot.runtime.private_files import private_opener
+from reefknot.runtime.files import private_opener
 
 HOST = "127.0.0.1"
 READY_S = 60.0

@@ -30,10 +30,10 @@ from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Timeline
 from reefknot.errors import ParameterError
 from reefknot.idempotency.decorator import in_scope
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.event_loops import require_asyncio
+from reefknot.runtime.files import whole_file
 from reefknot.runtime.log import logger, printable
-from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
     from reefknot.config.schema import Configuration
@@ -337,7 +337,7 @@ def _file_of(url: str) -> str | None:
     if url in ("memory", "memory:"):
         return None
     why = ""
-    if url.startswith(PREFIX):
+    if url.startswith(SQLITE_PREFIX):
         try:
             return sqlite_path(url)
         except ValueError as error:

@@ -12,7 +12,8 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from threading import Thread
@@ -23,19 +24,20 @@ import msgspec
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
-from reefknot.app.presence import look_for_orphans
+from reefknot.app.presence import STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
 from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
 from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
+from reefknot.blocks.threads import function_threads
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import worker_of
-from reefknot.errors import NameTakenError, StoreUnavailableError
+from reefknot.errors import NameTakenError, StoreError, StoreReplacedError, StoreUnavailableError
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
@@ -43,11 +45,12 @@ from reefknot.ports.store import Store
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
+from reefknot.router.submissions import Submissions
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.isolation import Isolation
 from reefknot.worker.loop_watch import LoopWatch
-from reefknot.worker.pool import Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
@@ -56,7 +59,6 @@ STATUS_EVERY_S = 1.0
 """How often a system publishes its status. It goes stale after `STATUS_KEPT_S`."""
 STATUS_KEPT_S = 5.0
 CONTROL_S = 5.0
-STORE_S = 10.0
 STORE_PAUSE_S = 0.25
 FAILED_STOP_S = 3.0
 """Longest orderly stop of a system whose store has failed."""
@@ -107,9 +109,17 @@ class System:
         own: dict[str, Any] = {"own_workers": workers} if own_work_only else {}
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
         shared |= {"has_own_router": own_work_only}
-        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared, "isolation": Isolation()}
+        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
+        shared |= {"isolation": Isolation(lambda: function_threads().overdue)}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
+        submissions = Submissions(
+            store.work,
+            clock,
+            rules=self.routing.submission_rules,
+            journal=Journal(store.audit, redactor=Redactor(secrets)),
+        )
+        self._recall = None if own_work_only else submissions.recall
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
         self._reload = reload
@@ -132,11 +142,10 @@ class System:
         for worker in self.workers:
             await worker.start()
         loop = asyncio.get_running_loop()
-        adopting = [] if self._own_work_only else self.workers
         self._tasks = [
             loop.create_task(self._obey(seen), name="system control"),
             loop.create_task(self._show(), name="system status"),
-            loop.create_task(look_for_orphans(self.store, adopting, self._blocks), name="system orphans"),
+            loop.create_task(look_for_orphans(self.store, self._recall), name="system orphans"),
         ]
 
     async def _claim_names(self) -> None:
@@ -174,10 +183,27 @@ class System:
         await self._withdraw_status()
         return back
 
+    def give_back_now(self) -> None:
+        """Give back what the workers have claimed, for a process that ends at once. Blocks its thread, not the loop."""
+        held = [one for worker in self.workers for one in worker.claims()]
+        if held:
+            self.store.leases.give_back(held)
+
     async def store_failed(self) -> NoReturn:
-        """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""
-        while (failure := self.store.failure) is None:  # noqa: ASYNC110 - the writer's thread has no loop to tell
+        """
+        Raise the error after which the store takes no more writes: a system that runs on would do nothing.
+
+        A write that fails tells it. A system that ends writes little, so the file is looked at as well.
+        """
+        while (failure := self.store.failure) is None:
             await asyncio.sleep(STATUS_EVERY_S)
+            try:
+                async with asyncio.timeout(STORE_S):
+                    await self.store.control.latest()
+            except StoreReplacedError:
+                raise
+            except (StoreError, TimeoutError):
+                continue  # whoever needs the store says so
         raise failure
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
@@ -359,50 +385,84 @@ async def running_system(
     # Beside everything else: a folder may have many files, and a disk may be slow.
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings.configuration), worker_settings(settings)
-    shared = dict[str, Any](settings=working, blocks=blocks, seed=seed, secrets=secrets, own_work_only=own_work_only)
     async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets) as books:
         clock = SteadyClock(store.clock)
         journal = Journal(store.audit, redactor=Redactor(secrets))
-        if reread is not None:
-            shared["reload"] = PolicyReload(settings, reread, books=books, journal=journal, clock=clock)
-        for left in reversed(range(FREE_NAMES_TRIED)):
-            living = await presence.living_systems(store)
-            names = workers
-            if isinstance(names, int):
-                queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
-                names = _free("worker", names, presence.worker_names(living) | queued)
-            system = System(
-                store,
-                clock,
-                routing=router_settings(settings.configuration, working.rules),
-                hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
-                workers=names,
-                router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
-                **shared,
-            )
-            try:
-                await system.start()
-                break
-            except NameTakenError:  # somebody who started in the same moment was faster
-                if not left or not (router == "" or isinstance(workers, int)):
-                    raise
+        build = partial(
+            System,
+            store,
+            clock,
+            settings=working,
+            blocks=blocks,
+            routing=router_settings(settings.configuration, working.rules),
+            hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
+            seed=seed,
+            secrets=secrets,
+            reload=reread and PolicyReload(settings, reread, books=books, journal=journal, clock=clock),
+            own_work_only=own_work_only,
+        )
+        system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases):
-            try:
+            async with _stopped_at_the_end(system, drain):
                 yield system
-            finally:
-                await _stop(system, drain)
         if stopped is not None:
             await stopped(system)
 
 
-async def _stop(system: System, drain: float) -> None:
-    """Stop in order. Nothing can be given back to a store that failed: the next process finds it as after a crash."""
-    if system.store.failure is None:
-        await system.stop(drain)
-        return
-    with suppress(TimeoutError):
-        async with asyncio.timeout(FAILED_STOP_S):
-            await system.stop()
+async def _started(
+    build: Callable[..., System], store: Store, workers: Sequence[str] | int, router: str | None, *, own_work_only: bool
+) -> System:
+    """A system that has started, under names that are free where none were given."""
+    tries = FREE_NAMES_TRIED
+    while True:
+        living = await presence.living_systems(store)
+        names = workers
+        if isinstance(names, int):
+            queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
+            names = _free("worker", names, presence.worker_names(living) | queued)
+        name = _free("router", 1, presence.router_names(living))[0] if router == "" else router
+        system = build(workers=names, router=name)
+        try:
+            await system.start()
+            return system
+        except NameTakenError:  # somebody who started in the same moment was faster
+            tries -= 1
+            if not tries or not (router == "" or isinstance(workers, int)):
+                raise
+
+
+@asynccontextmanager
+async def _stopped_at_the_end(system: System, drain: float) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        failure = await _stop(system, drain)
+    if failure is not None:
+        raise failure
+
+
+async def _stop(system: System, drain: float) -> BaseException | None:
+    """
+    Stop in order, for as long as the store works. Returns the store's failure.
+
+    Nothing can be given back to a store that has failed, before or meanwhile: the next process finds the work as after
+    a crash.
+    """
+    if system.store.failure is not None:
+        drain = 0.0
+    stopping = asyncio.ensure_future(system.stop(drain))
+    failed = asyncio.ensure_future(system.store_failed())
+    try:
+        await asyncio.wait([stopping, failed], return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            await asyncio.wait([stopping], timeout=FAILED_STOP_S)
+        if stopping.done():
+            await stopping
+        return failed.exception() if failed.done() else system.store.failure
+    finally:
+        stopping.cancel()
+        failed.cancel()
+        await asyncio.wait([stopping, failed], timeout=FAILED_STOP_S)
 
 
 def _free(kind: str, count: int, taken: set[str]) -> list[str]:

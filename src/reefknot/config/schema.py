@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from reefknot.config.secrets import is_reference
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
@@ -299,7 +299,7 @@ class RouterSection(Section):
 
 
 def _database_url(url: str) -> str:
-    if url.startswith(PREFIX):
+    if url.startswith(SQLITE_PREFIX):
         try:
             sqlite_path(url)
         except ValueError as error:
@@ -314,7 +314,7 @@ def _engine_url(url: str) -> str:
     if url in ("memory", "memory:"):
         return url
     why = "an engine over NATS is not built yet; " if url.startswith(("nats:", "tls:")) else ""
-    if url.startswith(PREFIX):
+    if url.startswith(SQLITE_PREFIX):
         try:
             sqlite_path(url)
         except ValueError as error:
