@@ -195,9 +195,7 @@ class TestTheWire:
 
         run(story())
 
-    def test_a_server_that_froze_for_longer_than_a_round_trip_is_heard_again(
-        self, own_nats_server: NatsServer
-    ) -> None:
+    def test_a_server_that_froze_for_longer_than_a_round_trip_is_heard_again(self, own_nats_server: NatsServer) -> None:
         async def story() -> None:
             connection = Connection(options_from_url(own_nats_server.url, patience=30.0))
             await connection.open()
