@@ -170,14 +170,16 @@ class TestTheWire:
         told: list[bytes] = []
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            inboxes = b""
             writer.write(b'INFO {"version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
             while line := await reader.readline():
                 told.append(line)
                 if line == b"PING\r\n":
                     writer.write(b"PONG\r\n")
+                if line.startswith(b"SUB _INBOX"):
+                    inboxes = line.split()[-1]
                 if line.startswith(b"PUB $JS.API.INFO "):
-                    inbox = line.split()[2]
-                    writer.write(b"MSG %s 1 2\r\n{}\r\n" % inbox)
+                    writer.write(b"MSG %s %s 2\r\n{}\r\n" % (line.split()[2], inboxes))
             writer.close()
 
         async def story() -> None:
