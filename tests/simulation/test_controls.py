@@ -25,6 +25,8 @@ from reefknot.worker.settings import WorkerSettings
 from tests.simulation.world import run
 
 FEW = 120
+LATE = 48
+"""The seed that catches "nobody asks again", which few others do: tried first, it saves seconds."""
 
 
 class FencelessQueue(MemoryWorkQueue):
@@ -162,7 +164,7 @@ class ForgetfulWorker(Worker):
     ],
 )
 def test_the_harness_catches_a_broken_system_within_a_few_seeds(variant: dict[str, Any], word: str) -> None:
-    for seed in range(1, FEW):
+    for seed in (LATE, *range(1, FEW)):
         broken = run(seed, **variant).broken
         if any(word in line for line in broken):
             return

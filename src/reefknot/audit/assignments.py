@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from reefknot.audit.journal import Journal, envelope
-from reefknot.core.audit.event import Completed, Event, RulesStored, Submitted, timestamp
+from reefknot.audit.journal import Journal, about_item, envelope
+from reefknot.core.audit.event import Completed, Event, Quarantined, Requeued, RulesStored, Submitted, timestamp
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.admission import Rules
 from reefknot.core.results import answer_of
@@ -86,6 +86,14 @@ def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) ->
     result = answer_of(item)
     assert result is not None
     return completed_event(result, None, wall, since_ms=item.created_at, attempts=item.attempts)
+
+
+def vanished_events(item: WorkItem, wall: float) -> list[Event]:
+    """The events of an item after its worker vanished: it is back in the queue, or in quarantine and has ended."""
+    about = about_item(item, wall)
+    if item.state is WorkState.QUARANTINED:
+        return [Quarantined(**about, reason=item.reason), ended_event(item, wall)]
+    return [Requeued(**about, reason="its worker vanished", generation=item.generation)]
 
 
 class RuledQueue(Protocol):
