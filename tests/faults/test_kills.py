@@ -72,7 +72,7 @@ def test_a_worker_killed_at_any_moment_loses_nothing_either(tmp_path: Path) -> N
     assert sum(life["ended"] == KILLED for life in lives) > len(plans) / 4
 
 
-def some_points(flaw: str, mode: str, most: int = 60) -> list[Plan]:
+def some_points(flaw: str, mode: str, most: int = 40) -> list[Plan]:
     """A control needs no more points than it takes to be caught."""
     return [plan("used", mode, at, flaw=flaw) for at in range(30, 150, 120 // most)]
 
