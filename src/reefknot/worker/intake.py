@@ -343,8 +343,8 @@ class Intake:
             with context.timeouts.timeout(STORE_S):
                 return await asyncio.shield(task)
         except asyncio.CancelledError:
-            started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
-            if started:
+            with context.timeouts.timeout(STORE_S):
+                started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
                 back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started]
                 await context.work.settle(back)
             raise

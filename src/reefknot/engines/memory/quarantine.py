@@ -39,6 +39,13 @@ class MemoryLeases:
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
         self._work.extend(held, lease)
 
+    def give_back(self, held: Sequence[Held]) -> None:
+        now = self._work.shared.now()
+        for one in held:
+            item = self._work.items.get(one.id)
+            if item is not None and core.holds(item, owner=one.owner, fence=one.fence):
+                self._work.put(core.settle(item, core.Interrupted(), now), now)
+
     def _running(self) -> list[WorkItem]:
         return [item for item in self._work.items.values() if item.state is WorkState.RUNNING]
 
