@@ -46,7 +46,7 @@ from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
 from reefknot.router.submissions import Submissions
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.worker.isolation import Isolation
@@ -120,6 +120,7 @@ class System:
             journal=Journal(store.audit, redactor=Redactor(secrets)),
         )
         self._recall = None if own_work_only else submissions.recall
+        self._errors = RepeatedErrors()
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
         self._reload = reload
@@ -247,7 +248,7 @@ class System:
         try:
             await self._report()
         except Exception as error:
-            logger().error("the system's status was not written (%s)", printable(str(error), most=300))
+            self._errors.log("the system's status was not written", error, self._clock.now())
 
     async def _report(self) -> None:
         body = json.dumps(self.snapshot(), default=str)
@@ -270,7 +271,7 @@ class System:
                     commands = await control.poll(ROUTER_NAME, after=after)
                 latest = await control.wait(CONTROL_S, after=latest) if not commands else latest
             except Exception as error:
-                logger().error("commands cannot be read (%s)", printable(str(error), most=300))
+                self._errors.log("commands cannot be read", error, self._clock.now())
                 await asyncio.sleep(STORE_PAUSE_S)
                 continue
             for command in commands:

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError
-from reefknot.cli.options import arg, time_ms, unknown
+from reefknot.cli.options import arg, time_arg, time_ms, unknown
 from reefknot.cli.output import put
 from reefknot.core.audit.analysis import canonical_category
 from reefknot.core.audit.chain import UNREADABLE, Head, event_line
@@ -45,8 +45,8 @@ class FilterFlags:
     )
     correlation: Annotated[str | None, arg("Only this correlation id.")] = None
     trace: Annotated[str | None, arg("Only this trace id.")] = None
-    since: Annotated[str | None, arg(f"Only events since {_TIME}")] = None
-    until: Annotated[str | None, arg(f"Only events before {_TIME}")] = None
+    since: Annotated[str | None, time_arg(f"Only events since {_TIME}")] = None
+    until: Annotated[str | None, time_arg(f"Only events before {_TIME}")] = None
 
 
 FILTER = FilterFlags()

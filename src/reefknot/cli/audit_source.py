@@ -20,7 +20,7 @@ from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.audit_events import EventFilter
 from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress, relative, say
-from reefknot.cli.stores import address_of, opened
+from reefknot.cli.store import address_of, opened
 from reefknot.core.audit.chain import (
     UNREADABLE,
     EventIndex,

@@ -13,7 +13,6 @@ import asyncio
 import os
 import signal as signals
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from json import dumps
@@ -26,11 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from msgspec import Struct
 
 from reefknot.cli.app import Exit, noun
-from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
-from reefknot.cli.log_lines import LOG, LogFlags
+from reefknot.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, PrintLine
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
-from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState
 from reefknot.runtime.log import printable
 
@@ -365,22 +362,17 @@ def until_text(seconds: float | None) -> str:
 
 async def _summary(system: System, feed: LiveFeed) -> dict[str, int]:
     """The counts of a system that has stopped, and what it leaves to the next one."""
-    counts = [worker.snapshot().retries for worker in system.workers]
-    kinds, ended = feed.kinds, Counter(system.router.ended)
-    for pending in system.router.table.all():  # it may have ended during the drain, unheard by the router
-        item = await system.store.work.get(pending.id)
-        answer = None if item is None else answer_of(item)
-        ended.update([] if answer is None else [answer.status.value])
+    counts, ends = [worker.snapshot().retries for worker in system.workers], feed.ends
     return {
-        "succeeded": feed.ends["success"],  # from the log: of jobs that were run again, the router hears nothing
-        "failed": feed.ends["error"],
-        "timed_out": ended.get("timeout", 0),
-        "cancelled": ended.get("cancelled", 0),
+        "succeeded": ends["success"],
+        "failed": ends["error"],
+        "timed_out": ends["timeout"],
+        "cancelled": ends["cancelled"],
         "recovered": sum(one.recovered for one in counts),
         "retries": sum(one.retries for one in counts),
-        "rejected": ended.get("rejected", 0),
-        "dropped": kinds["dropped"],
-        "quarantined": kinds["quarantined"],
+        "rejected": ends["rejected"],
+        "dropped": ends["dropped"],
+        "quarantined": feed.kinds["quarantined"],
         "unfinished": await unfinished(system),
     }
 

@@ -119,7 +119,7 @@ def check_same_job(assignment: ExecAssignment, known: Job) -> None:
     """
     recorded, given = record_fingerprint(known), record_fingerprint(assignment.job)
     if recorded != given:
-        raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given)
+        raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given, is_job=True)
 
 
 # ---- the store ------------------------------------------------------------------------------------------------------

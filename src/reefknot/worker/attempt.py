@@ -30,7 +30,7 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.errors import KeyInProgressError, shown
 from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
-from reefknot.ports.block import Block, BlockContext
+from reefknot.ports.block import Block, BlockContext, own_limits
 from reefknot.runtime import seeds
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.destinations import Destination, Destinations
@@ -102,8 +102,7 @@ class StepRunner:
         self._context = context
         self._settings = context.settings
         self._blocks = blocks
-        limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks.values()}
-        self._limits = {target: own for target, own in limits.items() if own}
+        self._limits = own_limits(blocks.values())
         self._books = BookHistory(context.settings.book.with_blocks(self._limits))
         self._clock = context.clock
         self._redactor = context.redactor
