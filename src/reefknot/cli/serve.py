@@ -301,9 +301,10 @@ class UpSession(Struct, frozen=True):
         with shutdown_on_signals() as shutdown:
             async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
                 shutdown.reloads(system)
-                head = await system.store.audit.head()
                 own = [worker.worker_id for worker in system.workers]
-                feed = LiveFeed(system.store.audit, self._print, after=head.sequence, as_json=self.as_json, workers=own)
+                feed = LiveFeed(
+                    system.store.audit, self._print, after=system.started_after, as_json=self.as_json, workers=own
+                )
                 if self.welcome:
                     self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
