@@ -8,6 +8,7 @@ import json
 import logging
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -402,9 +403,14 @@ def test_a_journal_does_not_keep_its_log_alive() -> None:
 
 @pytest.mark.parametrize("redactor", [Redactor(), Redactor(("secret-of-nobody",))], ids=["plain", "redacting"])
 def test_what_leaves_its_correlation_to_the_submission_is_found_by_it_all_the_same(redactor: Redactor) -> None:
-    ids = {"timestamp": "2026-11-16T03:52:17.599Z", "correlation_id": "c", "trace_id": "t", "work_id": "w"}
+    ids: dict[str, Any] = {
+        "timestamp": "2026-11-16T03:52:17.599Z",
+        "correlation_id": "c",
+        "trace_id": "t",
+        "work_id": "w",
+    }
     events: list[Event] = [
-        Submitted(**ids),
+        Submitted(**ids, actor="me", host="h", process=1),
         Routing(**ids),
         Admission(**ids),
         Completed(**ids, status="success"),

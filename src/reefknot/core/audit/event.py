@@ -438,7 +438,7 @@ _decoder = msgspec.json.Decoder(AnyEvent)
 
 
 def as_written(event: Event) -> Event:
-    """The event as its body has it: correlation and trace of an assignment are in `submitted`, and not in all others."""
+    """The event as its body has it: correlation and trace of an assignment are in `submitted`, not in all others."""
     if isinstance(event, Routing | Completed) or (isinstance(event, Admission) and event.reason is None):
         return replace(event, correlation_id=None, trace_id=None)
     return event

@@ -153,8 +153,8 @@ def test_times_are_utc_to_the_millisecond() -> None:
 
 
 def test_correlation_and_trace_are_written_with_the_submission_and_with_what_is_refused() -> None:
-    ids = {"timestamp": AT, "correlation_id": "c", "trace_id": "t", "work_id": "w"}
-    kept = [Submitted(**ids), Admission(**ids, status="rejected", reason="queue_full")]
+    ids: dict[str, Any] = {"timestamp": AT, "correlation_id": "c", "trace_id": "t", "work_id": "w"}
+    kept = [Submitted(**ids, actor="me", host="h", process=1), Admission(**ids, status="rejected", reason="queue_full")]
     assert [as_written(one) for one in kept] == kept
     for event in (Routing(**ids), Admission(**ids), Completed(**ids, status="error")):
         written = as_written(event)
