@@ -437,6 +437,11 @@ _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(AnyEvent)
 
 
+FOUND_BY_SUBMISSION = frozenset({"routing", "admission", "completed"})
+"""Types of events that leave `IDS_OF_SUBMISSION` to the `submitted` of their work."""
+IDS_OF_SUBMISSION = ("correlation_id", "trace_id")
+
+
 def as_written(event: Event) -> Event:
     """The event as its body has it: correlation and trace of an assignment are in `submitted`, not in all others."""
     if isinstance(event, Routing | Completed) or (isinstance(event, Admission) and event.reason is None):
