@@ -298,7 +298,7 @@ class TestALostConnection:
     def test_a_listener_that_is_gone_without_a_word_is_forgotten(self, nats_server: NatsServer, name: str) -> None:
         async def story() -> None:
             async with end_of(nats_server, name) as near:
-                connection = Connection(options_from_url(f"{nats_server.url}/{name}", patience=30.0))
+                connection = Connection(options_from_url(f"{nats_server.url}/{name}", patience=30.0, subject_prefix=""))
                 await connection.open()
                 gone = JetStreamTransport(connection)
                 line = gone.subscribe("a", limit=1)

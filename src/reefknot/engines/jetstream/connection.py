@@ -69,7 +69,7 @@ class NatsOptions(Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """What stands before the documented subjects: stores of several names on one server do not hear each other."""
+        """The text before the documented subjects: stores of several names on one server do not hear each other."""
         own = "" if self.name == DEFAULT_NAME else f"{self.name}."
         return own if self.subject_prefix is None else self.subject_prefix
 
