@@ -7,26 +7,33 @@ A peer that knows only the documented subjects is nats-py itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
-from reefknot.app.nats_servers import NatsServer
-from reefknot.core.messages import ACK, ASSIGN, RESULT
+from reefknot.app.nats_servers import NatsServer, running_nats
+from reefknot.core.messages import ACK, ASSIGN, RESULT, encode
+from reefknot.engines.clocks import SystemClock
 from reefknot.engines.jetstream import assignments
 from reefknot.engines.jetstream.assignments import SubjectTakenError
 from reefknot.engines.jetstream.connection import Connection, options_from_url
 from reefknot.engines.jetstream.transport import JetStreamTransport
+from reefknot.engines.memory import MemoryStore
 from reefknot.errors import StoreFullError, StoreUnavailableError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.service import Worker
+from reefknot.worker.settings import default_settings
 from tests.nats_servers import kill, restart
+from tests.workshop import Step, work
 
 LONGEST_S = 60.0
 MEBIBYTE = 1 << 20
@@ -75,7 +82,8 @@ async def heard_by(client: Client, subject: str) -> asyncio.Queue[Msg]:
         heard.put_nowait(message)
 
     await client.subscribe(subject, cb=take)
-    await client.flush()
+    for _ in "12":  # the first ping may overtake the subscription
+        await client.flush()
     return heard
 
 
@@ -85,9 +93,10 @@ def name() -> str:
 
 
 @pytest.fixture
-def assign_server(own_nats_server: NatsServer) -> NatsServer:
+def assign_server(tmp_path: Path) -> Iterator[NatsServer]:
     """The stream of assignments has one subject for all stores: a server of its own keeps tests apart."""
-    return own_nats_server
+    with running_nats(tmp_path / "nats") as (server,):
+        yield server
 
 
 class TestTheWire:
@@ -139,7 +148,6 @@ class TestTheWire:
         async def story() -> None:
             async with end_of(nats_server, name) as end, peer_of(nats_server) as peer:
                 await peer.subscribe("a", pending_msgs_limit=2)
-                await peer.flush()
                 for _ in range(3000):
                     await end.publish("a", b"x")
 
@@ -154,6 +162,33 @@ class TestTheWire:
                 for _ in range(2000):
                     await end.publish("a", b"x")
                 assert {str((await heard.get()).headers) for _ in range(2000)} == {"None"}
+
+        run(story())
+
+    def test_a_round_trip_is_behind_the_subscriptions_before_it(self) -> None:
+        """A server that writes down the order of what it is told."""
+        told: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b'INFO {"version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
+            while line := await reader.readline():
+                told.append(line)
+                if line == b"PING\r\n":
+                    writer.write(b"PONG\r\n")
+            writer.close()
+
+        async def story() -> None:
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            connection = Connection(options_from_url(f"nats://127.0.0.1:{port}", patience=30.0))
+            await connection.open()
+            try:
+                await connection.listen("a", lambda message: None)
+                await connection.round_trip()
+                assert b"SUB a" in b"".join(told).rpartition(b"PING")[0]
+            finally:
+                await connection.close()
+                server.close()
 
         run(story())
 
@@ -209,6 +244,12 @@ class TestParts:
         run(story())
 
 
+async def publish_for_ever(end: JetStreamTransport) -> None:
+    while True:
+        await end.publish("nobody", b"lost")
+        await asyncio.sleep(0)
+
+
 class TestALostConnection:
     def test_publish_says_so_and_subscriptions_come_back(self, own_nats_server: NatsServer, name: str) -> None:
         async def story() -> None:
@@ -219,9 +260,7 @@ class TestALostConnection:
                 kill(own_nats_server)
 
                 with pytest.raises(StoreUnavailableError, match="the connection is lost"):
-                    while True:
-                        await near.publish("nobody", b"lost")
-                        await asyncio.sleep(0)
+                    await publish_for_ever(near)
                 restart(own_nats_server)
                 hearing = asyncio.ensure_future(anext(line))
 
@@ -334,7 +373,7 @@ class TestTheSharedStream:
 
                     async def is_fetched() -> bool:
                         info = await peer.jetstream().consumer_info(f"{name}_assign", assignments.CONSUMER)
-                        return info.num_ack_pending == 1
+                        return bool(info.num_ack_pending == 1)
 
                     await until_true(is_fetched)
                 line = other.subscribe(ASSIGN)
@@ -349,7 +388,7 @@ class TestTheSharedStream:
         async def story() -> None:
             async with (
                 peer_of(assign_server) as peer,
-                end_of(assign_server, name, shared_stream=True, ack_wait=6.0) as end,
+                end_of(assign_server, name, shared_stream=True, ack_wait=3.0) as end,
             ):
                 told = await heard_by(peer, f"$JS.ACK.{name}_assign.>")
                 line = end.subscribe(ASSIGN)
@@ -459,6 +498,24 @@ class TestTheSharedStream:
 
         run(story())
 
+    def test_assignments_flow_without_a_request_that_has_to_be_made_again(
+        self, assign_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(assignments, "SILENT_S", 10 * LONGEST_S)
+
+        async def story() -> None:
+            async with end_of(assign_server, name, shared_stream=True) as end:
+                line = end.subscribe(ASSIGN, limit=4)
+                for n in range(40):
+                    await end.publish(ASSIGN, str(n).encode())
+                for n in range(40):
+                    delivery = await anext(line)
+                    assert delivery.body == str(n).encode()
+                    assert delivery.done is not None
+                    await delivery.done()
+
+        run(story())
+
     def test_a_request_that_the_server_forgot_is_made_again(
         self, assign_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -496,5 +553,44 @@ class TestTheSharedStream:
                 await near.publish(ASSIGN, b"x")
                 assert [(await anext(line)).body for line in lines] == [b"x", b"x"]
                 assert not [one for one in await peer.jetstream().streams_info() if name in str(one.config.name)]
+
+        run(story())
+
+
+class TestWorkersAndPeers:
+    def test_a_peer_that_knows_only_the_documents_gives_work_to_two_workers_and_hears_each_result_once(
+        self, assign_server: NatsServer, name: str
+    ) -> None:
+        async def story() -> None:
+            async with peer_of(assign_server) as peer, AsyncExitStack() as stack:
+                acks, results = await heard_by(peer, ACK), await heard_by(peer, RESULT)
+                ends = [await stack.enter_async_context(end_of(assign_server, name, shared_stream=True)) for _ in "12"]
+                await ends[0].ensure_stream()
+                for n in range(20):  # before anybody is there to take it
+                    await peer.publish(ASSIGN, encode(work(f"a{n}")))
+                clock = SystemClock()
+                for n, end in enumerate(ends):
+                    worker = Worker(
+                        f"w{n}",
+                        settings=default_settings(),
+                        store=MemoryStore(clock),
+                        transport=end,
+                        blocks={"test.step": Step()},
+                        clock=clock,
+                        shared_subject=True,
+                    )
+                    await worker.start()
+                    stack.push_async_callback(worker.stop)
+                expected = sorted(f"a{n}" for n in range(20))
+                for heard, status in ((acks, "accepted"), (results, "success")):
+                    found = [msgspec.json.decode((await heard.get()).data) for _ in range(20)]
+                    assert sorted(one["assignment_id"] for one in found) == expected
+                    assert {one["status"] for one in found} == {status}
+
+                async def is_empty() -> bool:
+                    return int((await stream_info(peer, name)).state.messages) == 0
+
+                await until_true(is_empty)
+                assert (acks.qsize(), results.qsize()) == (0, 0)
 
         run(story())

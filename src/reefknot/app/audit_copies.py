@@ -31,7 +31,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import MOST_BOOKS, Book
 from reefknot.engines.log_sink import LogSink
 from reefknot.errors import AuditUnavailableError, StoreError
-from reefknot.ports.audit_log import AuditLog, AuditQuery
+from reefknot.ports.audit_log import AuditLog, AuditQuery, end_of
 from reefknot.ports.store import Store
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.private_files import private_opener
@@ -52,7 +52,7 @@ BOOK_S = 2.0
 
 
 class CopyCursor(Struct, frozen=True):
-    """The last sequence number of a chain that was copied."""
+    """The last sequence number of a log that was copied; a log of one chain has the chain's name."""
 
     chain: str
     sequence: int
@@ -108,14 +108,14 @@ class Copier:
         with suppress(OSError, msgspec.DecodeError):
             with self._cursor.open("rb") as file:
                 cursor = msgspec.json.decode(file.read(MOST_CURSOR_BYTES), type=CopyCursor)
-            head = await self._log.head()
-            if cursor.chain == head.chain and cursor.sequence <= head.sequence:  # else it is another store
+            end = await end_of(self._log)
+            if cursor.chain == end.log and cursor.sequence <= end.sequence:  # else it is another store
                 self._after, self._is_first = cursor.sequence, False
 
     async def _write_cursor(self) -> None:
         """Save the cursor after the copy: a crash in between copies a page twice, which the events' ids tell."""
         if self._cursor is not None:
-            chain = (await self._log.head()).chain
+            chain = (await end_of(self._log)).log
             fresh = self._cursor.with_name(f"{self._cursor.name}.new")
             with open(fresh, "wb", opener=private_opener) as file:  # noqa: ASYNC230 - a few bytes
                 file.write(msgspec.json.encode(CopyCursor(chain, self._after)))
@@ -277,7 +277,7 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
             pass
     books = StoredBooks(BookRecorder(store.audit, Journal(store.audit, redactor=Redactor(secrets))))
     await books.add(settings.book)
-    head = await store.audit.head()
+    end = await end_of(store.audit)
     ending = asyncio.Event()
     copying = []
     if audit.jsonl is not None:
@@ -285,7 +285,7 @@ async def kept_events(store: Store, settings: Settings, *, secrets: tuple[str, .
     if audit.heads is not None and store.durable:
         copying.append(HeadsWriter(store.audit, settings.folder / audit.heads.path, audit.heads).run(ending))
     if audit.log:
-        copying.append(Copier(store.audit, LogSink(), after=head.sequence).run(ending))
+        copying.append(Copier(store.audit, LogSink(), after=end.sequence).run(ending))
     book = asyncio.create_task(books.keep(), name="policy book")
     tasks = [asyncio.create_task(one, name="copy of events") for one in copying]
     try:

@@ -183,6 +183,11 @@ class System:
         """Take it on; the future is its result."""
         return await self.router.submit(assignment)
 
+    @property
+    def step_types(self) -> list[str]:
+        """The types of the steps that this system can run."""
+        return sorted(self._blocks)
+
     def snapshot(self) -> dict[str, Any]:
         """The state of the router and of every worker, as JSON can carry it."""
         return {
@@ -195,7 +200,7 @@ class System:
             "router": self._router
             and {"router_id": self._router.router_id, **_finite(msgspec.to_builtins(self._router.snapshot()))},
             "workers": [msgspec.to_builtins(worker.snapshot()) for worker in self.workers],
-            "blocks": sorted(self._blocks),
+            "blocks": self.step_types,
             "own_work_only": self._own_work_only,
             "retries_v2": self.settings.retries_v2,
             "queue_v2": self.settings.queue_v2,

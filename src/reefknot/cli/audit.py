@@ -17,15 +17,25 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, csv_rows, json_line, put_events
-from reefknot.cli.audit_source import PAGE, audit_source, exported, head_file_of, heads_for, pages_of
+from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, put_events
+from reefknot.cli.audit_source import (
+    CSV,
+    JSONL,
+    PAGE,
+    KeptHeads,
+    audit_source,
+    export_pages,
+    head_file_of,
+    heads_for,
+    pages_of,
+)
 from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of, unwritable
 from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
 from reefknot.cli.stores import address_of, with_store
 from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Pattern
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode
-from reefknot.ports.audit_log import AuditLog, KeptEntry
+from reefknot.ports.audit_log import AuditLog, ChainReport, KeptEntry, MultiChainLog, end_of
 from reefknot.runtime.database_urls import PREFIX, sqlite_path
 from reefknot.runtime.spare_files import output_file
 
@@ -75,19 +85,19 @@ def tail(
     wanted = EventFilter.of(only)
 
     async def work(store: Store) -> None:
-        head = await store.audit.head()
-        put_events(await _last(wanted, store.audit, head, lines), json=options.json)
+        end = (await end_of(store.audit)).sequence
+        put_events(await _last(wanted, store.audit, end, lines), json=options.json)
         if follow or for_ is not None:
-            await follow_log(store.audit, wanted, after=head.sequence, seconds=for_, json=options.json)
+            await follow_log(store.audit, wanted, after=end, seconds=for_, json=options.json)
 
     with_store(address_of(options), work)
 
 
-async def _last(wanted: EventFilter, log: AuditLog, head: Head, lines: int) -> list[KeptEntry]:
+async def _last(wanted: EventFilter, log: AuditLog, end: int, lines: int) -> list[KeptEntry]:
     """The last matching entries, found from the end on."""
     found: list[KeptEntry] = []
-    limit, before = min(lines, PAGE) if wanted.by_index else PAGE, head.sequence + 1
-    with progress("searching", head.sequence) as advance:
+    limit, before = min(lines, PAGE) if wanted.by_index else PAGE, end + 1
+    with progress("searching", end) as advance:
         while len(found) < lines:
             query = msgspec.structs.replace(wanted.query, before=before, limit=limit, newest_first=True)
             page = await log.read(query)
@@ -109,18 +119,22 @@ async def follow_log(log: AuditLog, wanted: EventFilter, *, after: int, seconds:
         if not await log.wait(after, left):
             continue
         query = msgspec.structs.replace(wanted.query, after=after, limit=PAGE)
-        head = await log.head()
-        async for page in pages_of(log, query, until=head.sequence):
+        end = (await end_of(log)).sequence
+        async for page in pages_of(log, query, until=end):
             put_events(list(filter(wanted.matches, page)), json=json)
             if reader_is_gone():
                 return
-        after = head.sequence
+        after = end
 
 
 # ---- verify and replay -----------------------------------------------------------------------------------------------
 
 
 CONSISTENT = "internally consistent; without a head this shows accidents, not intent"
+WITHOUT_HEAD = (
+    "Without --head it is not proven that nobody wrote the log anew or cut off its end. `reefknot audit head` "
+    "prints a head; keep it where nobody who can write the log can write it, or set audit.heads."
+)
 
 
 @app.command(help_epilogue=examples("audit verify", "audit verify log.jsonl --head kept.head.json"))
@@ -139,12 +153,21 @@ def verify(
     """
     kept = heads_for(file, head, options)
 
-    async def work() -> tuple[str, Head, list[Any], list[Head]]:
+    async def work() -> tuple[str, list[ChainReport]]:
         async with audit_source(file, options) as source:
-            heads = kept.of((await source.last_head()).chain if kept.configured else "")
-            return source.name, *await source.verify(heads), heads
+            return source.name, await source.reports(kept)
 
-    name, end, mismatches, heads = asyncio.run(work())
+    name, reports = asyncio.run(work())
+    others = kept.others(one.head.chain for one in reports)
+    if others:
+        say(
+            f"{kept.file} has heads of {plural(len(others), 'other chain')} too: of other stores, or of a log that was "
+            "removed and begun anew."
+        )
+    if len(reports) > 1:
+        return _show_chains(name, reports, kept, json=options.json)
+    end, mismatches = reports[0].head, reports[0].mismatches
+    heads = kept.of(end.chain if kept.configured else "")
     chosen = kept.file if heads else None
     proven = None if mismatches or not heads else max(one.sequence for one in heads)
     data: dict[str, Any] = {
@@ -169,32 +192,65 @@ def verify(
         put(f"{name}: {verdict}; chain {end.chain} ends at event {end.sequence}")
 
     show(data, text, json=options.json)
-    others = kept.others(end.chain)
-    if others:
-        say(
-            f"{kept.file} has heads of {plural(len(others), 'other chain')} too: of other stores, or of a log that was "
-            "removed and begun anew."
-        )
     if chosen is None:
-        say(
-            "Without --head it is not proven that nobody wrote the log anew or cut off its end. `reefknot audit head` "
-            "prints a head; keep it where nobody who can write the log can write it, or set audit.heads."
-        )
+        say(WITHOUT_HEAD)
     elif proven is not None and end.sequence > proven:
         say(f"Events {proven + 1} to {end.sequence} are newer than the head: for them, {CONSISTENT}.")
     return Exit.MISMATCH if mismatches else Exit.FINE
 
 
+def _show_chains(name: str, reports: Sequence[ChainReport], kept: KeptHeads, *, json: bool) -> int:
+    """Print the verification of a log with several chains; returns the exit code."""
+    heads = [kept.heads_of(one.head.chain) for one in reports]
+    bare = heads.count([])
+    mismatches = [(one.head.chain, found) for one in reports for found in one.mismatches]
+    data = {
+        "ok": not mismatches,
+        "source": name,
+        "chains": [
+            {
+                **msgspec.structs.asdict(one.head),
+                "proven_up_to": None if one.mismatches or not ours else ours[0].sequence,
+                "mismatches_total": len(one.mismatches),
+            }
+            for one, ours in zip(reports, heads, strict=True)
+        ],
+        "compared_with": str(kept.file) if bare < len(reports) else None,
+        "mismatches": [{"chain": chain, **msgspec.structs.asdict(found)} for chain, found in mismatches[:MOST_SHOWN]],
+        "mismatches_total": len(mismatches),
+    }
+
+    def text() -> None:
+        for chain, found in mismatches[:MOST_SHOWN]:
+            put(f"chain {chain}, event {found.sequence}: {found.problem}")
+        verdict = CONSISTENT
+        if mismatches:
+            verdict = plural(len(mismatches), "mismatch", "mismatches")
+        elif not bare:
+            verdict = "OK, nothing up to the heads was changed since they were kept"
+        put(f"{name}: {verdict}; {len(reports)} chains")
+
+    show(data, text, json=json)
+    if bare:
+        some = f"No head was kept of {plural(bare, 'chain')}: for these, {CONSISTENT}."
+        say(WITHOUT_HEAD if bare == len(reports) else some)
+    return Exit.MISMATCH if mismatches else Exit.FINE
+
+
 @app.command(name="head", help_epilogue=examples("audit head", "audit head --engine sqlite:state.db"))
 def head_(file: File = None, /, *, options: StoreFlags = STORE) -> None:
-    """Print the head of the chain as one line of JSON. Kept elsewhere, it proves later what the log held now."""
+    """
+    Print the head of the chain as one line of JSON. Kept elsewhere, it proves later what the log held now.
 
-    async def work() -> Head:
+    On NATS every process writes a chain of its own: one line for each.
+    """
+
+    async def work() -> list[Head]:
         async with audit_source(file, options) as source:
-            return await source.last_head()
+            return await source.heads()
 
-    found = asyncio.run(work())
-    put(msgspec.json.encode(found).decode())
+    for found in asyncio.run(work()):
+        put(msgspec.json.encode(found).decode())
     say("Keep it where nobody who can write the log can write it; `audit verify --head FILE` compares.")
 
 
@@ -264,7 +320,6 @@ async def _replay(replayer: Replayer, file: Path | None, options: StoreFlags) ->
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-JSONL, CSV = "jsonl", "csv"
 STDOUT = Path("-")
 
 
@@ -296,12 +351,19 @@ def export(
     head_file = head_file_of(file) if is_whole and _is_regular(file) else None
     _check_targets([one for one in (file, head_file) if one is not None and _is_regular(one)], force=force)
 
-    async def work(store: Store) -> tuple[int, Head]:
-        head = await store.audit.head()
-        return await export_to(file, head_file, export_pages(store.audit, head, wanted, chosen), head), head
+    async def work(store: Store) -> tuple[int, list[Head]]:
+        log = store.audit
+        end = (await end_of(log)).sequence
+        heads = await log.heads() if isinstance(log, MultiChainLog) else []
+        heads = heads or [await log.head()]
+        return await export_to(
+            file, head_file, export_pages(log, heads, wanted, chosen, end=end), heads, end=end
+        ), heads
 
-    count, head = with_store(address_of(options), work)
-    events = f"{count} events of chain {head.chain}, up to {head.sequence}"
+    count, heads = with_store(address_of(options), work)
+    events = f"{count} events of chain {heads[0].chain}, up to {heads[0].sequence}"
+    if len(heads) > 1:
+        events = f"{count} events of {len(heads)} chains"
     if file == STDOUT:
         say(f"{events}; `reefknot audit head` prints the head")
         return
@@ -309,7 +371,7 @@ def export(
         "file": str(file),
         "head_file": None if head_file is None else str(head_file),
         "events": count,
-        "head": msgspec.to_builtins(head),
+        **msgspec.to_builtins({"head": heads[0]} if len(heads) == 1 else {"heads": heads}),
     }
 
     def text() -> None:
@@ -325,37 +387,24 @@ def export(
     show(data, text, json=options.json)
 
 
-async def export_pages(
-    log: AuditLog, head: Head, wanted: EventFilter, form: str
-) -> AsyncIterator[tuple[bytes, int, int]]:
-    """The text of an export, page by page, with the number of its events and of those that were looked at."""
-    if form == JSONL and wanted.is_everything:
-        heading = 1  # the first line is no event
-        async for lines in exported(log, head):
-            number = lines.count(b"\n") - heading
-            heading = 0
-            yield lines, number, number
-        return
-    if form == CSV:
-        yield csv_rows([], heading=True), 0, 0
-    async for page in pages_of(log, wanted.query, until=head.sequence):
-        found = [one for one in page if wanted.matches(one)]
-        yield csv_rows(found) if form == CSV else b"".join(map(json_line, found)), len(found), len(page)
-
-
 async def export_to(
-    file: Path, head_file: Path | None, pages: AsyncIterator[tuple[bytes, int, int]], head: Head
+    file: Path,
+    head_file: Path | None,
+    pages: AsyncIterator[tuple[bytes, int, int]],
+    heads: Sequence[Head],
+    *,
+    end: int,
 ) -> int:
-    """Write the pages, and then the head: its presence means that the export is complete. Returns how many events."""
+    """Write the pages, and then the heads: they are there when the export is complete. Returns how many events."""
     count = 0
-    with _target(file) as stream, progress("exporting", head.sequence) as advance:
+    with _target(file) as stream, progress("exporting", end) as advance:
         async for text, number, looked_at in pages:
             stream.write(text)
             count += number
             advance(looked_at)
     if head_file is not None:
         with _target(head_file) as stream:
-            stream.write(msgspec.json.encode(head) + b"\n")
+            stream.write(b"".join(msgspec.json.encode(head) + b"\n" for head in heads))
     return count
 
 

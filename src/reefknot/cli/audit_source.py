@@ -1,23 +1,27 @@
 """
 Sources of audited events: a store, an exported file, or the files of a JSON-lines log.
 
+Where every process writes a chain of its own, a log has several. An export has them one after the other, each with its
+header line, and its head file has a head for each.
+
 Pages are bounded, so a log of any length needs the same memory. A file is read as it is: a change in it shows in the
 verification or the replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 from time import time
 from types import EllipsisType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit
-from reefknot.cli.audit_events import EventFilter
+from reefknot.cli.audit_events import EventFilter, csv_rows, json_line
 from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress, relative, say
 from reefknot.cli.stores import address_of, opened
@@ -37,15 +41,25 @@ from reefknot.core.audit.chain import (
     verify_lines,
     wrong_index_field,
 )
+from reefknot.core.redaction import redact
 from reefknot.engines.jsonlines.writer import files_of, lines_of
 from reefknot.errors import ConfigurationError, NotJsonError
-from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
+from reefknot.ports.audit_log import (
+    EVERYTHING,
+    AuditLog,
+    AuditQuery,
+    ChainReport,
+    KeptEntry,
+    LogEnd,
+    MultiChainLog,
+)
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
     from reefknot.config.schema import AuditSection
 
 PAGE = 1000
+JSONL, CSV = "jsonl", "csv"
 MOST_HEAD_BYTES = 16 * 1024 * 1024
 SQLITE_MAGIC = b"SQLite format 3\x00"
 EVERY_EVENT = EventFilter()
@@ -71,8 +85,12 @@ class StoreSource:
                     yield one.sequence, one.entry.body
                 advance(len(kept))
 
-    async def last_head(self) -> Head:
-        return self.head
+    async def heads(self) -> list[Head]:
+        return [self.head]
+
+    async def reports(self, kept: KeptHeads) -> list[ChainReport]:
+        """The verification of every chain, compared with the heads that were kept of it."""
+        return [ChainReport(*await self.verify(kept.of(self.head.chain if kept.configured else "")))]
 
     async def verify(self, heads: Sequence[Head]) -> tuple[Head, list[Mismatch]]:
         """The head and every mismatch, by two passes: the chain, then index columns and the other heads."""
@@ -90,6 +108,43 @@ class StoreSource:
                 ]
                 advance(len(kept))
         return self.head, found
+
+
+class ChainsSource(StoreSource):
+    """The log of a store with several chains, up to its end when this source was made."""
+
+    def __init__(
+        self, log: MultiChainLog, end: LogEnd, name: str, retention: float | EllipsisType | None = ...
+    ) -> None:
+        super().__init__(log, Head(end.log, end.sequence), name, retention)
+        self._chains = log
+
+    async def heads(self) -> list[Head]:
+        return await self._chains.heads() or [await self.log.head()]
+
+    async def reports(self, kept: KeptHeads) -> list[ChainReport]:
+        """The verification of every chain. A configured file may have heads of chains that are no more."""
+        newest = kept.heads[-1] if kept.heads else None
+        with progress("verifying", self.head.sequence) as advance:
+            in_force = _in_force(self._retention, newest)
+            found = await self._chains.verify_chains(kept.heads, in_force=in_force, progress=advance)
+        if kept.configured:
+            found = [one for one in found if one.head.sequence]
+        return found or [ChainReport(await self.log.head(), [])]
+
+
+class OneChain:
+    """Reads one chain of a log with several like a log of its own."""
+
+    def __init__(self, log: MultiChainLog, chain: str) -> None:
+        self._log = log
+        self._chain = chain
+
+    async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
+        """A page of the chain; of anchors, one of those of all chains."""
+        if query.event_type is not None:
+            return await self._log.read(query)
+        return await self._log.read_chain(self._chain, after=query.after, limit=query.limit)
 
 
 class FileSource:
@@ -126,28 +181,39 @@ class FileSource:
             message = f"{self._files[0]}:1: this is not an audit log: expected {expected}; found {found!r}"
             raise CommandError(message, Exit.MISMATCH)
 
-    async def last_head(self) -> Head:
+    async def heads(self) -> list[Head]:
+        """The last head of each chain in the file."""
         self._require_header()
         with progress("reading", self._size) as advance:
-            return self._read_hashes(advance, {}, refuse_damaged=True)[0]
+            return [self._read_hashes(lines, KeptHeads(), refuse_damaged=True)[0] for lines in self._chains(advance)]
 
-    async def verify(self, heads: Sequence[Head]) -> tuple[Head, list[Mismatch]]:
-        """The last head and every mismatch: of the lines, and of the other heads."""
-        newest = heads[0] if heads else None
-        in_force = _in_force(self._retention, newest, self._most_files)
+    async def reports(self, kept: KeptHeads) -> list[ChainReport]:
+        """The verification of every chain in the file, compared with the heads that were kept of it."""
         with progress("verifying", 2 * self._size) as advance:
-            end, found = self._read_hashes(advance, _hashes(heads))
-            return end, verify_lines(self._lines(advance), newest, in_force=in_force) + found
+            ends = [self._read_hashes(lines, kept) for lines in self._chains(advance)] or [(Head("?"), [])]
+            is_one = len(ends) == 1
+            found = []
+            chains = self._chains(advance)
+            for end, others in ends:
+                lines: Iterator[bytes] = next(chains, iter(()))
+                heads = kept.of(end.chain if kept.configured else "") if is_one else kept.heads_of(end.chain)
+                in_force = _in_force(self._retention, heads[0] if heads else None, self._most_files)
+                wrong = verify_lines(lines, heads[0] if heads else None, in_force=in_force)
+                found.append(ChainReport(end, wrong + others))
+        if is_one or kept.configured:
+            return found
+        missing = {one.chain for one in kept.heads} - {end.chain for end, _ in ends}
+        return found + [ChainReport(Head(one), [Mismatch(0, "the file does not have this chain")]) for one in missing]
 
     def _read_hashes(
-        self, advance: Advance, kept_hashes: Mapping[int, set[str]], *, refuse_damaged: bool = False
+        self, lines: Iterable[bytes], kept: KeptHeads, *, refuse_damaged: bool = False
     ) -> tuple[Head, list[Mismatch]]:
         """The last head, and the events whose hashes are not the ones that were kept. A line may be under way."""
-        end, mismatches = Head("?"), []
-        for text in self._lines(advance):
+        end, mismatches, kept_hashes = Head("?"), [], _hashes([])
+        for text in lines:
             found = read_line(text)
             if isinstance(found, LogHeader):
-                end = found.head
+                end, kept_hashes = found.head, _hashes(kept.heads_of(found.chain))
             elif found is not None:
                 end = Head(end.chain, found.sequence, found.hash)
                 if _differs(found.hash, kept_hashes, found.sequence):
@@ -156,6 +222,19 @@ class FileSource:
                 message = f"{self._files[0]}: the line after event {end.sequence} is damaged; see `audit verify`"
                 raise CommandError(message, Exit.MISMATCH)
         return end, mismatches
+
+    def _chains(self, advance: Advance) -> Iterator[Iterator[bytes]]:
+        """The lines of each chain. The files of a JSON-lines log have one; a header of another does not fit there."""
+        chain = ""
+
+        def chain_of(text: bytes) -> str:
+            nonlocal chain
+            found = read_line(text) if len(self._files) == 1 and text.startswith(b'{"chain":') else None
+            chain = found.chain if isinstance(found, LogHeader) else chain
+            return chain
+
+        for _, lines in groupby(self._lines(advance), key=chain_of):
+            yield lines
 
     def _lines(self, advance: Advance) -> Iterator[bytes]:
         for line in lines_of(self._files):
@@ -191,16 +270,25 @@ async def audit_source(file: Path | None, options: StoreFlags) -> AsyncIterator[
     address = address_of(options)
     async with opened(address) as store:
         configured = None if address.settings is None else address.settings.configuration.audit
-        retention = _retention_of(configured, address.path)
-        yield StoreSource(store.audit, await store.audit.head(), address.url, retention)
+        retention = _retention_of(configured, address.path if address.is_sqlite else None)
+        if isinstance(store.audit, MultiChainLog):
+            yield ChainsSource(store.audit, await store.audit.end(), printable(redact(address.url)), retention)
+        else:
+            yield StoreSource(store.audit, await store.audit.head(), address.url, retention)
 
 
-def _retention_of(audit: AuditSection | None, store: Path) -> float | None:
-    """The retention of events in force: as configured, else as noted beside the store, else the built-in one."""
+def _retention_of(audit: AuditSection | None, store: Path | None) -> float | EllipsisType | None:
+    """
+    The retention of events in force: as configured, else as noted beside the store's file, else the built-in one.
+
+    A store without a file has no note: who shares it may keep events for a shorter time, so none is compared.
+    """
     from reefknot.app.stores import Retention, RetentionNote
 
     if audit is not None and "retention_seconds" in audit.model_fields_set:
         return audit.retention_seconds
+    if store is None:
+        return ...
     return (RetentionNote(str(store)).read().retention or Retention()).events
 
 
@@ -231,7 +319,7 @@ def _store_url(file: Path) -> str | None:
 
 
 async def pages_of(
-    log: AuditLog, query: AuditQuery | None = None, *, until: int | None = None
+    log: ReadableLog, query: AuditQuery | None = None, *, until: int | None = None
 ) -> AsyncIterator[list[KeptEntry]]:
     """The matching entries, page by page, up to the sequence number `until`."""
     query = msgspec.structs.replace(query or AuditQuery(), limit=PAGE)
@@ -258,7 +346,33 @@ def _index_mismatch(one: KeptEntry) -> Mismatch | None:
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-async def exported(log: AuditLog, head: Head) -> AsyncIterator[bytes]:
+class ReadableLog(Protocol):
+    """A log to read from."""
+
+    async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]: ...
+
+
+async def export_pages(
+    log: AuditLog, heads: Sequence[Head], wanted: EventFilter, form: str, *, end: int
+) -> AsyncIterator[tuple[bytes, int, int]]:
+    """The text of an export, page by page, with the number of its events and of those that were looked at."""
+    if form == JSONL and wanted.is_everything:
+        for head in heads:  # of several chains, one after the other
+            heading = 1  # the first line is no event
+            chain = OneChain(log, head.chain) if isinstance(log, MultiChainLog) else log
+            async for lines in exported(chain, head):
+                number = lines.count(b"\n") - heading
+                heading = 0
+                yield lines, number, number
+        return
+    if form == CSV:
+        yield csv_rows([], heading=True), 0, 0
+    async for page in pages_of(log, wanted.query, until=end):
+        found = [one for one in page if wanted.matches(one)]
+        yield csv_rows(found) if form == CSV else b"".join(map(json_line, found)), len(found), len(page)
+
+
+async def exported(log: ReadableLog, head: Head) -> AsyncIterator[bytes]:
     """The lines of an export, its header first."""
     start: Head | None = None
     async for page in pages_of(log, until=head.sequence):
@@ -277,14 +391,14 @@ def _exported_line(chain: str, one: KeptEntry) -> bytes:
         raise CommandError(f"event {one.sequence} was changed ({error}); see `audit verify`", Exit.MISMATCH) from error
 
 
-async def _start(log: AuditLog, head: Head, first: int) -> Head:
+async def _start(log: ReadableLog, head: Head, first: int) -> Head:
     """The head before the first event: the chain's beginning, or the one that an anchor event vouches for."""
     start = Head(head.chain)
     if first > 1:
         async for page in pages_of(log, AuditQuery(event_type="anchor")):
             for one in page:
                 found = anchor_in(one.entry.body)
-                if found is not None and found.sequence == first - 1:
+                if found is not None and (found.chain, found.sequence) == (head.chain, first - 1):
                     start = found
     return start
 
@@ -307,13 +421,16 @@ class KeptHeads(NamedTuple):
 
         A configured file may have heads of other stores, and of a log that is no more.
         """
-        wanted = chain if self.configured or not self.heads else self.heads[-1].chain
-        ours = [one for one in self.heads if one.chain == wanted]
+        return self.heads_of(chain if self.configured or not self.heads else self.heads[-1].chain)
+
+    def heads_of(self, chain: str) -> list[Head]:
+        """The heads of one chain, the newest first."""
+        ours = [one for one in self.heads if one.chain == chain]
         return sorted(ours, key=lambda one: one.sequence, reverse=True)
 
-    def others(self, chain: str) -> list[str]:
+    def others(self, chains: Iterable[str]) -> list[str]:
         """Other chains that a configured file has heads of."""
-        return sorted({one.chain for one in self.heads} - {chain}) if self.configured else []
+        return sorted({one.chain for one in self.heads}.difference(chains)) if self.configured else []
 
 
 def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> KeptHeads:

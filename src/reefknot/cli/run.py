@@ -276,7 +276,7 @@ class BatchRun:
         wanted, known = resource_class(line.assignment), sorted({name for one in system.workers for name in one.pools})
         if wanted not in known:
             return f"resource_class: {wanted!r} is unknown; accepted: {', '.join(known)}"
-        kind, steps = line.assignment.job.type, system.snapshot()["blocks"]
+        kind, steps = line.assignment.job.type, system.step_types
         if kind in steps or any(kind in one["blocks"] for one in await self._other_systems(system)):
             return ""
         text = f"job.type: {kind!r} is not known here; known: {', '.join(steps)}"

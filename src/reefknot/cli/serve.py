@@ -29,6 +29,7 @@ from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState
+from reefknot.ports.audit_log import end_of
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -277,9 +278,9 @@ class UpSession(Struct, frozen=True):
         with shutdown_on_signals() as shutdown:
             async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
                 shutdown.reloads(system)
-                head = await system.store.audit.head()
+                end = await end_of(system.store.audit)
                 own = [worker.worker_id for worker in system.workers]
-                feed = LiveFeed(system.store.audit, self._print, after=head.sequence, as_json=self.as_json, workers=own)
+                feed = LiveFeed(system.store.audit, self._print, after=end.sequence, as_json=self.as_json, workers=own)
                 if self.welcome:
                     self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
@@ -303,7 +304,7 @@ class UpSession(Struct, frozen=True):
     def _welcome(self, system: System, seconds: float | None) -> None:
         names = ", ".join(worker.worker_id for worker in system.workers)
         say(f"up {until_text(seconds)}: {names} on {self.start.store_name}")
-        say(f"steps: {', '.join(sorted(system.snapshot()['blocks']))}")
+        say(f"steps: {', '.join(system.step_types)}")
         if not self.start.url.startswith("memory"):
             step = _example(self.start.settings.configuration.blocks)
             say(f"submit work from another terminal: reefknot submit{self.start.flags} {step} --wait")

@@ -6,7 +6,7 @@ has done so. Every body becomes a link of the log's chain in the same atomic ste
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -30,6 +30,13 @@ class KeptEntry(Struct, frozen=True):
     sequence: int
     hash: str
     entry: AuditEntry
+
+
+class ChainReport(Struct, frozen=True):
+    """The verification of one chain of a log that has several: where it ends, and every mismatch."""
+
+    head: Head
+    mismatches: list[Mismatch]
 
 
 class AuditQuery(Struct, frozen=True):
@@ -97,3 +104,46 @@ class AuditLog(Protocol):
 
     async def wait(self, after: int, timeout: float) -> bool:
         """Wait for an event after this sequence, at most `timeout` seconds. False when there is none yet."""
+
+
+class LogEnd(Struct, frozen=True):
+    """The end of a log: a name that no other log has, and the sequence of its newest event."""
+
+    log: str
+    sequence: int
+
+
+@runtime_checkable
+class MultiChainLog(AuditLog, Protocol):
+    """
+    A log in which every process writes a chain of its own.
+
+    The sequence of an event is its position in the log; a head has the number in its chain. `head` is that of this
+    process's chain, or of the one that was written last. `verify` without a head verifies all chains.
+    """
+
+    async def end(self) -> LogEnd:
+        """The end of the log."""
+
+    async def heads(self) -> list[Head]:
+        """The heads of all chains that have events."""
+
+    async def read_chain(self, chain: str, *, after: int = 0, limit: int = 1000) -> list[KeptEntry]:
+        """A page of one chain's events behind its number `after`. Their sequences are the chain's numbers."""
+
+    async def verify_chains(
+        self,
+        heads: Sequence[Head] = (),
+        *,
+        in_force: RetentionInForce | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[ChainReport]:
+        """Verify every chain, each with the heads that name it, and the fields that events are found by."""
+
+
+async def end_of(log: AuditLog) -> LogEnd:
+    """The end of a log, whether it has one chain or several."""
+    if isinstance(log, MultiChainLog):
+        return await log.end()
+    head = await log.head()
+    return LogEnd(head.chain, head.sequence)

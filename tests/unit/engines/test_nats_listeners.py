@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,10 +23,10 @@ class FakeConnection:
     options = NatsOptions(("nats://nowhere",))
 
     def __init__(self) -> None:
-        self.handlers: dict[str, Callable[[Any], Awaitable[None]]] = {}
+        self.handlers: dict[str, Callable[[Any], None]] = {}
         self.sent: list[tuple[str, bytes]] = []
 
-    async def subscribe(self, subject: str, handler: Callable[[Any], Awaitable[None]]) -> Any:
+    async def listen(self, subject: str, handler: Callable[[Any], None]) -> Any:
         async def unsubscribe() -> None:
             del self.handlers[subject]
 
@@ -36,12 +36,12 @@ class FakeConnection:
     async def publish(self, subject: str, body: bytes) -> None:
         self.sent.append((subject, body))
         if subject in self.handlers:
-            await self.handlers[subject](SimpleNamespace(data=body))
+            self.handlers[subject](SimpleNamespace(data=body))
 
 
 async def opened() -> tuple[FakeConnection, Listeners]:
     connection = FakeConnection()
-    listeners = Listeners(cast(Connection, connection), "me", lambda: [])
+    listeners = Listeners(cast(Connection, connection), "me", list, asyncio.ensure_future)
     await listeners.open()
     return connection, listeners
 
@@ -57,7 +57,7 @@ async def answer(connection: FakeConnection, mark: str) -> None:
 
 
 async def sent_until_it_waits(listeners: Listeners) -> tuple[list[str], asyncio.Future[str]]:
-    marks = []
+    marks: list[str] = []
     while True:
         sending = asyncio.ensure_future(listeners.wait_for_room("a"))
         await asyncio.wait([sending], timeout=0.01)

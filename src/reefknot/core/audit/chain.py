@@ -190,8 +190,18 @@ class ChainVerifier:
             if item.sequence in wanted:
                 self._compare_with_heads_here()
             event = _anchor_event(item.body)
-            if event is not None:
+            if event is not None and event.chain == self._at.chain:
                 self._add_anchor(item.sequence, event)
+
+    def confirm(self, body: bytes) -> None:
+        """
+        Take an anchor of this chain that is an event of another one.
+
+        Where several processes write a log, each its own chain, the one that removed events wrote it into its own.
+        """
+        event = _anchor_event(body)
+        if event is not None and event.chain == self._at.chain:
+            self._remember_anchor(event)
 
     def _add_anchor(self, sequence: int, event: Anchor) -> None:
         """Check that an anchor continues the count of the one before it, and remember it."""
@@ -200,6 +210,9 @@ class ChainVerifier:
         is_counted = not event.rule or before is None or event.removed - before in (0, event.removed_now)
         if event.removed != event.sequence or not is_counted:
             self._mismatch(sequence, "the anchor does not continue the count of removed events")
+        self._remember_anchor(event)
+
+    def _remember_anchor(self, event: Anchor) -> None:
         self._removed = event.removed
         if Head(event.chain, event.sequence, event.hash) == self._start:
             self._anchor = event

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, json
 
 from reefknot.core.messages import ASSIGN
-from reefknot.engines.jetstream.connection import Connection, RefusedError
-from reefknot.errors import StoreError, StoreUnavailableError, StoreVersionError
+from reefknot.engines.jetstream.connection import Connection, NobodyThereError, RefusedError
+from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
@@ -141,7 +141,7 @@ class AssignmentStream:
         await self.ensure()
         try:
             answer = await self.connection.request(ASSIGN, body, headers=headers)
-        except StoreVersionError:  # nobody answers: the stream was removed
+        except NobodyThereError:  # the stream was removed, or has no leader
             self.doubt()
             await self.ensure()
             answer = await self.connection.request(ASSIGN, body, headers=headers)
@@ -187,7 +187,7 @@ class Puller:
                 try:
                     await self._stream.ensure()
                     if self._subscription is None:
-                        self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._hear)
+                        self._subscription = await self._connection.listen(f"{self._inbox}.*", self._hear)
                     await self._fetch()
                     is_failing = False
                 except SubjectTakenError:
@@ -236,16 +236,17 @@ class Puller:
         self._left = 0
         self._moved.set()
 
-    async def _hear(self, message: Msg) -> None:
-        status = (message.headers or {}).get(STATUS)
-        is_current = message.subject.endswith(f".{self._request}")
+    def _hear(self, message: Msg) -> None:
+        """Take an assignment, which has its own subject, or the server's word on a request, which has the request's."""
+        given = message.headers or {}
+        status = given.get(STATUS)
         if status is None:
             self._waiting[message.reply] = None
-            self._left -= is_current
-            headers = {name: value for name, value in (message.headers or {}).items() if not name.startswith("Nats-")}
+            self._left -= 1
+            headers = {name: value for name, value in given.items() if not name.startswith("Nats-")}
             done = partial(self._connection.publish, message.reply, ACK)
             self._offer(Delivery(ASSIGN, bytes(message.data), headers, done), partial(self._taken, message.reply))
-        elif is_current and status != IDLE:
+        elif status != IDLE and message.subject.endswith(f".{self._request}"):
             self._left = 0
             self._is_refused = status not in (NO_MESSAGES, EXPIRED)
         self._moved.set()

@@ -1,66 +1,355 @@
-"""The audit log of a store on JetStream."""
+"""
+The chain of events that this process writes, on its way into the audit stream; and events that dead processes left.
+
+Every process has a chain of its own. Its events are stored in the batch of the change they belong to, in the process's
+outbox; then a task copies them into the audit stream, in order, and an event leaves the outbox with the next batch
+after its copy. When a process dies in between, its outbox still has the events, and any other process copies them. Both
+copy by compare-and-set on the chain, so an event is copied once, whoever is faster.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import zlib
+from collections import deque
 from collections.abc import Sequence
+from math import inf
 
 from msgspec import json
 
-from reefknot.core.audit.chain import Head, link
-from reefknot.ports.audit_log import AuditEntry, KeptEntry
+from reefknot.core.audit.chain import ANCHOR, Head, anchor_in, link
+from reefknot.core.audit.event import timestamp_ms
+from reefknot.engines.jetstream.connection import WRONG_LAST, Connection, RefusedError, UnansweredError
+from reefknot.engines.jetstream.events import (
+    SealedEvent,
+    StoredEvent,
+    decoded,
+    outbox_events,
+    sealed,
+)
+from reefknot.engines.jetstream.reads import LATEST, StreamMessage, behind, last_message, message_at, page, scan
+from reefknot.engines.jetstream.state import Message, State
+from reefknot.engines.jetstream.streams import Names, stream_info
+from reefknot.errors import StoreError, StoreFullError
+from reefknot.ports.audit_log import AuditEntry
+from reefknot.runtime.changes import Waiters
+from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
+
+MOST_COPIED = 200
+"""Events that are copied in one batch."""
+MOST_COPIED_BYTES = 4 << 20
+MOST_UNCOPIED_BYTES = 400_000
+"""Bytes of events that may wait for their copy before the next changes wait too."""
+MOST_OUTBOX_BYTES = 900_000
+COMPRESSED_FROM = 64_000
+HEADROOM = 8192
+"""Bytes of a message that its headers may need."""
+GRACE_MS = 500
+"""How long a process is left alone with the events in its outbox: a living one copies them within milliseconds."""
+RECOVER_EVERY_S = 10.0
+OUTBOX_KEPT_MS = 86_400_000
+LONGEST_PAUSE_S = 2.0
+CLOSING_S = 5.0
+TRIM = "trim"
+"""The name in place of a writer's of the record that says how far retention has gone."""
+
+
+class _Uncopied:
+    """Copies events of one chain into the audit stream. `position` is the stream's sequence of its last event."""
+
+    def __init__(self, connection: Connection, names: Names, chain: str) -> None:
+        self._connection = connection
+        self._names = names
+        self._chain = chain
+        self.position = 0
+
+    async def send(self, events: Sequence[SealedEvent]) -> None:
+        """Store these as one batch, behind the chain's last event."""
+        batch_id, over = new_id(), self._names.chain(self._chain)
+        for number, event in enumerate(events, 1):
+            expected = self.position if number == 1 else None
+            headers = Message(event.subject, event.body, expected, over).headers()
+            headers |= {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
+            if number < len(events):
+                await self._connection.publish(event.subject, event.body, headers=headers)
+                continue
+            headers["Nats-Batch-Commit"] = "1"
+            answer = await self._connection.request(event.subject, event.body, headers=headers)
+            self._connection.check(answer.data)
+            self.position = int(json.decode(answer.data)["seq"])
+
+    async def missing(self, events: Sequence[SealedEvent]) -> list[SealedEvent]:
+        """The events among these that are not in the audit stream, by the last one that is."""
+        last = await last_message(self._connection, self._names.audit, self._names.chain(self._chain))
+        self.position = 0 if last is None else last.sequence
+        if last is None:
+            removed = await self._removed()
+            return [one for one in events if one.sequence > removed]
+        found = decoded(last.body)
+        if found is None or not events or found.sequence < events[0].sequence:
+            return list(events)
+        for number, event in enumerate(events):
+            if (event.sequence, event.hash) == (found.sequence, found.hash):
+                return list(events[number + 1 :])
+        if found.sequence > events[-1].sequence:  # copied, and more after it
+            return []
+        logger().error("event %s of chain %s in %s is not ours", found.sequence, self._chain, self._names.audit)
+        return list(events)
+
+    async def _removed(self) -> int:
+        """The last event of the chain that retention removed, by its anchor."""
+        bodies = [event.entry.body for _, event in await anchors(self._connection, self._names)]
+        heads = [head for head in map(anchor_in, bodies) if head is not None and head.chain == self._chain]
+        return max((head.sequence for head in heads), default=0)
+
+
+async def anchors(connection: Connection, names: Names) -> list[tuple[int, StoredEvent]]:
+    """All anchor events with their positions; there are few."""
+    found: list[tuple[int, StoredEvent]] = []
+    position, is_more = 0, True
+    while is_more:
+        some, is_more = await page(connection, names.audit, names.events(ANCHOR), start=behind(position), most=1000)
+        for message in some:
+            event = decoded(message.body)
+            if event is not None:
+                found.append((message.sequence, event))
+        position = some[-1].sequence if some else position
+    return found
 
 
 class AuditWriter:
-    """The chain of this process."""
+    """The chain of this process. `Commits` seals and stores its events; a task copies them."""
 
-    def __init__(self, state: object) -> None:
+    def __init__(self, state: State) -> None:
         self.writer = new_id()
         self.head = Head(self.writer)
-        self.kept: list[KeptEntry] = []
+        self._connection, self._names = connection, names = state.connection, state.names
+        self._uncopied: deque[SealedEvent] = deque()
+        self._uncopied_bytes = 0
+        self._chain = _Uncopied(connection, names, self.writer)
+        self._changes = Waiters()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._more = asyncio.Event()
+        self._has_outbox = False
+        self._settled: dict[str, int] = {}
+        """By writer: the outbox whose events are known to be in the audit stream."""
 
-    async def has_room(self) -> None: ...
+    @property
+    def position(self) -> int:
+        """The position in the log of the last event of this chain; 0 before the first."""
+        return self._chain.position
 
-    def seal(self, events: Sequence[AuditEntry]) -> list[KeptEntry]:
-        head, sealed = self.head, []
-        for event in events:
-            head, hashed = link(head, event.body)
-            sealed.append(KeptEntry(head.sequence, hashed, event))
-        return sealed
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._copy_events(), name="copy of events"),
+            loop.create_task(self._recover_now_and_then(), name="recovery of events"),
+        ]
 
-    def outbox(self, sealed: Sequence[KeptEntry]) -> bytes:
-        return json.encode(sealed)
+    async def close(self) -> None:
+        """Copy what is left, for a bounded time, and remove the outbox. Call it after the last batch."""
+        if self._tasks and not await self.copied(CLOSING_S):
+            logger().warning("%s events are not copied yet; another process will do so", len(self._uncopied))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._has_outbox and not self._uncopied and self._connection.is_up:
+            try:
+                await self._remove_outbox(self.writer, None)
+            except (StoreError, RefusedError) as error:
+                logger().info("the outbox was not removed (%s)", error_text(error))
 
-    def stored(self, sealed: Sequence[KeptEntry]) -> None:
-        self.kept += sealed
+    # ---- writing -----------------------------------------------------------------------------------------------------
+
+    async def has_room(self) -> None:
+        """Wait while too many events wait for their copy."""
+        await self._changes.watch(
+            self._bytes_waiting,
+            "copied",
+            pause=lambda waiting: 0.0 if waiting <= MOST_UNCOPIED_BYTES else inf,
+            timeout=inf,
+        )
+
+    async def _bytes_waiting(self) -> int:
+        return self._uncopied_bytes
+
+    def seal(self, events: Sequence[AuditEntry]) -> list[SealedEvent]:
+        """The events with their numbers and hashes, if they are stored next."""
+        head, found = self.head, []
+        for entry in events:
+            head, _ = link(head, entry.body)
+            event = sealed(self._names, head, entry)
+            if len(event.body) > self._most_bytes:
+                problem = f"an event has {len(event.body)} bytes, and {self._most_bytes} are the most"
+                raise StoreFullError(self._connection.options.shown, problem, "record less in it")
+            found.append(event)
+        return found
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(MOST_OUTBOX_BYTES, self._connection.max_payload - HEADROOM)
+
+    def outbox(self, sealed: Sequence[SealedEvent]) -> bytes:
+        """The body of the outbox: these events and all that are not copied yet, as a CloudEvents batch."""
+        body = b"[%s]" % b",".join([one.body for one in self._uncopied] + [one.body for one in sealed])
+        if len(body) > COMPRESSED_FROM:
+            body = zlib.compress(body, 1)
+        if len(body) > self._most_bytes:
+            problem = f"the events of these changes have {len(body)} bytes, compressed"
+            raise StoreFullError(self._connection.options.shown, problem, "make it in smaller parts")
+        return body
+
+    def stored(self, sealed: Sequence[SealedEvent]) -> None:
+        """Take it that the batch with this outbox is stored."""
+        self._has_outbox = True
         if sealed:
             self.head = Head(self.writer, sealed[-1].sequence, sealed[-1].hash)
+            self._uncopied += sealed
+            self._uncopied_bytes += sum(len(one.body) for one in sealed)
+            self._more.set()
 
-    async def start(self) -> None: ...
+    async def copied(self, timeout: float) -> bool:
+        """Wait until what is stored now is in the audit stream too. False when it is not after so many seconds."""
+        wanted = self.head.sequence
+        left = await self._changes.watch(
+            self._first_waiting, "copied", pause=lambda first: 0.0 if first > wanted else inf, timeout=timeout
+        )
+        return left > wanted
 
-    async def close(self) -> None: ...
+    async def _first_waiting(self) -> float:
+        return self._uncopied[0].sequence if self._uncopied else inf
+
+    async def _copy_events(self) -> None:
+        """Copy events as they come. Never ends, and never gives up."""
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            tries = 0
+            while self._uncopied:
+                some = _batch_of(self._uncopied)
+                try:
+                    await self._chain.send(some)
+                    self._drop(len(some))
+                    tries = 0
+                    continue
+                except (StoreError, RefusedError) as error:
+                    tries += 1
+                    if not _may_be_stored(error) or tries > 1:
+                        self._say_waiting(tries, error)
+                try:
+                    self._drop(len(some) - len(await self._chain.missing(some)))
+                except (StoreError, RefusedError) as error:
+                    self._say_waiting(tries, error)
+                await self._connection.wait_until_up(1.0)
+                await asyncio.sleep(min(LONGEST_PAUSE_S, 0.005 * 2 ** min(tries, 10)))
+
+    def _drop(self, number: int) -> None:
+        for _ in range(number):
+            self._uncopied_bytes -= len(self._uncopied.popleft().body)
+        self._changes.wake("copied")
+
+    def _say_waiting(self, tries: int, error: Exception) -> None:
+        if tries % 10 == 1:
+            text = error_text(error)
+            logger().warning("%s events wait to be copied into %s (%s)", len(self._uncopied), self._names.audit, text)
+
+    # ---- recovery ----------------------------------------------------------------------------------------------------
+
+    async def _recover_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(RECOVER_EVERY_S)
+            if self._connection.is_up:
+                await self.recover()
+
+    async def recover(self, *, is_patient: bool = False) -> None:
+        """
+        Copy the events that dead processes have left in their outboxes.
+
+        With `is_patient` events are waited for that were stored a moment ago, and are not copied yet.
+        """
+        try:
+            if await self._recover() and is_patient:
+                await asyncio.sleep(2 * GRACE_MS / 1000)
+                await self._recover()
+        except (StoreError, RefusedError, TimeoutError) as error:
+            logger().warning("events of other processes cannot be copied (%s)", error_text(error))
+
+    async def _recover(self) -> int:
+        """Look into all outboxes; returns how many have events that are not copied, and are too young to be."""
+        names = self._names
+        start = {**LATEST, "headers_only": True}
+        found = await scan(self._connection, names.state, [names.outbox("*")], start=start)
+        now = timestamp_ms((await stream_info(self._connection, names.state)).ts) or 0
+        settled, waiting = {}, 0
+        for message in found:
+            writer = message.subject.rsplit(".", 1)[1]
+            if writer in (self.writer, TRIM) or message.headers.get("Nats-Msg-Size") == "0":
+                continue
+            age = now - message.stored_at
+            is_settled = self._settled.get(writer) == message.sequence
+            if is_settled or await self._recover_outbox(writer, may_copy=age >= GRACE_MS):
+                settled[writer] = message.sequence
+                if age > OUTBOX_KEPT_MS:
+                    await self._remove_outbox(writer, message.sequence)
+            else:
+                waiting += 1
+        self._settled = settled
+        return waiting
+
+    async def _recover_outbox(self, writer: str, *, may_copy: bool) -> bool:
+        """Copy what is missing of one outbox. True when nothing is missing any more."""
+        outbox = await last_message(self._connection, self._names.state, self._names.outbox(writer))
+        events = [] if outbox is None else outbox_events(self._names, outbox.body)
+        chain = _Uncopied(self._connection, self._names, writer)
+        missing = await chain.missing(events) if events else []
+        if outbox is None or not missing or (chain.position == 0 and await self._were_removed(outbox)):
+            return True
+        if not may_copy:
+            return False
+        while missing:
+            some = _batch_of(missing)
+            try:
+                await chain.send(some)
+            except (UnansweredError, RefusedError) as error:
+                if not _may_be_stored(error):
+                    raise
+                return False  # the writer lives, or another process does the same: the next look will tell
+            missing = missing[len(some) :]
+        logger().warning("the last events of the process %s were copied for it", writer)
+        return True
+
+    async def _were_removed(self, outbox: StreamMessage) -> bool:
+        """Whether a copy of these events, had there been one, would be gone by now: everything of its time is."""
+        state = (await stream_info(self._connection, self._names.audit)).state
+        if state["first_seq"] <= 1:
+            return False
+        first = await message_at(self._connection, self._names.audit, state["first_seq"])
+        return first is None or first.stored_at > outbox.stored_at
+
+    async def _remove_outbox(self, writer: str, sequence: int | None) -> None:
+        """Remove an outbox that has nothing left to copy, unless its writer has written anew."""
+        message = Message(self._names.outbox(writer), b"", sequence, ttl=1)
+        answer = await self._connection.request(message.subject, message.body, headers=message.headers())
+        try:
+            self._connection.check(answer.data)
+        except RefusedError as error:
+            if error.number not in WRONG_LAST:
+                raise
 
 
-class JetStreamAuditLog:
-    def __init__(self, state, commits, writer) -> None:
-        self.w = writer
-        self.c = commits
+def _batch_of(events: Sequence[SealedEvent]) -> list[SealedEvent]:
+    """The first of these events that go into one batch."""
+    some: list[SealedEvent] = []
+    size = 0
+    for event in events:
+        size += len(event.body)
+        if some and (len(some) == MOST_COPIED or size > MOST_COPIED_BYTES):
+            break
+        some.append(event)
+    return some
 
-    async def head(self):
-        return self.w.head
 
-    async def append(self, entries):
-        await self.c.change(lambda batch, now: batch.events.extend(entries))
-        return self.w.head
-
-    async def wait(self, after, timeout):
-        import asyncio
-
-        await asyncio.sleep(timeout)
-        return False
-
-    async def read(self, query=None):
-        return list(self.w.kept)
-
-    async def newest_at(self):
-        return None
+def _may_be_stored(error: Exception) -> bool:
+    """Whether the events of a copy that failed may be in the stream: it was not answered, or somebody was faster."""
+    return isinstance(error, UnansweredError) or (isinstance(error, RefusedError) and error.number in WRONG_LAST)

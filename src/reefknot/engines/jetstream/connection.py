@@ -110,6 +110,20 @@ class _Answer(Struct):
 Handler = Callable[["Msg"], Awaitable[None]]
 
 
+class _Direct(asyncio.Queue["Msg"]):
+    """A queue that keeps nothing: what is put into it is heard at once."""
+
+    def __init__(self, heard: Callable[[Msg], None]) -> None:
+        super().__init__()
+        self._heard = heard
+
+    def put_nowait(self, item: Msg) -> None:
+        try:
+            self._heard(item)
+        except Exception as error:  # it would end the connection
+            logger().error("a message to %s was not taken (%s)", printable(item.subject, most=100), error_text(error))
+
+
 class Connection:
     """One connection, shared by all parts of a store."""
 
@@ -300,10 +314,27 @@ class Connection:
             subject, queue=queue, cb=handler, pending_msgs_limit=most, pending_bytes_limit=256 << 20
         )
 
+    async def listen(self, subject: str, heard: Callable[[Msg], None]) -> Subscription:
+        """
+        Hear a subject; `heard` is called while the connection is read, so in the order of all subjects of this server.
+
+        nats-py has a queue and a task for each subscription, and so an order for each. `heard` takes the queue's place.
+        """
+        subscription = await self.client.subscribe(subject, pending_bytes_limit=0)
+        early, subscription._pending_queue = subscription._pending_queue, _Direct(heard)
+        while not early.empty():
+            heard(early.get_nowait())
+        return subscription
+
     async def round_trip(self) -> None:
-        """Return when the server has read everything that was sent before."""
+        """
+        Return when the server has read everything that was sent before.
+
+        nats-py's ping overtakes what is not written yet. That is written while it waits: a second ping comes after it.
+        """
         async with asyncio.timeout(REQUEST_S):
-            await self.client.flush()
+            for _ in range(2):
+                await self.client.flush()
 
     async def wait_until_up(self, timeout: float) -> bool:
         """Wait for a lost connection to be back, at most so long."""

@@ -28,7 +28,7 @@ from reefknot.core.idempotency import (
     checked_key,
 )
 from reefknot.core.time import Moment, milliseconds
-from reefknot.engines.jetstream.audit import JetStreamAuditLog
+from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
 from reefknot.engines.jetstream.commits import Batch, Commits
 from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, scan
 from reefknot.engines.jetstream.state import PART, Message, State

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct, json
 
 from reefknot.engines.jetstream.connection import Connection
+from reefknot.engines.jetstream.streams import token_of
 from reefknot.errors import StoreError
 from reefknot.runtime.changes import Waiters, until
 
@@ -31,6 +32,8 @@ ANNOUNCE_EVERY_S = 1.0
 FORGET_AFTER_S = 3.0
 ON_THE_WAY_S = 1.0
 """What was sent longer ago has arrived, or is lost."""
+
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
 class Line(Struct, frozen=True):
@@ -88,12 +91,13 @@ class _Listener:
 
 
 class Listeners:
-    """The subscriptions of all ends, this one's too. `lines` returns those of this end, as they are now."""
+    """The subscriptions of all ends, this one's too. `lines` returns those of this end, `spawn` runs a task of it."""
 
-    def __init__(self, connection: Connection, end: str, lines: Callable[[], list[Line]]) -> None:
+    def __init__(self, connection: Connection, end: str, lines: Callable[[], list[Line]], spawn: Spawn) -> None:
         self._connection = connection
         self._end = end
         self._lines = lines
+        self._spawn = spawn
         self._subject = f"{connection.options.name}.listeners"
         self._marks = 0
         self._ends: dict[str, tuple[float, dict[str, _Listener]]] = {}
@@ -106,7 +110,7 @@ class Listeners:
         """Hear of the others, and ask who listens."""
         own = f"{self._connection.options.name}.read.{self._end}"
         for subject, handler in ((self._subject, self._hear), (own, self._hear_mark)):
-            self._subscriptions.append(await self._connection.subscribe(subject, handler))
+            self._subscriptions.append(await self._connection.listen(subject, handler))
         await self.announce(asks=True)
 
     async def run(self) -> None:
@@ -151,7 +155,7 @@ class Listeners:
             one.mark(self._marks)
         return f"{self._end}/{self._marks}"
 
-    async def _hear_mark(self, message: Msg) -> None:
+    def _hear_mark(self, message: Msg) -> None:
         """A listener has read a marked message."""
         try:
             end, name, number = json.decode(message.data, type=tuple[str, str, int])
@@ -167,7 +171,7 @@ class Listeners:
     async def answer(self, mark: str, line: str) -> None:
         """Tell a sender that the reader of this line has its marked message."""
         end, _, number = mark.partition("/")
-        if not (end.replace("-", "").isalnum() and end.isascii() and number.isdecimal()):
+        if not (token_of(end) == end and number.isdecimal()):
             return
         with contextlib.suppress(StoreError):  # without a connection nobody is waited for
             body = json.encode((self._end, line, int(number)))
@@ -178,7 +182,7 @@ class Listeners:
         with contextlib.suppress(StoreError):  # announced again when the connection is back
             await self._connection.publish(self._subject, json.encode(Announcement(self._end, self._lines(), asks)))
 
-    async def _hear(self, message: Msg) -> None:
+    def _hear(self, message: Msg) -> None:
         """Know the listeners of an end, as it announced them."""
         try:
             found = _announcements.decode(message.data)
@@ -195,7 +199,7 @@ class Listeners:
             self._index()
         self._room.wake_all()
         if found.asks and found.end != self._end and self._lines():
-            await self.announce()
+            self._spawn(self.announce())
 
     def _forget_silent(self) -> None:
         oldest = asyncio.get_running_loop().time() - FORGET_AFTER_S

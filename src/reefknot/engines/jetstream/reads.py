@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, json
 
-from reefknot.engines.jetstream.connection import Connection, RefusedError, UnansweredError
+from reefknot.core.audit.event import timestamp_ms
+from reefknot.engines.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
 from reefknot.engines.jetstream.streams import NO_MESSAGE
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.runtime.log import error_text, logger
@@ -39,6 +40,8 @@ class StreamMessage(Struct, frozen=True):
     sequence: int
     body: bytes
     headers: Mapping[str, str] = {}
+    stored_at: int = 0
+    """Milliseconds UTC by the server's clock."""
 
 
 class _Stored(Struct):
@@ -46,6 +49,7 @@ class _Stored(Struct):
     seq: int
     hdrs: bytes = b""
     data: bytes = b""
+    time: str = ""
 
 
 class _Got(Struct):
@@ -70,7 +74,7 @@ async def _get(connection: Connection, stream: str, what: dict[str, Any]) -> Str
             return None
         raise
     found = json.decode(answer, type=_Got).message
-    return StreamMessage(found.subject, found.seq, found.data, _headers(found.hdrs))
+    return StreamMessage(found.subject, found.seq, found.data, _headers(found.hdrs), timestamp_ms(found.time) or 0)
 
 
 async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) -> R:
@@ -149,6 +153,61 @@ async def scan(
     return found
 
 
+PAGE_BYTES = 8 << 20
+PAGE_TRIES = 3
+
+
+async def page(
+    connection: Connection, stream: str, filters: Sequence[str], *, start: Start, most: int
+) -> tuple[list[StreamMessage], bool]:
+    """The first messages of these filters, at most so many, and whether there were more. Nothing beyond is sent."""
+    for _ in range(PAGE_TRIES):
+        found, pending = await _pull(connection, stream, filters, start=start, most=most)
+        if found or not pending:
+            return found, pending > len(found)
+    problem = f"a page of {stream} was not sent in {PAGE_TRIES} tries"
+    raise UnansweredError(connection.options.shown, problem, "check the server's load, and try again")
+
+
+async def _pull(
+    connection: Connection, stream: str, filters: Sequence[str], *, start: Start, most: int
+) -> tuple[list[StreamMessage], int]:
+    """The messages of one page, up to the first gap, and how many there were when it was asked for."""
+    name = f"page-{new_id()}"
+    made = await Feed(connection, stream, filters, _ignore, start=start).create(name, deliver=False)
+    found: list[StreamMessage] = []
+    done = asyncio.Event()
+    wanted = min(most, made.num_pending)
+
+    async def hear(message: Msg) -> None:
+        headers = message.headers or {}
+        tokens = message.reply.split(".")
+        at = 5 if len(tokens) == 9 else 7
+        if "Status" in headers or int(tokens[at + 1]) != len(found) + 1:
+            done.set()
+        elif not done.is_set():
+            when = int(tokens[at + 2]) // 1_000_000
+            found.append(StreamMessage(message.subject, int(tokens[at]), message.data, headers, when))
+            if len(found) == wanted:
+                done.set()
+
+    if wanted:
+        subscription = await connection.subscribe(f"_INBOX.{name}", hear)
+        try:
+            asked = json.encode({"batch": wanted, "max_bytes": PAGE_BYTES, "no_wait": True})
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+            await connection.publish(subject, asked, reply=f"_INBOX.{name}")
+            async with asyncio.timeout(REQUEST_S):
+                await done.wait()
+        except TimeoutError:
+            logger().debug("a page of %s came in part: %s of %s messages", stream, len(found), wanted)
+        finally:
+            if connection.is_up:
+                await subscription.unsubscribe()
+    await connection.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"")
+    return found, made.num_pending
+
+
 class Feed:
     """The messages of some subjects of a stream, in order. `handle` is called in the loop for each."""
 
@@ -186,6 +245,10 @@ class Feed:
         await self._begin(self._start)
         self._forget = self._connection.on_reconnect(self._broken.set)
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name=f"feed of {self._stream}")
+
+    def begin_anew(self) -> None:
+        """Make the consumer anew soon."""
+        self._broken.set()
 
     async def create(self, name: str, *, deliver: bool = True) -> _Consumer:
         config: dict[str, Any] = {
@@ -248,7 +311,9 @@ class Feed:
         self._delivered = delivered
         if sequence > self.position:
             self.position = sequence
-            self._handle(StreamMessage(message.subject, sequence, message.data, headers))
+            self._handle(
+                StreamMessage(message.subject, sequence, message.data, headers, int(tokens[at + 2]) // 1_000_000)
+            )
         if pending == 0:
             self.caught_up.set()
 

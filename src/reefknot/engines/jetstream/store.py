@@ -12,7 +12,8 @@ from typing import Any
 
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.engines.jetstream.audit import AuditWriter, JetStreamAuditLog
+from reefknot.engines.jetstream.audit import AuditWriter
+from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
 from reefknot.engines.jetstream.commits import Commits
 from reefknot.engines.jetstream.connection import Connection, NatsOptions, NobodyThereError, options_from_url
 from reefknot.engines.jetstream.control import JetStreamControl
@@ -55,21 +56,21 @@ class JetStreamStore:
         self._machine_clock = clock
         self.connection = Connection(options)
         work_ttl = None if work_retention is None else max(60, int(work_retention))
-        self._state = State(self.connection, self.names, clock, work_ttl=work_ttl)
-        self._writer = AuditWriter(self._state)
-        self._commits = Commits(self.connection, self._state, self._writer)
-        self.audit = JetStreamAuditLog(self._state, self._commits, self._writer)
+        self.state = State(self.connection, self.names, clock, work_ttl=work_ttl)
+        self._writer = AuditWriter(self.state)
+        self._commits = Commits(self.connection, self.state, self._writer)
+        self.audit = JetStreamAuditLog(self.state, self._commits, self._writer)
         self.idempotency = JetStreamIdempotencyStore(
-            self._state,
+            self.state,
             self._commits,
             self.audit,
             retention=retention,
             largest_result=largest_result,
             most_keys=most_keys,
         )
-        self.work = JetStreamWorkQueue(self._state, self._commits)
+        self.work = JetStreamWorkQueue(self.state, self._commits)
         self.quarantine = JetStreamQuarantine(self.work)
-        self.control = JetStreamControl(self._state, self._commits)
+        self.control = JetStreamControl(self.state, self._commits)
         self.leases = JetStreamLeases(self.work)
         self._aligning: asyncio.Task[None] | None = None
         self._closed = False
@@ -91,7 +92,7 @@ class JetStreamStore:
                 raise StoreVersionError(self.options.shown, "JetStream is not enabled there", way_out) from error
             await ensure_stream(self.connection, audit_stream(self.names, replicas))
             await self._align()
-            await self._state.start()
+            await self.state.start()
             await self._writer.start()
             self._commits.start()
         except BaseException:
@@ -111,8 +112,8 @@ class JetStreamStore:
         answered = clock.now()
         server = datetime.fromisoformat(found.ts).timestamp()
         offset = server - (asked + answered) / 2
-        if abs(offset - self._state.timeline.offset) > CLOCK_STEP_S + (answered - asked):
-            self._state.timeline.offset = offset
+        if abs(offset - self.state.timeline.offset) > CLOCK_STEP_S + (answered - asked):
+            self.state.timeline.offset = offset
 
     async def _keep_aligned(self) -> None:
         while True:
@@ -133,10 +134,10 @@ class JetStreamStore:
 
     @property
     def clock(self) -> SteadyClock:
-        return SteadyClock(self._machine_clock, offset=self._state.timeline.offset)
+        return SteadyClock(self._machine_clock, offset=self.state.timeline.offset)
 
     async def newest_record_at(self) -> int | None:
-        found = [self._state.table.newest_at, await self.idempotency.newest_at(), await self.audit.newest_at()]
+        found = [self.state.table.newest_at, await self.idempotency.newest_at(), await self.audit.newest_at()]
         return max((at for at in found if at is not None), default=None)
 
     def transport(self, *, keeps_shared: bool = False) -> JetStreamTransport:
@@ -151,6 +152,7 @@ class JetStreamStore:
             self._aligning.cancel()
             await asyncio.gather(self._aligning, return_exceptions=True)
         await self._commits.close()
+        await self.audit.close()
         await self._writer.close()
-        await self._state.close()
+        await self.state.close()
         await self.connection.close()

@@ -10,7 +10,7 @@ keys, commands, statuses. `NAME_audit` holds every event. Subjects:
     NAME.command.TARGET.ID     a command of an operator;   NAME.status.SYSTEM   a system that runs
     NAME.pool.POOL             service time and arrivals of a resource class
     NAME.outbox.WRITER         the last batch of one process, with its events until they are in the audit stream
-    NAME.audit.CHAIN.TYPE.ID   an event
+    NAME.audit.CHAIN.TYPE.ID   an event; the first one of its chain on NAME.audit.CHAIN.TYPE.ID.first
 
 A record that ends moves to another subject: in one batch its old subject gets a message without a body, a tombstone,
 which the server removes after a while, and its new one the record, always in this order. So the last message of
@@ -29,7 +29,7 @@ from reefknot.core.work import WorkItem, WorkState
 from reefknot.engines.jetstream.connection import Connection, RefusedError
 from reefknot.errors import StoreUnavailableError, StoreVersionError
 
-OPEN = "open"
+OPEN, FIRST = "open", "first"
 NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
 NO_LEADER = frozenset({10008, 10009})
 
@@ -71,8 +71,26 @@ class Names:
     def outbox(self, writer: str) -> str:
         return f"{self.name}.outbox.{writer}"
 
-    def event(self, chain: str, event_type: str, work_id: str | None) -> str:
-        return f"{self.name}.audit.{chain}.{token_of(event_type)}.{token_of(work_id) if work_id else '_'}"
+    def event(self, chain: str, event_type: str, work_id: str | None, *, is_first: bool = False) -> str:
+        subject = f"{self.name}.audit.{chain}.{token_of(event_type)}.{token_of(work_id) if work_id else '_'}"
+        return f"{subject}.{FIRST}" if is_first else subject
+
+    def chain(self, chain: str) -> str:
+        """The events of one chain; `*` for all."""
+        return f"{self.name}.audit.{chain}.>"
+
+    def events(self, event_type: str | None = None, work_id: str | None = None) -> list[str]:
+        """The subjects of events of a type, of a piece of work, or of both; all events where neither is given."""
+        if event_type is None and work_id is None:
+            return [self.chain("*")]
+        work = "*" if work_id is None else token_of(work_id) if work_id else "_"
+        subject = f"{self.name}.audit.*.{'*' if event_type is None else token_of(event_type)}.{work}"
+        return [subject, f"{subject}.{FIRST}"]
+
+    @property
+    def first_events(self) -> str:
+        """The first event of every chain that still has it."""
+        return f"{self.name}.audit.*.*.*.{FIRST}"
 
 
 def token_of(text: str) -> str:
@@ -127,6 +145,7 @@ class StreamInfo(Struct):
     config: dict[str, Any]
     state: dict[str, Any]
     ts: str = ""
+    created: str = ""
     cluster: dict[str, Any] | None = None
 
 

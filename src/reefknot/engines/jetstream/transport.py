@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ class _Parts:
         self._bytes -= sum(map(len, self._found.pop(name)))
 
 
-class _Inbox:
+class _Subscriber:
     """Messages for one subscriber that it has not taken yet."""
 
     def __init__(self, number: int, subjects: frozenset[str], limit: int) -> None:
@@ -181,10 +181,11 @@ class JetStreamTransport:
         self._epoch = 0
         """Counts lost connections: nobody knows what was lost, so subscriptions get new names."""
         self._count = 0
-        self._inboxes: dict[int, _Inbox] = {}
-        self._listeners = Listeners(connection, self._end, self._lines)
+        self._subscribers: dict[int, _Subscriber] = {}
+        self._listeners = Listeners(connection, self._end, self._lines, self._run)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = self._is_closed = False
+        self._forget_connection: Callable[[], None] = lambda: None
         self._stream: AssignmentStream | None = None
         if shared_stream:
             self._stream = AssignmentStream(connection, most=most_assignments, ack_wait=ack_wait)
@@ -243,42 +244,42 @@ class JetStreamTransport:
         if not self._is_open:
             self._open()
         self._count += 1
-        inbox = _Inbox(self._count, frozenset(subjects), limit)
-        self._inboxes[inbox.number] = inbox
-        self._start(self._listen(inbox))
-        return self._read(inbox)
+        subscriber = _Subscriber(self._count, frozenset(subjects), limit)
+        self._subscribers[subscriber.number] = subscriber
+        self._start(self._listen(subscriber))
+        return self._read(subscriber)
 
-    async def _listen(self, inbox: _Inbox) -> None:
-        plain = inbox.subjects - {ASSIGN} if self._stream is not None else inbox.subjects
+    async def _listen(self, subscriber: _Subscriber) -> None:
+        plain = subscriber.subjects - {ASSIGN} if self._stream is not None else subscriber.subjects
         try:
             for subject in plain:
                 for heard in (subject, f"{self._name}.parts.{subject}"):
-                    handler = partial(self._hear, inbox, subject)
-                    inbox.subscriptions.append(await self._connection.subscribe(heard, handler))
+                    handler = partial(self._hear, subscriber, subject)
+                    subscriber.subscriptions.append(await self._connection.listen(heard, handler))
         except Exception as error:
-            inbox.end(error)
+            subscriber.end(error)
             return
-        if len(plain) < len(inbox.subjects) and self._stream is not None:
-            unread, offer = inbox.unread.qsize, inbox.offer
-            inbox.puller = Puller(self._stream, limit=inbox.limit, unread=unread, offer=offer)
-            inbox.pulling = self._run(self._pull(inbox, inbox.puller))
+        if len(plain) < len(subscriber.subjects) and self._stream is not None:
+            unread, offer = subscriber.unread.qsize, subscriber.offer
+            subscriber.puller = Puller(self._stream, limit=subscriber.limit, unread=unread, offer=offer)
+            subscriber.pulling = self._run(self._pull(subscriber, subscriber.puller))
         await self._listeners.announce()
         await self._round_trip()
 
-    async def _pull(self, inbox: _Inbox, puller: Puller) -> None:
+    async def _pull(self, subscriber: _Subscriber, puller: Puller) -> None:
         try:
             await puller.run()
         except SubjectTakenError as error:
-            inbox.end(error)
+            subscriber.end(error)
 
-    async def _hear(self, inbox: _Inbox, subject: str, message: Msg) -> None:
+    def _hear(self, subscriber: _Subscriber, subject: str, message: Msg) -> None:
         body, headers = bytes(message.data), message.headers
         if not headers:
-            inbox.offer(Delivery(subject, body), None)
+            subscriber.offer(Delivery(subject, body), None)
             return
         try:
             if PART in headers:
-                whole = inbox.parts.add(headers[PART], body)
+                whole = subscriber.parts.add(headers[PART], body)
                 if whole is None:
                     return
                 found = _wholes.decode(whole)
@@ -288,31 +289,31 @@ class JetStreamTransport:
             logger().warning("a message to %s is unreadable (%s)", printable(subject, most=100), error_text(error))
             return
         mark = headers.get(MARK)
-        taken = None if mark is None else partial(self._answer, mark, inbox)
-        inbox.offer(Delivery(subject, body, shown), taken, headers.get(MESSAGE_ID, ""))
+        taken = None if mark is None else partial(self._answer, mark, subscriber)
+        subscriber.offer(Delivery(subject, body, shown), taken, headers.get(MESSAGE_ID, ""))
 
-    async def _answer(self, mark: str, inbox: _Inbox) -> None:
-        await self._listeners.answer(mark, self._line_name(inbox))
+    async def _answer(self, mark: str, subscriber: _Subscriber) -> None:
+        await self._listeners.answer(mark, self._line_name(subscriber))
 
-    async def _read(self, inbox: _Inbox) -> AsyncIterator[Delivery]:
+    async def _read(self, subscriber: _Subscriber) -> AsyncIterator[Delivery]:
         try:
-            while (delivery := await inbox.take()) is not None:
+            while (delivery := await subscriber.take()) is not None:
                 yield delivery
         finally:
-            inbox.has_reader = False
+            subscriber.has_reader = False
             if not self._is_closed:
-                self._run(self._leave(inbox))
+                self._run(self._leave(subscriber))
 
-    async def _leave(self, inbox: _Inbox) -> None:
+    async def _leave(self, subscriber: _Subscriber) -> None:
         await self._listeners.announce()
-        await self._unsubscribe(inbox)
-        self._inboxes.pop(inbox.number, None)
+        await self._unsubscribe(subscriber)
+        self._subscribers.pop(subscriber.number, None)
 
-    async def _unsubscribe(self, inbox: _Inbox) -> None:
-        if inbox.pulling is not None:
-            inbox.pulling.cancel()
-            await asyncio.gather(inbox.pulling, return_exceptions=True)
-        for one in inbox.subscriptions:
+    async def _unsubscribe(self, subscriber: _Subscriber) -> None:
+        if subscriber.pulling is not None:
+            subscriber.pulling.cancel()
+            await asyncio.gather(subscriber.pulling, return_exceptions=True)
+        for one in subscriber.subscriptions:
             with contextlib.suppress(Exception):  # the connection is gone, and the subscription with it
                 await one.unsubscribe()
 
@@ -320,7 +321,7 @@ class JetStreamTransport:
 
     def _open(self) -> None:
         self._is_open = True
-        self._connection.on_reconnect(self._reconnected)
+        self._forget_connection = self._connection.on_reconnect(self._reconnected)
         self._start(self._meet())
 
     async def _meet(self) -> None:
@@ -336,22 +337,20 @@ class JetStreamTransport:
         pulled = frozenset() if self._stream is None else frozenset({ASSIGN})
         return [
             Line(self._line_name(one), sorted(one.subjects - pulled), one.limit, one.unread.qsize())
-            for one in self._inboxes.values()
+            for one in self._subscribers.values()
             if one.has_reader
         ]
 
-    def _line_name(self, inbox: _Inbox) -> str:
-        return f"{inbox.number}.{self._epoch}"
+    def _line_name(self, subscriber: _Subscriber) -> str:
+        return f"{subscriber.number}.{self._epoch}"
 
     def _reconnected(self) -> None:
-        if self._is_closed:
-            return
         self._epoch += 1
         self._listeners.forget()
         self._run(self._listeners.announce(asks=True))
-        for inbox in self._inboxes.values():
-            if inbox.puller is not None:
-                inbox.puller.ask_again()
+        for subscriber in self._subscribers.values():
+            if subscriber.puller is not None:
+                subscriber.puller.ask_again()
 
     async def _round_trip(self) -> None:
         try:
@@ -375,17 +374,18 @@ class JetStreamTransport:
         if self._is_closed:
             return
         self._is_closed = True
+        self._forget_connection()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        inboxes, self._inboxes = list(self._inboxes.values()), {}
+        subscribers, self._subscribers = list(self._subscribers.values()), {}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._listeners.close()
-                for inbox in inboxes:
-                    await self._unsubscribe(inbox)
-        for inbox in inboxes:
-            inbox.end()
+                for subscriber in subscribers:
+                    await self._unsubscribe(subscriber)
+        for subscriber in subscribers:
+            subscriber.end()
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:

@@ -298,3 +298,31 @@ def test_the_age_of_a_body_that_is_no_event_is_not_known(body: bytes) -> None:
     head, second = link(first, anchor)
     assert verify([Link(2, second, anchor)], head, start=first, in_force=keeping(30, needs_proof=True)) == []
     assert hashed == first.hash
+
+
+def test_an_anchor_may_be_an_event_of_another_chain() -> None:
+    """Where every process has its own chain, the one that removes writes the anchors of all."""
+    links, head = chain_of(30)
+    start = Head("c", 10, links[9].hash)
+    body = anchor_body(start, NOW, Removal("by hand", 10, links[8].hash, links[9].body))
+
+    def found(*bodies: bytes) -> list[str]:
+        verifier = ChainVerifier(start, head)
+        for one in bodies:
+            verifier.confirm(one)
+        verifier.add(links[10:])
+        return [one.problem for one in verifier.result()]
+
+    assert found(body) == []
+    assert found() == ["the links before are gone, and no anchor event says so"]
+    assert found(anchor_body(Head("other", 10, links[9].hash), NOW), b"{}") == found()
+
+
+def test_an_anchor_of_another_chain_does_not_count_in_this_one() -> None:
+    head, links = Head("c"), []
+    for body in (b"{}", anchor_body(Head("other", 7, "a" * 64), NOW, Removal("by hand", 7)), b"{}"):
+        head, hashed = link(head, body)
+        links.append(Link(head.sequence, hashed, body))
+    own = anchor_body(Head("c", 2, links[1].hash), NOW, Removal("by hand", 2))
+    head, hashed = link(head, own)
+    assert verify([*links, Link(head.sequence, hashed, own)], head) == []

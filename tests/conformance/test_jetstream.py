@@ -1,0 +1,108 @@
+"""The JetStream engine keeps every contract, against a real server. Every story has a store of its own name there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from reefknot.app.nats_servers import NatsServer
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.jetstream import JetStreamStore
+from reefknot.testing.conformance import (
+    AuditLogContract,
+    ControlContract,
+    Harness,
+    IdempotencyContract,
+    QuarantineContract,
+    TransportContract,
+    TransportHarness,
+    WorkQueueContract,
+)
+from reefknot.testing.conformance.harness import event, event_types
+from reefknot.testing.conformance.transport import Ends
+
+
+@pytest.fixture
+def harness(nats_server: NatsServer) -> Harness:
+    name = _name()  # a story that opens its store again finds what it wrote
+
+    @asynccontextmanager
+    async def opened(clock: VirtualClock, **options: Any) -> AsyncIterator[JetStreamStore]:
+        store = await JetStreamStore.open(nats_server.url, clock, name=name, has_server_time=False, **options)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return Harness(opened)
+
+
+def _name() -> str:
+    """A name that no other story has, in any run over the same server."""
+    return f"story-{uuid4().hex[:16]}"
+
+
+class TestJetStreamIdempotency(IdempotencyContract): ...
+
+
+class TestJetStreamAuditLog(AuditLogContract): ...
+
+
+class TestJetStreamWorkQueue(WorkQueueContract): ...
+
+
+class TestJetStreamQuarantine(QuarantineContract): ...
+
+
+class TestJetStreamControl(ControlContract): ...
+
+
+class TestJetStreamTransport(TransportContract):
+    @pytest.fixture(params=[2, 1], ids=["two stores", "one store"])
+    def transports(self, nats_server: NatsServer, request: pytest.FixtureRequest) -> TransportHarness:
+        """Two stores over one name know no more of each other than two processes do."""
+        name = _name()
+
+        @asynccontextmanager
+        async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
+            stores = [await JetStreamStore.open(nats_server.url, clock, name=name, has_server_time=False) for _ in range(request.param)]
+            near, far = stores[0].transport(), stores[-1].transport()
+            try:
+                yield near, far
+            finally:
+                for end in (near, far):
+                    await end.close()
+                for store in stores:
+                    await store.close()
+
+        return TransportHarness(two_ends)
+
+
+def test_two_names_on_one_server_are_two_stores(nats_server: NatsServer) -> None:
+    """What one story writes, no other can see."""
+
+    async def story() -> None:
+        one, other = [await JetStreamStore.open(nats_server.url, VirtualClock(), name=_name()) for _ in range(2)]
+        try:
+            await one.audit.append([event("first")])
+            assert await event_types(one) == ["first"]
+            assert await event_types(other) == []
+        finally:
+            await one.close()
+            await other.close()
+
+    asyncio.run(story())
+
+
+def test_it_says_that_it_is_durable(nats_server: NatsServer) -> None:
+    async def story() -> bool:
+        store = await JetStreamStore.open(nats_server.url, VirtualClock(), name=_name())
+        try:
+            return store.durable
+        finally:
+            await store.close()
+
+    assert asyncio.run(story()) is True

@@ -1,0 +1,36 @@
+"""The page of messages on NATS names what is on the wire, with its figures."""
+
+from pathlib import Path
+
+import pytest
+
+from reefknot.core import messages
+from reefknot.engines.jetstream import assignments, listeners, transport
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/nats-messages.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        *(messages.ASSIGN, messages.ACK, messages.RESULT, messages.CANCEL, messages.HEARTBEAT, messages.FLEET),
+        messages.assign_subject("WORKER"),
+        *(transport.MESSAGE_ID, transport.MARK, transport.HEADERS, assignments.CONSUMER),
+    ],
+)
+def test_the_page_has_every_name(named: str) -> None:
+    assert f"`{named}`" in PAGE
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        f"at\nmost {assignments.MOST_ASSIGNMENTS:,} messages",
+        f"within {assignments.ACK_WAIT_S:g} s",
+        f"not heard of for {listeners.FORGET_AFTER_S:g} s",
+        f"up to {transport.LARGEST >> 20} MiB",
+        f"beyond {transport.MOST_UNREAD:,} unread",
+    ],
+)
+def test_the_page_has_every_figure(figure: str) -> None:
+    assert figure in PAGE

@@ -1,0 +1,144 @@
+"""`reefknot audit` over a store on NATS, in processes of their own; one of the writers is killed at the worst time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import pytest
+
+from reefknot.app.nats_servers import NatsServer
+from reefknot.runtime.seeds import new_id
+
+LONG_S = 60.0
+MISMATCH = 65
+
+WRITER = """
+import asyncio, os, signal, sys
+from reefknot.clock import SystemClock
+from reefknot.engines.jetstream.audit import AuditWriter
+from reefknot.engines.jetstream.store import JetStreamStore
+from reefknot.testing.conformance.harness import event
+
+async def main(url, number, dies):
+    if dies:  # between a batch and its copy
+        async def copy_nothing(self):
+            await asyncio.Event().wait()
+        AuditWriter._copy_events = copy_nothing
+    store = await JetStreamStore.open(url, SystemClock())
+    for each in range(int(number)):
+        await store.audit.append([event("operator_action", at=1_700_000_000_000 + each, work_id=f"w{each}")])
+    if dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await store.close()
+
+asyncio.run(main(sys.argv[1], sys.argv[2], len(sys.argv) > 3))
+"""
+
+
+class Shell:
+    """Runs processes in a folder, over one store on NATS."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "XDG_CONFIG_HOME": str(self.folder), "COLUMNS": "160"}
+        return subprocess.run(
+            [sys.executable, *words], cwd=self.folder, env=environ, capture_output=True, text=True, timeout=LONG_S
+        )
+
+    def write(self, number: int, *, dies: bool = False) -> None:
+        ended = self.run("-c", WRITER, self.url, str(number), *["dies"][:dies])
+        assert ended.returncode == (-SIGKILL if dies else 0), ended.stderr
+
+    def audit(self, *words: str, is_file: bool = False, code: int = 0) -> str:
+        ended = self.run("-m", "reefknot", "audit", *words, *([] if is_file else ["--engine", self.url]))
+        assert ended.returncode == code, ended.stderr + ended.stdout
+        return ended.stdout
+
+    def json(self, *words: str, **options: Any) -> Any:
+        return json.loads(self.audit(*words, "--json", **options))
+
+
+@pytest.fixture
+def shell(tmp_path: Path, nats_server: NatsServer) -> Shell:
+    return Shell(tmp_path, f"{nats_server.url}/{new_id()}")
+
+
+def test_events_of_a_process_that_was_killed_before_their_copy_are_shown_and_verified(shell: Shell) -> None:
+    shell.write(2)
+    shell.write(3, dies=True)
+    lines = shell.audit("tail", "--json").splitlines()
+    assert len(lines) == 5
+    verified = shell.json("verify")
+    assert verified["ok"]
+    assert [one["sequence"] for one in verified["chains"]] == [2, 3]
+
+
+def test_a_log_of_several_chains_has_a_head_for_each_and_is_exported_chain_by_chain(shell: Shell) -> None:
+    for number in (2, 1, 3):
+        shell.write(number)
+    heads = [json.loads(line) for line in shell.audit("head").splitlines()]
+    assert [one["sequence"] for one in heads] == [2, 1, 3]
+    kept = shell.folder / "kept.heads"
+    kept.write_text(shell.audit("head"))
+    assert "3 chains" in shell.audit("verify")
+    verified = shell.json("verify", "--head", str(kept))
+    assert [one["proven_up_to"] for one in verified["chains"]] == [2, 1, 3]
+
+    exported = shell.json("export", "log.jsonl")
+    assert (exported["events"], exported["heads"]) == (6, heads)
+    lines = [json.loads(line) for line in (shell.folder / "log.jsonl").read_text().splitlines()]
+    assert [line["chain"] for line in lines if "chain" in line] == [one["chain"] for one in heads]
+    assert [line["sequence"] for line in lines if "event" in line] == [1, 2, 1, 1, 2, 3]
+    assert [json.loads(line) for line in shell.audit("head", "log.jsonl", is_file=True).splitlines()] == heads
+    verified = shell.json("verify", "log.jsonl", is_file=True)
+    assert verified["compared_with"] == "log.jsonl.head.json"
+    assert [one["proven_up_to"] for one in verified["chains"]] == [2, 1, 3]
+    assert shell.json("replay", "log.jsonl", is_file=True)["events"] == 6
+    assert shell.json("replay")["events"] == 6
+    assert len(shell.audit("tail", "--json", "--work", "w0").splitlines()) == 3
+
+
+def test_an_export_of_several_chains_that_was_changed_does_not_verify(shell: Shell) -> None:
+    """An edit, a lost line at the end of a chain, and a chain that is missing as a whole."""
+    shell.write(2)
+    shell.write(2)
+    shell.audit("export", "log.jsonl")
+    log = shell.folder / "log.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    assert len(lines) == 6
+    for changed in (
+        [*lines[:4], lines[4].replace("operator_action", "operator_actioN"), lines[5]],
+        [*lines[:2], *lines[3:]],
+        lines[:3],
+        lines[3:],
+    ):
+        log.write_text("".join(changed))
+        assert not shell.json("verify", "log.jsonl", is_file=True, code=MISMATCH)["ok"]
+    log.write_text("".join(lines))
+    assert shell.json("verify", "log.jsonl", is_file=True)["ok"], "the control"
+
+
+def test_a_log_of_one_chain_is_shown_as_everywhere(shell: Shell) -> None:
+    shell.write(2)
+    (head,) = (json.loads(line) for line in shell.audit("head").splitlines())
+    verified = shell.json("verify")
+    assert (verified["ok"], verified["chain"], verified["sequence"]) == (True, head["chain"], 2)
+    assert shell.json("export", "log.jsonl")["head"] == head
+    assert shell.json("verify", "log.jsonl", is_file=True)["proven_up_to"] == 2
+
+
+def test_an_empty_log_has_a_head_of_nothing(shell: Shell) -> None:
+    shell.write(0)
+    assert json.loads(shell.audit("head"))["sequence"] == 0
+    assert shell.json("verify")["ok"]
+    assert shell.json("export", "log.jsonl")["events"] == 0
+    assert shell.audit("tail") == ""

@@ -1,0 +1,120 @@
+"""What is wrong with a NATS server or its streams is said by name, with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reefknot.app.nats_servers import NatsServer, running_nats
+from reefknot.engines.clocks import SystemClock
+from reefknot.engines.jetstream import JetStreamStore, connection, options_from_url
+from reefknot.errors import ParameterError, StorePermissionError, StoreUnavailableError, StoreVersionError
+
+HASTY = 0.5
+
+
+def open_and_close(url: str, **options: Any) -> None:
+    async def main() -> None:
+        options_ = options_from_url(url, **{"patience": HASTY, **options})
+        store = await JetStreamStore(options_, SystemClock()).start()
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_where_no_server_is() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(StoreUnavailableError, match=r"nats://127\.0\.0\.1:\d+: the server cannot be reached .*check"):
+        open_and_close(f"nats://127.0.0.1:{port}")
+
+
+def test_a_wrong_token_is_refused_and_never_shown(tmp_path: Path) -> None:
+    with running_nats(tmp_path, token="right-token") as (server,):
+        with pytest.raises(StorePermissionError, match="the server refuses this user") as caught:
+            open_and_close(_plain(server), token="wrong-token")
+        assert "wrong-token" not in str(caught.value)
+        open_and_close(_plain(server), token="right-token")
+
+
+def test_a_stream_that_somebody_changed_is_named_with_the_difference(nats_server: NatsServer) -> None:
+    open_and_close(f"{nats_server.url}/drift")
+    asyncio.run(_edit(nats_server.url, "drift_state", max_msgs=100))
+    with pytest.raises(StoreVersionError, match=r"the stream drift_state was changed: max_msgs is 100, not -1"):
+        open_and_close(f"{nats_server.url}/drift")
+
+
+def test_a_bucket_with_markers_is_named(nats_server: NatsServer) -> None:
+    open_and_close(f"{nats_server.url}/marked")
+    asyncio.run(_edit(nats_server.url, "marked_state", subject_delete_marker_ttl=1_000_000_000, allow_rollup_hdrs=True))
+    with pytest.raises(StoreVersionError, match="subject_delete_marker_ttl"):
+        open_and_close(f"{nats_server.url}/marked")
+
+
+def test_more_replicas_are_an_operators_choice(nats_server: NatsServer) -> None:
+    open_and_close(f"{nats_server.url}/description")
+    asyncio.run(_edit(nats_server.url, "description_state", description="orders"))
+    open_and_close(f"{nats_server.url}/description")
+
+
+def test_more_replicas_than_servers_cannot_be_had(nats_server: NatsServer) -> None:
+    with pytest.raises(StoreUnavailableError, match="as many servers as replicas"):
+        open_and_close(f"{nats_server.url}/three", replicas=3)
+
+
+def test_subjects_that_another_stream_has_are_named(nats_server: NatsServer) -> None:
+    asyncio.run(_make(nats_server.url, {"name": "elsewhere", "subjects": ["taken.work.>"]}))
+    with pytest.raises(StoreVersionError, match="another stream has subjects of taken_state"):
+        open_and_close(f"{nats_server.url}/taken")
+
+
+def test_a_server_that_is_too_old_is_refused(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "OLDEST_SERVER", (99, 0, 0))
+    with pytest.raises(StoreVersionError, match=r"has version \d+\.\d+\.\d+, and 99\.0\.0 or later is needed; update"):
+        open_and_close(nats_server.url)
+
+
+@pytest.mark.parametrize("url", ["nats://", "nats://h:0", "nats://h:99999", "nats://h/a.b", "nats://h/a b", "nats:h"])
+def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
+    with pytest.raises(ParameterError):
+        options_from_url(url)
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    assert options_from_url("nats://me:secret@h:4222,me:secret@i:4222/x").shown == "nats://h:4222,i:4222/x"
+
+
+def _plain(server: NatsServer) -> str:
+    return f"nats://{server.url.rpartition('@')[2].removeprefix('nats://')}"
+
+
+async def _edit(url: str, stream: str, **changes: Any) -> None:
+    import nats
+
+    client = await nats.connect(url)
+    try:
+        api = client.jetstream()
+        found = await api.stream_info(stream)
+        raw = {**found.config.as_dict(), **changes}
+        answer = await client.request(f"$JS.API.STREAM.UPDATE.{stream}", connection.json.encode(raw), timeout=5)
+        assert b'"error"' not in answer.data, answer.data
+    finally:
+        await client.close()
+
+
+async def _make(url: str, config: dict[str, Any]) -> None:
+    import nats
+
+    client = await nats.connect(url)
+    try:
+        answer = await client.request(
+            f"$JS.API.STREAM.CREATE.{config['name']}", connection.json.encode(config), timeout=5
+        )
+        assert b'"error"' not in answer.data, answer.data
+    finally:
+        await client.close()
