@@ -18,7 +18,8 @@ ARGS ?=
 SEEDS ?= 5000
 LOADS ?= 50
 FLOOD ?= 1000000
-JOBS ?= logical
+# Half of a test's time is waiting, for another process or a lock: two tests for each processor keep it busy.
+JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 # The files with tests marked `alone`: collecting all others, only to leave them out, takes ten seconds.
 ALONE = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 # A choice by ARGS may leave one of the two steps without a test, which pytest ends with 5.
@@ -66,8 +67,8 @@ mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices
 	@$(BIN)/python tools/mutant_score.py
 
 soak: $(STAMP) ## many seeds of the whole-system simulation (SEEDS=5000) and of overload (LOADS=50); FLOOD=1000000 keys
-	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/simulation/test_whole_system.py -k every_promise $(ARGS)
-	@LOAD_SEEDS=$(LOADS) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/simulation/test_overload.py $(ARGS)
+	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_whole_system.py -k every_promise $(ARGS)
+	@LOAD_SEEDS=$(LOADS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_overload.py $(ARGS)
 	@FLOOD_KEYS=$(FLOOD) $(BIN)/python -m pytest -q -s tests/security/test_key_flood.py $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what can be fixed

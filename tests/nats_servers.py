@@ -8,6 +8,7 @@ Real NATS servers for tests, as fixtures, and what may happen to one: killed, re
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,17 @@ def frozen(server: NatsServer) -> Iterator[None]:
     """Inside, it neither answers nor ends: its connections stay open."""
     os.kill(server.pid, SIGSTOP)
     try:
+        _wait_until_stopped(server.pid)
         yield
     finally:
         os.kill(server.pid, SIGCONT)
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """The kernel stops threads one by one, and one that still runs would answer."""
+    ends = time.monotonic() + 10.0
+    while {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")} != {
+        "T"
+    }:
+        assert time.monotonic() < ends, "it goes on"
+        time.sleep(0.01)

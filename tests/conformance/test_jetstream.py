@@ -68,7 +68,10 @@ class TestJetStreamTransport(TransportContract):
 
         @asynccontextmanager
         async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
-            stores = [await JetStreamStore.open(nats_server.url, clock, name=name, has_server_time=False) for _ in range(request.param)]
+            stores = [
+                await JetStreamStore.open(nats_server.url, clock, name=name, has_server_time=False)
+                for _ in range(request.param)
+            ]
             near, far = stores[0].transport(), stores[-1].transport()
             try:
                 yield near, far

@@ -75,6 +75,7 @@ def printed_by(command: str, folder: Path) -> str:
 def test_every_line_that_the_page_shows_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
     for name in [one for one in os.environ if one.startswith(("REEFKNOT", "WORKER_"))]:
         monkeypatch.delenv(name)
     namespace: dict[str, object] = {"__name__": "__main__"}
@@ -83,6 +84,7 @@ def test_every_line_that_the_page_shows_is_printed(tmp_path: Path, monkeypatch: 
         if fence.language in PYTHON:
             _run(fence, namespace)
             continue
+        assert not fence.file
         for command, lines in shown(fence.content):
             printed = printed_by(command, tmp_path)
             assert missing(lines, printed) == [], f"{command}\n{printed}"

@@ -14,6 +14,7 @@ from tests.faults.story import EARLIER
 
 MODES = ("retry", "guard", "dedup")
 KILLED = -9
+FEW = 150
 
 
 def complaints(lives: list[Life], *, mode: str | None = None) -> list[str]:
@@ -46,7 +47,7 @@ def every_point(folder: Path) -> list[Plan]:
 @pytest.mark.slow
 def test_a_worker_killed_at_any_storage_call_loses_nothing_and_records_nothing_twice(tmp_path: Path) -> None:
     points = every_point(tmp_path / "counting")
-    tried = spread(points, 500)
+    tried = spread(points, FEW)
     lives = carried_out(tmp_path, tried)
 
     assert complaints(lives) == []
@@ -55,7 +56,7 @@ def test_a_worker_killed_at_any_storage_call_loses_nothing_and_records_nothing_t
         died
     )  # a point near the end may lie behind it when a page more or less was written
     assert len(points) > 2000
-    assert len(lives) == len(tried) >= 500
+    assert len(lives) == len(tried) >= FEW
     assert {life["evidence"]["found"]["items"].get("order-2", [""])[0] for life in lives} >= {"", "pending", "running"}
     print(f"{len(lives)} of {len(points)} points, {died[KILLED]} deaths, 0 lost")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.runtime.private_files import make_private, make_store_private, private_opener
+from reefknot.runtime.files import make_private, make_store_private, private_opener
 
 CONFIG = "audit: {jsonl: {path: copy/audit.jsonl}}\nblocks: {fs: {roots: [files]}}\n"
 PREMADE = (".reefknot/state.db", "results.jsonl", "copy/audit.jsonl.copied")

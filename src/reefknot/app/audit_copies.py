@@ -9,12 +9,11 @@ retention removed before they were copied are counted and logged.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -33,9 +32,9 @@ from reefknot.engines.log_sink import LogSink
 from reefknot.errors import AuditUnavailableError, StoreError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, end_of
 from reefknot.ports.store import Store
+from reefknot.runtime.event_loops import first_of
+from reefknot.runtime.files import private_opener, whole_file
 from reefknot.runtime.log import error_text, logger
-from reefknot.runtime.private_files import private_opener
-from reefknot.runtime.spare_files import whole_file
 
 PAGE = 500
 LONGEST_WAIT_S = 5.0
@@ -81,7 +80,7 @@ class Copier:
                 elif is_last:
                     return
                 else:
-                    await _either(self._log.wait(self._after, LONGEST_WAIT_S), ending)
+                    await first_of(self._log.wait(self._after, LONGEST_WAIT_S), ending.wait())
             except Exception as error:
                 if ending.is_set():
                     return
@@ -126,18 +125,7 @@ async def _pause(error: Exception, failures: int, ending: asyncio.Event) -> None
     if failures < len(PAUSES_S):  # after that the log has said it often enough
         text = error_text(error)
         logger().error("events cannot be copied (%s); the store has them, and they are copied later", text)
-    await _either(asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)]), ending)
-
-
-async def _either(waiting: Coroutine[Any, Any, object], ending: asyncio.Event) -> None:
-    """Wait for the first of the two, and cancel the other."""
-    tasks = [asyncio.ensure_future(waiting), asyncio.ensure_future(ending.wait())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await first_of(asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)]), ending.wait())
 
 
 class HeadsWriter:
@@ -165,7 +153,7 @@ class HeadsWriter:
                 await self._write_or_report()
             if is_last:
                 return
-            await _either(asyncio.sleep(self._wanted.every_seconds), ending)
+            await first_of(asyncio.sleep(self._wanted.every_seconds), ending.wait())
 
     @property
     def _is_writing(self) -> bool:

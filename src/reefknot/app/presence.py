@@ -1,93 +1,63 @@
 """
-Liveness of the systems over one store, and adoption of the work that dead or draining ones leave behind.
+Liveness of the systems over one store, and recall of the work that dead ones leave behind.
 
 A system reports its status every second and withdraws it at the end. A killed one stops, and nobody need wait until
 its status is stale: its process has a mark (`runtime/processes.py`), in the status and in the names under which it
 holds leases. A frozen process exists, so it counts until its status is stale.
 
-Leases of a dead process end at once: those of work here, that of an idempotency key when somebody asks for it. Work
-that it had queued moves to workers of this process that know the step and have room; a worker that comes back under its
-old name finds the rest. Queued work of a draining worker moves likewise.
+Leases of a dead process end at once: those of work here, that of an idempotency key when somebody asks for it. Its work
+is brought back at once too, for a router to send it to another worker. A router does the same for every worker that it
+has not heard of for a while, or that is leaving; without a router the work waits for one, or for its worker.
 """
 
 import asyncio
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from reefknot.core.work import WorkState
+from reefknot.core.work import worker_of
 from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import is_gone, owner_is_gone
 
-if TYPE_CHECKING:
-    from reefknot.worker.service import Worker
-
 LOOK_S = 1.0
 STATUS_KEPT_S = 5.0
 """How long a status is one of a system that lives."""
-ADOPT_EVERY_S = 10.0
-PAGE = 500
+STORE_S = 10.0
+WHOLE_SYSTEMS_ROUTER = "router"
+
+Status = dict[str, Any]
+Recall = Callable[[Sequence[str]], Awaitable[int]]
+"""Brings the work of these classes back to the routers; see `WorkQueue.recall`."""
 
 
-async def look_for_orphans(store: Store, workers: "Sequence[Worker]", steps: Container[str]) -> None:
-    """Release leases of dead processes every second, which costs little; adopt queued work now and then. Never ends."""
-    loop = asyncio.get_running_loop()
-    adopt_at = loop.time()
+async def look_for_orphans(store: Store, recall: Recall | None) -> None:
+    """Every second, release the leases of dead processes and bring their work back to the routers. Never ends."""
+    gone = 1  # whoever died before
     while True:
         try:
-            gone = await release_dead_leases(store)
-            if workers and (gone or loop.time() >= adopt_at):
-                adopt_at = loop.time() + ADOPT_EVERY_S
-                await adopt(store, workers, steps)
+            gone += await release_dead_leases(store)
+            if gone and recall is not None:
+                await recall_left(store, recall)
+            gone = 0
         except Exception as error:
             logger().error("left work cannot be looked for (%s)", printable(str(error), most=300))
         await asyncio.sleep(LOOK_S)
 
 
-async def adopt(store: Store, workers: "Sequence[Worker]", steps: Container[str]) -> None:
-    """Take over work that is queued for workers which no living system has, or which are draining."""
+async def recall_left(store: Store, recall: Recall) -> None:
+    """Bring back what workers have that no living system has, if a router is there to route it anew."""
     systems = await living_systems(store)
-    living = worker_names(systems) | {worker.worker_id for worker in workers}
-    leaving = draining_workers(systems) - {worker.worker_id for worker in workers}
-    leaving |= {worker.worker_id for worker in workers if worker.leaving.is_on}
-    able = [worker for worker in workers if not worker.intake.draining]
-    counts = (await store.work.snapshot()).counts
-    for state, here in ((WorkState.PENDING, living - leaving), (WorkState.RUNNING, living)) if able else ():
-        left = {
-            name
-            for name, states in counts.items()
-            if "@" in name and name.rpartition("@")[2] not in here and states.get(state)
-        }
-        if left:
-            await _adopt(store, able, steps, state, left)
-
-
-async def _adopt(
-    store: Store, workers: "Sequence[Worker]", steps: Container[str], state: WorkState, left: set[str]
-) -> None:
-    after, number = "", 0
-    while True:
-        items = await store.work.find(state=state, classes=left, after=after, limit=PAGE)
-        for item in items:
-            if item.kind not in steps:
-                continue
-            worker = workers[number % len(workers)]
-            pool = worker.pools.get(item.resource_class.rpartition("@")[0])
-            number += 1
-            if pool is not None and pool.has_room:
-                await worker.closing.answer_duplicate(item.id, pool)
-        if len(items) < PAGE:
-            return
-        after = items[-1].id
-
-
-STORE_S = 10.0
-WHOLE_SYSTEMS_ROUTER = "router"
-
-Status = dict[str, Any]
+    if not router_names([one for one in systems if not one.get("own_work_only")]):
+        return
+    async with asyncio.timeout(STORE_S):
+        workers = {name: worker_of(name) for name in await store.work.open_classes()}
+    living = worker_names(systems)
+    left = [name for name, worker in workers.items() if worker and worker not in living]
+    if left:
+        await recall(left)
 
 
 # ---- systems --------------------------------------------------------------------------------------------------------
@@ -105,11 +75,6 @@ async def living_systems(store: Store) -> list[Status]:
 def worker_names(systems: list[Status]) -> set[str]:
     """The names of the workers of these systems."""
     return {worker["worker_id"] for one in systems for worker in one["workers"]}
-
-
-def draining_workers(systems: list[Status]) -> set[str]:
-    """The names of the workers that are draining and leave their queued work to others."""
-    return {worker["worker_id"] for one in systems for worker in one["workers"] if worker.get("leaving")}
 
 
 def router_names(systems: list[Status]) -> set[str]:

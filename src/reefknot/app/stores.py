@@ -30,10 +30,10 @@ from reefknot.core.idempotency import KEY_RETENTION_S
 from reefknot.core.time import Timeline
 from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.idempotency.decorator import in_scope
-from reefknot.runtime.database_urls import NATS_PREFIXES, PREFIX, nats_address, sqlite_path
+from reefknot.runtime.database_urls import NATS_PREFIXES, SQLITE_PREFIX, nats_address, sqlite_path
 from reefknot.runtime.event_loops import require_asyncio
+from reefknot.runtime.files import whole_file
 from reefknot.runtime.log import logger, printable
-from reefknot.runtime.spare_files import whole_file
 
 if TYPE_CHECKING:
     from reefknot.config.settings import Settings
@@ -299,7 +299,7 @@ def client_of(store: Store, clock: Clock, size: int = 1000) -> Client:
 
 
 def _retention_job(store: Store, clock: Clock, given: Retention | None) -> RetentionJob:
-    if store.identity.startswith(PREFIX):
+    if store.identity.startswith(SQLITE_PREFIX):
         from reefknot.engines.sqlite import SqliteStore
 
         assert isinstance(store, SqliteStore), store
@@ -373,7 +373,7 @@ def _file_of(url: str) -> str | None:
     if url in ("memory", "memory:"):
         return None
     why = ""
-    if url.startswith(PREFIX):
+    if url.startswith(SQLITE_PREFIX):
         try:
             return sqlite_path(url)
         except ValueError as error:

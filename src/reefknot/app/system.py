@@ -13,6 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from threading import Thread
@@ -23,7 +24,7 @@ import msgspec
 from reefknot.app import presence
 from reefknot.app.audit_copies import kept_events
 from reefknot.app.block_settings import block_settings, check_logins, check_roots, loaded_modules
-from reefknot.app.presence import look_for_orphans
+from reefknot.app.presence import STORE_S, look_for_orphans
 from reefknot.app.reload import PolicyReload, ReloadOutcome
 from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
@@ -43,6 +44,7 @@ from reefknot.ports.store import Store
 from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
+from reefknot.router.submissions import Submissions
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
@@ -55,7 +57,6 @@ ROUTER_NAME = "router"
 STATUS_EVERY_S = 1.0
 """How often a system publishes its status. It goes stale after `presence.STATUS_KEPT_S`."""
 CONTROL_S = 5.0
-STORE_S = 10.0
 STORE_PAUSE_S = 0.25
 FAILED_STOP_S = 3.0
 """Longest orderly stop of a system whose store has failed."""
@@ -109,6 +110,13 @@ class System:
         shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared, "isolation": Isolation()}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
+        submissions = Submissions(
+            store.work,
+            clock,
+            rules=self.routing.submission_rules,
+            journal=Journal(store.audit, redactor=Redactor(secrets)),
+        )
+        self._recall = None if own_work_only else submissions.recall
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
         self._reload = reload
@@ -131,11 +139,10 @@ class System:
         for worker in self.workers:
             await worker.start()
         loop = asyncio.get_running_loop()
-        adopting = [] if self._own_work_only else self.workers
         self._tasks = [
             loop.create_task(self._obey(seen), name="system control"),
             loop.create_task(self._show(), name="system status"),
-            loop.create_task(look_for_orphans(self.store, adopting, self._blocks), name="system orphans"),
+            loop.create_task(look_for_orphans(self.store, self._recall), name="system orphans"),
         ]
 
     async def _claim_names(self) -> None:
@@ -365,33 +372,23 @@ async def running_system(
     # Beside everything else: a folder may have many files, and a disk may be slow.
     Thread(target=remove_spare_files, args=(block_settings(settings).fs,), name="spare files", daemon=True).start()
     options, working = options_of(settings), worker_settings(settings)
-    shared = dict[str, Any](settings=working, blocks=blocks, seed=seed, secrets=secrets, own_work_only=own_work_only)
     async with open_store(url, **options) as store, kept_events(store, settings, secrets=secrets) as books:
         clock = SteadyClock(store.clock)
         journal = Journal(store.audit, redactor=Redactor(secrets))
-        if reread is not None:
-            shared["reload"] = PolicyReload(settings, reread, books=books, journal=journal, clock=clock)
-        for left in reversed(range(FREE_NAMES_TRIED)):
-            living = await presence.living_systems(store)
-            names = workers
-            if isinstance(names, int):
-                queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
-                names = _free("worker", names, presence.worker_names(living) | queued)
-            system = System(
-                store,
-                clock,
-                routing=router_settings(settings.configuration, working.rules),
-                hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
-                workers=names,
-                router=_free("router", 1, presence.router_names(living))[0] if router == "" else router,
-                **shared,
-            )
-            try:
-                await system.start()
-                break
-            except NameTakenError:  # somebody who started in the same moment was faster
-                if not left or not (router == "" or isinstance(workers, int)):
-                    raise
+        build = partial(
+            System,
+            store,
+            clock,
+            settings=working,
+            blocks=blocks,
+            routing=router_settings(settings.configuration, working.rules),
+            hears_shared=settings.configuration.router.shared_subject == "ours" and not own_work_only,
+            seed=seed,
+            secrets=secrets,
+            reload=reread and PolicyReload(settings, reread, books=books, journal=journal, clock=clock),
+            own_work_only=own_work_only,
+        )
+        system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases):
             try:
                 yield system
@@ -399,6 +396,28 @@ async def running_system(
                 await _stop(system, drain)
         if stopped is not None:
             await stopped(system)
+
+
+async def _started(
+    build: Callable[..., System], store: Store, workers: Sequence[str] | int, router: str | None, *, own_work_only: bool
+) -> System:
+    """A system that has started, under names that are free where none were given."""
+    tries = FREE_NAMES_TRIED
+    while True:
+        living = await presence.living_systems(store)
+        names = workers
+        if isinstance(names, int):
+            queued = {worker_of(name) for name in await store.work.open_classes()} if own_work_only else set()
+            names = _free("worker", names, presence.worker_names(living) | queued)
+        name = _free("router", 1, presence.router_names(living))[0] if router == "" else router
+        system = build(workers=names, router=name)
+        try:
+            await system.start()
+            return system
+        except NameTakenError:  # somebody who started in the same moment was faster
+            tries -= 1
+            if not tries or not (router == "" or isinstance(workers, int)):
+                raise
 
 
 async def _stop(system: System, drain: float) -> None:

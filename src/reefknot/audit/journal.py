@@ -26,7 +26,7 @@ from reefknot.core.audit.event import Event, encode, timestamp, timestamp_ms
 from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
-from reefknot.ports.audit_log import AuditEntry
+from reefknot.ports.audit_log import AuditEntry, AuditLog
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.redaction import process_redactor
 from reefknot.runtime.seeds import new_id
@@ -82,7 +82,7 @@ def _about(work: ExecAssignment | WorkItem, wall: float, **ids: str | None) -> d
 
 
 class AuditSink(Protocol):
-    """The part of an audit log that a journal needs."""
+    """The part of an audit log that a journal cannot do without; copies of a log have no more."""
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head: ...
 
@@ -140,6 +140,8 @@ class Journal:
         most_buffered: int | None = None,
     ) -> None:
         self._sink = sink
+        self._log = sink if isinstance(sink, AuditLog) else None
+        """The sink, if it is a whole log; others have no `append_soon`."""
         self._redactor = redactor or Redactor()
         self._state = _LogState() if sink is None else _states.setdefault(sink, _LogState())
         chosen = self._state.on_failure if on_failure is None else choice("on_audit_failure", on_failure, OnFailure)
@@ -210,19 +212,20 @@ class Journal:
 
     def write_soon(self, event: Event) -> None:
         """Append an event that goes with no other change, with the log's next write. A failure is buffered."""
+        if self._sink is None:
+            return
         self._soon += self.entries([event])
         if len(self._soon) == 1:  # what else comes in this turn of the loop goes with it
             asyncio.get_running_loop().call_soon(self._append_soon)
 
     def _append_soon(self) -> None:
         entries, self._soon = self._soon, []
-        append_soon = getattr(self._sink, "append_soon", None)
-        if append_soon is None or self._state.waiting:
-            self._buffer(entries)
+        if self._log is None or self._state.waiting:
+            self._state.hold([*self._state.waiting, *entries], self._most_buffered)
             run_in_background(self.write(), "writing events")
             return
         try:
-            future = append_soon(entries)
+            future = self._log.append_soon(entries)
         except ReefknotError as error:
             self._buffer(entries)
             self._log_outage(error)

@@ -32,7 +32,7 @@ from reefknot.blocks.inputs import Inputs, Refusal, answers_refusals, invalid, t
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from reefknot.ports.block import BlockContext
-from reefknot.runtime.spare_files import is_ours, remove_left
+from reefknot.runtime.files import is_ours, remove_left
 
 BENEATH = 0x08 | 0x04 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_MAGICLINKS
 _OPENAT2 = 437  # the same on every architecture but Alpha

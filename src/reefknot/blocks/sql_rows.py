@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from reefknot.blocks.inputs import Refusal
 from reefknot.core.failure import ErrorCode
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 
 Parameters = list[Any] | dict[str, Any] | None
 
@@ -41,7 +41,7 @@ class SqlConnection(Struct, frozen=True):
     @property
     def sqlite_path(self) -> str | None:
         """The path of the file, None for a server."""
-        return sqlite_path(self.url) if self.url.startswith(PREFIX) else None
+        return sqlite_path(self.url) if self.url.startswith(SQLITE_PREFIX) else None
 
 
 class StrongLogin(Refusal):

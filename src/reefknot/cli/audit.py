@@ -36,8 +36,8 @@ from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Patter
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode
 from reefknot.ports.audit_log import AuditLog, ChainReport, KeptEntry, MultiChainLog, end_of
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
-from reefknot.runtime.spare_files import output_file
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
+from reefknot.runtime.files import output_file
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -51,7 +51,7 @@ app = noun("audit", "audit tail --follow --type retry_exhausted")
 def _file(_: object, tokens: Sequence[Token]) -> Path:
     """A file by its name, or by the URL of a store: a `Path` would merge the slashes of a URL."""
     text = tokens[0].value
-    return Path(f"{PREFIX}{Path(sqlite_path(text)).absolute()}" if text.startswith(PREFIX) else text)
+    return Path(f"{SQLITE_PREFIX}{Path(sqlite_path(text)).absolute()}" if text.startswith(SQLITE_PREFIX) else text)
 
 
 File = Annotated[

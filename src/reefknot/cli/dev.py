@@ -13,17 +13,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal, signal
+from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, Signals, getsignal, signal
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from reefknot.cli.app import Exit, examples, noun
+from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import Json, arg, check_number, check_seconds, unwritable
-from reefknot.cli.output import flush_stdout, put, say, show
+from reefknot.cli.output import OutputError, flush_stdout, put, say, show
 from reefknot.cli.serve import For, until_text
-from reefknot.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
     from reefknot.app.nats_servers import NatsServer
@@ -73,7 +72,7 @@ def cluster(*, options: ServerFlags = SERVERS) -> int:
 
 def _serve(options: ServerFlags, *, count: int, port: int | None = None) -> int:
     """Run servers until a signal comes or the time is over; the result is the exit code."""
-    from reefknot.app.nats_servers import SYNC_INTERVAL, running_nats
+    from reefknot.app.nats_servers import SYNC_INTERVAL, NatsServerError, running_nats
 
     check_seconds("--for", options.seconds)
     sync_interval = "always" if options.sync_always else SYNC_INTERVAL
@@ -85,13 +84,15 @@ def _serve(options: ServerFlags, *, count: int, port: int | None = None) -> int:
         try:
             running = running_nats(folder, count=count, port=port, sync_interval=sync_interval)
             servers = stack.enter_context(running)
+            if ended.code is None:
+                _announce(servers, options)
+            _wait(servers, ended, options.seconds)
+        except NatsServerError as error:
+            raise CommandError(str(error), Exit.UNREACHABLE) from error
         except OSError as error:
-            if options.store is None:
+            if options.store is None or isinstance(error, OutputError):
                 raise
             raise unwritable(f"--store {options.store}", error) from error
-        if ended.code is None:
-            _announce(servers, options)
-        _wait(servers, ended, options.seconds)
         say("stopping")
     return Exit.FINE if ended.code is None else ended.code
 
@@ -119,7 +120,7 @@ class _FirstSignal:
 
     def on_signal(self, number: int, _: object) -> None:
         if self.code is None:
-            self.code = _CODES[number]
+            self.code = _CODES[Signals(number)]
         elif number != SIGHUP:  # a terminal that closes may send it twice
             os._exit(self.code)
 
@@ -142,9 +143,11 @@ def _signals() -> Iterator[_FirstSignal]:
 
 def _wait(servers: Sequence[NatsServer], ended: _FirstSignal, seconds: float | None) -> None:
     """Return after a signal, or when the time is over. A server that ends meanwhile is an error."""
+    from reefknot.app.nats_servers import NatsServerError
+
     ends = None if seconds is None else time.monotonic() + seconds
     while ended.code is None and (ends is None or time.monotonic() < ends):
         for server in servers:
             if not server.is_running:
-                raise StoreUnavailableError(f"nats-server {server.name} ended by itself: {server.last_words()}")
+                raise NatsServerError(f"nats-server {server.name} ended by itself: {server.last_words()}")
         time.sleep(POLL_S if ends is None else max(0.0, min(POLL_S, ends - time.monotonic())))

@@ -42,8 +42,8 @@ from reefknot.core.redaction import Redactor
 from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState, is_workers
 from reefknot.errors import KeyConflictError, QueueFullError
+from reefknot.runtime.files import output_file
 from reefknot.runtime.log import printable
-from reefknot.runtime.spare_files import output_file
 
 if TYPE_CHECKING:
     from reefknot.app.system import System

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.options import OperatorFlags, StoreFlags, is_unconfigured, settings
-from reefknot.runtime.database_urls import PREFIX, sqlite_path
+from reefknot.runtime.database_urls import SQLITE_PREFIX, sqlite_path
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class StoreAddress(Struct, frozen=True):
 
     @property
     def is_sqlite(self) -> bool:
-        return self.url.startswith(PREFIX)
+        return self.url.startswith(SQLITE_PREFIX)
 
     def require_file(self) -> None:
         """Refuse a SQLite store whose file is missing."""

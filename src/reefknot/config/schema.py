@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from reefknot.config.secrets import is_reference
 from reefknot.core.idempotency import KEY_RETENTION_S
-from reefknot.runtime.database_urls import NATS_ACCEPTED, NATS_PREFIXES, PREFIX, is_nats_url, sqlite_path
+from reefknot.runtime.database_urls import NATS_ACCEPTED, NATS_PREFIXES, SQLITE_PREFIX, is_nats_url, sqlite_path
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
@@ -299,7 +299,7 @@ class RouterSection(Section):
 
 
 def _database_url(url: str) -> str:
-    if url.startswith(PREFIX):
+    if url.startswith(SQLITE_PREFIX):
         try:
             sqlite_path(url)
         except ValueError as error:
@@ -318,7 +318,7 @@ def _engine_url(url: str) -> str:
         if is_nats_url(url):
             return url
         why = f"a store on NATS is {NATS_ACCEPTED}; "
-    elif url.startswith(PREFIX):
+    elif url.startswith(SQLITE_PREFIX):
         try:
             sqlite_path(url)
         except ValueError as error:

@@ -5,12 +5,17 @@ The log stores bodies and a few fields to find them by. It neither builds, redac
 has done so. Every body becomes a link of the log's chain in the same atomic step that stores it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from reefknot.core.audit.chain import Head, Mismatch, RetentionInForce
+if TYPE_CHECKING:
+    from asyncio import Future
+
+    from reefknot.core.audit.chain import Head, Mismatch, RetentionInForce
 
 
 class AuditEntry(Struct, frozen=True):
@@ -68,11 +73,20 @@ class AuditQuery(Struct, frozen=True):
 EVERYTHING = AuditQuery()
 
 
+@runtime_checkable
 class AuditLog(Protocol):
     """An append-only log of events that can be verified."""
 
     async def append(self, entries: Sequence[AuditEntry]) -> Head:
         """Store these events, all or none; returns the new head of the chain."""
+
+    def append_soon(self, entries: Sequence[AuditEntry]) -> Future[Head]:
+        """
+        Store these events, all or none, with the log's next write: nobody waits for them.
+
+        The log starts no write for them at once, if it can add them to one that others need within a moment. A log that
+        is closed may raise here or fail the future.
+        """
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         """A page of events; `after` the last one's sequence (`before`, newest first) gives the next page."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 
-PREFIX = "sqlite:"
+SQLITE_PREFIX = "sqlite:"
 NATS_PREFIXES = ("nats:", "tls:")
 NATS_ACCEPTED = "nats://HOST:PORT, several hosts separated by commas, and /NAME behind them for one of another name"
 
 
 def sqlite_path(url: str) -> str:
     """The path in a `sqlite:` URL. A URL that names no file is a `ValueError`, whose text says why."""
-    rest = url.removeprefix(PREFIX)
+    rest = url.removeprefix(SQLITE_PREFIX)
     path = rest
     if rest.startswith("//"):
         host, _, path = rest[2:].partition("/")

@@ -9,7 +9,7 @@ imported here: code that runs in one of its tasks has imported it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from sys import modules
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -66,7 +66,12 @@ async def sleep_unless_set(event: Any, seconds: float) -> None:
     if clock.in_trio():
         await _race_in_trio(watch, event, seconds)
         return
-    tasks = [asyncio.ensure_future(clock.asleep(seconds)), asyncio.ensure_future(_watched(watch, event))]
+    await first_of(clock.asleep(seconds), _watched(watch, event))
+
+
+async def first_of(*waiting: Coroutine[Any, Any, object]) -> None:
+    """Wait for the first of these, and cancel the others."""
+    tasks = [asyncio.ensure_future(one) for one in waiting]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from math import exp2
 
 from reefknot.core.overload.breaker import Breaker, Permit
+from reefknot.core.overload.submission import running_mean
 from reefknot.core.retry.decide import ThrottleView
 from reefknot.core.retry.throttle import RetryThrottle
 from reefknot.worker.settings import ThrottleSettings
@@ -21,7 +22,6 @@ LEAST = 100
 """Calls in ten seconds from which on throttle and breaker may act: small work always gets its retries."""
 LEAST_ANSWERS = 5
 """Answers after which the service time of a destination is known."""
-SMOOTHING = 0.1
 HALF_LIFE_S = 5.0
 """The time without an answer after which a service time counts half: a slow destination is asked again some day."""
 TENANT_SEEN_S = 10.0
@@ -93,7 +93,7 @@ class Destination:
         """Count the service time of a call that the destination has answered, or let run into the whole limit."""
         self._answers += 1
         before = self.usual(now) if self._answers > LEAST_ANSWERS else self._mean_s
-        self._mean_s = before + (seconds - before) * max(SMOOTHING, 1 / self._answers)
+        self._mean_s = running_mean(before, seconds, number=self._answers)
         self._answered_at = now
 
     def report(self, permit: Permit, now: float, *, ok: bool, tenant: str) -> None:

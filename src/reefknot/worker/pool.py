@@ -30,6 +30,7 @@ from reefknot.core.overload.admission import (
     reported,
     rules_hash,
 )
+from reefknot.core.overload.submission import running_mean
 from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
 from reefknot.runtime.log import error_text, logger, printable
@@ -44,7 +45,6 @@ STORE_PAUSE_S = 1.0
 RESYNC_BATCH = 50
 RESYNC_S = 0.05
 """How soon a pool asks again for what the store did not give it."""
-_SMOOTHING = 0.1
 AHEAD_MS = 5.0
 """What the slots run within this time is claimed ahead: later claims know better what comes first."""
 MOST_AHEAD = 100
@@ -276,9 +276,9 @@ class Pool:
         """
         now = self._clock.now()
         self._service_times += 1
-        self._mean_ms += ((now - began) * 1000 - self._mean_ms) * max(_SMOOTHING, 1 / self._service_times)
+        self._mean_ms = running_mean(self._mean_ms, (now - began) * 1000, number=self._service_times)
         self._attempts_timed += 1
-        self._attempt_ms += ((now - started) * 1000 - self._attempt_ms) * max(_SMOOTHING, 1 / self._attempts_timed)
+        self._attempt_ms = running_mean(self._attempt_ms, (now - started) * 1000, number=self._attempts_timed)
 
     # ---- in and out -------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from reefknot.errors import (
 )
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.store import Store
+from reefknot.runtime.event_loops import first_of
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 
@@ -386,21 +387,21 @@ def test_heads_that_cannot_be_written_are_logged_and_hold_nothing_back(
 def test_a_place_of_heads_that_hangs_is_reported_once_and_written_when_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every look at the schedule comes through `_either`: five of them during one hung write start no other."""
+    """Every look at the schedule comes through `first_of`: five of them during one hung write start no other."""
     answers, writes, looks = threading.Event(), list[int](), list[float]()
-    either, append = audit_copies._either, HeadsWriter._append
+    append = HeadsWriter._append
     monkeypatch.setattr(audit_copies, "HEAD_S", 0.05)
 
-    async def counted(waiting: Any, ending: asyncio.Event) -> None:
+    async def counted(*waiting: Any) -> None:
         looks.append(0.0)
-        await either(waiting, ending)
+        await first_of(*waiting)
 
     def hanging(self: HeadsWriter, head: KeptHead) -> bool:
         writes.append(head.sequence)
         assert answers.wait(30)
         return append(self, head)
 
-    monkeypatch.setattr(audit_copies, "_either", counted)
+    monkeypatch.setattr(audit_copies, "first_of", counted)
     monkeypatch.setattr(HeadsWriter, "_append", hanging)
     path = tmp_path / "heads.jsonl"
     wanted = HeadsFile.model_construct(path="heads.jsonl", every_seconds=0.01, max_heads=10)

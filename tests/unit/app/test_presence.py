@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from reefknot.app import open_store
-from reefknot.app.presence import living_systems, refuse_taken_names, release_dead_leases
+from reefknot.app.presence import living_systems, recall_left, refuse_taken_names, release_dead_leases
 from reefknot.app.system import System
-from reefknot.core.work import WorkDone, WorkItem
+from reefknot.core.work import ROUTER, WorkDone, WorkItem
 from reefknot.engines.clocks import SystemClock
 from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
@@ -104,3 +104,31 @@ def test_who_was_taken_for_gone_may_still_report_until_somebody_else_has_claimed
             return first + await store.work.settle(reports[1:])
 
     assert asyncio.run(main()) == [True, False]
+
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "a router": {},
+    "no router": {"router": None},
+    "a router for its own work": {"own_work_only": True},
+}
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite:"])
+@pytest.mark.parametrize("there", ROUTERS)
+def test_queued_work_of_a_dead_system_comes_back_while_there_is_a_router_for_it(
+    tmp_path: Any, url: str, there: str
+) -> None:
+    """The control is the work of a system that lives."""
+
+    async def main() -> dict[str, str]:
+        async with open_store(url if url == "memory:" else f"sqlite:{tmp_path / 'state.db'}") as store:
+            names = "dead", "lives"
+            await store.work.enqueue([WorkItem(name, "x", f"cpu@{name}") for name in names])
+            await reported(store, worker="dead", process=gone_process())
+            await reported(store, worker="lives", **ROUTERS[there])
+            await recall_left(store, store.work.recall)
+            items = [await store.work.get(name) for name in names]
+            return {item.id: item.resource_class for item in items if item is not None}
+
+    back = ROUTER if there == "a router" else "cpu@dead"
+    assert asyncio.run(main()) == {"dead": back, "lives": "cpu@lives"}

@@ -16,6 +16,8 @@ from reefknot.audit.journal import Journal, OnFailure, envelope
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, OperatorAction, decode
 from reefknot.core.redaction import Redactor
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.memory import MemoryStore
 from reefknot.errors import AuditUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.testing import run_virtual
@@ -257,6 +259,68 @@ def test_fail_open_never_waits_for_the_backlog() -> None:
         await asyncio.sleep(2)
         await journal.flush_backlog()
         assert log.tries == tries
+
+    run_virtual(main())
+
+
+async def turns_of_the_loop() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_an_event_for_soon_goes_with_the_next_write_of_a_whole_log() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        journal = Journal(store.audit)
+        journal.write_soon(event("a"))
+        journal.write_soon(event("b"))
+        assert await store.audit.read() == []
+        await turns_of_the_loop()
+        assert [_key(decode(kept.entry.body)) for kept in await store.audit.read()] == ["a", "b"]
+
+    run_virtual(main())
+
+
+def test_an_event_for_soon_is_appended_to_a_sink_that_has_no_more_than_append() -> None:
+    async def main() -> None:
+        log = Log()
+        Journal(log).write_soon(event("a"))
+        await turns_of_the_loop()
+        assert log.said == ["a"]
+
+    run_virtual(main())
+
+
+def test_an_event_for_soon_that_the_log_does_not_take_is_buffered_and_goes_first_the_next_time() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        journal = Journal(store.audit)
+        whole = store.audit.append_soon
+
+        def fails(entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
+            failed: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+            failed.set_exception(OSError("no space"))
+            return failed
+
+        store.audit.append_soon = fails  # type: ignore[method-assign]
+        journal.write_soon(event("a"))
+        await turns_of_the_loop()
+        assert journal.buffered == 1
+        store.audit.append_soon = whole  # type: ignore[method-assign]
+        journal.write_soon(event("b"))
+        await turns_of_the_loop()
+        assert [_key(decode(kept.entry.body)) for kept in await store.audit.read()] == ["a", "b"]
+        assert journal.buffered == 0
+
+    run_virtual(main())
+
+
+def test_without_a_log_an_event_for_soon_is_not_buffered() -> None:
+    async def main() -> None:
+        journal = Journal(None)
+        journal.write_soon(event("a"))
+        await turns_of_the_loop()
+        assert journal.buffered == 0
 
     run_virtual(main())
 

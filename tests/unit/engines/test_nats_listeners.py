@@ -26,12 +26,8 @@ class FakeConnection:
         self.handlers: dict[str, Callable[[Any], None]] = {}
         self.sent: list[tuple[str, bytes]] = []
 
-    async def listen(self, subject: str, handler: Callable[[Any], None]) -> Any:
-        async def unsubscribe() -> None:
-            del self.handlers[subject]
-
+    async def listen(self, subject: str, handler: Callable[[Any], None]) -> None:
         self.handlers[subject] = handler
-        return SimpleNamespace(unsubscribe=unsubscribe)
 
     async def publish(self, subject: str, body: bytes) -> None:
         self.sent.append((subject, body))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.presence import adopt
 from reefknot.core.messages import ResultStatus
 from reefknot.ports.work_queue import ALL
 from reefknot.router.client import Client
@@ -87,10 +86,9 @@ def test_its_worker_is_gone_and_another_one_does_it() -> None:
         await failed_once(shop, step)
         (worker,) = [one for one in shop.members if hasattr(one, "pools")]
         shop.vanish(worker)
-        second = await shop.worker("w2", step)
+        await shop.worker("w2", step)
         await asyncio.sleep(5)
         await shop.store.quarantine.requeue(ALL, who="ann")
-        await adopt(shop.store, [second], {"test.step"})  # as a system does it now and then
         client = Client(shop.store, shop.clock)
         result = await (await client.hand_in(work("a"))).result(timeout=60)
         assert (result.status, result.worker_id) == (ResultStatus.SUCCESS, "w2")

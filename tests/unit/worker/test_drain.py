@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from json import dumps
 from typing import Any
 
 import pytest
 
-from reefknot.app.presence import adopt
 from reefknot.core.audit.event import Requeued
-from reefknot.core.messages import AckStatus, ExecResult, ResultStatus, encode
+from reefknot.core.messages import AckStatus, ExecResult, ResultStatus
 from reefknot.core.overload.admission import Rules
 from reefknot.core.work import WorkItem, WorkState
 from reefknot.router.service import Router
@@ -126,52 +124,38 @@ def test_without_anybody_else_it_is_there_when_the_worker_comes_back(comes_back:
     with_shop(story)
 
 
-def test_the_baseline_says_nothing_and_the_workers_over_the_store_find_it() -> None:
+def test_the_baseline_says_nothing_and_the_router_brings_its_queue_back() -> None:
     """A rejected ack without a reason would end the work: the baseline has no word for it."""
 
     async def story(shop: Shop) -> None:
+        router = await shop.router()
         first = await shop.worker("w1", Step(seconds=1), concurrency=ONE, queue_v2=False)
-        second = await shop.worker("w2", Step(seconds=1), concurrency=ONE, queue_v2=False)
-        await shop.send(*(work(f"j{n}") for n in range(3)))
+        await asyncio.sleep(2)
+        futures = [await router.submit(work(f"j{n}")) for n in range(3)]
+        await asyncio.sleep(0.5)
+        assert [(await stored(shop, f"j{n}")).resource_class for n in range(3)] == ["cpu@w1"] * 3
+        await shop.worker("w2", Step(seconds=1), concurrency=ONE, queue_v2=False)
         await first.drain(10)
-        await adopt(shop.store, [first, second], {"test.step"})
-        await asyncio.sleep(5)
+        await asyncio.sleep(15)
+        assert [one.result().status for one in futures] == [ResultStatus.SUCCESS] * 3
         assert {ack.status for ack in shop.acks} == {AckStatus.ACCEPTED}
-        assert sorted(one.assignment_id for one in shop.results) == ["j0", "j1", "j2"]
         assert [(await stored(shop, f"j{n}")).resource_class for n in (1, 2)] == ["cpu@w2"] * 2
-
-    with_shop(story)
-
-
-@pytest.mark.parametrize(("leaving", "taken"), [(True, "cpu@w2"), (False, "cpu@w1")])
-def test_what_another_systems_worker_leaves_is_found_and_what_it_keeps_is_not(leaving: bool, taken: str) -> None:
-    async def story(shop: Shop) -> None:
-        item = WorkItem("a", "test.step", resource_class="cpu@w1", payload=encode(work("a")))
-        await shop.store.work.enqueue([item])
-        said = {"system_id": "s", "started_at": 1, "workers": [{"worker_id": "w1", "leaving": leaving}], "router": None}
-        await shop.store.control.report("s", dumps(said), keep=5)
-        second = await shop.worker("w2")
-        await adopt(shop.store, [second], {"test.step"})
-        assert (await stored(shop, "a")).resource_class == taken
 
     with_shop(story)
 
 
 def test_only_a_worker_with_room_takes_over_what_was_left() -> None:
     async def story(shop: Shop) -> None:
-        rules = Rules(size=2)
         first = await shop.worker("w1", Step(seconds=1), concurrency=ONE)
-        second = await shop.worker("w2", Step(seconds=100), concurrency=ONE, rules=rules)
-        await shop.send(*(work(f"j{n}") for n in range(6)))
-        await shop.send(work("b"), to="w2")
+        second = await shop.worker("w2", Step(seconds=100), concurrency=ONE, rules=Rules(size=2))
+        await shop.send(*(work(f"j{n}") for n in range(4)))
         await first.drain(10)
-        await adopt(shop.store, [first, second], {"test.step"})
-        assert second.pools["cpu"].depth() == 2
-        left = [n for n in range(1, 6) if (await stored(shop, f"j{n}")).resource_class == "cpu@w1"]
-        assert len(left) == 3
-        await shop.send(work(f"j{left[0]}"), to="w2")
-        assert (shop.ack(f"j{left[0]}").status, shop.ack(f"j{left[0]}").reason) == ("rejected", "queue_full")
-        assert (await stored(shop, f"j{left[0]}")).resource_class == "cpu@w1"
+        await shop.send(*(work(name) for name in ("b", "c")), to="w2")
+        await shop.send(work("j1"), to="w2")
+        assert ((await stored(shop, "j1")).resource_class, second.pools["cpu"].depth()) == ("cpu@w2", 2)
+        await shop.send(work("j2"), to="w2")
+        assert (shop.ack("j2").status, shop.ack("j2").reason) == ("rejected", "queue_full")
+        assert (await stored(shop, "j2")).resource_class == "cpu@w1"
 
     with_shop(story)
 

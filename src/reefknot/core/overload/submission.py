@@ -43,7 +43,7 @@ ASSUMED_MS = 200.0
 ASSUMED_WEIGHT = 4
 """Answers that the assumption is worth."""
 SMOOTHING = 0.1
-"""The least weight of a new service time in the mean."""
+"""The least weight of a new value in a running mean."""
 SCHEDULED_PLACES = 10
 FULL_MESSAGE = "Queue full, rejecting assignment"
 SCHEDULE_MESSAGE = "Too much work is scheduled for later, rejecting assignment"
@@ -84,8 +84,13 @@ class ServiceTime(Struct, frozen=True):
 
     def after(self, took_ms: float) -> "ServiceTime":
         """The mean with another answer. It follows a service that changes within some twenty answers."""
-        share = max(SMOOTHING, 1 / (self.known + 1 + ASSUMED_WEIGHT))
-        return ServiceTime(self.known + 1, self.mean_ms + (took_ms - self.mean_ms) * share)
+        known = self.known + 1
+        return ServiceTime(known, running_mean(self.mean_ms, took_ms, number=known + ASSUMED_WEIGHT))
+
+
+def running_mean(mean: float, value: float, *, number: int) -> float:
+    """The mean with one more value, its `number`-th. It follows values that change: the latest has a least weight."""
+    return mean + (value - mean) * max(SMOOTHING, 1 / number)
 
 
 Displaceable = tuple[int, str]

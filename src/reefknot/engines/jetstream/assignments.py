@@ -178,8 +178,8 @@ class Puller:
         self._waiting: dict[str, None] = {}
         """Messages that no reader has taken, by their subjects of acknowledgement."""
 
-    async def run(self) -> None:
-        """Fetch until cancelled. Raises `SubjectTakenError` alone."""
+    async def run(self, failed: Callable[[Exception], None]) -> None:
+        """Fetch until cancelled. `failed` is called if the subject is taken, which ends it."""
         keeping = asyncio.ensure_future(self._keep())
         is_failing = False
         try:
@@ -190,8 +190,9 @@ class Puller:
                         self._subscription = await self._connection.listen(f"{self._inbox}.*", self._hear)
                     await self._fetch()
                     is_failing = False
-                except SubjectTakenError:
-                    raise
+                except SubjectTakenError as error:
+                    failed(error)
+                    return
                 except Exception as error:
                     if not is_failing:
                         logger().warning("assignments cannot be fetched; trying again (%s)", error_text(error))
@@ -264,10 +265,7 @@ class Puller:
     async def _give_back(self) -> None:
         """Return what nobody has taken: another worker gets it at once."""
         if self._subscription is not None:
-            try:
-                await self._subscription.unsubscribe()
-            except Exception as error:
-                logger().info("a subscription was not ended in order (%s)", error_text(error))
+            await self._connection.unsubscribe([self._subscription])
         await self._answer(NAK)
 
     async def _answer(self, answer: bytes) -> None:

@@ -99,8 +99,8 @@ class Change(Generic[R]):
         self.is_soft = is_soft
 
 
-class _LostError(Exception):
-    """Somebody else has changed a record of the batch. `sequence` is that of the newer message."""
+class _ConflictError(Exception):
+    """A record of the batch was changed by somebody else. `sequence` is that of the newer message."""
 
     def __init__(self, sequence: int) -> None:
         super().__init__(sequence)
@@ -208,7 +208,7 @@ class Commits:
             try:
                 await self._try(changes)
                 return
-            except _LostError as lost:
+            except _ConflictError as lost:
                 self.conflicts += 1
                 changes = [one for one in changes if not one.future.done()]
                 await self._state.reach(lost.sequence - 1, CATCH_UP_S)
@@ -290,7 +290,7 @@ class Commits:
                 stored_at = await self._found(commit_id) if is_doubtful else None
                 if stored_at is not None:
                     return stored_at
-                raise _LostError(_sequence_in(error.text)) from error
+                raise _ConflictError(_sequence_in(error.text)) from error
             except UnansweredError as error:
                 is_doubtful = True
                 self._say_waiting(number, error)

@@ -11,8 +11,9 @@ A request that was not answered may have been carried out: `UnansweredError` say
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -85,7 +86,7 @@ class UnansweredError(StoreUnavailableError):
 
 
 class NobodyThereError(StoreUnavailableError):
-    """Nobody took the request: JetStream is off, or a stream has no leader for the moment. Nothing was stored."""
+    """A request that nobody took: JetStream is off, or a stream has no leader for the moment. Nothing was stored."""
 
 
 class RefusedError(StoreUnavailableError):
@@ -125,7 +126,7 @@ class _Direct(asyncio.Queue["Msg"]):
 
 
 class Connection:
-    """One connection, shared by all parts of a store."""
+    """A connection that all parts of a store share."""
 
     def __init__(self, options: NatsOptions) -> None:
         self.options = options
@@ -325,6 +326,12 @@ class Connection:
         while not early.empty():
             heard(early.get_nowait())
         return subscription
+
+    async def unsubscribe(self, subscriptions: Iterable[Subscription]) -> None:
+        """End subscriptions. Without a connection they have ended already."""
+        for one in subscriptions:
+            with contextlib.suppress(Exception):
+                await one.unsubscribe()
 
     async def round_trip(self) -> None:
         """

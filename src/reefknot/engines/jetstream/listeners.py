@@ -124,9 +124,7 @@ class Listeners:
     async def close(self) -> None:
         """Tell the others that nobody listens here any more; `lines` returns none by now."""
         await self.announce()
-        for one in self._subscriptions:
-            with contextlib.suppress(Exception):  # the connection is gone, and the subscription with it
-                await one.unsubscribe()
+        await self._connection.unsubscribe(self._subscriptions)
         self.forget()
 
     def forget(self) -> None:

@@ -114,7 +114,7 @@ class _Consumer(Struct):
 
 
 async def count(connection: Connection, stream: str, filters: Sequence[str]) -> int:
-    """How many subjects of these filters have a message."""
+    """The number of subjects of these filters that have a message."""
     feed = Feed(connection, stream, filters, _ignore, start=LATEST)
     made = await feed.create(f"count-{new_id()}", deliver=False)
     await feed.delete(made.name)

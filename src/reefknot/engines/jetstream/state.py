@@ -153,7 +153,7 @@ class State(Waiters):
             self._apply(message)
 
     def _where_to_begin(self) -> Start | None:
-        """Where the feed begins anew: with everything, after so long that tombstones may be gone."""
+        """The place where the feed begins anew: with everything, after so long that tombstones may be gone."""
         if self.clock.now() - self._heard_at < RELOAD_AFTER_S:
             return None
         self._reloading = {one.id for one in self.table.items.values() if one.state in _OPEN}

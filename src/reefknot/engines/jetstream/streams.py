@@ -140,7 +140,7 @@ LOSES = {"max_age": 0, "max_msgs": -1, "max_bytes": -1, "subject_delete_marker_t
 
 
 class StreamInfo(Struct):
-    """What JetStream says of a stream. `ts` is the server's time."""
+    """A stream as JetStream describes it. `ts` is the server's time."""
 
     config: dict[str, Any]
     state: dict[str, Any]

@@ -22,14 +22,7 @@ import msgspec
 from msgspec import Struct, json, msgpack
 
 from reefknot.core.messages import ASSIGN
-from reefknot.engines.jetstream.assignments import (
-    ACK_WAIT_S,
-    MOST_ASSIGNMENTS,
-    AssignmentStream,
-    Puller,
-    SubjectTakenError,
-    Taken,
-)
+from reefknot.engines.jetstream.assignments import ACK_WAIT_S, MOST_ASSIGNMENTS, AssignmentStream, Puller, Taken
 from reefknot.engines.jetstream.connection import Connection, NatsOptions
 from reefknot.engines.jetstream.listeners import Line, Listeners
 from reefknot.engines.jetstream.streams import token_of
@@ -58,6 +51,7 @@ HEADERS = "Reefknot-Headers"
 """Headers that NATS would not carry as they are, as JSON."""
 OWN = ("Nats-", "Reefknot-")
 _HEADER_LINE = len("NATS/1.0\r\n\r\n")
+_PART_HEADERS = 128
 
 _starting: dict[asyncio.Task[None], NatsOptions] = {}
 """Subscriptions of this process that a server may not know yet."""
@@ -177,18 +171,17 @@ class JetStreamTransport:
         """With a `shared_stream` assignments to everybody are kept at the server, each for one worker."""
         self._connection = connection
         self._name = connection.options.name
-        self._end = new_id()
         self._epoch = 0
         """Counts lost connections: nobody knows what was lost, so subscriptions get new names."""
         self._count = 0
         self._subscribers: dict[int, _Subscriber] = {}
-        self._listeners = Listeners(connection, self._end, self._lines, self._run)
+        self._listeners = Listeners(connection, new_id(), self._lines, self._run)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = self._is_closed = False
         self._forget_connection: Callable[[], None] = lambda: None
-        self._stream: AssignmentStream | None = None
-        if shared_stream:
-            self._stream = AssignmentStream(connection, most=most_assignments, ack_wait=ack_wait)
+        stream = AssignmentStream(connection, most=most_assignments, ack_wait=ack_wait)
+        self._stream = stream if shared_stream else None
+        self._pulled = frozenset({ASSIGN} if shared_stream else ())
 
     async def ensure_stream(self) -> None:
         """Make the stream of shared assignments, where this transport has one, or say what is wrong with it."""
@@ -227,16 +220,14 @@ class JetStreamTransport:
             await asyncio.wait(tasks)
 
     async def _publish_parts(self, subject: str, whole: bytes) -> None:
-        size = self._connection.max_payload - _HEADER_LINE - 128
         if len(whole) > LARGEST:
             problem = f"a message has {len(whole)} bytes, and {LARGEST} are accepted"
             raise StoreFullError(self._connection.options.shown, problem, "send less")
-        name, count = new_id(), -(-len(whole) // size)
-        for at in range(count):
-            part = whole[at * size : (at + 1) * size]
-            await self._connection.publish(
-                f"{self._name}.parts.{subject}", part, headers={PART: f"{name}/{at}/{count}"}
-            )
+        name, size = new_id(), self._connection.max_payload - _PART_HEADERS
+        parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+        for at, part in enumerate(parts):
+            label = {PART: f"{name}/{at}/{len(parts)}"}
+            await self._connection.publish(f"{self._name}.parts.{subject}", part, headers=label)
 
     # ---- receiving --------------------------------------------------------------------------------------------------
 
@@ -250,27 +241,20 @@ class JetStreamTransport:
         return self._read(subscriber)
 
     async def _listen(self, subscriber: _Subscriber) -> None:
-        plain = subscriber.subjects - {ASSIGN} if self._stream is not None else subscriber.subjects
         try:
-            for subject in plain:
+            for subject in subscriber.subjects - self._pulled:
                 for heard in (subject, f"{self._name}.parts.{subject}"):
                     handler = partial(self._hear, subscriber, subject)
                     subscriber.subscriptions.append(await self._connection.listen(heard, handler))
         except Exception as error:
             subscriber.end(error)
             return
-        if len(plain) < len(subscriber.subjects) and self._stream is not None:
+        if ASSIGN in subscriber.subjects and self._stream is not None:
             unread, offer = subscriber.unread.qsize, subscriber.offer
             subscriber.puller = Puller(self._stream, limit=subscriber.limit, unread=unread, offer=offer)
-            subscriber.pulling = self._run(self._pull(subscriber, subscriber.puller))
+            subscriber.pulling = self._run(subscriber.puller.run(subscriber.end))
         await self._listeners.announce()
         await self._round_trip()
-
-    async def _pull(self, subscriber: _Subscriber, puller: Puller) -> None:
-        try:
-            await puller.run()
-        except SubjectTakenError as error:
-            subscriber.end(error)
 
     def _hear(self, subscriber: _Subscriber, subject: str, message: Msg) -> None:
         body, headers = bytes(message.data), message.headers
@@ -289,11 +273,8 @@ class JetStreamTransport:
             logger().warning("a message to %s is unreadable (%s)", printable(subject, most=100), error_text(error))
             return
         mark = headers.get(MARK)
-        taken = None if mark is None else partial(self._answer, mark, subscriber)
+        taken = None if mark is None else partial(self._listeners.answer, mark, self._line_name(subscriber))
         subscriber.offer(Delivery(subject, body, shown), taken, headers.get(MESSAGE_ID, ""))
-
-    async def _answer(self, mark: str, subscriber: _Subscriber) -> None:
-        await self._listeners.answer(mark, self._line_name(subscriber))
 
     async def _read(self, subscriber: _Subscriber) -> AsyncIterator[Delivery]:
         try:
@@ -313,9 +294,7 @@ class JetStreamTransport:
         if subscriber.pulling is not None:
             subscriber.pulling.cancel()
             await asyncio.gather(subscriber.pulling, return_exceptions=True)
-        for one in subscriber.subscriptions:
-            with contextlib.suppress(Exception):  # the connection is gone, and the subscription with it
-                await one.unsubscribe()
+        await self._connection.unsubscribe(subscriber.subscriptions)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -334,9 +313,8 @@ class JetStreamTransport:
         await self._round_trip()
 
     def _lines(self) -> list[Line]:
-        pulled = frozenset() if self._stream is None else frozenset({ASSIGN})
         return [
-            Line(self._line_name(one), sorted(one.subjects - pulled), one.limit, one.unread.qsize())
+            Line(self._line_name(one), sorted(one.subjects - self._pulled), one.limit, one.unread.qsize())
             for one in self._subscribers.values()
             if one.has_reader
         ]
@@ -382,10 +360,10 @@ class JetStreamTransport:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._listeners.close()
-                for subscriber in subscribers:
-                    await self._unsubscribe(subscriber)
-        for subscriber in subscribers:
-            subscriber.end()
+                for one in subscribers:
+                    await self._unsubscribe(one)
+        for one in subscribers:
+            one.end()
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:

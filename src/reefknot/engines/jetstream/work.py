@@ -129,7 +129,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         return await self.state.whole(stored.item, stored.payload_parts, stored.result_parts)
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
-        """As the port says; a server that is away meanwhile is waited for."""
+        """The item as soon as it has ended; a server that is away meanwhile is waited for."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:

@@ -94,6 +94,9 @@ class JsonLinesLog:
         self._waiters.wake_all()
         return head
 
+    def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
+        return asyncio.ensure_future(self.append(entries))
+
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         return await self._run(lambda: _page(files_of(self._writer.path), query))
 

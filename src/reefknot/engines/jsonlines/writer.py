@@ -39,7 +39,7 @@ from reefknot.core.audit.chain import (
 from reefknot.core.audit.event import LogRepaired, encode, timestamp
 from reefknot.errors import StoreCorruptError, StoreError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
-from reefknot.runtime.private_files import private_opener
+from reefknot.runtime.files import private_opener
 
 LONGEST_LINE = 16 << 20
 

@@ -111,7 +111,9 @@ class MemoryAuditLog:
         return self._head
 
     def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
+        self._shared.now()
         self.add(entries)
+        self._shared.changed()
         future: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
         future.set_result(self._head)
         return future

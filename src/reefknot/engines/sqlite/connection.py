@@ -32,7 +32,7 @@ from reefknot.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from reefknot.runtime.private_files import make_store_private
+from reefknot.runtime.files import make_store_private
 
 T = TypeVar("T")
 

@@ -24,6 +24,16 @@ class AuditLogContract:
         assert kept[0].entry.body == body
 
     @story()
+    async def test_events_for_soon_are_stored_by_themselves_and_wake_whoever_waits(self, store: Store) -> None:
+        await store.audit.append([event("a")])
+        waiting = asyncio.ensure_future(store.audit.wait(1, 30.0))
+        await asyncio.sleep(0)
+        head = await store.audit.append_soon([event("b"), event("c")])
+        assert await waiting
+        assert (head, await event_types(store)) == (await store.audit.head(), ["a", "b", "c"])
+        assert await store.audit.verify() == []
+
+    @story()
     async def test_the_stored_hashes_are_those_of_the_chain(self, store: Store) -> None:
         head = await store.audit.append([event(f"e{number}") for number in range(20)])
         links = [Link(one.sequence, one.hash, one.entry.body) for one in await store.audit.read()]

@@ -1,8 +1,13 @@
 """
-Spare files: a file is written under a spare name, then renamed, so that nobody sees half of one.
+Files as reefknot writes them: for this user alone, and whole or not at all.
 
-A spare file is locked while it is written, and the system drops the lock when its process dies. Whoever can lock one
-may therefore remove it: it is what a killed process left.
+Payloads, results and events may hold what others must not read, whatever the umask says. A file that somebody made
+beforehand, with `touch` or a redirection, loses the rights of others when it is opened. Only regular files of this user
+are changed: never a device, never another user's file.
+
+A whole file is written under a spare name, then renamed, so that nobody sees half of one. A spare file is locked while
+it is written, and the system drops the lock when its process dies. Whoever can lock one may therefore remove it: it is
+what a killed process left.
 """
 
 from __future__ import annotations
@@ -10,15 +15,59 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EEXIST
 from pathlib import Path
 from typing import IO
 
-from reefknot.runtime.private_files import private_opener
-
+PRIVATE = 0o600
+_GROUP_SHARES = 0o060
 _SQLITE = b"SQLite format 3\0"
+
+
+# ---- private files -------------------------------------------------------------------------------------------------
+
+
+def private_opener(name: str, flags: int) -> int:
+    """The `opener` of `open` for a file that only its owner may read and write."""
+    handle = os.open(name, flags | getattr(os, "O_CLOEXEC", 0), PRIVATE)
+    try:
+        make_private(handle)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def make_private(file: int | str) -> None:
+    """Take the rights of group and others from a file, given by its handle or its path."""
+    _restrict(file, os.stat(file), PRIVATE)
+
+
+def make_store_private(path: str) -> None:
+    """
+    Take the rights of others from a store and the files that SQLite keeps beside it.
+
+    A store that its group may read and write is shared on purpose, and stays shared with the group.
+    """
+    for name in (path, f"{path}-wal", f"{path}-shm"):
+        try:
+            state = os.stat(name)
+        except FileNotFoundError:
+            continue
+        is_shared = state.st_size > 0 and state.st_mode & _GROUP_SHARES == _GROUP_SHARES
+        _restrict(name, state, PRIVATE | _GROUP_SHARES if is_shared else PRIVATE)
+
+
+def _restrict(file: int | str, state: os.stat_result, allowed: int) -> None:
+    is_own = stat.S_ISREG(state.st_mode) and (not hasattr(os, "geteuid") or state.st_uid == os.geteuid())
+    if is_own and state.st_mode & 0o777 & ~allowed:
+        os.chmod(file, state.st_mode & allowed)
+
+
+# ---- whole files ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager

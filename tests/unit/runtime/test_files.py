@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.blocks.fs import FsSettings, _spare, remove_spare_files
-from reefknot.runtime.spare_files import whole_file
+from reefknot.runtime.files import whole_file
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def test_spare_files_of_killed_steps_are_removed_beneath_the_roots_and_nothing_e
 
 def test_without_locks_a_file_that_is_being_written_would_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr("reefknot.runtime.spare_files.fcntl.flock", lambda *_: None)
+    monkeypatch.setattr("reefknot.runtime.files.fcntl.flock", lambda *_: None)
     with process(putting(tmp_path, "lives.txt")):
         assert remove_spare_files(FsSettings(roots=(tmp_path,))) == 1
 
