@@ -107,12 +107,13 @@ class Folder:
         return process
 
     def part(self, kind: str, *words: str) -> subprocess.Popen[str]:
-        """A router or a worker, as soon as it says that it is ready."""
+        """A router or a worker, as soon as it says that it is ready; what it says before is of its configuration."""
         process = self.start(kind, "start", *words)
         assert process.stderr is not None
-        line = process.stderr.readline()
-        assert line.startswith(f"{kind} "), line
-        assert " is ready" in line, line
+        lines = [process.stderr.readline()]
+        while not (lines[-1].startswith(f"{kind} ") and " is ready" in lines[-1]):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
         return process
 
     def ends(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
