@@ -28,6 +28,7 @@ from tests.unit.cli.running import Commands
 ASSIGN, ACK, RESULT = "caf.exec.assign.v1", "caf.exec.assign.v1.ack", "caf.exec.result.v1"
 CANCEL, HEARTBEAT = "caf.exec.cancel.v1", "caf.worker.heartbeat.v1"
 PATIENCE_S = 60.0
+BEAT_EVERY_S = 0.5
 
 R = TypeVar("R")
 Fields = dict[str, Any]
@@ -55,6 +56,8 @@ class Peer:
         self.store_name = store
         self._loop = loop
         self._client = Client()
+        self._beating: dict[str, str] = {}
+        self._heartbeats: asyncio.Task[None] | None = None
         self._heard: list[Heard] = []
         self._arrival = threading.Condition()
 
@@ -66,6 +69,7 @@ class Peer:
         for subject in ("caf.exec.>", "caf.worker.>"):
             await self._client.subscribe(subject, cb=self._hear)
         await self._client.flush()
+        self._heartbeats = asyncio.ensure_future(self._send_heartbeats())
 
     async def _hear(self, message: Msg) -> None:
         with self._arrival:
@@ -74,6 +78,8 @@ class Peer:
 
     async def close(self) -> None:
         """Leave, and remove the store's streams: the shared subject can be in one stream alone."""
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
         js = self._client.jetstream()
         for info in await js.streams_info():
             if str(info.config.name).startswith(f"{self.store_name}_"):
@@ -100,6 +106,23 @@ class Peer:
             return (await self._client.jetstream().publish(subject, body)).seq
 
         return self.run(publish())
+
+    def beat(self, worker_id: str, status: str) -> None:
+        """Let a worker of this name send heartbeats from now on, with this status of its class `cpu`."""
+        self._beating[worker_id] = status
+        self.run(self._send_heartbeat(worker_id, status))
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_EVERY_S)
+            for worker_id, status in list(self._beating.items()):
+                await self._send_heartbeat(worker_id, status)
+
+    async def _send_heartbeat(self, worker_id: str, status: str) -> None:
+        health = {"status": status, "queue_depth": 0, "active": 0, "capacity": 4}
+        beat = {"worker_id": worker_id, "timestamp": int(time.time() * 1000), "classes": {"cpu": health}}
+        await self._client.publish(HEARTBEAT, json.dumps(beat).encode())
+        await self._client.flush()
 
     def waiting_in(self, stream: str) -> int:
         """The number of messages that a stream keeps."""
