@@ -13,8 +13,7 @@ from reefknot.core import work as core
 from reefknot.core.audit.event import Quarantined
 from reefknot.core.messages import ExecAssignment
 from reefknot.core.work import WorkState
-from reefknot.engines.memory import MemoryStore
-from reefknot.engines.memory.work import MemoryWorkQueue
+from reefknot.engines.memory import MemoryStore, MemoryWorkQueue
 from reefknot.ports.work_queue import Settlement
 from reefknot.router.dispatch import Dispatcher
 from reefknot.router.service import Router

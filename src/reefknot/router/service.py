@@ -30,7 +30,7 @@ from reefknot.core.messages import (
 from reefknot.core.overload.admission import OverloadStatus, level
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import answer_of, assignment_of, cancel_reason
-from reefknot.core.work import ROUTER, WorkItem, WorkState, is_over, is_workers, worker_of
+from reefknot.core.work import ROUTER, WorkItem, WorkState, is_over, is_workers, pool_of, worker_of
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
 from reefknot.ports.store import Store
@@ -375,7 +375,11 @@ class Router:
         async with asyncio.timeout(STORE_S):
             classes = await self._store.work.open_classes()
         workers = {name: worker_of(name) for name in classes}
-        gone = [name for name, worker in workers.items() if worker and not self.health.keeps_queue(worker, now)]
+        gone = [
+            name
+            for name, worker in workers.items()
+            if worker and not self.health.keeps_queue(worker, pool_of(name), now)
+        ]
         if gone:
             await self.submissions.recall(gone)
 

@@ -23,6 +23,7 @@ from msgspec import Struct, json
 from reefknot.core.redaction import redact
 from reefknot.errors import (
     ParameterError,
+    StoreError,
     StoreFullError,
     StorePermissionError,
     StoreUnavailableError,
@@ -337,11 +338,10 @@ class Connection:
         """
         Return when the server has read everything that was sent before.
 
-        nats-py's ping overtakes what is not written yet. That is written while it waits: a second ping comes after it.
+        By a request: nats-py's ping overtakes what is not written yet, and its connection is deaf for ever after a ping
+        that timed out and was answered later.
         """
-        async with asyncio.timeout(REQUEST_S):
-            for _ in range(2):
-                await self.client.flush()
+        await self.request("$JS.API.INFO")
 
     async def wait_until_up(self, timeout: float) -> bool:
         """Wait for a lost connection to be back, at most so long."""
@@ -389,6 +389,23 @@ FULL = frozenset({10047, 10077, 10054, 10028, 10023})
 NO_JETSTREAM = frozenset({10039, 10076, 10035})
 WRONG_LAST = frozenset({10071, 10164})
 """A compare-and-set that lost."""
+
+
+def run_apart(options: NatsOptions, work: Callable[[Connection], Awaitable[None]]) -> None:
+    """Run `work` over a connection and loop of its own, from any thread: the loop of a store may be blocked."""
+
+    async def main() -> None:
+        connection = Connection(options)
+        await connection.open()
+        try:
+            await work(connection)
+        finally:
+            await connection.close()
+
+    try:
+        asyncio.run(main())
+    except (StoreError, TimeoutError) as error:
+        logger().warning("leases were not changed (%s)", error_text(error))
 
 
 async def _closed_quietly(client: Client) -> None:
