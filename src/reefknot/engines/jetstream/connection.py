@@ -256,7 +256,12 @@ class Connection:
     async def request(
         self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
     ) -> Msg:
-        """Send and wait for the answer."""
+        """
+        Send and wait for the answer.
+
+        A request that is cancelled while its answer arrives would return the answer, in Python 3.11, and its caller
+        would never hear that it was cancelled: so the caller waits beside it.
+        """
         from nats import errors
 
         self._check_up()
@@ -265,7 +270,7 @@ class Connection:
         )
         self._asking.add(asking)
         try:
-            return await asking
+            return await asyncio.shield(asking)
         except asyncio.CancelledError:
             if asking.cancelled() and self._broke_off(asking):
                 problem = "the connection was lost before a request was answered"
