@@ -12,7 +12,7 @@ from tests.acceptance.engines import runs_on_nats
 from tests.acceptance.folder import Folder
 from tests.unit.cli.running import Commands
 
-SQLITE, NATS = pytest.param("sqlite", id=pytest.HIDDEN_PARAM), pytest.param("nats", id="nats")
+SQLITE, NATS = pytest.param("sqlite", id=pytest.HIDDEN_PARAM), pytest.param("nats", id="nats", marks=pytest.mark.nats)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,8 +1,8 @@
 """
 A router that knows only the documents, against a worker of ours on NATS.
 
-It sends assignments to the shared subject, by core NATS and to the stream behind it, and to the worker's own subject; it
-reads acks, results and heartbeats as JSON. Baseline and v2.
+It sends assignments to the shared subject, by core NATS and to the stream behind it, and to the worker's own subject;
+it reads acks, results and heartbeats as JSON. Baseline and v2.
 """
 
 from __future__ import annotations
