@@ -35,6 +35,8 @@ SQLITE_ONLY = {
     "test_a_run_by_the_baseline_names_the_worker_and_takes_no_more": _FILE,
     "test_an_assignment_that_ends_without_a_result_has_its_end_on_record": _FILE,
     "test_a_name_given_with_as_stands_beside_the_user_the_host_and_the_process": _FILE,
+    "test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_a_tenant_and_long_ids": _FILE,
+    "test_a_second_signal_never_waits_for_a_store_that_is_locked": _FILE,
     "test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_does_not_fit_them": _FILE,
     "test_a_system_that_has_nothing_to_do_writes_at_most_once_a_second": _FILE,
     "test_a_system_that_works_is_seen_to_write_more_often": _FILE,
