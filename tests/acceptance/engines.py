@@ -55,6 +55,15 @@ REPRESENTATIVE = frozenset(
         "test_a_system_is_worked_with_from_other_processes_and_ends_in_order",
         "test_work_that_was_handed_back_is_ended_by_the_next_system",
         "test_a_worker_that_is_killed_loses_nothing_and_everything_has_one_result",
+        "test_what_a_killed_router_had_taken_on_is_answered_by_the_other_one",
+        "test_of_all_that_ran_when_a_process_died_only_the_culprit_is_quarantined",
+        "test_every_job_that_ended_without_success_runs_again_under_its_id",
+        "test_a_job_of_a_killed_worker_is_not_running",
+        "test_a_key_of_a_killed_process_can_be_forgotten_at_once",
+        "test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on",
+        "test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back",
+        "test_what_failed_for_one_tenant_is_requeued_for_it_alone",
+        "test_through_a_pipe_top_prints_one_view_without_escapes",
     }
 )
 IS_ALL = os.environ.get("REEFKNOT_ACCEPTANCE_ON_NATS") == "all"
