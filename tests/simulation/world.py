@@ -11,7 +11,7 @@ import contextlib
 import logging
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -36,7 +36,7 @@ from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.errors import QueueFullError
+from reefknot.errors import QueueFullError, StoreError
 from reefknot.ports.block import BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -73,6 +73,8 @@ class Story:
     executions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     happened: list[str] = field(default_factory=list)
     ended_at: float = 0.0
+    broker: dict[str, int] = field(default_factory=dict)
+    """What went wrong at the broker, in a run that has one."""
 
     def __str__(self) -> str:
         lines = "\n  ".join(self.broken[:12])
@@ -117,12 +119,25 @@ class Member:
         self.world = world
         self.name = name
         self.process: Process | None = None
+        self.store: Any = None
         self.part: Any = None
 
     async def start(self) -> None:
+        """As a supervisor does it: a process that cannot start because of its store is started again."""
+        while True:
+            try:
+                await self._start()
+                return
+            except StoreError:
+                self.crash()
+                await asyncio.sleep(1.0)
+
+    async def _start(self) -> None:
         world = self.world
         self.process = Process(world.rng, world.sea.weather)
-        self.part = world.make(self.name, StoreThrough(world.store, self.process), self.process)
+        self.store = await world.store_of(self.process)
+        near = StoreThrough(self.store, self.process)
+        self.part = world.make(self.name, near, self.process, world.port_of(self.process, self.store))
         with contextlib.suppress(Crashed):
             await self.part.start()
 
@@ -140,6 +155,8 @@ class Member:
             part, self.part = self.part, None
             with contextlib.suppress(Crashed):
                 await part.stop()
+                if self.store is not self.world.store:
+                    await self.store.close()
 
 
 def tenant_of(name: str) -> str | None:
@@ -153,6 +170,8 @@ def record_of(name: str) -> str:
 
 class World:
     """Everything there is in one run."""
+
+    troubles: tuple[str, ...] = TROUBLES
 
     def __init__(self, seed: int, store: Store, clock: Clock, jumping: JumpingClock, **variant: Any) -> None:
         self.rng = Random(seed)
@@ -199,9 +218,16 @@ class World:
             if ack.status is AckStatus.ACCEPTED and never_kept:
                 self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")
 
-    def make(self, name: str, store: Any, process: Process) -> Any:
+    async def store_of(self, process: Process) -> Any:
+        """The store as a process has it: the same one for all, or on a broker one of its own over the same streams."""
+        return self.store
+
+    def port_of(self, process: Process, store: Any) -> Any:
+        """The transport as a process has it."""
+        return self.sea.port(process)
+
+    def make(self, name: str, store: Any, process: Process, port: Any) -> Any:
         seed = self.rng.randrange(1 << 30)
-        port = self.sea.port(process)
         rules = Rules(size=SIZE, policy=self.policy, max_defer_time_ms=2000)
         if name == "router":
             bounds = RouterSettings(rules=Rules(size=30))
@@ -310,7 +336,7 @@ class World:
         while self.clock.now() < ends:
             await asyncio.sleep(self.rng.random() * 8)
             member = self.rng.choice([self.router, *self.workers])
-            trouble = self.rng.choice(TROUBLES)
+            trouble = self.rng.choice(self.troubles)
             self.story.happened.append(f"{self.clock.now():.2f} {trouble} {member.name}")
             await getattr(self, f"_{trouble}")(member)
 
@@ -400,21 +426,28 @@ def run(seed: int, **variant: Any) -> Story:
 
     async def main() -> Story:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_quiet)
+        loop.set_exception_handler(quiet)
         jumping = JumpingClock()
         clock = SteadyClock(jumping)
         async with opened(seed, clock, variant.get("store_class", MemoryStore)) as store:
             return await World(seed, store, clock, jumping, **variant).run()
 
+    with silence():
+        return run_virtual(main())
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """A scope without log lines: in a simulation everything goes wrong all the time."""
     logger = logging.getLogger("reefknot")
     before, logger.disabled = logger.disabled, True
     try:
-        return run_virtual(main())
+        yield
     finally:
         logger.disabled = before
 
 
-def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A process that was killed leaves its tasks as they were; everything else is a mistake."""
     if not isinstance(context.get("exception"), Crashed):
         loop.default_exception_handler(context)
