@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 
 from msgspec import json
@@ -79,12 +79,17 @@ class _Uncopied:
             self._connection.check(answer.data)
             self.position = int(json.decode(answer.data)["seq"])
 
-    async def missing(self, events: Sequence[SealedEvent]) -> list[SealedEvent]:
-        """The events among these that are not in the audit stream, by the last one that is."""
+    async def missing(self, events: Collection[SealedEvent]) -> list[SealedEvent]:
+        """
+        The events among these that are not in the audit stream, by the last one that is.
+
+        These must be all that may be there: `position` is behind the last one that is, whoever copied it.
+        """
         last = await last_message(self._connection, self._names.audit, self._names.chain(self._chain))
+        removed = await self._removed() if last is None else 0
+        events = list(events)  # more may have come meanwhile, and have been copied by others
         self.position = 0 if last is None else last.sequence
         if last is None:
-            removed = await self._removed()
             return [one for one in events if one.sequence > removed]
         found = decoded(last.body)
         if found is None or not events or found.sequence < events[0].sequence:
@@ -238,7 +243,8 @@ class AuditWriter:
                     if not _may_be_stored(error) or tries > 1:
                         self._say_waiting(tries, error)
                 try:
-                    self._drop(len(some) - len(await self._chain.missing(some)))
+                    left = await self._chain.missing(self._uncopied)
+                    self._drop(len(self._uncopied) - len(left))
                 except Exception as error:
                     self._say_waiting(tries, error)
                 await self._connection.wait_until_up(1.0)

@@ -242,7 +242,7 @@ class JetStreamTransport:
 
     async def _listen(self, subscriber: _Subscriber) -> None:
         try:
-            for subject in subscriber.subjects - self._pulled:
+            for subject in sorted(subscriber.subjects - self._pulled):
                 for heard in (subject, f"{self._name}.parts.{subject}"):
                     handler = partial(self._hear, subscriber, subject)
                     subscriber.subscriptions.append(await self._connection.listen(heard, handler))
