@@ -161,6 +161,7 @@ class BrokerWorld(World):
         await super()._calm()
 
     async def _until_answered(self) -> None:
+        await asyncio.sleep(10.0)  # whatever is still on its way has arrived, or is given up
         await super()._until_answered()
         await asyncio.sleep(5.0)  # what the mirror has yet to hear of
         self.rules_of_stream.check(self.own_store)

@@ -298,7 +298,9 @@ class Pool:
         try:
             items = await asyncio.shield(claim)
         except asyncio.CancelledError:
-            await self._give_back(await claim)
+            (found,) = await asyncio.gather(claim, return_exceptions=True)
+            if not isinstance(found, BaseException):  # without an answer the leases run out
+                await self._give_back(found)
             raise
         except Exception as error:
             text = error_text(error)
