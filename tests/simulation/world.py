@@ -148,6 +148,7 @@ class Member:
             self.process.thaw()
         for task in getattr(self.part, "_tasks", []):
             task.cancel()
+        self.world.left_over.append(self.store)
         self.part = None
 
     async def stop(self) -> None:
@@ -191,6 +192,8 @@ class World:
         self.submissions = Submissions(store.work, clock, rules=self.rules)
         self.callers: dict[str, tuple[Router, asyncio.Future[ExecResult]]] = {}
         """Callers in a router's own process."""
+        self.left_over: list[Any] = []
+        """The stores of processes that are dead: their tasks stay where they were."""
         self.sea.on_send = self._accepted_means_kept
         if isinstance(store, MemoryStore):
             self._watch_fences(store)

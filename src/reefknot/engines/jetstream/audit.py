@@ -63,6 +63,8 @@ class _Uncopied:
         self._names = names
         self._chain = chain
         self.position = 0
+        self.copied = 0
+        """The number in its chain of the last event that was found in the stream."""
 
     async def send(self, events: Sequence[SealedEvent]) -> None:
         """Store these as one batch, behind the chain's last event."""
@@ -80,18 +82,16 @@ class _Uncopied:
             self.position = int(json.decode(answer.data)["seq"])
 
     async def missing(self, events: Collection[SealedEvent]) -> list[SealedEvent]:
-        """
-        The events among these that are not in the audit stream, by the last one that is.
-
-        These must be all that may be there: `position` is behind the last one that is, whoever copied it.
-        """
+        """The events among these that are not in the audit stream, by the last one that is, whoever copied it."""
         last = await last_message(self._connection, self._names.audit, self._names.chain(self._chain))
         removed = await self._removed() if last is None else 0
         events = list(events)  # more may have come meanwhile, and have been copied by others
         self.position = 0 if last is None else last.sequence
         if last is None:
+            self.copied = removed
             return [one for one in events if one.sequence > removed]
         found = decoded(last.body)
+        self.copied = 0 if found is None else found.sequence
         if found is None or not events or found.sequence < events[0].sequence:
             return list(events)
         for number, event in enumerate(events):
@@ -210,8 +210,10 @@ class AuditWriter:
         self._has_outbox = True
         if sealed:
             self.head = Head(self.writer, sealed[-1].sequence, sealed[-1].hash)
-            self._uncopied += sealed
-            self._uncopied_bytes += sum(len(one.body) for one in sealed)
+            # While the answer was missing another process may have found them in the outbox, and copied them.
+            left = [one for one in sealed if one.sequence > self._chain.copied]
+            self._uncopied += left
+            self._uncopied_bytes += sum(len(one.body) for one in left)
             self._more.set()
 
     async def copied(self, timeout: float) -> bool:
