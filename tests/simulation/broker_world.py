@@ -20,13 +20,14 @@ from unittest.mock import patch
 import msgspec
 
 from reefknot.clock import SteadyClock
-from reefknot.core.messages import ACK, AckStatus, ExecAssignment, ExecAssignmentAck
+from reefknot.core.messages import ACK, ASSIGN, AckStatus, ExecAssignment, ExecAssignmentAck
 from reefknot.core.work import ENDED, WorkState, is_unassigned
 from reefknot.engines.jetstream import JetStreamStore
 from reefknot.engines.jetstream.connection import options_from_url
 from reefknot.engines.jetstream.state import StoredItem
 from reefknot.engines.jetstream.streams import OPEN
-from reefknot.errors import StoreError
+from reefknot.engines.jetstream.transport import JetStreamTransport
+from reefknot.errors import QueueFullError, StoreError
 from reefknot.testing import run_virtual
 from tests.simulation.broker import NO_FAULTS, Broker, Faults
 from tests.simulation.broker_client import PROCESS
@@ -35,6 +36,8 @@ from tests.simulation.sea import JumpingClock, Process
 from tests.simulation.world import TROUBLES, Story, World, quiet, record_of, silence
 
 URL = "nats://model:4222"
+ACKED_S = 5.0
+ACK_WAIT_S = 3.0
 BROKEN_BROKER = ("disconnect", "disconnect", "restart", "leaderless", "vanish")
 
 
@@ -88,6 +91,13 @@ class StreamRules:
             self._broke(f"the mirror has {mirrored}, and the stream {is_open}")
 
 
+class FastReturnTransport(JetStreamTransport):
+    """A transport whose unacknowledged assignments come back within the time of a run."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named, ack_wait=ACK_WAIT_S)
+
+
 class BrokerWorld(World):
     """A world whose store is on a broker."""
 
@@ -98,6 +108,10 @@ class BrokerWorld(World):
         self.broker = broker
         self.own_store = store
         self.has_own_transport = seed % 2 == 1
+        self.worker_options = {"shared_subject": self.has_own_transport}
+        self.peer = store.transport(keeps_shared=True)
+        self.accepted: set[str] = set()
+        """Assignments that a worker said yes to."""
         self.rules_of_stream = StreamRules(broker, self.story)
         if self.has_own_transport:
             broker.heard = self._heard
@@ -116,6 +130,8 @@ class BrokerWorld(World):
         found = stream.last_on(self.own_store.names.any_work(record_of(ack.assignment_id)))
         kept = stream.messages[found].body if found else b""
         item = msgspec.json.decode(kept, type=StoredItem).item if kept else None
+        if ack.status is AckStatus.ACCEPTED:
+            self.accepted.add(ack.assignment_id)
         if ack.status is AckStatus.ACCEPTED and (item is None or (is_unassigned(item) and not item.admission)):
             self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")
 
@@ -131,12 +147,25 @@ class BrokerWorld(World):
 
     async def _hand_in(self, assignment: ExecAssignment) -> None:
         """A caller who is not answered asks again: under the same id it is the same assignment."""
+        if self.has_own_transport and self.rng.random() < 0.4:
+            await self._publish(assignment)
+            return
         while True:
             try:
                 await super()._hand_in(assignment)
                 return
             except StoreError:
                 await asyncio.sleep(1.0)
+
+    async def _publish(self, assignment: ExecAssignment) -> None:
+        """Hand it in as a peer does that knows only the documented subjects: it counts when a worker accepted it."""
+        name, ends = assignment.assignment_id, self.clock.now() + ACKED_S
+        with contextlib.suppress(StoreError):
+            await self.peer.publish(ASSIGN, msgspec.json.encode(assignment), message_id=name)
+        while name not in self.accepted and self.clock.now() < ends:  # noqa: ASYNC110 - in virtual time it costs nothing
+            await asyncio.sleep(0.1)
+        if name not in self.accepted:
+            raise QueueFullError(depth=1, limit=1)
 
     async def _report_capacity(self) -> None:
         while True:
@@ -196,10 +225,15 @@ def run_on_broker(seed: int, *, faults: Faults | None = None, **variant: Any) ->
                 world = BrokerWorld(seed, broker, store, clock, jumping, **variant)
                 broker.faults = faults or Faults()
                 story = await world.run()
+                await world.peer.close()
             finally:
                 await store.close()
         story.broker = broker.counts
         return story
 
-    with silence(), the_same_chance(seed):
+    with (
+        silence(),
+        the_same_chance(seed),
+        patch("reefknot.engines.jetstream.store.JetStreamTransport", FastReturnTransport),
+    ):
         return run_virtual(main())

@@ -18,9 +18,7 @@ _headers, _work_messages = Message.headers, State.work_messages
 
 def _without_revisions(self: Message) -> dict[str, str]:
     is_free = ".work." in self.subject
-    return {
-        name: value for name, value in _headers(self).items() if not (is_free and name.startswith("Nats-Expected"))
-    }
+    return {name: value for name, value in _headers(self).items() if not (is_free and name.startswith("Nats-Expected"))}
 
 
 async def _never_looks(self: Commits, commit_id: str) -> None:

@@ -182,6 +182,7 @@ class World:
         self.story = Story(seed)
         self.worker_class: type[Worker] = variant.get("worker_class", Worker)
         self.router_class: type[Router] = variant.get("router_class", Router)
+        self.worker_options: dict[str, Any] = {}
         self.worker_clock: Clock = jumping if variant.get("jumping_workers") else clock
         self.sea = Sea(self.rng, Weather(lost=self.rng.choice([0.0, 0.02, 0.1]), late=self.rng.choice([0.0, 0.1])))
         self.policy = self.rng.choice(list(RejectionPolicy))
@@ -246,6 +247,7 @@ class World:
             blocks={"sim.step": SimBlock(self.story, process)},
             clock=self.worker_clock,
             seed=seed,
+            **self.worker_options,
         )
 
     # ---- the run ----------------------------------------------------------------------------------------------------
