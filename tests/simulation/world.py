@@ -173,6 +173,8 @@ class World:
     """Everything there is in one run."""
 
     troubles: tuple[str, ...] = TROUBLES
+    most_pending = 30
+    """Places of the router."""
 
     def __init__(self, seed: int, store: Store, clock: Clock, jumping: JumpingClock, **variant: Any) -> None:
         self.rng = Random(seed)
@@ -186,7 +188,7 @@ class World:
         self.worker_clock: Clock = jumping if variant.get("jumping_workers") else clock
         self.sea = Sea(self.rng, Weather(lost=self.rng.choice([0.0, 0.02, 0.1]), late=self.rng.choice([0.0, 0.1])))
         self.policy = self.rng.choice(list(RejectionPolicy))
-        names = [f"w{n}" for n in range(self.rng.choice([1, 2, 3, 3]))]
+        names = [f"w{n}" for n in range(variant.get("workers") or self.rng.choice([1, 2, 3, 3]))]
         self.workers = [Member(self, name) for name in names]
         self.router = Member(self, "router")
         self.rules = SubmissionRules(TIGHT if seed % 4 == 3 else 30)
@@ -234,7 +236,7 @@ class World:
         seed = self.rng.randrange(1 << 30)
         rules = Rules(size=SIZE, policy=self.policy, max_defer_time_ms=2000)
         if name == "router":
-            bounds = RouterSettings(rules=Rules(size=30))
+            bounds = RouterSettings(rules=Rules(size=self.most_pending))
             return self.router_class(store=store, transport=port, clock=self.clock, settings=bounds, seed=seed)
         settings = default_settings(
             rules=rules, concurrency=SLOTS, lease=LEASE_S, quarantine_failed=self.story.seed % 5 == 0
