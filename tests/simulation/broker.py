@@ -210,7 +210,8 @@ class Broker:
             case ["CONSUMER", "MSG", "NEXT", stream, consumer]:
                 self._ask(self._known(stream), consumer, asked, reply)
                 return None
-        raise AssertionError(f"the model does not know {name}")
+            case _:
+                raise AssertionError(f"the model does not know {name}")
 
     def _known(self, name: str) -> Stream:
         if name not in self.streams:

@@ -79,6 +79,7 @@ class Subscription:
 
     def __init__(self, client: Client, subject: str, queue: str, handler: Callable[[Msg], Awaitable[None]] | None):
         self.client = client
+        self.number = client.broker.next_number()
         self.subject = subject
         self.queue = queue
         self.is_known = False
@@ -97,6 +98,7 @@ class Subscription:
     async def unsubscribe(self) -> None:
         if self in self.client.subscriptions:
             self.client.subscriptions.remove(self)
+            self.client._subs.pop(self.number, None)
             self.client.to_server.send(lambda: setattr(self, "is_known", False))
         self.end()
 
@@ -117,6 +119,10 @@ class Client:
         self.is_open = self.is_closed = False
         self.subscriptions: list[Subscription] = []
         self.settings: dict[str, Any] = {}
+        self._subs: dict[int, Subscription] = {}
+        """By number: as nats-py has them, for who takes the place of `_process_msg`."""
+        self._arrived: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
         self._count = 0
 
@@ -125,6 +131,7 @@ class Client:
         self.settings = settings
         self.to_server = _Pipe(self, lambda act: act())
         self.to_client = _Pipe(self, lambda act: act())
+        self._reading = self.loop.create_task(self._read())
         self.inbox = f"_INBOX.client{self.broker.next_number()}"
         while self.broker.is_down:
             await settings["error_cb"](ConnectionRefusedError("nobody there"))
@@ -154,7 +161,7 @@ class Client:
         try:
             await self.publish(subject, body, reply=reply, headers=headers)
             async with asyncio.timeout(timeout):
-                message = await future
+                message: Msg = await future
         except TimeoutError:
             raise errors.TimeoutError from None
         finally:
@@ -168,21 +175,47 @@ class Client:
             raise errors.ConnectionClosedError
         made = Subscription(self, subject, queue, cb)
         self.subscriptions.append(made)
+        self._subs[made.number] = made
         self.to_server.send(lambda: setattr(made, "is_known", made in self.subscriptions))
         return made
 
+    async def _send_command(self, command: bytes) -> None:
+        """Send messages that are written as the protocol has them."""
+        while command:
+            line, _, rest = command.partition(b"\r\n")
+            _, subject, *_, head, whole = line.split(b" ")
+            headers = _headers(rest[: int(head)])
+            body = rest[int(head) : int(whole)]
+            command = rest[int(whole) + 2 :]
+            await self.publish(subject.decode(), body, headers=headers)
+
     def deliver(self, to: Subscription | None, subject: str, body: bytes, headers: Any, reply: str) -> None:
         """Send a message to this client, for a subscription, or else as the answer to a request."""
-        message = Msg(_client=self, subject=subject, reply=reply, data=body, headers=headers or None)  # type: ignore[arg-type]
+
+        def answer() -> None:
+            future = self._waiting.get(subject)
+            if future is not None and not future.done():
+                future.set_result(_message(subject, reply, body, headers))
 
         def arrive() -> None:
-            future = self._waiting.get(subject)
-            if to is not None:
-                to._pending_queue.put_nowait(message)
-            elif future is not None and not future.done():
-                future.set_result(message)
+            if to is None:
+                answer()
+            elif "_process_msg" in self.__dict__:  # somebody hears in its place, and may wait
+                self._arrived.put_nowait((to.number, subject.encode(), reply.encode(), body, _head(headers)))
+            elif to in self.subscriptions:
+                to._pending_queue.put_nowait(_message(subject, reply, body, headers))
 
         self.to_client.send(arrive)
+
+    async def _read(self) -> None:
+        """Take what arrives, one after the other."""
+        while True:
+            await self._process_msg(*await self._arrived.get())
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if sid in self._subs:
+            message = _message(subject.decode(), reply.decode(), data, _headers(headers))
+            self._subs[sid]._pending_queue.put_nowait(message)
 
     def lose(self, outage: float) -> None:
         """Break the connection. It is back after so long, when the server is; what was buffered may come then."""
@@ -213,5 +246,27 @@ class Client:
     async def close(self) -> None:
         self.is_closed, self.is_open = True, False
         self.broker.left(self)
+        if self._reading is not None:
+            self._reading.cancel()
         for one in self.subscriptions:
             one.end()
+
+
+def _message(subject: str, reply: str, body: bytes, headers: Mapping[str, str] | None) -> Msg:
+    return Msg(_client=None, subject=subject, reply=reply, data=body, headers=dict(headers) if headers else None)  # type: ignore[arg-type]
+
+
+def _head(headers: Mapping[str, str] | None) -> bytes:
+    """Headers as the protocol has them: the server's status is in the first line."""
+    if not headers:
+        return b""
+    status = f" {headers['Status']}" if "Status" in headers else ""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if name != "Status")
+    return f"NATS/1.0{status}\r\n{lines}\r\n".encode()
+
+
+def _headers(raw: bytes) -> dict[str, str]:
+    first, *lines = raw.decode().split("\r\n")
+    found = {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
+    status = first.removeprefix("NATS/1.0").strip()
+    return {"Status": status, **found} if status else found

@@ -116,9 +116,11 @@ class Stream:
 
     @property
     def duplicate_window(self) -> float:
-        return self.config.get("duplicate_window", 0) / 1e9 or DUPLICATE_S
+        return float(self.config.get("duplicate_window", 0) / 1e9 or DUPLICATE_S)
 
-    def _publish_batch(self, subject: str, body: bytes, headers: Mapping[str, str], now: float) -> Any:
+    def _publish_batch(
+        self, subject: str, body: bytes, headers: Mapping[str, str], now: float
+    ) -> dict[str, Any] | None:
         if not self.config.get("allow_atomic"):
             raise Refusal(10174, "atomic publish is disabled")
         name, place = headers[BATCH], int(headers[PLACE])
@@ -250,7 +252,7 @@ class Consumer:
         chosen = sum(map(self._means, self._chosen))
         if self._next > self.stream.last:
             return chosen
-        return chosen + sum(seq >= self._next and self._means(seq) for seq in self.stream.messages)
+        return chosen + len([seq for seq in self.stream.messages if seq >= self._next and self._means(seq)])
 
     def take(self, now: float) -> tuple[Stored, int] | None:
         """The next message to deliver, and how often it was: first those whose time for an acknowledgement is over."""

@@ -40,7 +40,7 @@ class Asking:
         whole = {"name": self.name, "subjects": [f"{self.name}.>"], "storage": "memory", **config}
         return await self.api(f"STREAM.CREATE.{self.name}", whole)
 
-    async def store(self, subject: str, body: bytes = b"x", **headers: str) -> Any:
+    async def store(self, subject: str, body: bytes = b"x", /, **headers: str) -> Any:
         """The sequence of a stored message, or the refusal."""
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         answer = await self.connection.request(f"{self.name}.{subject}", body, headers=given)
@@ -79,8 +79,8 @@ async def _compare_and_set(ask: Asking) -> Facts:
     await ask.make(max_msgs_per_subject=1)
     facts = [await ask.store("a.1"), await ask.store("a.2"), await ask.store("a.1", b"y")]
     facts += [await ask.store("a.1", Nats_Expected_Last_Subject_Sequence="1")]
-    facts += [await ask.store("a.1", **{EXPECTED: "2", OVER: f"{ask.name}.a.*"})]
-    facts += [await ask.store("a.3", **{EXPECTED: "3", OVER: f"{ask.name}.a.*"})]
+    facts += [await ask.store("a.1", b"x", **{EXPECTED: "2", OVER: f"{ask.name}.a.*"})]
+    facts += [await ask.store("a.3", b"x", **{EXPECTED: "3", OVER: f"{ask.name}.a.*"})]
     facts += [await ask.store("b", Nats_Expected_Last_Subject_Sequence="0")]
     last = await last_message(ask.connection, ask.name, f"{ask.name}.a.*")
     facts += [None if last is None else (last.sequence, last.body, dict(last.headers).keys() >= {EXPECTED})]
