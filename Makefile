@@ -70,7 +70,7 @@ mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices
 soak: $(STAMP) ## many seeds of the whole-system simulation (SEEDS=5000) and of overload (LOADS=50); FLOOD=1000000 keys
 	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_whole_system.py -k every_promise $(ARGS)
 	@BROKER_SEEDS=$(BROKER_SEEDS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_whole_broker.py -k every_promise $(ARGS)
-	@FLEET_WORKERS=1000 $(BIN)/python -m pytest -q -n0 --timeout 1200 tests/simulation/test_many_workers.py $(ARGS)
+	@FLEET_WORKERS=1000 $(BIN)/python -m pytest -q -n0 tests/simulation/test_many_workers.py $(ARGS)
 	@LOAD_SEEDS=$(LOADS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_overload.py $(ARGS)
 	@FLOOD_KEYS=$(FLOOD) $(BIN)/python -m pytest -q -s tests/security/test_key_flood.py $(ARGS)
 
