@@ -112,6 +112,8 @@ class Client:
 
     connected_server_version = SimpleNamespace(major=2, minor=12, patch=0)
     max_payload = 1 << 20
+    _flush_queue: asyncio.Queue[Any] | None = None
+    """None: what is written is on its way at once."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -183,11 +185,12 @@ class Client:
         """Send messages that are written as the protocol has them."""
         while command:
             line, _, rest = command.partition(b"\r\n")
-            _, subject, *_, head, whole = line.split(b" ")
-            headers = _headers(rest[: int(head)])
-            body = rest[int(head) : int(whole)]
-            command = rest[int(whole) + 2 :]
-            await self.publish(subject.decode(), body, headers=headers)
+            kind, subject, *more = line.split()
+            size = int(more.pop())
+            head = int(more.pop()) if kind == b"HPUB" else 0
+            reply = more[0].decode() if more else ""
+            await self.publish(subject.decode(), rest[head:size], reply, _headers(rest[:head]))
+            command = rest[size + 2 :]
 
     def deliver(self, to: Subscription | None, subject: str, body: bytes, headers: Any, reply: str) -> None:
         """Send a message to this client, for a subscription, or else as the answer to a request."""

@@ -151,7 +151,7 @@ async def _shared_stream(ask: Asking) -> Facts:
     heard: list[Any] = []
     inbox = f"_INBOX.{uuid4().hex}"
 
-    async def hear(message: Any) -> None:
+    def hear(message: Any) -> None:
         heard.append(message)
 
     async def fetch(number: int) -> Facts:
@@ -163,7 +163,7 @@ async def _shared_stream(ask: Asking) -> Facts:
                 await asyncio.sleep(0.005)
         return [(one.data, one.reply.split(".")[4:5]) for one in heard if one.data]
 
-    await ask.connection.subscribe(inbox, hear)
+    await ask.connection.listen(inbox, hear)
     facts += [await fetch(2)]
     for message, answer in zip(list(heard), (b"+ACK", b"-NAK"), strict=True):
         await ask.connection.publish(message.reply, answer)
