@@ -16,6 +16,7 @@ RUN_EXTRAS := http
 CODE := $(wildcard src tests tools bench examples)
 ARGS ?=
 SEEDS ?= 5000
+BROKER_SEEDS ?= 1000
 LOADS ?= 50
 FLOOD ?= 1000000
 # Half of a test's time is waiting, for another process or a lock: two tests for each processor keep it busy.
@@ -69,6 +70,8 @@ mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices
 
 soak: $(STAMP) ## many seeds of the whole-system simulation (SEEDS=5000) and of overload (LOADS=50); FLOOD=1000000 keys
 	@SIMULATION_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_whole_system.py -k every_promise $(ARGS)
+	@BROKER_SEEDS=$(BROKER_SEEDS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_whole_broker.py -k every_promise $(ARGS)
+	@FLEET_WORKERS=1000 $(BIN)/python -m pytest -q -n0 tests/simulation/test_many_workers.py $(ARGS)
 	@LOAD_SEEDS=$(LOADS) $(BIN)/python -m pytest -q -n logical --dist worksteal tests/simulation/test_overload.py $(ARGS)
 	@FLOOD_KEYS=$(FLOOD) $(BIN)/python -m pytest -q -s tests/security/test_key_flood.py $(ARGS)
 

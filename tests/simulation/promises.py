@@ -50,8 +50,8 @@ def check_bounds(world: World) -> None:
         if counted != queue._open:
             story.broken.append(f"open work is {dict(counted)}, and is counted as {dict(queue._open)}")
     router = world.router.part
-    if router is not None and len(router.table) > 30:
-        story.broken.append(f"router: {len(router.table)} pending of at most 30")
+    if router is not None and len(router.table) > world.most_pending:
+        story.broken.append(f"router: {len(router.table)} pending of at most {world.most_pending}")
 
 
 async def check_at_the_end(world: World) -> None:

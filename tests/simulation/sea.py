@@ -109,7 +109,8 @@ class Sea:
     def __init__(self, rng: Random, weather: Weather) -> None:
         self._rng = rng
         self.weather = weather
-        self._lines: list[tuple[frozenset[str], asyncio.Queue[Delivery], Process]] = []
+        self._lines: dict[str, list[tuple[frozenset[str], asyncio.Queue[Delivery], Process]]] = {}
+        """By subject: who listens to it."""
         self.heard: list[tuple[str, bytes]] = []
         self.calm = False
         self.on_send: Callable[[str, bytes], None] = lambda subject, body: None
@@ -120,8 +121,8 @@ class Sea:
     def send(self, delivery: Delivery) -> None:
         self.heard.append((delivery.subject, delivery.body))
         self.on_send(delivery.subject, delivery.body)
-        for line in self._lines:
-            if delivery.subject in line[0] and not line[2].dead:
+        for line in self._lines.get(delivery.subject, ()):
+            if not line[2].dead:
                 for delay in self._fate():
                     asyncio.get_running_loop().call_later(delay, self._arrive, line, delivery)
 
@@ -151,7 +152,8 @@ class Sea:
 
     def listen(self, subjects: tuple[str, ...], process: Process) -> AsyncIterator[Delivery]:
         line = (frozenset(subjects), asyncio.Queue[Delivery](), process)
-        self._lines.append(line)
+        for subject in line[0]:
+            self._lines.setdefault(subject, []).append(line)
         return self._read(line)
 
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -36,7 +36,7 @@ from reefknot.core.overload.admission import RejectionPolicy, Rules
 from reefknot.core.overload.submission import Capacity, SubmissionRules
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.sqlite import SqliteStore
-from reefknot.errors import QueueFullError
+from reefknot.errors import QueueFullError, StoreError
 from reefknot.ports.block import BlockContext
 from reefknot.ports.clock import Clock
 from reefknot.ports.store import Store
@@ -73,6 +73,8 @@ class Story:
     executions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     happened: list[str] = field(default_factory=list)
     ended_at: float = 0.0
+    broker: dict[str, int] = field(default_factory=dict)
+    """What went wrong at the broker, in a run that has one."""
 
     def __str__(self) -> str:
         lines = "\n  ".join(self.broken[:12])
@@ -117,12 +119,25 @@ class Member:
         self.world = world
         self.name = name
         self.process: Process | None = None
+        self.store: Any = None
         self.part: Any = None
 
     async def start(self) -> None:
+        """As a supervisor does it: a process that cannot start because of its store is started again."""
+        while True:
+            try:
+                await self._start()
+                return
+            except StoreError:
+                self.crash()
+                await asyncio.sleep(1.0)
+
+    async def _start(self) -> None:
         world = self.world
         self.process = Process(world.rng, world.sea.weather)
-        self.part = world.make(self.name, StoreThrough(world.store, self.process), self.process)
+        self.store = await world.store_of(self.process)
+        near = StoreThrough(self.store, self.process)
+        self.part = world.make(self.name, near, self.process, world.port_of(self.process, self.store))
         with contextlib.suppress(Crashed):
             await self.part.start()
 
@@ -133,6 +148,7 @@ class Member:
             self.process.thaw()
         for task in getattr(self.part, "_tasks", []):
             task.cancel()
+        self.world.left_over.append(self.store)
         self.part = None
 
     async def stop(self) -> None:
@@ -140,6 +156,8 @@ class Member:
             part, self.part = self.part, None
             with contextlib.suppress(Crashed):
                 await part.stop()
+                if self.store is not self.world.store:
+                    await self.store.close()
 
 
 def tenant_of(name: str) -> str | None:
@@ -154,6 +172,10 @@ def record_of(name: str) -> str:
 class World:
     """Everything there is in one run."""
 
+    troubles: tuple[str, ...] = TROUBLES
+    most_pending = 30
+    """Places of the router."""
+
     def __init__(self, seed: int, store: Store, clock: Clock, jumping: JumpingClock, **variant: Any) -> None:
         self.rng = Random(seed)
         self.store = store
@@ -162,16 +184,19 @@ class World:
         self.story = Story(seed)
         self.worker_class: type[Worker] = variant.get("worker_class", Worker)
         self.router_class: type[Router] = variant.get("router_class", Router)
+        self.worker_options: dict[str, Any] = {}
         self.worker_clock: Clock = jumping if variant.get("jumping_workers") else clock
         self.sea = Sea(self.rng, Weather(lost=self.rng.choice([0.0, 0.02, 0.1]), late=self.rng.choice([0.0, 0.1])))
         self.policy = self.rng.choice(list(RejectionPolicy))
-        names = [f"w{n}" for n in range(self.rng.choice([1, 2, 3, 3]))]
+        names = [f"w{n}" for n in range(variant.get("workers") or self.rng.choice([1, 2, 3, 3]))]
         self.workers = [Member(self, name) for name in names]
         self.router = Member(self, "router")
         self.rules = SubmissionRules(TIGHT if seed % 4 == 3 else 30)
         self.submissions = Submissions(store.work, clock, rules=self.rules)
         self.callers: dict[str, tuple[Router, asyncio.Future[ExecResult]]] = {}
         """Callers in a router's own process."""
+        self.left_over: list[Any] = []
+        """The stores of processes that are dead: their tasks stay where they were."""
         self.sea.on_send = self._accepted_means_kept
         if isinstance(store, MemoryStore):
             self._watch_fences(store)
@@ -199,12 +224,19 @@ class World:
             if ack.status is AckStatus.ACCEPTED and never_kept:
                 self.story.broken.append(f"{ack.assignment_id} was accepted and is not kept")
 
-    def make(self, name: str, store: Any, process: Process) -> Any:
+    async def store_of(self, process: Process) -> Any:
+        """The store as a process has it: the same one for all, or on a broker one of its own over the same streams."""
+        return self.store
+
+    def port_of(self, process: Process, store: Any) -> Any:
+        """The transport as a process has it."""
+        return self.sea.port(process)
+
+    def make(self, name: str, store: Any, process: Process, port: Any) -> Any:
         seed = self.rng.randrange(1 << 30)
-        port = self.sea.port(process)
         rules = Rules(size=SIZE, policy=self.policy, max_defer_time_ms=2000)
         if name == "router":
-            bounds = RouterSettings(rules=Rules(size=30))
+            bounds = RouterSettings(rules=Rules(size=self.most_pending))
             return self.router_class(store=store, transport=port, clock=self.clock, settings=bounds, seed=seed)
         settings = default_settings(
             rules=rules, concurrency=SLOTS, lease=LEASE_S, quarantine_failed=self.story.seed % 5 == 0
@@ -217,6 +249,7 @@ class World:
             blocks={"sim.step": SimBlock(self.story, process)},
             clock=self.worker_clock,
             seed=seed,
+            **self.worker_options,
         )
 
     # ---- the run ----------------------------------------------------------------------------------------------------
@@ -310,7 +343,7 @@ class World:
         while self.clock.now() < ends:
             await asyncio.sleep(self.rng.random() * 8)
             member = self.rng.choice([self.router, *self.workers])
-            trouble = self.rng.choice(TROUBLES)
+            trouble = self.rng.choice(self.troubles)
             self.story.happened.append(f"{self.clock.now():.2f} {trouble} {member.name}")
             await getattr(self, f"_{trouble}")(member)
 
@@ -400,21 +433,28 @@ def run(seed: int, **variant: Any) -> Story:
 
     async def main() -> Story:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_quiet)
+        loop.set_exception_handler(quiet)
         jumping = JumpingClock()
         clock = SteadyClock(jumping)
         async with opened(seed, clock, variant.get("store_class", MemoryStore)) as store:
             return await World(seed, store, clock, jumping, **variant).run()
 
+    with silence():
+        return run_virtual(main())
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """A scope without log lines: in a simulation everything goes wrong all the time."""
     logger = logging.getLogger("reefknot")
     before, logger.disabled = logger.disabled, True
     try:
-        return run_virtual(main())
+        yield
     finally:
         logger.disabled = before
 
 
-def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A process that was killed leaves its tasks as they were; everything else is a mistake."""
     if not isinstance(context.get("exception"), Crashed):
         loop.default_exception_handler(context)

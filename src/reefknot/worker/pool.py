@@ -299,7 +299,9 @@ class Pool:
         try:
             items = await asyncio.shield(claim)
         except asyncio.CancelledError:
-            await self._give_back(await claim)
+            (found,) = await asyncio.gather(claim, return_exceptions=True)
+            if not isinstance(found, BaseException):  # without an answer the leases run out
+                await self._give_back(found)
             raise
         except Exception as error:
             self._errors.log(f"{self.name}: the store cannot be read", error, self._clock.now())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 
 from msgspec import json
@@ -63,6 +63,8 @@ class _Uncopied:
         self._names = names
         self._chain = chain
         self.position = 0
+        self.copied = 0
+        """The number in its chain of the last event that was found in the stream."""
 
     async def send(self, events: Sequence[SealedEvent]) -> None:
         """Store these as one batch, behind the chain's last event."""
@@ -79,14 +81,17 @@ class _Uncopied:
             self._connection.check(answer.data)
             self.position = int(json.decode(answer.data)["seq"])
 
-    async def missing(self, events: Sequence[SealedEvent]) -> list[SealedEvent]:
-        """The events among these that are not in the audit stream, by the last one that is."""
+    async def missing(self, events: Collection[SealedEvent]) -> list[SealedEvent]:
+        """The events among these that are not in the audit stream, by the last one that is, whoever copied it."""
         last = await last_message(self._connection, self._names.audit, self._names.chain(self._chain))
+        removed = await self._removed() if last is None else 0
+        events = list(events)  # more may have come meanwhile, and have been copied by others
         self.position = 0 if last is None else last.sequence
         if last is None:
-            removed = await self._removed()
+            self.copied = removed
             return [one for one in events if one.sequence > removed]
         found = decoded(last.body)
+        self.copied = 0 if found is None else found.sequence
         if found is None or not events or found.sequence < events[0].sequence:
             return list(events)
         for number, event in enumerate(events):
@@ -205,8 +210,10 @@ class AuditWriter:
         self._has_outbox = True
         if sealed:
             self.head = Head(self.writer, sealed[-1].sequence, sealed[-1].hash)
-            self._uncopied += sealed
-            self._uncopied_bytes += sum(len(one.body) for one in sealed)
+            # While the answer was missing another process may have found them in the outbox, and copied them.
+            left = [one for one in sealed if one.sequence > self._chain.copied]
+            self._uncopied += left
+            self._uncopied_bytes += sum(len(one.body) for one in left)
             self._more.set()
 
     async def copied(self, timeout: float) -> bool:
@@ -238,7 +245,8 @@ class AuditWriter:
                     if not _may_be_stored(error) or tries > 1:
                         self._say_waiting(tries, error)
                 try:
-                    self._drop(len(some) - len(await self._chain.missing(some)))
+                    left = await self._chain.missing(self._uncopied)
+                    self._drop(len(self._uncopied) - len(left))
                 except Exception as error:
                     self._say_waiting(tries, error)
                 await self._connection.wait_until_up(1.0)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.5
 SCAN_S = 60.0
+READ_S = 1.5
+"""How long one read waits for its answer: within the patience it is repeated, since an answer may get lost."""
 PATIENCE_S = 5.0
 R = TypeVar("R")
 _NANOSECONDS = 1_000_000_000
@@ -68,7 +70,7 @@ async def message_at(connection: Connection, stream: str, sequence: int) -> Stre
 
 async def _get(connection: Connection, stream: str, what: dict[str, Any]) -> StreamMessage | None:
     try:
-        answer = await patiently(connection, lambda: connection.api(f"STREAM.MSG.GET.{stream}", what))
+        answer = await patiently(connection, lambda: connection.api(f"STREAM.MSG.GET.{stream}", what, timeout=READ_S))
     except RefusedError as error:
         if error.number == NO_MESSAGE:
             return None

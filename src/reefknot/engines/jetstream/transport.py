@@ -250,7 +250,7 @@ class JetStreamTransport:
 
     async def _listen(self, subscriber: _Subscriber) -> None:
         try:
-            for subject in subscriber.subjects - self._pulled:
+            for subject in sorted(subscriber.subjects - self._pulled):
                 for heard in (self._prefix + subject, f"{self._name}.parts.{subject}"):
                     handler = partial(self._hear, subscriber, subject)
                     subscriber.subscriptions.append(await self._connection.listen(heard, handler))

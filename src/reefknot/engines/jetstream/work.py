@@ -61,13 +61,17 @@ class JetStreamWorkQueue(TableWorkQueue):
         unknown = [one for one in dict.fromkeys(ids) if one not in self.table.items]
         unknown += [one for one in dict.fromkeys(ids) if one in self.table.items and self._is_ended(one)]
         found = await _gathered(self.state.read_work, unknown)
-        for work_id, (stored, revision, subject) in zip(unknown, found, strict=True):
-            if stored is None:
-                if work_id not in self.table.items or self._is_ended(work_id):
-                    self.state.forget(work_id)
-                    self.state.revisions[work_id] = revision
-            elif revision > self.state.revisions.get(work_id, 0):
-                self.state.load(stored, revision, subject)
+
+        def take(now: Moment) -> None:
+            for work_id, (stored, revision, subject) in zip(unknown, found, strict=True):
+                if stored is None:
+                    if work_id not in self.table.items or self._is_ended(work_id):
+                        self.state.forget(work_id)
+                        self.state.revisions[work_id] = revision
+                elif revision > self.state.revisions.get(work_id, 0):
+                    self.state.load(stored, revision, subject)
+
+        await self.look(take)  # not while a batch is on its way: what it changed could not be undone any more
 
     def _is_ended(self, work_id: str) -> bool:
         return self.table.items[work_id].state not in _OPEN
@@ -284,10 +288,14 @@ class JetStreamQuarantine(TableQuarantine):
             state.names.all_work(WorkState.QUARANTINED.value)
         ]
         found = [one for one in await scan(state.connection, state.names.state, subjects) if one.body]
-        for message in found:
-            stored = json.decode(message.body, type=StoredItem)
-            if message.sequence > state.revisions.get(stored.item.id, 0):
-                state.load(stored, message.sequence, message.subject)
+
+        def take(now: Moment) -> None:
+            for message in found:
+                stored = json.decode(message.body, type=StoredItem)
+                if message.sequence > state.revisions.get(stored.item.id, 0):
+                    state.load(stored, message.sequence, message.subject)
+
+        await self._queue.look(take)
         return [item.id for item in await super().find(which, limit=len(found))]
 
     async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:

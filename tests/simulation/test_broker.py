@@ -1,0 +1,139 @@
+"""The model of the broker behaves like the server: it keeps the engine's contracts, and does as a real one does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from reefknot.core.work import WorkItem
+from reefknot.engines.clocks import VirtualClock
+from reefknot.engines.jetstream import JetStreamStore
+from reefknot.engines.jetstream.commits import _ConflictError
+from reefknot.ports.work_queue import Enqueued
+from reefknot.testing.conformance import (
+    AuditLogContract,
+    ControlContract,
+    Harness,
+    IdempotencyContract,
+    QuarantineContract,
+    TransportContract,
+    TransportHarness,
+    WorkQueueContract,
+)
+from reefknot.testing.conformance.harness import event, event_types
+from reefknot.testing.conformance.transport import Ends
+from tests.simulation.broker import Broker
+
+URL = "nats://model:4222"
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker(Random(1), wall=time.time).clients() as model:
+        yield model
+
+
+@pytest.fixture
+def harness(broker: Broker) -> Harness:
+    @asynccontextmanager
+    async def opened(clock: VirtualClock, **options: Any) -> AsyncIterator[JetStreamStore]:
+        store = await JetStreamStore.open(URL, clock, has_server_time=False, **options)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return Harness(opened)
+
+
+class TestModelIdempotency(IdempotencyContract): ...
+
+
+class TestModelAuditLog(AuditLogContract): ...
+
+
+class TestModelWorkQueue(WorkQueueContract): ...
+
+
+class TestModelQuarantine(QuarantineContract): ...
+
+
+class TestModelControl(ControlContract): ...
+
+
+class TestModelTransport(TransportContract):
+    @pytest.fixture
+    def transports(self, broker: Broker) -> TransportHarness:
+        @asynccontextmanager
+        async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
+            stores = [await JetStreamStore.open(URL, clock, has_server_time=False) for _ in range(2)]
+            near, far = [one.transport() for one in stores]
+            try:
+                yield near, far
+            finally:
+                for end in (near, far):
+                    await end.close()
+                for store in stores:
+                    await store.close()
+
+        return TransportHarness(two_ends)
+
+
+def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhile(broker: Broker) -> None:
+    """What was read is taken over after the batch: otherwise its changes would stay here, and be stored nowhere."""
+
+    async def story() -> None:
+        store = await JetStreamStore.open(URL, VirtualClock(), has_server_time=False)
+        commits: Any = store._commits
+        send = commits._send_until_known
+        reading: list[asyncio.Task[Any]] = []
+
+        async def refused(messages: Any, commit_id: str) -> int:
+            commits._send_until_known = send
+            reading.append(asyncio.create_task(store.work.cancel("nobody")))
+            await asyncio.sleep(0.1)  # the other's read is answered by now
+            raise _ConflictError(0)
+
+        commits._send_until_known = refused
+        assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+        await asyncio.gather(*reading)
+        stored, _, _ = await store.state.read_work("a")
+        await store.close()
+        assert stored is not None
+
+    asyncio.run(story())
+
+
+def test_an_event_that_others_copied_before_its_writer_knew_of_it_is_copied_once(broker: Broker) -> None:
+    """The answer to a commit is late; meanwhile another process finds the event in the outbox."""
+
+    async def story() -> list[Any]:
+        clock = VirtualClock()
+        store, other = [await JetStreamStore.open(URL, clock, has_server_time=False) for _ in range(2)]
+        await store.audit.append([event("first")])
+        commits: Any = store._commits
+        send = commits._send_until_known
+
+        async def answered_late(messages: Any, commit_id: str) -> int:
+            sequence: int = await send(messages, commit_id)
+            await asyncio.sleep(0.6)  # longer than others leave an outbox alone
+            await other._writer.recover()
+            await store._writer._chain.missing([])
+            return sequence
+
+        commits._send_until_known = answered_late
+        await store.audit.append([event("second")])
+        try:
+            assert await event_types(store) == ["first", "second"]
+            return await other.audit.verify()
+        finally:
+            await store.close()
+            await other.close()
+
+    assert asyncio.run(story()) == []

@@ -1,0 +1,60 @@
+"""Weakened protocols of the engine on a broker. A simulation that does not catch them would prove nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reefknot.engines.jetstream.audit import _Uncopied
+from reefknot.engines.jetstream.commits import Commits
+from reefknot.engines.jetstream.state import Kept, Message, State
+from tests.simulation.broker_world import run_on_broker
+
+FEW = 60
+
+_headers, _work_messages = Message.headers, State.work_messages
+
+
+def _without_revisions(self: Message) -> dict[str, str]:
+    is_free = ".work." in self.subject
+    return {name: value for name, value in _headers(self).items() if not (is_free and name.startswith("Nats-Expected"))}
+
+
+async def _never_looks(self: Commits, commit_id: str) -> None:
+    """Take a batch without an answer for lost when its second try is refused."""
+
+
+def _tombstones_last(self: State) -> tuple[list[Message], list[tuple[str, int, Kept]]]:
+    messages, records = _work_messages(self)
+    for number, (work_id, place, kept) in enumerate(records):
+        before = messages[place - 1] if place else None
+        if before is not None and not before.body and before.over == messages[place].over:
+            messages[place - 1], messages[place] = messages[place], before
+            records[number] = work_id, place - 1, kept
+    return messages, records
+
+
+def _does_not_hold(self: State) -> None:
+    """Apply what arrives while a batch is on its way."""
+
+
+VARIANTS: dict[str, tuple[Any, str, Any]] = {
+    "no revision check": (Message, "headers", _without_revisions),
+    "no look into the outbox": (Commits, "_found", _never_looks),
+    "a tombstone after its record": (State, "work_messages", _tombstones_last),
+    "a mirror that is not held": (State, "hold", _does_not_hold),
+    "no memory of what others copied": (_Uncopied, "copied", property(lambda self: 0, lambda self, number: None)),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_simulation_catches_a_weakened_protocol_within_a_few_seeds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, attribute, broken = VARIANTS[name]
+    monkeypatch.setattr(owner, attribute, broken, raising=False)
+    for seed in range(1, FEW):
+        if run_on_broker(seed).broken:
+            return
+    pytest.fail(f"{FEW} seeds, and nobody noticed")
