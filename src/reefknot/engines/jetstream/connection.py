@@ -64,6 +64,8 @@ class NatsOptions(Struct, frozen=True):
     tls_key: str | None = None
     patience: float = 5.0
     max_shared_assignments: int = 10_000
+    creates: bool = True
+    """Whether streams that are missing are made; a command that only looks at a store makes none."""
 
     @property
     def shown(self) -> str:
