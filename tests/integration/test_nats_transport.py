@@ -170,14 +170,16 @@ class TestTheWire:
         told: list[bytes] = []
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            inboxes = b""
             writer.write(b'INFO {"version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
             while line := await reader.readline():
                 told.append(line)
                 if line == b"PING\r\n":
                     writer.write(b"PONG\r\n")
+                if line.startswith(b"SUB _INBOX"):
+                    inboxes = line.split()[-1]
                 if line.startswith(b"PUB $JS.API.INFO "):
-                    inbox = line.split()[2]
-                    writer.write(b"MSG %s 1 2\r\n{}\r\n" % inbox)
+                    writer.write(b"MSG %s %s 2\r\n{}\r\n" % (line.split()[2], inboxes))
             writer.close()
 
         async def story() -> None:
@@ -195,9 +197,7 @@ class TestTheWire:
 
         run(story())
 
-    def test_a_server_that_froze_for_longer_than_a_round_trip_is_heard_again(
-        self, own_nats_server: NatsServer
-    ) -> None:
+    def test_a_server_that_froze_for_longer_than_a_round_trip_is_heard_again(self, own_nats_server: NatsServer) -> None:
         async def story() -> None:
             connection = Connection(options_from_url(own_nats_server.url, patience=30.0))
             await connection.open()

@@ -22,6 +22,7 @@ from reefknot.core.audit.event import (
     Completed,
     Event,
     Quarantined,
+    Requeued,
     RulesStored,
     Submitted,
     timestamp,
@@ -83,12 +84,6 @@ def completed_event(
     )
 
 
-def crashed_event(item: WorkItem, wall: float) -> Quarantined:
-    """The event of an item that is in quarantine because its owners vanished."""
-    inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
-    return Quarantined(**about_item(item, wall), reason=item.reason, inputs=inputs)
-
-
 def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) -> Completed:
     """
     The event of an item that ended without a stored result.
@@ -100,6 +95,15 @@ def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) ->
     result = answer_of(item)
     assert result is not None
     return completed_event(result, None, wall, since_ms=item.created_at, attempts=item.attempts)
+
+
+def vanished_events(item: WorkItem, wall: float) -> list[Event]:
+    """The events of an item after its worker vanished: it is back in the queue, or in quarantine and has ended."""
+    about = about_item(item, wall)
+    if item.state is WorkState.QUARANTINED:
+        inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
+        return [Quarantined(**about, reason=item.reason, inputs=inputs), ended_event(item, wall)]
+    return [Requeued(**about, reason="its worker vanished", generation=item.generation)]
 
 
 class RuledQueue(Protocol):

@@ -123,7 +123,7 @@ class JetStreamAuditLog:
         stored = self._commits.change_soon(run)
         head: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
 
-        def tell(done: asyncio.Future[None]) -> None:
+        def report(done: asyncio.Future[None]) -> None:
             if head.cancelled():
                 return
             error = StoreUnavailableError(self._names.audit, "it is closed", "open it again")
@@ -133,7 +133,7 @@ class JetStreamAuditLog:
             else:
                 head.set_exception(failed)
 
-        stored.add_done_callback(tell)
+        stored.add_done_callback(report)
         return head
 
     # ---- reading -----------------------------------------------------------------------------------------------------

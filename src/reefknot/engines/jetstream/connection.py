@@ -138,7 +138,7 @@ class Connection:
         self._last_error: Exception | None = None
         self._reconnected: list[Callable[[], None]] = []
         self._up_since = 0.0
-        self._asking: set[asyncio.Future[Msg]] = set()
+        self._unanswered: set[asyncio.Future[Msg]] = set()
         """Requests that are not answered yet."""
 
     async def open(self) -> None:
@@ -204,8 +204,8 @@ class Connection:
         self._last_error = error
 
     async def _lost(self) -> None:
-        asking, self._asking = self._asking, set()
-        for one in asking:
+        sent, self._unanswered = self._unanswered, set()
+        for one in sent:
             one.cancel()
         if not self._closing and self._client is not None:
             why = error_text(self._last_error or ConnectionError("no reason given"))
@@ -262,19 +262,19 @@ class Connection:
         from nats import errors
 
         self._check_up()
-        asking = asyncio.ensure_future(
+        sent = asyncio.ensure_future(
             self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
         )
-        self._asking.add(asking)
+        self._unanswered.add(sent)
         try:
-            return await asking
+            return await sent
         except asyncio.CancelledError:
-            if asking.cancelled() and self._broke_off(asking):
+            if sent.cancelled() and self._broke_off(sent):
                 problem = "the connection was lost before a request was answered"
                 raise UnansweredError(
                     self.options.shown, problem, "it is tried again when the server is back"
                 ) from None
-            asking.cancel()
+            sent.cancel()
             raise
         except errors.NoRespondersError as error:
             way_out = "start the server with -js, or enable JetStream for this account"
@@ -285,11 +285,11 @@ class Connection:
         except Exception as error:
             raise self._explained(error) from error
         finally:
-            self._asking.discard(asking)
+            self._unanswered.discard(sent)
 
-    def _broke_off(self, asking: asyncio.Future[Msg]) -> bool:
+    def _broke_off(self, sent: asyncio.Future[Msg]) -> bool:
         """Whether a request was cancelled here, because its connection was lost, and not by its caller."""
-        return asking not in self._asking
+        return sent not in self._unanswered
 
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
         """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
