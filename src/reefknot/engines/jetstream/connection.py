@@ -258,7 +258,12 @@ class Connection:
     async def request(
         self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
     ) -> Msg:
-        """Send and wait for the answer."""
+        """
+        Send and wait for the answer.
+
+        The request is a task of its own, which is waited for and not awaited: nats-py's `wait_for` may swallow the
+        cancellation of whoever awaits it.
+        """
         from nats import errors
 
         self._check_up()
@@ -267,15 +272,17 @@ class Connection:
         )
         self._unanswered.add(sent)
         try:
-            return await sent
+            await asyncio.wait([sent])
         except asyncio.CancelledError:
-            if sent.cancelled() and self._broke_off(sent):
-                problem = "the connection was lost before a request was answered"
-                raise UnansweredError(
-                    self.options.shown, problem, "it is tried again when the server is back"
-                ) from None
             sent.cancel()
             raise
+        finally:
+            self._unanswered.discard(sent)
+        try:
+            return sent.result()
+        except asyncio.CancelledError:
+            problem = "the connection was lost before a request was answered"
+            raise UnansweredError(self.options.shown, problem, "it is tried again when the server is back") from None
         except errors.NoRespondersError as error:
             way_out = "start the server with -js, or enable JetStream for this account"
             raise NobodyThereError(self.options.shown, "JetStream does not answer there", way_out) from error
@@ -284,12 +291,6 @@ class Connection:
             raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
         except Exception as error:
             raise self._explained(error) from error
-        finally:
-            self._unanswered.discard(sent)
-
-    def _broke_off(self, sent: asyncio.Future[Msg]) -> bool:
-        """Whether a request was cancelled here, because its connection was lost, and not by its caller."""
-        return sent not in self._unanswered
 
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
         """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
