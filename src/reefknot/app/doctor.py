@@ -322,7 +322,7 @@ _ALWAYS = "set jetstream.sync_interval to always in the server's configuration, 
 
 
 def _syncing(monitor: str | None) -> Finding:
-    """How soon the server syncs what it acknowledges, which only its monitoring port tells."""
+    """The time after which the server syncs what it acknowledges; only its monitoring port tells."""
     if monitor is None:
         text = "not known from here; by default (2m) a power cut of the server may lose the last two minutes"
         return Finding("sync", "warning", text, "--monitor http://HOST:8222 reads it from the server's monitoring port")
