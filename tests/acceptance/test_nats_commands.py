@@ -250,10 +250,13 @@ def test_every_mistake_of_the_section_nats_is_named_with_its_line(person: Person
 
     said = person.refused(MISCONFIGURED, "config", "check")
 
-    assert "reefknot.yaml:3:" in said and "fenced" in said
+    assert "reefknot.yaml:3:" in said
+    assert "fenced" in said
     assert "reefknot.yaml:4:" in said
-    assert "reefknot.yaml:5:" in said and "env:" in said
-    assert "reefknot.yaml:6:" in said and "patience_seconds" in said
+    assert "reefknot.yaml:5:" in said
+    assert "env:" in said
+    assert "reefknot.yaml:6:" in said
+    assert "patience_seconds" in said
     assert "plain-text-secret" not in said
 
 
@@ -329,8 +332,9 @@ def test_a_running_system_says_once_that_the_server_is_away_and_goes_on_when_it_
         out = person.done("submit", "--type", "own.hello", "--wait", "--engine", url)
     assert '{"hello": "world"}' in out
     text = said.read_text()
-    assert text.count("is lost") == 1, text
-    assert text.count("again") - text.count("trying again") == 1, text
+    assert text.count(" is lost (") == 1, text
+    assert text.count(f"connected to {url} again") == 1, text
+    assert text.count("a heartbeat was not sent") <= 1, text
 
 
 def test_every_noun_works_on_a_store_on_nats(person: Person, url: str) -> None:
@@ -346,7 +350,7 @@ def test_every_noun_works_on_a_store_on_nats(person: Person, url: str) -> None:
         assert "worker-1" in person.done("worker", "list")
         assert "paused" in person.done("worker", "pause")
         assert "running again" in person.done("worker", "resume")
-        assert "router-1" in person.done("router", "status")
+        assert "healthy" in person.done("router", "status")
         assert "1 router, 1 worker" in person.done("top", "--once")
         assert "internally consistent" in person.done("audit", "verify")
         assert "completed" in person.done("audit", "tail")
