@@ -318,7 +318,7 @@ def _guarantee(options: NatsOptions) -> Finding:
 
 
 _UNSYNCED = "a power cut of the server may lose what it acknowledged in the last"
-_ALWAYS = "set jetstream.sync_interval to always in the server's configuration, or have three replicas in three places"
+_ALWAYS = "set jetstream.sync_interval to always in the server's configuration"
 
 
 def _syncing(monitor: str | None) -> Finding:
