@@ -66,6 +66,14 @@ class NatsOptions(Struct, frozen=True):
     max_shared_assignments: int = 10_000
     creates: bool = True
     """Whether streams that are missing are made; a command that only looks at a store makes none."""
+    subject_prefix: str | None = None
+    """Written before the documented subjects; None: nothing for a store of the default name, else its name."""
+
+    @property
+    def prefix(self) -> str:
+        """The text before the documented subjects: stores of several names on one server do not hear each other."""
+        own = "" if self.name == DEFAULT_NAME else f"{self.name}."
+        return own if self.subject_prefix is None else self.subject_prefix
 
     @property
     def shown(self) -> str:
@@ -261,8 +269,8 @@ class Connection:
         """
         Send and wait for the answer.
 
-        The request is a task of its own, which is waited for and not awaited: nats-py's `wait_for` may swallow the
-        cancellation of whoever awaits it.
+        A request that is cancelled while its answer arrives would return the answer, in Python 3.11, and its caller
+        would never hear that it was cancelled: so the caller waits beside it.
         """
         from nats import errors
 
@@ -272,17 +280,15 @@ class Connection:
         )
         self._unanswered.add(sent)
         try:
-            await asyncio.wait([sent])
+            return await asyncio.shield(sent)
         except asyncio.CancelledError:
+            if sent.cancelled() and self._broke_off(sent):
+                problem = "the connection was lost before a request was answered"
+                raise UnansweredError(
+                    self.options.shown, problem, "it is tried again when the server is back"
+                ) from None
             sent.cancel()
             raise
-        finally:
-            self._unanswered.discard(sent)
-        try:
-            return sent.result()
-        except asyncio.CancelledError:
-            problem = "the connection was lost before a request was answered"
-            raise UnansweredError(self.options.shown, problem, "it is tried again when the server is back") from None
         except errors.NoRespondersError as error:
             way_out = "start the server with -js, or enable JetStream for this account"
             raise NobodyThereError(self.options.shown, "JetStream does not answer there", way_out) from error
@@ -291,6 +297,12 @@ class Connection:
             raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
         except Exception as error:
             raise self._explained(error) from error
+        finally:
+            self._unanswered.discard(sent)
+
+    def _broke_off(self, sent: asyncio.Future[Msg]) -> bool:
+        """Whether a request was cancelled here, because its connection was lost, and not by its caller."""
+        return sent not in self._unanswered
 
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
         """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
