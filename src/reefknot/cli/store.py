@@ -141,7 +141,7 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
 PLAIN_SECTIONS = frozenset(
     {"engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"}
 )
-"""The sections of a configuration that no warning is about."""
+"""The sections of a configuration that no warning is about, and that opening a file does not need."""
 
 
 def address_to_read(options: StoreFlags) -> StoreAddress:
