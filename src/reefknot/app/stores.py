@@ -278,15 +278,15 @@ async def open_store(
 
 
 @asynccontextmanager
-async def connect(url: str, *, size: int = 1000) -> AsyncIterator[Client]:
+async def connect(url: str, *, size: int = 1000, nats: Mapping[str, Any] | None = None) -> AsyncIterator[Client]:
     """
     A client of the system whose store this is: `async with rk.connect("sqlite:state.db") as client:`.
 
-    `size` bounds what may wait there for a router.
+    `size` bounds what may wait there for a router; `nats` is as in `open_store`.
     """
     require_asyncio("connect")
     checks.whole_number("size", size)
-    async with open_store(url) as store:
+    async with open_store(url, nats=nats) as store:
         yield client_of(store, store.clock, size)
 
 

@@ -46,10 +46,11 @@ class SyncHandle:
 class SyncClient:
     """Submits work through a store, from any thread. `with rk.connect_sync("sqlite:state.db") as client:`"""
 
-    def __init__(self, url: str, *, size: int = 1000) -> None:
-        """Open the store at this URL. `size` bounds what may wait there for a router."""
+    def __init__(self, url: str, *, size: int = 1000, nats: Mapping[str, Any] | None = None) -> None:
+        """Open the store at this URL. `size` bounds what may wait there for a router; `nats` is as in `open_store`."""
         _refuse_running_loop()
         self._url = url
+        self._nats = nats
         self._is_closed = False
         self._lock = threading.Lock()
         """Held while a call is scheduled, and while the client is closed: no call is scheduled afterwards."""
@@ -65,7 +66,7 @@ class SyncClient:
         """Keep the store open until `close`; then nothing waits here any more."""
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         try:
-            async with connect(self._url, size=size) as client:
+            async with connect(self._url, size=size, nats=self._nats) as client:
                 self._opened.set_result(client)
                 await self._closing.wait()
         except BaseException as error:
@@ -141,10 +142,11 @@ def _refuse_running_loop() -> None:
     raise EventLoopRunningError
 
 
-def connect_sync(url: str, *, size: int = 1000) -> SyncClient:
+def connect_sync(url: str, *, size: int = 1000, nats: Mapping[str, Any] | None = None) -> SyncClient:
     """
     A client of the system whose store this is, for code without an event loop: `with rk.connect_sync(url) as client:`.
 
-    It works from any thread, and from several at once. `size` bounds what may wait there for a router.
+    It works from any thread, and from several at once. `size` bounds what may wait there for a router; `nats` is
+    as in `open_store`.
     """
-    return SyncClient(url, size=size)
+    return SyncClient(url, size=size, nats=nats)

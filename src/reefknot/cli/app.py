@@ -44,6 +44,7 @@ NOUNS = {
     "audit": ("reefknot.cli.audit:app", "Tail, verify, replay, export and analyse the audit log."),
     "idempotency": ("reefknot.cli.idempotency:app", "Show, resolve and delete idempotency keys."),
     "store": ("reefknot.cli.store:app", "Check, back up, migrate and compact a store."),
+    "doctor": ("reefknot.cli.doctor:app", "Check the store, and say what to do about each finding."),
     "dev": ("reefknot.cli.dev:app", "Start NATS servers on this machine to develop against."),
     "init": ("reefknot.cli.config:init_app", "Write a commented reefknot.yaml to start from."),
     "completion": ("reefknot.cli.app:completion_app", "Print the completion script of bash, zsh or fish."),

@@ -82,7 +82,7 @@ class CommonFlags:
 class StoreFlags(CommonFlags):
     """Options of a command that works on a store which other processes can open."""
 
-    engine: Annotated[str | None, arg(f"Store: sqlite:PATH. {_DEFAULT_STORE}")] = None
+    engine: Annotated[str | None, arg(f"Store: sqlite:PATH or nats://HOST:PORT. {_DEFAULT_STORE}")] = None
 
 
 @Parameter(name="*")

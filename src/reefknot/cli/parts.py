@@ -51,7 +51,16 @@ from reefknot.cli.serve import (
     until_first_ends,
     until_text,
 )
-from reefknot.cli.store import StoreAddress, address_of, address_to_read, has_part, polled, systems_with, with_store
+from reefknot.cli.store import (
+    StoreAddress,
+    address_of,
+    address_to_read,
+    has_part,
+    polled,
+    shown_url,
+    systems_with,
+    with_store,
+)
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.errors import StoreError
@@ -135,7 +144,7 @@ def _start(
         origin = "--engine" if options.engine is not None else relative(str(start.settings.path))
         text = (
             f"{origin}: a memory: store is visible to one process only, and a {kind} alone needs others; "
-            "accepted: sqlite:PATH (for everything in one process: reefknot up --engine memory:)"
+            "accepted: sqlite:PATH, nats://HOST:PORT (for everything in one process: reefknot up --engine memory:)"
         )
         raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
     with prints_to_stderr():
@@ -156,7 +165,7 @@ async def _serve(
             shutdown.reloads(system)
             name = system.router.router_id if kind == "router" else system.workers[0].worker_id
             say(f"{kind} {name} is ready, {until_text(seconds)}, on {start.store_name}")
-            await _say_missing_part("worker" if kind == "router" else "router", system, start.url)
+            await _say_missing_part("worker" if kind == "router" else "router", system, shown_url(start.url))
             await until_first_ends(shutdown.requested.wait(), system.store_failed(), timeout=seconds)
     elapsed = round(monotonic() - began, 3)
     if json:

@@ -28,6 +28,7 @@ from reefknot.cli.app import Exit, noun
 from reefknot.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, PrintLine
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
+from reefknot.cli.store import shown_url
 from reefknot.core.work import WorkState
 from reefknot.runtime.log import printable
 
@@ -71,7 +72,7 @@ class Startup(Struct, frozen=True):
 
     @property
     def store_name(self) -> str:
-        return relative(self.url.removeprefix("sqlite:"))
+        return relative(shown_url(self.url).removeprefix("sqlite:"))
 
 
 def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup:
@@ -85,7 +86,7 @@ def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup
     secrets, problems = secret_texts(found.tree, found.path, environ=os.environ)
     for problem in problems:  # a secret that cannot be read here cannot leak from here either
         say(f"warning: {relative(str(problem))}")
-    named = {"--engine": engine, "--config": config}
+    named = {"--engine": None if engine is None else shown_url(engine), "--config": config}
     flags = "".join(f" {flag} {quote(value)}" for flag, value in named.items() if value is not None)
     return Startup(found, store_url(found, engine), secrets, flags, config)
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from reefknot.ports.store import Store
 
 R = TypeVar("R")
+_ACCEPTED = "sqlite:PATH, nats://HOST:PORT"
 
 # ---- the store of a command ------------------------------------------------------------------------------------------
 
@@ -57,16 +58,25 @@ class StoreAddress(Struct, frozen=True):
     def path(self) -> Path:
         """The file of a SQLite store; every other engine is refused."""
         if not self.is_sqlite:
-            raise CommandError(f"--engine: {printable(self.url)} is not a sqlite store; accepted here: sqlite:PATH")
+            raise CommandError(
+                f"{self.shown} is a store on NATS and has no file of its own; accepted here: sqlite:PATH. On NATS, "
+                "`reefknot doctor` looks at the streams, `reefknot audit verify` verifies the events, and "
+                "`nats stream backup` copies a stream"
+            )
         return Path(sqlite_path(self.url))
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages: without user, password or token."""
+        return shown_url(self.url)
 
     @property
     def is_sqlite(self) -> bool:
         return self.url.startswith(SQLITE_PREFIX)
 
     def require_file(self) -> None:
-        """Refuse a SQLite store whose file is missing."""
-        if self.is_sqlite and not self.path.is_file():
+        """Refuse a store that is not in a file, and one whose file is missing."""
+        if not self.path.is_file():
             raise CommandError(
                 f"there is no store at {self.path}; name one with --engine sqlite:PATH, or with `engine` in "
                 "reefknot.yaml",
@@ -109,6 +119,13 @@ class StoreAddress(Struct, frozen=True):
         return Journal(None, redactor=self.redactor).entries([event])[0]
 
 
+def shown_url(url: str) -> str:
+    """A store's URL for messages: without user, password or token."""
+    from reefknot.core.redaction import redact
+
+    return url if url.startswith(SQLITE_PREFIX) else printable(redact(url))
+
+
 def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress:
     """The store that `--engine` and `--config` name. Secrets that cannot be read here are skipped: an operator need not
     be allowed to read all of them, and what was not read cannot be shown."""
@@ -124,7 +141,7 @@ def address_of(options: StoreFlags, *, actor: str | None = None) -> StoreAddress
 PLAIN_SECTIONS = frozenset(
     {"engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"}
 )
-"""The sections of a configuration that no warning is about."""
+"""The sections of a configuration that no warning is about, and that opening a file does not need."""
 
 
 def address_to_read(options: StoreFlags) -> StoreAddress:
@@ -176,23 +193,25 @@ def _address(
     from reefknot.core.redaction import Redactor
 
     if url.rstrip(":") == "memory":
-        raise CommandError("--engine: memory: ends with the process that opened it; accepted here: sqlite:PATH")
+        raise CommandError(f"--engine: memory: ends with the process that opened it; accepted here: {_ACCEPTED}")
     secrets = () if tree is None else secret_texts(tree, path, environ=os.environ)[0]
     return StoreAddress(url, found, Redactor(secrets), options.actor if isinstance(options, OperatorFlags) else actor)
 
 
 @asynccontextmanager
 async def opened(address: StoreAddress, *, or_empty: bool = False) -> AsyncIterator[Store]:
-    """The store, opened without retention, and for reading only where it may not be written. An empty file is refused:
-    opening would turn it into a store, which only `store migrate` may do (`or_empty`)."""
+    """The store, opened without retention, and for reading only where it may not be written. None is made: streams that
+    are missing are refused, and an empty file, which only `store migrate` may turn into a store (`or_empty`)."""
     from reefknot.app.stores import open_store, options_of
     from reefknot.engines.sqlite.reads import is_writable
 
-    address.require_file()
-    if not or_empty and address.is_sqlite and address.path.stat().st_size == 0:
-        text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
-        raise CommandError(text, Exit.UNREACHABLE)
+    if address.is_sqlite:
+        address.require_file()
+        if not or_empty and address.path.stat().st_size == 0:
+            text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
+            raise CommandError(text, Exit.UNREACHABLE)
     options: Any = {} if address.settings is None else options_of(address.settings)
+    options["nats"] = {**options.get("nats", {}), "creates": False}
     read_only = address.is_sqlite and not is_writable(str(address.path))
     async with open_store(address.url, **options, tidy=False, read_only=read_only) as store:
         yield store
@@ -239,8 +258,8 @@ async def systems_with(part: str, store: Store, address: StoreAddress) -> list[d
 
     found = await living_systems(store)
     if not has_part(found, part):
-        ways = f"reefknot up --engine {address.url} (or, alone: reefknot {part} start --engine {address.url})"
-        raise CommandError(f"no {part} is running on {address.url}; start one with: {ways}", Exit.UNREACHABLE)
+        ways = f"reefknot up --engine {address.shown} (or, alone: reefknot {part} start --engine {address.shown})"
+        raise CommandError(f"no {part} is running on {address.shown}; start one with: {ways}", Exit.UNREACHABLE)
     return found
 
 
@@ -253,6 +272,7 @@ app = noun("store", "store check")
 def check(*, options: StoreFlags = STORE) -> int:
     """Check the file, its index of keys and the hash chain of its events. Exits with 65 when one is damaged."""
     address = address_of(options)
+    address.require_file()
     report = with_store(address, lambda store: _sqlite(store, address).check())
 
     def text() -> None:
@@ -280,6 +300,7 @@ def backup(
 ) -> None:
     """Copy the store while others go on writing it. The copy is a complete store."""
     address = address_of(options, actor=actor)
+    address.require_file()
     if target.exists():
         raise CommandError(f"{target}: exists already; name a file that does not exist", Exit.FAILED)
     if not target.absolute().parent.is_dir():

@@ -206,10 +206,12 @@ class Submission:
 
     async def submit(self, work: str | ExecAssignment) -> None:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
-        from reefknot.app.stores import connect
+        from reefknot.app.stores import connect, options_of
 
         is_new = self._address.is_sqlite and not self._address.path.exists()
-        async with connect(self._address.url, size=self._size) as client:
+        found = self._address.settings
+        nats = None if found is None else options_of(found)["nats"]
+        async with connect(self._address.url, size=self._size, nats=nats) as client:
             if is_new:
                 say(f"there was no store at {relative(str(self._address.path))}: a new one was made")
             if isinstance(work, str):
@@ -263,7 +265,7 @@ class Submission:
             start = "up" if len(missing) == 2 else f"{missing[0]} start"
             say(
                 f"no {' and no '.join(missing)} is running on this store; the work is stored, and --wait lasts up to"
-                f" {wait:g} s. Start one with: reefknot {start} --engine {quote(self._address.url)}"
+                f" {wait:g} s. Start one with: reefknot {start} --engine {quote(self._address.shown)}"
             )
 
     async def _submit_file(self, client: Client, name: str) -> AsyncIterator[Handle]:

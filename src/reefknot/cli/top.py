@@ -107,7 +107,7 @@ def _put_view(view: dict[str, Any], address: StoreAddress) -> None:
     """The view in lines of at most 80 columns, and tables that fit."""
     clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
     leave = "  q leaves" if sys.stdout.isatty() else ""
-    put(f"reefknot top  {clock}  {relative(address.url.removeprefix('sqlite:'))}{leave}")
+    put(f"reefknot top  {clock}  {relative(address.shown.removeprefix('sqlite:'))}{leave}")
     states = ", ".join(f"{number} {name}" for name, number in view["states"].items() if number)
     oldest = f"; the oldest due one waits {age(view['oldest_due_s'])}" if view["oldest_due_s"] else ""
     put(f"jobs   {states or 'none yet'}{oldest}")

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from reefknot.runtime.log import error_text, logger
+from reefknot.errors import StoreUnavailableError
+from reefknot.runtime.log import RepeatedErrors, error_text, logger
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ class BoundedTasks:
         self._name = name
         self._free = asyncio.Semaphore(limit)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._outages = RepeatedErrors()
 
     async def start(self, what: str, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
         """Start `work(*args)` as soon as there is room. `what` says in a log line what failed."""
@@ -34,9 +36,11 @@ class BoundedTasks:
         task.add_done_callback(self._done)
 
     async def run_logged(self, what: str, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
-        """Await `work(*args)` here, whatever the bound; a failure becomes a log line."""
+        """Await `work(*args)` here, whatever the bound; a failure becomes a log line, an outage one a minute."""
         try:
             await work(*args)
+        except StoreUnavailableError as error:
+            self._outages.log(f"{self._name}: {what}", error, asyncio.get_running_loop().time())
         except Exception as error:
             logger().error("%s: %s (%s)", self._name, what, error_text(error))
 

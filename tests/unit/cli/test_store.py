@@ -201,7 +201,7 @@ def test_a_mistake_in_a_policy_keeps_nobody_from_looking(rk: Commands, words: tu
 
 @pytest.mark.parametrize(
     "mistake",
-    ["secretz: {key: env:KEY}", "secrets: {key: hunter2}", "secrets: [env:KEY]", "engine: 5", "engine: nats://host"],
+    ["secretz: {key: env:KEY}", "secrets: {key: hunter2}", "secrets: [env:KEY]", "engine: 5", "engine: nats://host:0"],
 )
 def test_where_the_store_or_the_secrets_may_be_wrong_everything_is_checked(rk: Commands, mistake: str) -> None:
     rk.write(f"{mistake}\n")
@@ -211,7 +211,7 @@ def test_where_the_store_or_the_secrets_may_be_wrong_everything_is_checked(rk: C
 
 
 def test_every_section_without_a_warning_is_a_plain_one() -> None:
-    assert set(Configuration.model_fields) - PLAIN_SECTIONS == {"sources", "dashboard"}
+    assert set(Configuration.model_fields) - PLAIN_SECTIONS == {"sources", "dashboard", "nats"}
 
 
 def test_who_looks_finds_the_configured_store_and_hides_its_secrets(rk: Commands) -> None:

@@ -346,6 +346,19 @@ class AuditWriter:
                 raise
 
 
+async def uncopied_events(connection: Connection, names: Names) -> float | None:
+    """Seconds for which the oldest event that is in an outbox and not in the audit stream waits; None without one."""
+    found = await scan(connection, names.state, [names.outbox("*")])
+    now = timestamp_ms((await stream_info(connection, names.state)).ts) or 0
+    ages = []
+    for message in found:
+        writer = message.subject.rsplit(".", 1)[1]
+        events = [] if writer == TRIM else outbox_events(names, message.body)
+        if events and await _Uncopied(connection, names, writer).missing(events):
+            ages.append((now - message.stored_at) / 1000)
+    return max(ages, default=None)
+
+
 def _batch_of(events: Sequence[SealedEvent]) -> list[SealedEvent]:
     """The first of these events that go into one batch."""
     some: list[SealedEvent] = []

@@ -64,6 +64,8 @@ class NatsOptions(Struct, frozen=True):
     tls_key: str | None = None
     patience: float = 5.0
     max_shared_assignments: int = 10_000
+    creates: bool = True
+    """Whether streams that are missing are made; a command that only looks at a store makes none."""
     subject_prefix: str | None = None
     """Written before the documented subjects; None: nothing for a store of the default name, else its name."""
 
@@ -162,7 +164,8 @@ class Connection:
             raise self._explained(self._last_error) from self._last_error
         except Exception as error:
             await _closed_quietly(client)
-            raise self._explained(error) from error
+            raise self._explained(self._last_error if _is_refusal(self._last_error) else error) from error
+        self._last_error = None
         self._client = client
         self._up_since = asyncio.get_running_loop().time()
         version = client.connected_server_version
@@ -207,7 +210,8 @@ class Connection:
         return context
 
     async def _failed(self, error: Exception) -> None:
-        self._last_error = error
+        if not _is_refusal(self._last_error):  # the end of the connection that follows one says less
+            self._last_error = error
 
     async def _lost(self) -> None:
         sent, self._unanswered = self._unanswered, set()
@@ -218,6 +222,7 @@ class Connection:
             logger().warning("the connection to %s is lost (%s); trying again", self.options.shown, why)
 
     async def _back(self) -> None:
+        self._last_error = None
         self._up_since = asyncio.get_running_loop().time()
         logger().warning("connected to %s again", self.options.shown)
         for call in list(self._reconnected):
@@ -388,13 +393,19 @@ class Connection:
         if isinstance(error, StoreUnavailableError | StoreFullError | StoreVersionError):
             return error
         text = error_text(error) if error is not None else "no answer"
-        if "authorization" in text.lower() or "permissions" in text.lower() or "expired" in text.lower():
+        if _is_refusal(error):
             way_out = "check the user, token or credentials file (section nats of the configuration)"
             return StorePermissionError(self.options.shown, f"the server refuses this user ({text})", way_out)
         if isinstance(error, errors.MaxPayloadError):
             limit = f"a message is larger than the {self.max_payload} bytes that the server takes"
             return StoreFullError(self.options.shown, limit, "raise max_payload of the server, or send less")
         return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether the server refuses this user, in the words of nats-py."""
+    text = "" if error is None else error_text(error).lower()
+    return any(word in text for word in ("authorization", "permissions", "expired"))
 
 
 FULL = frozenset({10047, 10077, 10054, 10028, 10023})

@@ -157,6 +157,8 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
     except RefusedError as error:
         if error.number != NOT_FOUND:
             raise
+        if not connection.options.creates:
+            raise _no_store(connection, name) from error
         found = await _create(connection, wanted)
     problems = drift(found.config, wanted)
     if problems:
@@ -168,6 +170,13 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
 
 async def stream_info(connection: Connection, name: str) -> StreamInfo:
     return json.decode(await connection.api(f"STREAM.INFO.{name}"), type=StreamInfo)
+
+
+def _no_store(connection: Connection, stream: str) -> StoreUnavailableError:
+    options = connection.options
+    problem = f"there is no store named {options.name} (no stream {stream})"
+    way_out = "check the name behind the address; `submit`, `up`, `worker start` and `router start` make a new store"
+    return StoreUnavailableError(options.shown, problem, way_out)
 
 
 async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:

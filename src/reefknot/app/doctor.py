@@ -1,0 +1,351 @@
+"""
+`examine`: findings about a store: can it be used, is it as it should be, and what does it promise.
+
+Nothing is made, changed or repaired. What cannot be known from here is said, not guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter, time
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct, json
+
+from reefknot.errors import (
+    StoreCorruptError,
+    StoreError,
+    StoreLockedError,
+    StorePermissionError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from reefknot.runtime.database_urls import NATS_PREFIXES, sqlite_path
+from reefknot.runtime.log import error_text, printable
+
+if TYPE_CHECKING:
+    from reefknot.engines.jetstream.connection import Connection, NatsOptions
+    from reefknot.engines.jetstream.streams import StreamInfo
+
+Level = Literal["ok", "warning", "problem"]
+Cause = Literal["", "unreachable", "locked", "forbidden", "misconfigured", "damaged"]
+
+FREE_BYTES = 1 << 30
+SKEW_S = 1.0
+OUTBOX_S = 60.0
+MIRRORED = 100_000
+FILLED = 0.8
+MONITOR_S = 3.0
+MONITOR_BYTES = 4 << 20
+QUICK_CHECK = 10
+"""Most damages that the quick check of a file lists."""
+
+
+class Finding(Struct, frozen=True):
+    """The outcome of one check; `way_out` says what to do, `cause` what kind of problem it is."""
+
+    check: str
+    level: Level
+    text: str
+    way_out: str = ""
+    cause: Cause = ""
+
+
+async def examine(url: str, *, nats: Mapping[str, Any] | None = None, monitor: str | None = None) -> list[Finding]:
+    """All findings about the store at this URL. `monitor` is the URL of a NATS server's monitoring port."""
+    if not url.startswith(NATS_PREFIXES):
+        return await asyncio.to_thread(lambda: list(_file_findings(sqlite_path(url))))
+    from reefknot.engines.jetstream.connection import options_from_url
+
+    return [one async for one in _server_findings(options_from_url(url, **(nats or {})), monitor)]
+
+
+def _problem(check: str, error: StoreError) -> Finding:
+    causes: tuple[tuple[type[StoreError], Cause], ...] = (
+        (StoreCorruptError, "damaged"),
+        (StoreVersionError, "misconfigured"),
+        (StoreLockedError, "locked"),
+        (StorePermissionError, "forbidden"),
+    )
+    cause: Cause = next((cause for kind, cause in causes if isinstance(error, kind)), "unreachable")
+    return Finding(check, "problem", error.problem, error.way_out, cause)
+
+
+# ---- SQLite ----------------------------------------------------------------------------------------------------------
+
+
+def _file_findings(path: str) -> list[Finding]:
+    """Findings about the file of a store, read without changing it."""
+    import apsw
+
+    from reefknot.engines.sqlite.connection import translated
+    from reefknot.engines.sqlite.reads import is_writable
+
+    findings = [Finding("library", "ok", f"SQLite {apsw.sqlite_lib_version()}")]
+    file = Path(path)
+    if not file.is_file() or file.stat().st_size == 0:
+        text, way_out = f"there is no store at {path} yet", "`reefknot submit`, `up` and `worker start` make one"
+        return [*findings, Finding("file", "warning", text, way_out), _disk(file)]
+    if is_writable(path):
+        findings.append(Finding("file", "ok", f"{path}, {file.stat().st_size} bytes"))
+    else:
+        text, way_out = f"{path} may be read and not written", "give this user the right to write it, and its folder"
+        findings.append(Finding("file", "warning", text, way_out))
+    findings.append(_disk(file))
+    try:
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            findings += _content(connection, path)
+        finally:
+            connection.close()
+    except StoreError as error:
+        findings.append(_problem("schema", error))
+    except apsw.Error as error:
+        found = translated(error, path)
+        findings.append(_problem("content", found if isinstance(found, StoreError) else _unreadable(path, found)))
+    return findings
+
+
+def _unreadable(path: str, error: Exception) -> StoreError:
+    return StoreUnavailableError(path, f"it cannot be read ({error_text(error)})", "check the file and its disk")
+
+
+def _content(connection: Any, path: str) -> list[Finding]:
+    from reefknot.engines.sqlite.connection import VERSION, check_version
+
+    found = check_version(connection, path)
+    if found == VERSION:
+        schema = Finding("schema", "ok", f"version {found}")
+    else:
+        text = f"version {found}; this program writes {VERSION}"
+        schema = Finding("schema", "warning", text, "`reefknot store backup`, then `reefknot store migrate`")
+    mode = connection.pragma("journal_mode")
+    durability = Finding("durability", "ok", "WAL, every commit synced: what is acknowledged survives a power cut")
+    if mode != "wal":
+        text = f"the journal mode is {mode}, not wal"
+        durability = Finding("durability", "warning", text, "the next process that opens the store sets it back")
+    damages = [row[0] for row in connection.execute(f"PRAGMA quick_check({QUICK_CHECK})")]
+    content = Finding("content", "ok", "the quick check finds nothing; `reefknot store check` looks at everything")
+    if damages != ["ok"]:
+        way_out = "restore a backup beside it and compare both, before anything else is written"
+        content = Finding("content", "problem", "; ".join(damages), way_out, "damaged")
+    return [schema, durability, content]
+
+
+def _disk(file: Path) -> Finding:
+    folder = next(one for one in file.absolute().parents if one.is_dir())
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Finding("disk", "warning", f"free space is not known ({error_text(error)})", "look at the disk")
+    if free < FREE_BYTES:
+        return Finding("disk", "warning", f"{_size(free)} free", "make room: a full disk refuses new work")
+    return Finding("disk", "ok", f"{_size(free)} free")
+
+
+def _size(number: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.0f} TiB"
+
+
+# ---- NATS ------------------------------------------------------------------------------------------------------------
+
+
+async def _server_findings(options: NatsOptions, monitor: str | None) -> AsyncIterator[Finding]:
+    """Findings about a server or cluster, and the streams of a store there."""
+    from reefknot.engines.jetstream.connection import Connection
+
+    connection = Connection(options)
+    try:
+        began = perf_counter()
+        await connection.open()
+    except StoreError as error:
+        yield _problem("server", error)
+        return
+    try:
+        yield _server(connection, perf_counter() - began)
+        try:
+            yield await _jetstream(connection)
+        except StoreError as error:
+            yield _problem("jetstream", error)
+            return
+        for finding in await _store_findings(connection):
+            yield finding
+        yield await asyncio.to_thread(_syncing, monitor)
+        yield _guarantee(options)
+    finally:
+        await connection.close()
+
+
+def _server(connection: Connection, seconds: float) -> Finding:
+    found, cluster = connection.client.connected_server_version, connection.client._server_info.get("cluster")
+    version = f"{found.major}.{found.minor}.{found.patch}"
+    place = f"in the cluster {printable(str(cluster), most=60)}" if cluster else "alone, in no cluster"
+    text = f"{connection.options.shown} answers, connected in {seconds * 1000:.0f} ms; version {version}, {place}"
+    return Finding("server", "ok", text)
+
+
+async def _jetstream(connection: Connection) -> Finding:
+    """JetStream and the limits of the account."""
+    from reefknot.engines.jetstream.connection import NobodyThereError
+
+    try:
+        info = json.decode(await connection.api("INFO"))
+    except NobodyThereError as error:
+        raise StoreVersionError(error.store, "JetStream is not enabled there", error.way_out) from error
+    used, limit = info.get("storage", 0), info.get("limits", {}).get("max_storage", -1)
+    text = f"on, {info.get('streams', 0)} streams with {_size(used)}"
+    if limit < 0:
+        return Finding("jetstream", "ok", f"{text}, no limit for this account")
+    text = f"{text} of {_size(limit)}"
+    if used > FILLED * limit:
+        return Finding("jetstream", "warning", text, "raise the account's limit: a full stream refuses new work")
+    return Finding("jetstream", "ok", text)
+
+
+async def _store_findings(connection: Connection) -> list[Finding]:
+    """Findings about the streams of the store, and what is in them."""
+    from reefknot.engines.jetstream.connection import RefusedError
+    from reefknot.engines.jetstream.streams import NOT_FOUND, Names, audit_stream, drift, state_stream, stream_info
+
+    names, options = Names(connection.options.name), connection.options
+    findings: list[Finding] = []
+    found: list[StreamInfo] = []
+    for wanted in (state_stream(names, options.replicas), audit_stream(names, options.replicas)):
+        name = wanted["name"]
+        try:
+            info = await stream_info(connection, name)
+        except RefusedError as error:
+            if error.number != NOT_FOUND:
+                return [*findings, _problem("stream", error)]
+            way_out = "`reefknot submit`, `up`, `worker start` and `router start` make it"
+            findings.append(Finding("stream", "warning", f"there is no stream {name} yet", way_out))
+            continue
+        except StoreError as error:
+            return [*findings, _problem("stream", error)]
+        changed = drift(info.config, wanted)
+        if changed:
+            text, way_out = f"{name} was changed: {'; '.join(changed)}", f"set it back: nats stream edit {name}"
+            findings.append(Finding("stream", "problem", text, way_out, "misconfigured"))
+        else:
+            held = f"{info.state.get('messages', 0)} messages, {_size(info.state.get('bytes', 0))}"
+            findings.append(Finding("stream", "ok", f"{name} is as it should be: {held}"))
+        findings.append(_replicas(info, options.replicas))
+        found.append(info)
+    if len(found) == 2:
+        try:
+            findings += [await _clock(connection, names.state), await _open_work(connection, names)]
+            findings.append(await _outboxes(connection, names))
+        except (StoreError, TimeoutError) as error:
+            way_out = "check the server's load and log"
+            findings.append(Finding("records", "problem", error_text(error), way_out, "unreachable"))
+    return findings
+
+
+def _replicas(info: StreamInfo, wanted: int) -> Finding:
+    """The copies of one stream: how many there are, and which are behind or away."""
+    name, number = info.config["name"], info.config.get("num_replicas", 1)
+    others = (info.cluster or {}).get("replicas") or []
+    sick = [
+        f"{printable(str(one.get('name')), most=60)} {'is away' if one.get('offline') else 'is behind'}"
+        for one in others
+        if one.get("offline") or not one.get("current")
+    ]
+    text = f"{name} has {number} {'copy' if number == 1 else 'copies'}"
+    if sick:
+        return Finding("replicas", "warning", f"{text}; {', '.join(sick)}", "start that server, or look at its log")
+    if number != wanted:
+        way_out = f"nats stream edit {name} --replicas {wanted}, or set nats.replicas to {number}"
+        return Finding("replicas", "warning", f"{text}, and nats.replicas is {wanted}", way_out)
+    if number == 1 and info.cluster is not None and info.cluster.get("name"):
+        return Finding("replicas", "warning", f"{text}, in a cluster", "set nats.replicas to 3 to outlive one server")
+    return Finding("replicas", "ok", f"{text}, all of them current" if number > 1 else text)
+
+
+async def _clock(connection: Connection, stream: str) -> Finding:
+    """This host's clock beside the server's, by which deadlines and leases are kept."""
+    from reefknot.engines.jetstream.streams import stream_info
+
+    asked = time()
+    server = datetime.fromisoformat((await stream_info(connection, stream)).ts).timestamp()
+    answered = time()
+    ahead = (asked + answered) / 2 - server
+    text = f"this host is {abs(ahead) * 1000:.0f} ms {'ahead of' if ahead > 0 else 'behind'} the server"
+    if abs(ahead) > SKEW_S + (answered - asked):
+        way_out = "synchronise the clocks: work is timed by the server's, `--at` and log lines by this host's"
+        return Finding("clock", "warning", text, way_out)
+    return Finding("clock", "ok", text)
+
+
+async def _open_work(connection: Connection, names: Any) -> Finding:
+    from reefknot.engines.jetstream.reads import LATEST, scan
+    from reefknot.engines.jetstream.streams import OPEN
+
+    start = {**LATEST, "headers_only": True}
+    found = await scan(connection, names.state, [names.all_work(OPEN)], start=start)
+    number = sum(one.headers.get("Nats-Msg-Size") != "0" for one in found)  # without a body it is a tombstone
+    text = f"{number} open jobs, which every process of the store mirrors"
+    if number > MIRRORED:
+        return Finding("mirror", "warning", text, "start more workers, or divide the work: nats://HOST/NAME")
+    return Finding("mirror", "ok", text)
+
+
+async def _outboxes(connection: Connection, names: Any) -> Finding:
+    """Events that are stored and not in the audit stream yet; another process copies those of a dead one."""
+    from reefknot.engines.jetstream.audit import uncopied_events
+
+    oldest = await uncopied_events(connection, names)
+    if oldest is None:
+        return Finding("outbox", "ok", "every event is in the audit stream")
+    text = f"the oldest event that is not in the audit stream yet waits for {oldest:.0f} s"
+    if oldest > OUTBOX_S:
+        return Finding("outbox", "warning", text, "any process that has the store open copies it: `reefknot up`")
+    return Finding("outbox", "ok", text)
+
+
+def _guarantee(options: NatsOptions) -> Finding:
+    if options.guarantee == "fenced":
+        return Finding("guarantee", "ok", "fenced: a claim is stored before its work begins")
+    text = "result-dedup: a step may begin twice; its result is recorded once"
+    return Finding("guarantee", "ok", text)
+
+
+_UNSYNCED = "a power cut of the server may lose what it acknowledged in the last"
+_ALWAYS = "set jetstream.sync_interval to always in the server's configuration"
+
+
+def _syncing(monitor: str | None) -> Finding:
+    """The time after which the server syncs what it acknowledges; only its monitoring port tells."""
+    if monitor is None:
+        text = "not known from here; by default (2m) a power cut of the server may lose the last two minutes"
+        return Finding("sync", "warning", text, "--monitor http://HOST:8222 reads it from the server's monitoring port")
+    try:
+        config = _monitored(monitor)
+    except (OSError, ValueError) as error:
+        text, way_out = f"{printable(monitor, most=200)} cannot be read ({error_text(error)})", "check --monitor"
+        return Finding("sync", "warning", text, way_out)
+    if config.get("sync_always"):
+        return Finding("sync", "ok", "always: what the server acknowledges survives a power cut")
+    seconds = int(config.get("sync_interval", 0)) / 1e9
+    return Finding("sync", "warning", f"every {seconds:g} s: {_UNSYNCED} {seconds:g} s", _ALWAYS)
+
+
+def _monitored(url: str) -> dict[str, Any]:
+    """The configuration of JetStream, as the server's `/varz` shows it."""
+    from urllib.request import urlopen
+
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("accepted: http://HOST:PORT")
+    with urlopen(f"{url.rstrip('/')}/varz", timeout=MONITOR_S) as answer:  # noqa: S310 - of these two schemes
+        varz = json.decode(answer.read(MONITOR_BYTES))
+    config = varz.get("jetstream", {}).get("config") if isinstance(varz, dict) else None
+    if not isinstance(config, dict):
+        raise ValueError("it shows no JetStream")
+    return config

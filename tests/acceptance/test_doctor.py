@@ -1,0 +1,138 @@
+"""`reefknot doctor`, in a process of its own: every finding with its level, what to do, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from reefknot.app.nats_servers import NatsServer, running_nats
+from tests.acceptance.folder import until
+from tests.acceptance.test_nats_commands import (
+    FINE,
+    FORBIDDEN,
+    MISCONFIGURED,
+    UNREACHABLE,
+    Person,
+    edit,
+    free_port,
+    other_server,
+    person,
+    url,
+)
+from tests.nats_servers import kill
+
+__all__ = ["person", "url"]
+DAMAGED = 65
+
+
+def findings(person: Person, *words: str, code: int = FINE) -> dict[str, dict[str, Any]]:
+    """By check: the last finding."""
+    ended = person("doctor", "--json", *words)
+    assert ended.returncode == code, (ended.returncode, ended.stdout, ended.stderr)
+    answer = json.loads(ended.stdout)
+    assert answer["ok"] is (code == FINE)
+    return {one["check"]: one for one in answer["findings"]}
+
+
+def monitoring_url(server: NatsServer) -> str:
+    (ports,) = server.folder.glob("*.ports")
+    address: str = json.loads(ports.read_text())["monitoring"][0]
+    return address
+
+
+def test_a_file_that_is_well(person: Person) -> None:
+    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+
+    found = findings(person, "--engine", "sqlite:a.db")
+
+    assert {one["level"] for one in found.values()} == {"ok"}
+    assert set(found) == {"library", "file", "disk", "schema", "durability", "content"}
+    assert "nothing to do" in person("doctor", "--engine", "sqlite:a.db").stderr
+
+
+def test_a_file_that_is_not_there_is_a_warning_and_is_not_made(person: Person) -> None:
+    found = findings(person, "--engine", "sqlite:a.db")
+
+    assert found["file"]["level"] == "warning"
+    assert not (person.folder / "a.db").exists()
+
+
+def test_a_file_that_is_damaged_is_a_problem(person: Person) -> None:
+    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+    file = person.folder / "a.db"
+    content = bytearray(file.read_bytes())
+    for place in range(4096, len(content), 4096):
+        content[place : place + 64] = b"\xff" * 64
+    file.write_bytes(content)
+
+    found = findings(person, "--engine", "sqlite:a.db", code=DAMAGED)
+
+    assert [one["cause"] for one in found.values() if one["level"] == "problem"] == ["damaged"]
+
+
+def test_a_store_on_nats_that_is_well(person: Person, url: str, nats_server: NatsServer) -> None:
+    person.done("submit", "--type", "own.hello", "--engine", url)
+
+    found = findings(person, "--engine", url, "--monitor", monitoring_url(nats_server))
+
+    assert {name for name, one in found.items() if one["level"] != "ok"} == {"sync"}
+    assert "1 open jobs" in found["mirror"]["text"]
+    assert found["outbox"]["text"] == "every event is in the audit stream"
+    assert found["sync"]["text"].startswith("every 120 s: a power cut of the server may lose")
+    assert "sync_interval to always" in found["sync"]["way_out"]
+
+
+def test_a_server_that_syncs_always_is_told_from_its_monitoring_port(
+    person: Person, own_nats_server: NatsServer
+) -> None:
+    monitor = monitoring_url(own_nats_server)
+
+    found = findings(person, "--engine", own_nats_server.url, "--monitor", monitor)
+
+    assert found["sync"]["level"] == "ok"
+    assert "survives a power cut" in found["sync"]["text"]
+    assert "not known from here" in findings(person, "--engine", own_nats_server.url)["sync"]["text"]
+
+
+def test_streams_that_are_not_there_are_a_warning_and_are_not_made(person: Person, url: str) -> None:
+    for _ in range(2):
+        found = findings(person, "--engine", url)
+        assert found["stream"]["level"] == "warning"
+        assert "there is no stream" in found["stream"]["text"]
+
+
+def test_a_stream_that_somebody_changed_is_a_problem(person: Person, url: str) -> None:
+    server, _, name = url.rpartition("/")
+    person.done("submit", "--type", "own.hello", "--engine", url)
+    edit(server, f"{name}_audit", max_age=86_400_000_000_000)
+
+    found = findings(person, "--engine", url, code=MISCONFIGURED)
+
+    assert f"{name}_audit was changed: max_age is 86400000000000, not 0" in found["stream"]["text"]
+    assert found["stream"]["way_out"] == f"set it back: nats stream edit {name}_audit"
+
+
+def test_a_server_that_cannot_be_used_is_one_problem(person: Person, tmp_path: Path) -> None:
+    nowhere = findings(person, "--engine", f"nats://127.0.0.1:{free_port()}", code=UNREACHABLE)
+    assert list(nowhere) == ["server"]
+    with other_server(tmp_path / "plain", "") as url:
+        plain = findings(person, "--engine", url, code=MISCONFIGURED)
+    assert list(plain) == ["server", "jetstream"]
+    with running_nats(tmp_path / "nats", token="right-token") as (server,):
+        wrong = findings(person, "--engine", f"nats://127.0.0.1:{server.port}", code=FORBIDDEN)
+    assert list(wrong) == ["server"]
+
+
+def test_replicas_are_compared_and_one_that_is_away_is_named(person: Person, nats_cluster: list[NatsServer]) -> None:
+    hosts = ",".join(f"127.0.0.1:{one.port}" for one in nats_cluster)
+    (person.folder / "reefknot.yaml").write_text(f"engine: nats://{hosts}\nnats: {{replicas: 3}}\n")
+    person.done("submit", "--type", "own.hello")
+    assert "3 copies, all of them current" in findings(person)["replicas"]["text"]
+
+    (person.folder / "reefknot.yaml").write_text(f"engine: nats://{hosts}\n")
+    assert "has 3 copies, and nats.replicas is 1" in findings(person)["replicas"]["text"]
+
+    kill(nats_cluster[2])
+    until(lambda: f"{nats_cluster[2].name} is" in person("doctor").stdout)  # after the election of new leaders
+    assert findings(person)["replicas"]["level"] == "warning"
