@@ -13,28 +13,26 @@ from pathlib import Path
 
 LINK = rb'"hash":"([0-9a-f]{64})","sequence":(0|[1-9][0-9]{0,17})'
 FLAT = rb'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}'
-HEADER = re.compile(rb'\{"chain":"([0-9a-f]{16})","format":1,%b\}\n' % LINK)
+HEADER = re.compile(rb'\{"chain":"([0-9a-f]{16}(?:-[0-9a-f]{1,16})?)","format":1,%b\}\n' % LINK)
 LINE = re.compile(rb'\{"event":(\{.*\}),%b(?:,"at":\d+)?(?:,"filed":%b)?(?:,"more":\d+)?\}\n' % (LINK, FLAT))
 
 
 def problems(log: str, head_file: str | None = None) -> Iterator[str]:
-    """Each place where the log is not the chain that it says it is, or lacks a head. `ValueError` for another form."""
-    heads = [json.loads(line) for line in Path(head_file).read_bytes().splitlines()] if head_file else []
-    # A file of heads may go on after a log was begun anew: the chain of its last line counts.
-    missing = {(one["chain"], one["sequence"], one["hash"]) for one in heads if one["chain"] == heads[-1]["chain"]}
-    if head_file and not missing:
-        raise ValueError(f"{head_file}: there is no head")
+    """Each place where the log is not the chains that it says it is, or lacks a head. `ValueError` for another form."""
+    missing = heads_in(head_file) if head_file else set()
+    starts, anchors = set(), set()
+    chain, number, previous = "", 0, ""
     with open(log, "rb") as file:
-        header = HEADER.fullmatch(file.readline())
-        if header is None:
-            raise ValueError("line 1: it is not exactly the header of a log of format 1")
-        chain, first, start = header[1].decode(), header[2].decode(), int(header[3])
-        number, previous, is_anchored = start, first, start == 0 and first == "0" * 64
-        missing.discard((chain, number, previous))
-        for place, text in enumerate(file, 2):
+        for place, text in enumerate(file, 1):
+            header = HEADER.fullmatch(text)
+            if header is not None and header[1].decode() != chain:  # a log on NATS has one chain after the other
+                chain, previous, number = header[1].decode(), header[2].decode(), int(header[3])
+                starts.add((chain, number, previous))
+                missing.discard((chain, number, previous))
+                continue
             line = LINE.fullmatch(text)
-            if line is None:
-                raise ValueError(f"line {place}: it is not exactly the line of an event")
+            if line is None or not chain:
+                raise ValueError(f"line {place}: it is not exactly a header or the line of an event")
             event = json.loads(line[1])  # one JSON value, so that no other member of the line is taken for a part of it
             number += 1
             hashed = hashlib.sha256(f"{chain}\n{number}\n{previous}\n".encode() + line[1]).hexdigest()
@@ -43,10 +41,23 @@ def problems(log: str, head_file: str | None = None) -> Iterator[str]:
             number, previous = int(line[3]), line[2].decode()
             missing.discard((chain, number, previous))
             if event.get("event_type") == "anchor":
-                is_anchored |= (event.get("sequence"), event.get("hash")) == (start, first)
-    if not is_anchored:
-        yield f"the log begins after event {start}, and no anchor event says why"
+                anchors.add((event.get("chain"), event.get("sequence"), event.get("hash")))
+    if not starts:
+        raise ValueError("line 1: it is not exactly the header of a log of format 1")
+    for start in sorted(starts - anchors):
+        if start[1:] != (0, "0" * 64):
+            yield f"chain {start[0]} begins after event {start[1]}, and no anchor event says why"
     yield from (f"the log lacks the head of chain {one[0]}: event {one[1]} was changed or cut off" for one in missing)
+
+
+def heads_in(head_file: str) -> set[tuple[str, int, str]]:
+    """The heads that the log must have: all; in a file of `audit.heads`, with times, those of the last line's chain."""
+    heads = [json.loads(line) for line in Path(head_file).read_bytes().splitlines()]
+    if not heads:
+        raise ValueError(f"{head_file}: there is no head")
+    if any("at" in one for one in heads):
+        heads = [one for one in heads if one["chain"] == heads[-1]["chain"]]
+    return {(one["chain"], one["sequence"], one["hash"]) for one in heads}
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ def nats_cluster(tmp_path: Path) -> Iterator[list[NatsServer]]:
         yield servers
 
 
+def addresses(url: str) -> list[str]:
+    """The URL of each server in a URL of several, as nats-py takes them."""
+    return [f"nats://{one}" for one in url.removeprefix("nats://").split(",")]
+
+
 def kill(server: NatsServer) -> None:
     """As `kill -9` does; it is gone when this returns."""
     os.kill(server.pid, SIGKILL)

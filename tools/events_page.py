@@ -14,7 +14,7 @@ from types import UnionType
 
 import msgspec
 
-from reefknot.core.audit.event import EVENT_TYPES, DecisionRecord, Event, FailureRecord, PolicyRecord
+from reefknot.core.audit.event import BRIEF_DEFAULTS, EVENT_TYPES, DecisionRecord, Event, FailureRecord, PolicyRecord
 from reefknot.core.retry.decide import History, ThrottleView
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +42,8 @@ The event of a decision holds all of its inputs, so that the decision can be rep
 [audit and replay](guides/audit-and-replay.md).
 
 Every assignment has `submitted`, `routing`, `admission` and `completed`. These four are small: fields that have their
-default are left out, `event_code` and `event_id` among them, and a `correlation_id` that is the `work_id`.
+default are left out, `event_code` and `event_id` among them, and a `correlation_id` that is the `work_id`. Any other
+correlation, and the trace, is in `submitted`, in refusals and in every event of a failure.
 """
 
 
@@ -84,7 +85,13 @@ def _by_code() -> list[type[Event]]:
 def _table(kind: type[msgspec.Struct], but: tuple[str, ...]) -> list[str]:
     lines = ["| field | value |", "| --- | --- |"]
     fields = [field for field in msgspec.structs.fields(kind) if field.name not in but]
-    return [*lines, *(f"| `{field.name}` | {_type(field.type)} |" for field in fields)]
+    return [*lines, *(f"| `{field.name}` | {_type(field.type)}{_default(kind, field.name)} |" for field in fields)]
+
+
+def _default(kind: type[msgspec.Struct], name: str) -> str:
+    """The value of a field that is left out, where that is not null or empty."""
+    default = BRIEF_DEFAULTS.get(str(kind.__struct_config__.tag), {}).get(name)
+    return "" if default is None else f"; left out: `{default}`"
 
 
 def _type(annotation: object) -> str:

@@ -308,12 +308,13 @@ class IdempotencyError(ReefknotError):
 
 
 class KeyConflictError(IdempotencyError):
-    """A key was used again with another payload."""
+    """A key was used again with another payload, or the id of a job with another job."""
 
-    def __init__(self, key: str, *, recorded: str, given: str) -> None:
+    def __init__(self, key: str, *, recorded: str, given: str, is_job: bool = False) -> None:
+        what, name = ("job", "id") if is_job else ("payload", "key")
         super().__init__(
-            f"key {shown(key)} was used with another payload (fingerprint {recorded}, now {given}); "
-            "give the new payload a key of its own"
+            f"{name} {shown(key)} was used with another {what} (fingerprint {recorded}, now {given}); "
+            f"give the new {what} {'an id' if is_job else 'a key'} of its own"
         )
         self.key = key
         self.recorded = recorded

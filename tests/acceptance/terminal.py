@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,15 @@ class Terminal:
         columns: int = 80,
         lines: int = 24,
         program: str = "reefknot",
+        command: Sequence[str] = (),
     ) -> None:
+        """`command` is what runs instead of a Python program."""
         self.master, self._slave = pty.openpty()
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = self.attributes()
         kept = {name: value for name, value in (env or os.environ).items() if name not in ("COLUMNS", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", program, *words],
+            [*(command or (sys.executable, "-m", program)), *words],
             cwd=cwd,
             env=kept | {"TERM": "xterm-256color", "PYTHONWARNINGS": "error"},
             stdin=self._slave,

@@ -1,10 +1,13 @@
-"""An `async def` step that blocks its event loop for longer than its lease, while another worker waits for work."""
+"""An `async def` step that blocks its event loop: its own work, its neighbours, its keys, and the types it knows."""
 
 from __future__ import annotations
 
 import subprocess
+import time
 
-from tests.acceptance.folder import Folder, until
+import pytest
+
+from tests.acceptance.folder import CONFIG, Folder, until
 
 STEPS = """\
 import os
@@ -69,3 +72,131 @@ def test_when_the_loop_alone_renews_leases_its_effect_happens_twice(folder: Fold
     workers = started(folder, "loop-watch")
     until(lambda: len(effects(folder)) == 2)
     assert "the event loop is blocked" not in logged(workers)
+
+
+# ---- neighbours ------------------------------------------------------------------------------------------------------
+
+NEIGHBOURS = """\
+import os
+import time
+import reefknot as rk
+
+def begun(context):
+    with open("begun.txt", "a") as file:
+        file.write(context.assignment_id + "\\n")
+
+@rk.block("own.plain")
+def plain(inputs, context):
+    begun(context)
+    while not os.path.exists("blocked"):
+        time.sleep(0.02)
+    return {"done": True}
+
+@rk.block("own.blocking")
+async def blocking(inputs, context):
+    begun(context)
+    open("blocked", "w").close()
+    time.sleep(7)
+    return {}
+
+@rk.block("own.waiting")
+async def waiting(inputs, context):
+    begun(context)
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    return {}
+
+@rk.idempotent(key=lambda order: order, lease=5, name="charge")
+async def charge(order):
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    return "charged"
+
+@rk.block("own.charge")
+async def charge_once(inputs, context):
+    begun(context)
+    return {"charge": await charge("order-7")}
+
+@rk.block("own.only")
+async def only(inputs, context):
+    return {}
+"""
+
+
+def weakened(protection: str) -> tuple[str, ...]:
+    return ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
+
+
+def started_by(folder: Folder, kind: str, *words: str) -> None:
+    assert folder("submit", "--type", f"own.{kind}", "--id", kind, *words).code == 0
+    until(lambda: kind in folder.begun())
+
+
+@pytest.mark.parametrize(("protection", "state"), [("", "succeeded"), ("return-times", "quarantined")])
+def test_a_neighbour_that_returned_in_time_is_answered_by_its_result(
+    folder: Folder, protection: str, state: str
+) -> None:
+    """It has six seconds, and returns as soon as the loop is blocked, for seven; the second case is the control."""
+    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
+    folder.start("up", "--module", "neighbours", program=weakened(protection))
+    started_by(folder, "plain", "--timeout-ms", "6000")
+    started_by(folder, "blocking")
+    until(lambda: folder.json("job", "show", "plain")["state"] not in ("pending", "running"))
+    assert folder.json("job", "show", "plain")["state"] == state
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_held_for_as_long_as_its_loop_is_blocked(folder: Folder) -> None:
+    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
+    folder.start("up", "--module", "neighbours")
+    started_by(folder, "charge")
+    ends = time.monotonic() + 8
+    while time.monotonic() < ends:
+        assert folder("idempotency", "forget", "charge:order-7").code == 75, "its lease of five seconds is renewed"
+    folder.go()
+    until(lambda: folder.json("job", "show", "charge")["state"] == "succeeded")
+
+
+def test_when_the_loop_alone_renews_keys_another_caller_gets_it(folder: Folder) -> None:
+    """The control."""
+    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
+    folder.start("up", "--module", "neighbours", program=weakened("held-keys"))
+    started_by(folder, "charge")
+    until(lambda: folder("idempotency", "forget", "charge:order-7").code == 0)
+
+
+# ---- types that only the blocked worker knows ------------------------------------------------------------------------
+
+
+def blocked_alone(folder: Folder, protection: str) -> None:
+    """A router that waits a second for those who know a step, and a silent worker that is the only one who does."""
+    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
+    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
+    folder.start("router", "start", program=weakened(protection))
+    folder.part("worker", "--worker-id", "plain")
+    folder.part("worker", "--worker-id", "knows", "--module", "neighbours")
+    started_by(folder, "waiting", "--timeout-ms", "60000")
+    until(lambda: "knows" in gone_workers(folder))
+    assert folder("submit", "--type", "own.only", "--id", "only").code == 0
+
+
+def gone_workers(folder: Folder) -> list[str]:
+    (router,) = folder.json("router", "status")["routers"]
+    return [name for name, one in router["workers"]["cpu"].items() if one["state"] == "gone"]
+
+
+def test_work_of_a_type_that_only_a_blocked_worker_knows_waits_for_it(folder: Folder) -> None:
+    blocked_alone(folder, "")
+    ends = time.monotonic() + 5
+    while time.monotonic() < ends:
+        assert folder.json("job", "show", "only")["state"] == "pending"
+    folder.go()
+    until(lambda: folder.json("job", "show", "only")["state"] == "succeeded")
+
+
+def test_when_a_silent_worker_counts_as_gone_such_work_is_quarantined(folder: Folder) -> None:
+    """The control."""
+    blocked_alone(folder, "living-processes")
+    until(lambda: folder.json("job", "show", "only")["state"] == "quarantined")

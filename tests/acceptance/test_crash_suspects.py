@@ -1,12 +1,23 @@
-"""A step that kills its process next to others: it alone is to blame, and the others succeed."""
+"""
+A step that kills its process next to others: it alone is to blame, and the others succeed.
+
+So it is when it kills the process after its time is over, and nobody is blamed when an impatient operator ends it.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 
-from tests.acceptance.folder import PATIENCE_S, Folder
+import apsw
+import pytest
+
+from reefknot.worker.isolation import RUNS_ALONE
+from tests.acceptance.folder import PATIENCE_S, Folder, until
 
 MODULE = """\
 import asyncio
@@ -105,3 +116,166 @@ def wait_for_ends(folder: Folder, process: subprocess.Popen[str]) -> None:
         folder(*words, "--wait")
     process.terminate()
     assert process.wait(PATIENCE_S) in (0, 143), process.communicate()
+
+
+# ---- a function that runs on after its time --------------------------------------------------------------------------
+
+CALM_STEP = """\
+import asyncio
+import reefknot as rk
+
+@rk.block("own.calm")
+async def calm(inputs, context):
+    with open("begun.txt", "a") as file:
+        file.write("calm\\n")
+    number = len(open("begun.txt").read().split())
+    await asyncio.sleep(60 if number == 1 else 0.5)
+"""
+LATE_STEP = """\
+import os
+import time
+import reefknot as rk
+import calm
+
+@rk.block("own.late")
+def late(inputs, context):
+    while not os.path.exists("die") and len(open("begun.txt").read().split()) == 1:
+        time.sleep(0.02)
+    os._exit(9)
+"""
+
+
+def abandoned(folder: Folder, protection: str) -> subprocess.Popen[str]:
+    """A worker in which a function runs on, and to which the suspect of a killed worker comes."""
+    (folder.path / "calm.py").write_text(CALM_STEP)
+    (folder.path / "late.py").write_text(LATE_STEP)
+    folder.part("router")
+    killed = folder.part("worker", "--worker-id", "one", "--module", "calm")
+    assert folder("submit", "--type", "own.calm", "--id", "calm", "--timeout-ms", "60000").code == 0
+    until(lambda: folder.begun() == ["calm"])
+    program = ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
+    process = folder.start("worker", "start", "--worker-id", "two", "--module", "late", program=program)
+    assert process.stderr is not None
+    assert " is ready" in process.stderr.readline()
+    late = ("submit", "--type", "own.late", "--id", "late", "--timeout-ms", "300", "--wait", "--json")
+    assert folder(*late).json["results"][0]["status"] == "timeout", "its time is over, and it runs on"
+    killed.kill()
+    killed.wait()
+    return process
+
+
+def test_a_suspect_is_not_begun_beside_a_function_that_runs_on_and_not_blamed_for_it(folder: Folder) -> None:
+    process = abandoned(folder, "")
+    until(lambda: folder.json("job", "show", "calm")["reason"] == RUNS_ALONE)
+    (folder.path / "die").touch()
+    assert process.wait(PATIENCE_S) == 9
+    assert folder.begun() == ["calm"]
+    assert folder.json("job", "show", "calm")["crashes"] == 1, "of the worker that was killed while it ran"
+    folder.part("worker", "--worker-id", "three", "--module", "calm")
+    until(lambda: folder.json("job", "show", "calm")["state"] == "succeeded")
+
+
+def test_when_such_a_function_counts_as_ended_the_suspect_is_blamed_for_it(folder: Folder) -> None:
+    """The control."""
+    process = abandoned(folder, "overdue-functions")
+    assert process.wait(PATIENCE_S) == 9
+    folder.part("worker", "--worker-id", "three", "--module", "calm")
+    until(lambda: folder.json("job", "show", "calm")["crashes"] == 2)
+
+
+# ---- a second signal -------------------------------------------------------------------------------------------------
+
+HELD = """\
+import asyncio
+import time
+import reefknot as rk
+
+def begun(context):
+    with open("begun.txt", "a") as file:
+        file.write(context.assignment_id + "\\n")
+
+@rk.block("own.awaits")
+async def awaits(inputs, context):
+    begun(context)
+    await asyncio.sleep(60)
+
+@rk.block("own.plain")
+def plain(inputs, context):
+    begun(context)
+    time.sleep(60)
+
+@rk.block("own.blocks")
+async def blocks(inputs, context):
+    begun(context)
+    for _ in range(600):
+        time.sleep(0.1)
+"""
+
+
+def holding(folder: Folder, *kinds: str, protection: str = "") -> subprocess.Popen[str]:
+    """A system that runs a step of each kind."""
+    (folder.path / "held.py").write_text(HELD)
+    before = len(folder.begun())
+    program = ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
+    process = folder.start("up", "--module", "held", program=program)
+    for kind in kinds:
+        begin(folder, kind, before)
+    return process
+
+
+def begin(folder: Folder, kind: str, before: int) -> None:
+    assert folder("submit", "--type", f"own.{kind}", "--id", kind, "--timeout-ms", "60000").code == 0
+    until(lambda: kind in folder.begun()[before:])
+
+
+def stop_twice(process: subprocess.Popen[str], how: signal.Signals, *, is_blocked: bool = False) -> float:
+    """Send a second signal when the first was heard, or until one is. Returns how long the process took to end."""
+    assert process.stderr is not None
+    process.send_signal(how)
+    while not is_blocked and not process.stderr.readline().startswith("shutting down"):
+        assert process.poll() is None
+    began = time.monotonic()
+    while process.poll() is None:  # two signals at once are one
+        assert time.monotonic() < began + PATIENCE_S
+        process.send_signal(how)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.5 if is_blocked else PATIENCE_S)
+    assert process.returncode == 128 + how
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_gives_running_steps_back_however_often(folder: Folder, how: signal.Signals) -> None:
+    for number in range(1, 4):
+        stop_twice(holding(folder, "awaits", "plain"), how)
+        for name in ("awaits", "plain"):
+            shown = folder.json("job", "show", name)
+            assert (shown["state"], shown["reason"]) == ("pending", "shutdown")
+            assert (shown["interruptions"], shown["crashes"]) == (number, 0)
+
+
+def test_a_second_signal_is_heard_while_a_step_blocks_the_event_loop(folder: Folder) -> None:
+    stop_twice(holding(folder, "awaits", "blocks"), signal.SIGINT, is_blocked=True)
+    for name in ("awaits", "blocks"):
+        shown = folder.json("job", "show", name)
+        assert (shown["state"], shown["interruptions"], shown["crashes"]) == ("pending", 1, 0)
+
+
+def test_a_second_signal_never_waits_for_a_store_that_is_locked(folder: Folder) -> None:
+    process = holding(folder, "awaits")
+    connection = apsw.Connection(f"{folder.path}/.reefknot/state.db")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        assert stop_twice(process, signal.SIGTERM) < 10, "a second, on a machine that is not busy"
+    finally:
+        connection.close()
+    holding(folder)
+    until(lambda: folder.json("job", "show", "awaits")["crashes"] == 1)
+
+
+def test_without_giving_back_three_second_signals_quarantine_what_was_running(folder: Folder) -> None:
+    """The control."""
+    for _ in range(3):
+        stop_twice(holding(folder, "awaits", protection="giving-back"), signal.SIGTERM)
+    holding(folder)
+    until(lambda: folder.json("job", "show", "awaits")["state"] == "quarantined")

@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nats
 import pytest
 
 from reefknot.runtime.processes import is_gone, process_mark
 from tests.acceptance.folder import PATIENCE_S, ROOT, Folder, until
+from tests.acceptance.terminal import Terminal
+from tests.nats_servers import addresses
+
+NOT_ASKED = """
+import sys
+from reefknot.app import nats_servers
+from reefknot.cli import main
+nats_servers._is_linux = lambda: False
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command, without the request to the kernel."""
 
 
 class Running(NamedTuple):
@@ -28,8 +40,8 @@ class Running(NamedTuple):
     servers: list[str]
 
 
-def started(folder: Folder, *words: str) -> Running:
-    process = folder.start("dev", *words, "--json")
+def started(folder: Folder, *words: str, **start: Any) -> Running:
+    process = folder.start("dev", *words, "--json", **start)
     assert process.stdout is not None
     found = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
     return Running(process, found["url"], [process_mark(one["pid"]) for one in found["servers"]])
@@ -41,7 +53,7 @@ def pid_of(mark: str) -> int:
 
 def publish(url: str, *, replicas: int = 1) -> int:
     async def story() -> int:
-        client = await nats.connect(url.split(","), allow_reconnect=False, connect_timeout=PATIENCE_S)
+        client = await nats.connect(addresses(url), allow_reconnect=False, connect_timeout=PATIENCE_S)
         try:
             jetstream = client.jetstream(timeout=PATIENCE_S)
             await jetstream.add_stream(name="orders", subjects=["orders.>"], num_replicas=replicas)
@@ -79,6 +91,7 @@ def test_a_server_takes_messages_until_a_signal_and_leaves_nothing(
 def test_a_cluster_takes_messages_with_three_replicas_and_leaves_nothing(folder: Folder) -> None:
     process, url, servers = started(folder, "cluster")
     assert len(servers) == 3
+    assert re.fullmatch(r"nats://127\.0\.0\.1:\d+(,127\.0\.0\.1:\d+){2}", url)
     assert publish(url, replicas=3) == 1
 
     process.terminate()
@@ -87,6 +100,24 @@ def test_a_cluster_takes_messages_with_three_replicas_and_leaves_nothing(folder:
     assert ended == 143, err
     assert all(is_gone(one) for one in servers)
     assert list((folder.path / "tmp").iterdir()) == []
+
+
+def test_ctrl_c_on_a_terminal_is_for_the_command_which_stops_its_servers(folder: Folder) -> None:
+    """The terminal sends SIGINT to a whole group of processes; servers that got it too would end by themselves."""
+    words = ("dev", "cluster", "--store", "kept")
+    terminal = Terminal(*words, cwd=folder.path, env=folder._environment, columns=160)
+    try:
+        terminal.until(lambda text: "use it from another terminal" in text)
+        terminal.type(b"\x03")
+        assert terminal.ends() == 130
+        assert "stopping" in terminal.plain
+        assert "ended by itself" not in terminal.plain
+    finally:
+        terminal.close()
+    heard = [
+        re.findall(r'Trapped "(\w+)" signal', log.read_text()) for log in folder.path.glob("kept/*/nats-server.log")
+    ]
+    assert heard == [["terminated"]] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent died")
@@ -101,20 +132,14 @@ def test_servers_die_with_a_command_that_is_killed(folder: Folder, kind: str, co
     until(lambda: all(is_gone(one) for one in servers))
 
 
-def test_control_a_child_that_was_not_asked_to_die_with_its_parent_stays(folder: Folder) -> None:
-    starts_one = (
-        "import subprocess, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); time.sleep(60)"
-    )
-    process = folder.start(program=("-c", starts_one))
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
-    mark = process_mark(child)
+def test_control_a_server_that_was_not_asked_to_die_with_its_parent_stays(folder: Folder) -> None:
+    process, _, (server,) = started(folder, "nats", program=("-c", NOT_ASKED))
     try:
         process.kill()
         process.wait(PATIENCE_S)
-        assert not is_gone(mark)
+        assert not is_gone(server)
     finally:
-        os.kill(child, signal.SIGKILL)
+        os.kill(pid_of(server), signal.SIGKILL)
 
 
 def test_a_second_signal_ends_the_command_and_its_servers_at_once(folder: Folder) -> None:

@@ -98,3 +98,39 @@ def test_a_run_whose_disk_fails_ends_with_69_and_the_next_run_finishes_it(folder
     code, out, err = folder.ends(again)
     assert code == 0, err
     assert json.loads(out)["succeeded"] == len(lines)
+
+
+# ---- a full disk -----------------------------------------------------------------------------------------------------
+
+STATUS = "status was not written"
+EVERY_LINE = (
+    "import reefknot.runtime.log as log, runpy; log.REPEATED_S = 0.0; runpy.run_module('tests.faults.full_disk', "
+)
+EVERY_LINE += "run_name='__main__')"
+"""The system of before: every error has its line."""
+
+
+def on_a_full_disk(folder: Folder, *program: str) -> subprocess.Popen[str]:
+    process = folder.start("up", *NAPS, "--for", "5", program=(*program, "full"))
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("up ")
+    (folder.path / "full").touch()
+    return process
+
+
+def test_on_a_full_disk_an_error_of_one_kind_is_logged_once_a_minute(folder: Folder) -> None:
+    code, _, err = folder.ends(on_a_full_disk(folder, "-m", "tests.faults.full_disk"))
+
+    logged = [line.partition(" ERROR ")[2].partition("(")[0] for line in err.splitlines() if " ERROR " in line]
+    assert any(STATUS in line for line in logged), err
+    assert len(logged) == len(set(logged)), err
+    assert code == 0
+
+
+def test_without_that_rule_it_is_logged_every_second(folder: Folder) -> None:
+    """The control."""
+    process = on_a_full_disk(folder, "-c", EVERY_LINE)
+    assert process.stderr is not None
+    lines = [line for line in process.stderr if STATUS in line]
+
+    assert len(lines) > 1

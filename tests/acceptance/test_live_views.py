@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 import apsw
 import pytest
@@ -267,6 +270,7 @@ def completed(script: str, *words: str) -> list[str]:
     return done.stdout.split()
 
 
+@cache
 def script_of(shell: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "reefknot", "completion", shell], capture_output=True, text=True, timeout=60, check=True
@@ -282,6 +286,71 @@ def test_bash_completes_nouns_verbs_and_options() -> None:
     assert {"list", "show", "cancel"} <= set(completed(script, "reefknot", "job", ""))
     assert "--state" in completed(script, "reefknot", "job", "list", "--st")
     assert completed("_reefknot() { COMPREPLY=(); }", "reefknot", "qua") == [], "the control: without the script"
+
+
+def offered(script: str, folder: Path, *words: str) -> set[str]:
+    """The file names that bash offers after these words, in this folder; one with a blank in it is one name."""
+    line = " ".join(f"'{word}'" for word in words)
+    ask = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _reefknot; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(
+        ["bash", "-c", ask], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    return set(done.stdout.splitlines()) - {""}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", ""),
+        ("submit", ""),
+        ("run", "work.jsonl", "--results", ""),
+        ("run", "--config", ""),
+        ("job", "list", "--config", ""),
+        ("up", "--module", ""),
+        ("config", "check", ""),
+        ("policy", "check", ""),
+        ("audit", "verify", ""),
+        ("audit", "verify", "--head", ""),
+        ("store", "backup", ""),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes_names_of_files(tmp_path: Path, words: tuple[str, ...]) -> None:
+    names = {"work.jsonl", "two words.jsonl", "files"}
+    (tmp_path / "files").mkdir()
+    for name in names - {"files"}:
+        (tmp_path / name).touch()
+    script = script_of("bash")
+
+    assert offered(script, tmp_path, "reefknot", *words) == names
+    assert offered(script, tmp_path, "reefknot", *words[:-1], "two") == {"two words.jsonl"}
+    assert offered(script, tmp_path, "reefknot", "job", "show", "") == set(), "the control: an id is no file"
+
+
+def test_at_a_prompt_of_bash_a_name_with_a_blank_is_completed_as_one_word(folder: Folder) -> None:
+    (folder.path / "two words.jsonl").touch()
+    (folder.path / "completion.sh").write_text(script_of("bash") + "reefknot() { printf '<%s>' \"$@\"; echo; }\n")
+    environment = {**os.environ, "PS1": "ready> "}
+    bash = Terminal("--norc", "--noprofile", "-i", cwd=folder.path, env=environment, command=["bash"])
+    try:
+        bash.until(lambda text: "ready> " in text)
+        bash.type(b"source ./completion.sh\n")
+        bash.until(lambda text: text.count("ready> ") == 2)
+        bash.type(b"reefknot run two\t--results fil\t\n")
+        bash.until(lambda text: "<run><two words.jsonl><--results><files/>" in text)
+    finally:
+        bash.close()
+
+
+def test_zsh_and_fish_complete_names_of_files() -> None:
+    """Neither shell is here: what their scripts say."""
+    zsh, fish = script_of("zsh").splitlines(), script_of("fish").splitlines()
+
+    for what in ("1:One assignment per line", "--results[", "--config[", "--module[", "--head["):
+        assert any(what in line and ":_files'" in line for line in zsh), what
+    for option in ("results", "config", "module", "head"):
+        assert any(f" -l {option} -r -F " in line for line in fish), option
+    assert not any(" -l state " in line and "-F" in line for line in fish), "the control: a state is no file"
 
 
 def test_both_names_of_the_program_are_completed_in_every_shell() -> None:

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,27 @@ def test_a_system_whose_store_is_gone_ends_with_69_and_says_why(
     assert code == 69, err
     assert reason in err
     assert f"sqlite:{folder.path / STORE}" in err
+
+
+@pytest.mark.parametrize("kind", ["up", "worker"])
+def test_a_store_that_is_deleted_during_the_drain_ends_it(folder: Folder, kind: str) -> None:
+    """The drain would last thirty seconds, and then nothing could be given back."""
+    if kind == "worker":
+        folder.part("router")
+        process = folder.part("worker", "--module", "naps")
+    else:
+        process = folder.up()
+    folder.wait("held")
+    until(lambda: folder.begun() == ["held"])
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    while not process.stderr.readline().startswith("shutting down"):
+        assert process.poll() is None
+    began = time.monotonic()
+    folder_deleted(folder.path / STORE)
+    code, _, err = folder.ends(process)
+    assert (code, WAYS[folder_deleted] in err) == (69, True), err
+    assert time.monotonic() - began < 20
 
 
 def test_a_system_goes_on_beside_everything_that_uses_its_store(folder: Folder) -> None:

@@ -155,6 +155,28 @@ def test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_bac
     up_until_succeeded(folder, "i-1")
 
 
+def test_what_has_a_class_that_nobody_has_is_quarantined_with_its_answer_and_comes_back(folder: Folder) -> None:
+    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
+    (folder.path / "steps.py").write_text(STEPS)
+    line = {"assignment_id": "i-1", "request_id": "r", "job": {"type": "invoice.render"}, "resource_class": "tpu"}
+    (folder.path / "tpu.jsonl").write_text(json.dumps(line) + "\n")
+    process = folder.start("up", "--module", "steps")
+    waited = folder("submit", "tpu.jsonl", "--wait", "--json")
+    (result,) = waited.json["results"]
+    assert (waited.code, result["status"], result["error_code"]) == (1, "error", "RESOURCE_UNAVAILABLE")
+    assert "then: reefknot quarantine requeue i-1" in result["error_message"]
+    process.send_signal(signal.SIGTERM)
+    assert "1 quarantined" in folder.ends(process)[1]
+    assert folder.json("quarantine", "show", "i-1")["reason"] == "no worker has its class"
+
+    pools = CONFIG.replace(
+        "{v2: {enabled: true}}", "{v2: {enabled: true, resource_pools: {tpu: {max_concurrency: 1}}}}"
+    )
+    (folder.path / "reefknot.yaml").write_text(pools)
+    assert folder("quarantine", "requeue", "i-1").code == 0
+    up_until_succeeded(folder, "i-1")
+
+
 def test_what_was_queued_behind_a_slot_outlives_a_restart_without_the_module(folder: Folder) -> None:
     """A worker of the same name finds its old queue, and cannot run what is in it."""
     (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 2}\n")

@@ -13,7 +13,11 @@ from typing import Any
 
 import reefknot.app.system
 import reefknot.core.work
+import reefknot.router.health
+import reefknot.worker.loop_watch
 import reefknot.worker.pool
+from reefknot.app.system import System
+from reefknot.blocks.threads import FunctionThreads, _FunctionCall
 from reefknot.cli import main
 from reefknot.core.work import WorkItem
 from reefknot.worker.settings import WorkerSettings, settings_from
@@ -52,10 +56,43 @@ def without_loop_watch() -> None:
     setattr(reefknot.app.system, "LoopWatch", nothing)  # noqa: B010 - a name that it only imports
 
 
+def without_overdue_functions() -> None:
+    """Let a suspect begin although functions run on whose attempts are over."""
+    setattr(FunctionThreads, "overdue", 0)  # noqa: B010 - a property
+
+
+def without_giving_back() -> None:
+    """Let a process that is stopped at once keep its claims."""
+
+    def keep(_: System) -> None: ...
+
+    setattr(System, "give_back_now", keep)  # noqa: B010 - a method
+
+
+def without_looking_for_processes() -> None:
+    """Let a router count workers by their heartbeats alone."""
+    setattr(reefknot.router.health, "owner_exists", lambda _: False)  # noqa: B010 - a name that it only imports
+
+
+def without_return_times() -> None:
+    """Let a time-out count when the event loop gets to it."""
+    setattr(_FunctionCall, "returned_by", lambda *_: False)  # noqa: B010 - a method
+
+
+def without_holding_keys() -> None:
+    """Renew the leases of idempotency keys in the event loop alone."""
+    setattr(reefknot.worker.loop_watch, "extend_keys", lambda *_: None)  # noqa: B010 - a name that it only imports
+
+
 WITHOUT: dict[str, Callable[[], None]] = {
     "isolation": without_isolation,
     "long-leases": with_short_leases,
     "loop-watch": without_loop_watch,
+    "overdue-functions": without_overdue_functions,
+    "giving-back": without_giving_back,
+    "living-processes": without_looking_for_processes,
+    "return-times": without_return_times,
+    "held-keys": without_holding_keys,
 }
 
 if __name__ == "__main__":

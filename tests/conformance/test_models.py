@@ -16,9 +16,8 @@ from msgspec import structs
 from reefknot.core.idempotency import Busy, Claim, Claimed, Done, Ending, Hit, KeyRecord, Released, Uncertain
 from reefknot.core.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
 from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore
+from reefknot.engines.memory import MemoryStore, MemoryWorkQueue
 from reefknot.engines.memory.store import MemoryIdempotencyStore
-from reefknot.engines.memory.work import MemoryWorkQueue
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.errors import LeaseLostError
 from reefknot.ports.audit_log import AuditEntry

@@ -226,7 +226,7 @@ async def _recorded(system: System) -> Counter[tuple[str, str, str]]:
             if event.get("resource_class") == "router":
                 found["router", "", event["status"]] += sum(event["inputs"]["refused"].values())
             else:
-                found["worker", event["work_id"], event.get("reason") or event["status"]] += 1
+                found["worker", event["work_id"], event.get("reason") or event.get("status", "accepted")] += 1
     return found
 
 

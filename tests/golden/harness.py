@@ -59,7 +59,7 @@ RULES: list[tuple[str, str]] = [
     (rf"\bhost={_HOST}(?= )", "host=<host>"),
     (rf'("(?:os_user|actor)": ?"){_USER}"', r'\1<user>"'),
     (rf"\b(os_user|actor)={_USER}(?= )", r"\1=<user>"),
-    (r'("rules_hash": ?")[0-9a-f]{32}"', r'\1<hash>"'),
+    (r'("(?:rules|result)_hash": ?")[0-9a-f]{16,32}"', r'\1<hash>"'),
     (r'("(?:duration_ms|mean_service_ms)": ?)\d[\d.e-]*', r"\1<duration>"),
     (r"\bduration_ms=\d+", "duration_ms=<duration>"),
     (rf"\bsubmitted: by {_USER} on {_HOST}, process \d+", "submitted: by <user> on <host>, process <pid>"),

@@ -15,29 +15,43 @@ import pytest
 from reefknot.app.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 LONG_S = 60.0
 MISMATCH = 65
 
 WRITER = """
 import asyncio, os, signal, sys
-from reefknot.clock import SystemClock
+from reefknot.app.stores import open_store
 from reefknot.engines.jetstream.audit import AuditWriter
-from reefknot.engines.jetstream.store import JetStreamStore
-from reefknot.testing.conformance.harness import event
+from reefknot.core.audit.event import OperatorAction, encode, timestamp
+from reefknot.ports.audit_log import AuditEntry
 
 async def main(url, number, dies):
     if dies:  # between a batch and its copy
         async def copy_nothing(self):
             await asyncio.Event().wait()
         AuditWriter._copy_events = copy_nothing
-    store = await JetStreamStore.open(url, SystemClock())
-    for each in range(int(number)):
-        await store.audit.append([event("operator_action", at=1_700_000_000_000 + each, work_id=f"w{each}")])
-    if dies:
-        os.kill(os.getpid(), signal.SIGKILL)
-    await store.close()
+    async with open_store(url, tidy=False) as store:
+        for each in range(int(number)):
+            at, work_id = 1_700_000_000_000 + each, f"w{each}"
+            event = OperatorAction(timestamp=timestamp(at / 1000), actor="me", action="pause", work_id=work_id)
+            await store.audit.append([AuditEntry(encode(event), "operator_action", at, work_id=work_id)])
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main(sys.argv[1], sys.argv[2], len(sys.argv) > 3))
+"""
+
+
+TRIMMER = """
+import asyncio, sys
+from reefknot.app.stores import open_store
+
+async def main(url, before):
+    async with open_store(url, tidy=False) as store:
+        print(await store.audit.trim(int(before)))
+
+asyncio.run(main(*sys.argv[1:]))
 """
 
 
@@ -51,7 +65,13 @@ class Shell:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "XDG_CONFIG_HOME": str(self.folder), "COLUMNS": "160"}
         return subprocess.run(
-            [sys.executable, *words], cwd=self.folder, env=environ, capture_output=True, text=True, timeout=LONG_S
+            [sys.executable, *words],
+            cwd=self.folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+            check=False,
         )
 
     def write(self, number: int, *, dies: bool = False) -> None:
@@ -125,6 +145,25 @@ def test_an_export_of_several_chains_that_was_changed_does_not_verify(shell: She
         assert not shell.json("verify", "log.jsonl", is_file=True, code=MISMATCH)["ok"]
     log.write_text("".join(lines))
     assert shell.json("verify", "log.jsonl", is_file=True)["ok"], "the control"
+
+
+def test_a_log_of_several_chains_verifies_after_retention_in_the_store_and_in_its_export(shell: Shell) -> None:
+    """The process that removed events has written the anchors of all chains into its own."""
+    shell.write(3)
+    shell.write(3)
+    assert shell.run("-c", TRIMMER, shell.url, str(1_700_000_000_002)).stdout == "2\n"
+    assert shell.json("verify")["ok"]
+    exported = shell.json("export", "log.jsonl")
+    assert (exported["events"], len(exported["heads"])) == (5, 3)
+    log = shell.folder / "log.jsonl"
+    assert shell.json("verify", "log.jsonl", is_file=True)["ok"]
+    assert shell.run("-I", str(EXAMPLE), "log.jsonl", "log.jsonl.head.json").returncode == 0
+    lines = log.read_text().splitlines(keepends=True)
+    assert [line.count('"event_type":"anchor"') for line in lines] == [0, 0, 0, 0, 0, 0, 0, 1]
+    log.write_text("".join(lines[:-2]))
+    found = shell.json("verify", "log.jsonl", is_file=True, code=MISMATCH)
+    assert "no anchor event says so" in str(found["mismatches"]), "the control: an export without the anchors"
+    assert "no anchor event says why" in shell.run("-I", str(EXAMPLE), "log.jsonl").stdout
 
 
 def test_a_log_of_one_chain_is_shown_as_everywhere(shell: Shell) -> None:

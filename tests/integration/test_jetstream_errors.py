@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from reefknot.app.nats_servers import NatsServer, running_nats
 from reefknot.engines.clocks import SystemClock
@@ -101,7 +102,7 @@ async def _edit(url: str, stream: str, **changes: Any) -> None:
         api = client.jetstream()
         found = await api.stream_info(stream)
         raw = {**found.config.as_dict(), **changes}
-        answer = await client.request(f"$JS.API.STREAM.UPDATE.{stream}", connection.json.encode(raw), timeout=5)
+        answer = await client.request(f"$JS.API.STREAM.UPDATE.{stream}", json.encode(raw), timeout=5)
         assert b'"error"' not in answer.data, answer.data
     finally:
         await client.close()
@@ -112,9 +113,7 @@ async def _make(url: str, config: dict[str, Any]) -> None:
 
     client = await nats.connect(url)
     try:
-        answer = await client.request(
-            f"$JS.API.STREAM.CREATE.{config['name']}", connection.json.encode(config), timeout=5
-        )
+        answer = await client.request(f"$JS.API.STREAM.CREATE.{config['name']}", json.encode(config), timeout=5)
         assert b'"error"' not in answer.data, answer.data
     finally:
         await client.close()

@@ -32,7 +32,7 @@ from reefknot.ports.transport import Delivery
 from reefknot.runtime.seeds import new_id
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
-from tests.nats_servers import kill, restart
+from tests.nats_servers import frozen, kill, restart
 from tests.workshop import Step, work
 
 LONGEST_S = 60.0
@@ -170,11 +170,16 @@ class TestTheWire:
         told: list[bytes] = []
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            inboxes = b""
             writer.write(b'INFO {"version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
             while line := await reader.readline():
                 told.append(line)
                 if line == b"PING\r\n":
                     writer.write(b"PONG\r\n")
+                if line.startswith(b"SUB _INBOX"):
+                    inboxes = line.split()[-1]
+                if line.startswith(b"PUB $JS.API.INFO "):
+                    writer.write(b"MSG %s %s 2\r\n{}\r\n" % (line.split()[2], inboxes))
             writer.close()
 
         async def story() -> None:
@@ -185,10 +190,24 @@ class TestTheWire:
             try:
                 await connection.listen("a", lambda message: None)
                 await connection.round_trip()
-                assert b"SUB a" in b"".join(told).rpartition(b"PING")[0]
+                assert b"SUB a" in b"".join(told).rpartition(b"PUB $JS.API.INFO")[0]
             finally:
                 await connection.close()
                 server.close()
+
+        run(story())
+
+    def test_a_server_that_froze_for_longer_than_a_round_trip_is_heard_again(self, own_nats_server: NatsServer) -> None:
+        async def story() -> None:
+            connection = Connection(options_from_url(own_nats_server.url, patience=30.0))
+            await connection.open()
+            try:
+                with frozen(own_nats_server), pytest.raises(StoreUnavailableError):
+                    await connection.request("$JS.API.INFO", timeout=0.2)
+                await connection.wait_until_up(30.0)
+                await connection.round_trip()
+            finally:
+                await connection.close()
 
         run(story())
 

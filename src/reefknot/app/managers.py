@@ -40,7 +40,7 @@ from reefknot.core.canonical import canonical, checked_result_type, json_value, 
 from reefknot.core.canonical import fingerprint as fingerprint_of
 from reefknot.core.idempotency import KeyState, compute_key
 from reefknot.core.redaction import Redactor
-from reefknot.core.retry.decide import REFUSED, Reason
+from reefknot.core.retry.decide import REFUSED, History, Reason
 from reefknot.core.retry.defaults import RetryCategory, operation_target
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.errors import (
@@ -375,7 +375,12 @@ def _failure_event(operation: _AuditedOperation, run: CallState, decision: Decis
 def _recovered(operation: _AuditedOperation, run: CallState) -> list[Event]:
     if not run.attempts:
         return []
-    return [RetryRecovered(**operation.fields(), total_attempts=run.attempts + 1, elapsed_seconds=run.elapsed)]
+    history = History(run.attempts, run.elapsed)
+    return [
+        RetryRecovered(
+            **operation.fields(), total_attempts=run.attempts + 1, elapsed_seconds=history.elapsed, history=history
+        )
+    ]
 
 
 async def _called(coro: Callable[[], Awaitable[Any]]) -> Any:

@@ -243,8 +243,8 @@ def running_nats(
 
 
 def url_of(servers: Sequence[NatsServer]) -> str:
-    """The URL of all servers together, separated by commas, as `--engine` takes it."""
-    return ",".join(server.url for server in servers)
+    """The URL of all servers together, as `--engine` takes it: `nats://127.0.0.1:4222,127.0.0.1:4223`."""
+    return "nats://" + ",".join(server.url.removeprefix("nats://") for server in servers)
 
 
 def start_all(servers: Sequence[NatsServer], seconds: float = READY_S) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from reefknot.core.work import worker_of
 from reefknot.errors import NameTakenError
 from reefknot.ports.store import Store
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.processes import is_gone, owner_is_gone
 
 LOOK_S = 1.0
@@ -35,6 +35,7 @@ Recall = Callable[[Sequence[str]], Awaitable[int]]
 
 async def look_for_orphans(store: Store, recall: Recall | None) -> None:
     """Every second, release the leases of dead processes and bring their work back to the routers. Never ends."""
+    loop, errors = asyncio.get_running_loop(), RepeatedErrors()
     gone = 1  # whoever died before
     while True:
         try:
@@ -43,7 +44,7 @@ async def look_for_orphans(store: Store, recall: Recall | None) -> None:
                 await recall_left(store, recall)
             gone = 0
         except Exception as error:
-            logger().error("left work cannot be looked for (%s)", printable(str(error), most=300))
+            errors.log("left work cannot be looked for", error, loop.time())
         await asyncio.sleep(LOOK_S)
 
 

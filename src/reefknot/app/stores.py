@@ -361,9 +361,14 @@ def _nats_options(settings: Settings) -> dict[str, Any]:
 
 def store_url(settings: Settings | None, engine: str | None = None) -> str:
     """The address of a process's store: `engine`, else the configured one, else the default. Its path is absolute."""
-    folder, url = Path.cwd(), f"sqlite:{DEFAULT_STORE}" if engine is None else engine
     if engine is None and settings is not None:
-        folder, url = settings.folder, settings.configuration.engine or url
+        return located(settings.configuration.engine, settings.folder)
+    return located(engine, Path.cwd())
+
+
+def located(url: str | None, folder: Path) -> str:
+    """The address of a store with its path beneath `folder`; None stands for the default one."""
+    url = f"sqlite:{DEFAULT_STORE}" if url is None else url
     path = _file_of(url)
     return url if path is None else f"sqlite:{folder / path}"
 

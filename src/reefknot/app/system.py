@@ -12,7 +12,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -30,13 +30,15 @@ from reefknot.app.stores import client_of, open_store, options_of
 from reefknot.audit.journal import Journal
 from reefknot.blocks.fs import remove_spare_files
 from reefknot.blocks.python import by_name, load_entry_points, load_module, standard_blocks
+from reefknot.blocks.threads import function_threads
 from reefknot.clock import SteadyClock
 from reefknot.config.settings import Settings
 from reefknot.core.messages import ExecAssignment, ExecResult
 from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import worker_of
-from reefknot.errors import NameTakenError, StoreUnavailableError
+from reefknot.errors import NameTakenError, StoreError, StoreReplacedError, StoreUnavailableError
+from reefknot.ports.audit_log import end_of
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
@@ -45,11 +47,11 @@ from reefknot.router.service import Router
 from reefknot.router.settings import RouterSettings
 from reefknot.router.settings import settings_from as router_settings
 from reefknot.router.submissions import Submissions
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
+from reefknot.worker.isolation import Isolation
 from reefknot.worker.loop_watch import LoopWatch
-from reefknot.worker.pool import Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import WorkerSettings, settings_from
 
@@ -107,7 +109,8 @@ class System:
         own: dict[str, Any] = {"own_workers": workers} if own_work_only else {}
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
         shared |= {"has_own_router": own_work_only}
-        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared, "isolation": Isolation()}
+        shared |= {"settings": settings, "blocks": blocks, "shared_subject": hears_shared}
+        shared |= {"isolation": Isolation(lambda: function_threads().overdue)}
         self.workers = [Worker(name, **shared) for name in workers]
         self.client = client_of(store, clock, self.routing.rules.size)
         submissions = Submissions(
@@ -117,6 +120,9 @@ class System:
             journal=Journal(store.audit, redactor=Redactor(secrets)),
         )
         self._recall = None if own_work_only else submissions.recall
+        self._errors = RepeatedErrors()
+        self.started_after = 0
+        """The last event of the log before this system started."""
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
         self._reload = reload
@@ -132,6 +138,7 @@ class System:
     async def start(self) -> None:
         """Take part. A name that another living system has is refused, before anything else is done."""
         seen = await self.store.control.latest()
+        self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
         await presence.release_dead_leases(self.store)
         if self._router is not None:
@@ -180,10 +187,27 @@ class System:
         await self._withdraw_status()
         return back
 
+    def give_back_now(self) -> None:
+        """Give back what the workers have claimed, for a process that ends at once. Blocks its thread, not the loop."""
+        held = [one for worker in self.workers for one in worker.claims()]
+        if held:
+            self.store.leases.give_back(held)
+
     async def store_failed(self) -> NoReturn:
-        """Raise the error after which the store takes no more writes: a system that runs on would do nothing."""
-        while (failure := self.store.failure) is None:  # noqa: ASYNC110 - the writer's thread has no loop to tell
+        """
+        Raise the error after which the store takes no more writes: a system that runs on would do nothing.
+
+        A write that fails tells it. A system that ends writes little, so the file is looked at as well.
+        """
+        while (failure := self.store.failure) is None:
             await asyncio.sleep(STATUS_EVERY_S)
+            try:
+                async with asyncio.timeout(STORE_S):
+                    await self.store.control.latest()
+            except StoreReplacedError:
+                raise
+            except (StoreError, TimeoutError):
+                continue  # whoever needs the store says so
         raise failure
 
     async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
@@ -232,7 +256,7 @@ class System:
         try:
             await self._report()
         except Exception as error:
-            logger().error("the system's status was not written (%s)", printable(str(error), most=300))
+            self._errors.log("the system's status was not written", error, self._clock.now())
 
     async def _report(self) -> None:
         body = json.dumps(self.snapshot(), default=str)
@@ -257,7 +281,7 @@ class System:
                     commands = await control.poll(ROUTER_NAME, after=after)
                 latest = await control.wait(CONTROL_S, after=latest) if not commands else latest
             except Exception as error:
-                logger().error("commands cannot be read (%s)", printable(str(error), most=300))
+                self._errors.log("commands cannot be read", error, self._clock.now())
                 await asyncio.sleep(STORE_PAUSE_S)
                 continue
             for command in commands:
@@ -390,10 +414,8 @@ async def running_system(
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases):
-            try:
+            async with _stopped_at_the_end(system, drain):
                 yield system
-            finally:
-                await _stop(system, drain)
         if stopped is not None:
             await stopped(system)
 
@@ -420,14 +442,38 @@ async def _started(
                 raise
 
 
-async def _stop(system: System, drain: float) -> None:
-    """Stop in order. Nothing can be given back to a store that failed: the next process finds it as after a crash."""
-    if system.store.failure is None:
-        await system.stop(drain)
-        return
-    with suppress(TimeoutError):
-        async with asyncio.timeout(FAILED_STOP_S):
-            await system.stop()
+@asynccontextmanager
+async def _stopped_at_the_end(system: System, drain: float) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        failure = await _stop(system, drain)
+    if failure is not None:
+        raise failure
+
+
+async def _stop(system: System, drain: float) -> BaseException | None:
+    """
+    Stop in order, for as long as the store works. Returns the store's failure.
+
+    Nothing can be given back to a store that has failed, before or meanwhile: the next process finds the work as after
+    a crash.
+    """
+    if system.store.failure is not None:
+        drain = 0.0
+    stopping = asyncio.ensure_future(system.stop(drain))
+    failed = asyncio.ensure_future(system.store_failed())
+    try:
+        await asyncio.wait([stopping, failed], return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            await asyncio.wait([stopping], timeout=FAILED_STOP_S)
+        if stopping.done():
+            await stopping
+        return failed.exception() if failed.done() else system.store.failure
+    finally:
+        stopping.cancel()
+        failed.cancel()
+        await asyncio.wait([stopping, failed], timeout=FAILED_STOP_S)
 
 
 def _free(kind: str, count: int, taken: set[str]) -> list[str]:

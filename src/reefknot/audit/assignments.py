@@ -16,12 +16,21 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from reefknot.audit.journal import Journal, envelope
-from reefknot.core.audit.event import Completed, Event, RulesStored, Submitted, timestamp
+from reefknot.audit.journal import Journal, about_item, envelope
+from reefknot.core.audit.event import (
+    RESULT_DIGITS,
+    Completed,
+    Event,
+    Quarantined,
+    Requeued,
+    RulesStored,
+    Submitted,
+    timestamp,
+)
 from reefknot.core.messages import ExecAssignment, ExecResult
-from reefknot.core.overload.admission import Rules
+from reefknot.core.overload.admission import ADMISSION_VERSION, Rules, rules_content
 from reefknot.core.results import answer_of
-from reefknot.core.work import WorkItem, WorkState
+from reefknot.core.work import CRASH_LIMIT, WorkItem, WorkState
 from reefknot.ports.clock import Clock
 from reefknot.runtime.processes import own_identity
 
@@ -32,13 +41,13 @@ STORE_AGAIN_S = 3600.0
 def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
     """The envelope of such an event. A correlation that is only the work's own id is left out."""
     correlation = work.correlation_id if isinstance(work, WorkItem) else work.request_id
-    return {
-        "timestamp": timestamp(wall),
-        "tenant_id": work.tenant_id,
-        "correlation_id": None if correlation == work.assignment_id else correlation,
-        "trace_id": work.trace_id,
-        "work_id": work.assignment_id,
-    }
+    other = None if correlation == work.assignment_id else correlation
+    return {**after_submission(work, wall), "correlation_id": other, "trace_id": work.trace_id}
+
+
+def after_submission(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
+    """The envelope of such an event after the submission, whose event has the correlation and the trace."""
+    return {"timestamp": timestamp(wall), "tenant_id": work.tenant_id, "work_id": work.assignment_id}
 
 
 def submitted_event(item: WorkItem, wall: float) -> Submitted:
@@ -65,13 +74,13 @@ def completed_event(
     if attempts is None and result.retries_used is not UNSET:
         attempts = result.retries_used + 1
     return Completed(
-        **briefly_about(result, wall),
+        **after_submission(result, wall),
         status=result.status.value,
         operation=result.job.type,
         attempts=attempts,
         duration_ms=None if since_ms is None else max(0, int(wall * 1000) - since_ms),
         worker_id=worker_id or result.worker_id or None,
-        result_hash="" if body is None else sha256(body).hexdigest(),
+        result_hash="" if body is None else sha256(body).hexdigest()[:RESULT_DIGITS],
     )
 
 
@@ -86,6 +95,15 @@ def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) ->
     result = answer_of(item)
     assert result is not None
     return completed_event(result, None, wall, since_ms=item.created_at, attempts=item.attempts)
+
+
+def vanished_events(item: WorkItem, wall: float) -> list[Event]:
+    """The events of an item after its worker vanished: it is back in the queue, or in quarantine and has ended."""
+    about = about_item(item, wall)
+    if item.state is WorkState.QUARANTINED:
+        inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
+        return [Quarantined(**about, reason=item.reason, inputs=inputs), ended_event(item, wall)]
+    return [Requeued(**about, reason="its worker vanished", generation=item.generation)]
 
 
 class RuledQueue(Protocol):
@@ -115,9 +133,10 @@ class RulesRecorder:
         return [
             RulesStored(
                 **envelope(wall=wall),
+                version=ADMISSION_VERSION,
                 rules_hash=hashed,
                 resource_class=queue.name,
-                content=msgspec.to_builtins(queue.rules),
+                content=rules_content(queue.rules, queue.name),
             )
             for hashed, queue in used.items()
             if not wall - self._written.get(hashed, -inf) < STORE_AGAIN_S

@@ -81,7 +81,7 @@ class PythonBlock:
         else:
             work = partial(copy_context().run, _called, self.function, inputs, context)
             try:
-                answer = await function_threads().run(self.type, work)
+                answer = await function_threads().run(self.type, work, within=context.seconds)
             except FunctionsOverdueError as error:
                 return failed(ErrorCode.resource_unavailable, str(error))
             if isinstance(answer, _Raised):

@@ -4,14 +4,19 @@ Threads of plain functions: bounded in number, and never waited for when the pro
 Nobody can interrupt a function in a thread. One whose attempt is over goes on, and keeps its thread until it returns:
 then another thread takes its place, up to a limit. A block that leaves many such functions behind is refused further
 ones, so that it does not take all threads from the others. The threads are daemons: a shutdown does not depend on them.
+
+A function that has returned in time is answered by its result, however late the event loop hears of it: the loop may
+have been blocked by another step meanwhile, and the time-out is then the first thing it sees.
 """
 
 import asyncio
+import inspect
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from math import inf
 from typing import Any
 
 from reefknot.runtime.log import LogBudget, logger, printable
@@ -36,7 +41,18 @@ class FunctionsOverdueError(Exception):
 class _FunctionCall:
     """Call of a function, from its request to its return."""
 
-    __slots__ = ("function", "future", "has_begun", "has_ended", "is_overdue", "loop", "name")
+    __slots__ = (
+        "error",
+        "function",
+        "future",
+        "has_begun",
+        "has_ended",
+        "is_overdue",
+        "loop",
+        "name",
+        "returned_at",
+        "value",
+    )
 
     def __init__(self, name: str, function: Callable[[], Any]) -> None:
         self.name = name
@@ -46,27 +62,40 @@ class _FunctionCall:
         self.has_begun = False
         self.has_ended = False
         self.is_overdue = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.returned_at = inf
+        """When it returned or raised, by the clock of its loop."""
 
     def run(self) -> None:
         """Call the function, and give its result or its exception to whoever still waits for it."""
-        value: Any = None
-        error: BaseException | None = None
         try:
-            value = self.function()
+            self.value = self.function()
         except StopIteration as stop:  # a future cannot carry it
-            error = RuntimeError(f"the function raised {stop!r}")
+            self.error = RuntimeError(f"the function raised {stop!r}")
         except BaseException as raised:
-            error = raised
+            self.error = raised
+        self.returned_at = self.loop.time()
         with suppress(RuntimeError):  # the loop is closed: the process ends
-            self.loop.call_soon_threadsafe(self._resolve, value, error)
+            self.loop.call_soon_threadsafe(self._resolve)
 
-    def _resolve(self, value: Any, error: BaseException | None) -> None:
+    def _resolve(self) -> None:
         if self.future.done():
             return
-        if error is None:
-            self.future.set_result(value)
+        if self.error is None:
+            self.future.set_result(self.value)
         else:
-            self.future.set_exception(error)
+            self.future.set_exception(self.error)
+
+    def returned_by(self, ends: float) -> bool:
+        """Whether it has returned by then. What has to be awaited has not: nobody would end that in time any more."""
+        return self.returned_at <= ends and not inspect.isawaitable(self.value)
+
+    def answer(self) -> Any:
+        """The value of a function that has returned; what it raised is raised here."""
+        if self.error is not None:
+            raise self.error
+        return self.value
 
 
 class FunctionThreads:
@@ -83,16 +112,29 @@ class FunctionThreads:
         """By block: functions that still run although their attempts are over."""
         self._lines = LogBudget()
 
-    async def run(self, name: str, function: Callable[[], Any]) -> Any:
-        """The function's result, from a thread; `FunctionsOverdueError` when its block has left too many behind."""
+    @property
+    def overdue(self) -> int:
+        """The number of functions that still run although their attempts are over."""
+        with self._changed:
+            return self._overdue.total()
+
+    async def run(self, name: str, function: Callable[[], Any], *, within: float = inf) -> Any:
+        """
+        The function's result, from a thread; `FunctionsOverdueError` when its block has left too many behind.
+
+        A cancellation is ignored when the function has returned `within` so many seconds: its effect is known.
+        """
         if self._overdue[name] >= self._most_overdue:
             raise FunctionsOverdueError(name, self._overdue[name])
         call = _FunctionCall(name, function)
+        ends = call.loop.time() + within
         self._put(call)
         try:
             return await call.future
         except asyncio.CancelledError:
             self._leave(call)
+            if call.returned_by(ends):
+                return call.answer()
             raise
 
     def _put(self, call: _FunctionCall) -> None:
@@ -109,6 +151,8 @@ class FunctionThreads:
 
     def _leave(self, call: _FunctionCall) -> None:
         """Forget a call that nobody waits for any more. One that runs counts as overdue until it returns."""
+        if call.future.done() and not call.future.cancelled():
+            call.future.exception()  # else asyncio complains that nobody has looked
         with self._changed:
             if not call.has_begun:
                 self._waiting.remove(call)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from reefknot.cli.output import OutputError, drop_output, flush_stdout, plain_messages, put_json, relative, say
 from reefknot.errors import (
@@ -77,6 +77,13 @@ class CommandError(Exception):
         self.exit = exit
 
 
+class UnknownOptionError(CommandError):
+    """A word that begins with a hyphen stands where a file may stand: an option that the command does not have."""
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"{given}: unknown option, or no name of a file; a file of that name is ./{given}")
+
+
 def examples(*commands: str) -> str:
     """The last lines of a help text: commands to copy. One that names the program itself stays as it is."""
     lines = [one if "reefknot " in one else f"reefknot {one}" for one in commands]
@@ -119,6 +126,11 @@ completion_app = noun(
 )
 
 
+_BASH_FILES = 'COMPREPLY=( $(compgen -f -- "${cur}") )'
+_BASH_FILES_WHOLE = f"local IFS=$'\\n'; compopt -o filenames 2>/dev/null; {_BASH_FILES}"
+"""File names in bash: with blanks in them whole, and a slash after a folder."""
+
+
 @completion_app.default
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="bash, zsh or fish.")],
@@ -130,7 +142,7 @@ def completion(
     script = application().generate_completion(shell=shell)
     match shell:
         case "bash":
-            script += "complete -F _reefknot rk\n"
+            script = script.replace(_BASH_FILES, _BASH_FILES_WHOLE) + "complete -F _reefknot rk\n"
         case "fish":
             script += "complete -c rk -w reefknot\n"
         case "zsh":  # sourced, or as a file named _cyclopts_reefknot in $fpath
@@ -169,8 +181,9 @@ def _run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return Exit.INTERRUPTED
-    except CycloptsError as error:
-        say(f"reefknot: {error}")
+    except (CycloptsError, UnknownOptionError) as error:
+        is_hidden = isinstance(error, UnknownOptionError | UnusedCliTokensError)
+        say(f"reefknot: {(mistyped_option(words) if is_hidden else '') or error}")
         say("Use --help after the command to see its arguments and options.")
         return Exit.USAGE
     except Exception as error:
@@ -183,6 +196,24 @@ def _run(words: Sequence[str]) -> int:
             drop_output()
         return code
     return code if isinstance(code, int) else Exit.FINE
+
+
+def mistyped_option(words: Sequence[str]) -> str:
+    """
+    The message about the first option that the command does not have; "" when it has all of them.
+
+    The parser does not see such a mistake where a FILE may be `-`: it takes the option for the file.
+    """
+    from difflib import get_close_matches
+
+    _, apps, rest = application().parse_commands(list(words))
+    known = [name for argument in apps[-1].assemble_argument_collection() for name in argument.names]
+    for word in rest[: rest.index("--")] if "--" in rest else rest:
+        given = word.partition("=")[0]
+        if given.startswith("--") and given not in known:
+            close = get_close_matches(given, [name for name in known if name.startswith("--")], n=1)
+            return f"Unknown option: {printable(given, most=60)}." + "".join(f" Did you mean {one}?" for one in close)
+    return ""
 
 
 def with_default_watch(words: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec import Struct
 
-from reefknot.cli.app import CommandError, Exit
+from reefknot.cli.app import CommandError, Exit, UnknownOptionError
 from reefknot.core.messages import LARGEST_MESSAGE, UNKNOWN_FIELD, ExecAssignment, InvalidMessage, written_assignment
 from reefknot.core.redaction import Redactor
 from reefknot.runtime.seeds import new_id
@@ -75,6 +75,8 @@ def require_file(name: str) -> None:
     if name == STDIN:
         _require_stdin()
         return
+    if name.startswith("-"):
+        raise UnknownOptionError(name)
     try:
         mode = os.stat(name).st_mode
         if stat.S_ISDIR(mode):

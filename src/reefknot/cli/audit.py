@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from reefknot.cli.app import CommandError, Exit, examples, noun
+from reefknot.cli.app import CommandError, Exit, UnknownOptionError, examples, noun
 from reefknot.cli.audit_events import FILTER, EventFilter, FilterFlags, put_events
 from reefknot.cli.audit_source import (
     CSV,
@@ -31,7 +31,7 @@ from reefknot.cli.audit_source import (
 )
 from reefknot.cli.options import STORE, StoreFlags, arg, check_number, one_of, unwritable
 from reefknot.cli.output import plural, progress, put, put_table, reader_is_gone, say, show
-from reefknot.cli.stores import address_of, with_store
+from reefknot.cli.store import address_of, with_store
 from reefknot.core.audit.analysis import FAILED_ONCE, Analyser, Analysis, Pattern
 from reefknot.core.audit.chain import Head
 from reefknot.core.audit.event import decode
@@ -344,7 +344,7 @@ def export(
     A selection of events, and CSV, has no head: only the whole log can be verified.
     """
     if str(file).startswith("-") and file != STDOUT:
-        raise CommandError(f"{file}: unknown option, or no name of a file; a file of that name is ./{file}")
+        raise UnknownOptionError(str(file))
     chosen = one_of("--format", form, {JSONL: JSONL, CSV: CSV})
     wanted = EventFilter.of(only)
     is_whole = chosen == JSONL and wanted.is_everything

@@ -17,11 +17,11 @@ from cyclopts import Parameter
 from msgspec import Struct
 
 from reefknot.cli.app import CommandError
-from reefknot.cli.options import arg, time_ms, unknown
+from reefknot.cli.options import arg, time_arg, time_ms, unknown
 from reefknot.cli.output import put
 from reefknot.core.audit.analysis import canonical_category
 from reefknot.core.audit.chain import UNREADABLE, Head, event_line
-from reefknot.core.audit.event import EVENT_TYPES, timestamp_ms
+from reefknot.core.audit.event import BRIEF_DEFAULTS, EVENT_CODES, EVENT_TYPES, timestamp_ms
 from reefknot.errors import NotJsonError
 from reefknot.ports.audit_log import AuditQuery, KeptEntry
 
@@ -45,8 +45,8 @@ class FilterFlags:
     )
     correlation: Annotated[str | None, arg("Only this correlation id.")] = None
     trace: Annotated[str | None, arg("Only this trace id.")] = None
-    since: Annotated[str | None, arg(f"Only events since {_TIME}")] = None
-    until: Annotated[str | None, arg(f"Only events before {_TIME}")] = None
+    since: Annotated[str | None, time_arg(f"Only events since {_TIME}")] = None
+    until: Annotated[str | None, time_arg(f"Only events before {_TIME}")] = None
 
 
 FILTER = FilterFlags()
@@ -120,12 +120,12 @@ class EventFilter(Struct, frozen=True):
 
 
 def event_fields(body: bytes) -> dict[str, Any]:
-    """The fields of an event; none when the body is no event."""
+    """The fields of an event, with the defaults that it leaves out; none when the body is no event."""
     try:
         found = msgspec.json.decode(body)
     except UNREADABLE:
         return {}
-    return found if isinstance(found, dict) else {}
+    return BRIEF_DEFAULTS.get(str(found.get("event_type")), {}) | found if isinstance(found, dict) else {}
 
 
 # ---- text and JSON ---------------------------------------------------------------------------------------------------
@@ -214,12 +214,6 @@ CSV_COLUMNS = (
     *("actor", "os_user", "host", "process", "operation", "action", "status", "reason", "attempts", "duration_ms"),
     *("worker_id", "idempotency_key", "hash", "event"),
 )
-_CODES = {
-    str(kind.__struct_config__.tag): field.default
-    for kind in EVENT_TYPES
-    for field in msgspec.structs.fields(kind)
-    if field.name == "event_code"
-}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -231,7 +225,7 @@ def csv_rows(events: list[KeptEntry], *, heading: bool = False) -> bytes:
         writer.writerow(CSV_COLUMNS)
     for one in events:
         fields = event_fields(one.entry.body)
-        fields = {"event_code": _CODES.get(one.entry.event_type), "event_type": one.entry.event_type} | fields
+        fields = {"event_code": EVENT_CODES.get(one.entry.event_type), "event_type": one.entry.event_type} | fields
         fields["attempts"] = next(
             (fields[name] for name in ("attempts", "total_attempts", "attempt_number") if name in fields), None
         )

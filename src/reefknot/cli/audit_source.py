@@ -24,7 +24,7 @@ from reefknot.cli.app import CommandError, Exit
 from reefknot.cli.audit_events import EventFilter, csv_rows, json_line
 from reefknot.cli.options import StoreFlags, load
 from reefknot.cli.output import Advance, progress, relative, say
-from reefknot.cli.stores import address_of, opened
+from reefknot.cli.store import address_of, opened
 from reefknot.core.audit.chain import (
     UNREADABLE,
     EventIndex,
@@ -190,25 +190,37 @@ class FileSource:
     async def reports(self, kept: KeptHeads) -> list[ChainReport]:
         """The verification of every chain in the file, compared with the heads that were kept of it."""
         with progress("verifying", 2 * self._size) as advance:
-            ends = [self._read_hashes(lines, kept) for lines in self._chains(advance)] or [(Head("?"), [])]
+            anchors: dict[str, list[bytes]] = {}
+            ends = [self._read_hashes(lines, kept, anchors) for lines in self._chains(advance)] or [(Head("?"), [])]
             is_one = len(ends) == 1
             found = []
-            chains = self._chains(advance)
+            sections = self._chains(advance)
             for end, others in ends:
-                lines: Iterator[bytes] = next(chains, iter(()))
+                lines: Iterator[bytes] = next(sections, iter(()))
                 heads = kept.of(end.chain if kept.configured else "") if is_one else kept.heads_of(end.chain)
                 in_force = _in_force(self._retention, heads[0] if heads else None, self._most_files)
-                wrong = verify_lines(lines, heads[0] if heads else None, in_force=in_force)
+                newest, elsewhere = heads[0] if heads else None, anchors.get(end.chain, [])
+                wrong = verify_lines(lines, newest, in_force=in_force, anchors=elsewhere)
                 found.append(ChainReport(end, wrong + others))
-        if is_one or kept.configured:
+        chains = {one.chain for one in kept.heads}
+        if kept.configured or len(chains) < 2 or (is_one and not kept.of_export):
             return found
-        missing = {one.chain for one in kept.heads} - {end.chain for end, _ in ends}
+        missing = sorted(chains - {end.chain for end, _ in ends})
         return found + [ChainReport(Head(one), [Mismatch(0, "the file does not have this chain")]) for one in missing]
 
     def _read_hashes(
-        self, lines: Iterable[bytes], kept: KeptHeads, *, refuse_damaged: bool = False
+        self,
+        lines: Iterable[bytes],
+        kept: KeptHeads,
+        anchors: dict[str, list[bytes]] | None = None,
+        *,
+        refuse_damaged: bool = False,
     ) -> tuple[Head, list[Mismatch]]:
-        """The last head, and the events whose hashes are not the ones that were kept. A line may be under way."""
+        """
+        The last head, and the events whose hashes are not the ones that were kept. A line may be under way.
+
+        Anchors of other chains are added to `anchors`.
+        """
         end, mismatches, kept_hashes = Head("?"), [], _hashes([])
         for text in lines:
             found = read_line(text)
@@ -218,6 +230,9 @@ class FileSource:
                 end = Head(end.chain, found.sequence, found.hash)
                 if _differs(found.hash, kept_hashes, found.sequence):
                     mismatches.append(_other_hash(found.sequence))
+                anchor = anchor_in(found.body)
+                if anchors is not None and anchor is not None and anchor.chain != end.chain:
+                    anchors.setdefault(anchor.chain, []).append(found.body)
             elif refuse_damaged and text.endswith(b"\n"):
                 message = f"{self._files[0]}: the line after event {end.sequence} is damaged; see `audit verify`"
                 raise CommandError(message, Exit.MISMATCH)
@@ -409,11 +424,16 @@ def head_file_of(file: Path) -> Path:
 
 
 class KeptHeads(NamedTuple):
-    """The heads to compare a log with: the file they are in, and whether it is that of the setting `audit.heads`."""
+    """
+    The heads to compare a log with: the file they are in, and whether it is that of the setting `audit.heads`.
+
+    Those that an export wrote beside its file (`of_export`) are the heads of all chains in it.
+    """
 
     file: Path | None = None
     heads: Sequence[Head] = ()
     configured: bool = False
+    of_export: bool = False
 
     def of(self, chain: str) -> list[Head]:
         """
@@ -444,7 +464,7 @@ def heads_for(file: Path | None, head: Path | None, options: StoreFlags) -> Kept
         return KeptHeads(head, read_heads(head))
     if file is not None and _store_url(file) is None:
         beside = head_file_of(file)
-        return KeptHeads(beside, read_heads(beside)) if beside.is_file() else KeptHeads()
+        return KeptHeads(beside, read_heads(beside), of_export=True) if beside.is_file() else KeptHeads()
     found = address_of(options).settings
     setting = None if found is None else found.configuration.audit.heads
     if found is None or setting is None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from json import dumps, loads
-from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from reefknot.cli.app import Exit
 from reefknot.cli.output import progress, put, put_json, say
-from reefknot.cli.stores import address_of, with_store
+from reefknot.cli.store import address_of, with_store
 from reefknot.core.work import WorkItem, assignment_and_tenant
 from reefknot.runtime.log import printable
 
@@ -96,6 +95,8 @@ class BulkAction:
         self._requeues = requeues
 
     def run(self, selection: Selection, act: Act) -> int:
+        from tempfile import TemporaryFile
+
         dry_run, done = self._options.dry_run, self._participle
         with TemporaryFile("w+", encoding="utf-8") as lines:
             changed = ChangedJobs(selection.ids, lines)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.options import COMMON, CommonFlags, Json, arg, load, one_of, settings
+from reefknot.cli.options import COMMON, CommonFlags, FileName, Json, arg, file_arg, load, one_of, settings
 from reefknot.cli.output import (
     json_text,
     jsonable,
@@ -80,7 +80,7 @@ def init(
     full: Annotated[bool, arg("Write every policy too: classes of failures, blocks, connectors.")] = False,
     template: Annotated[str | None, arg("Write this template; `policy templates` lists them.")] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Write a commented reefknot.yaml into the current folder."""
     if template is None:
         text = recommended(full=full)
@@ -89,32 +89,37 @@ def init(
     else:
         text = template_text(one_of("--template", template, {one.replace("-", "_"): one for one in TEMPLATES}))
     path = Path.cwd() / NAME
-    _refuse_existing(path, force)
+    refusal = _refusal(path, force)
+    if refusal and not dry_run:
+        raise CommandError(refusal, Exit.FAILED)
     if not dry_run:
         _write(path, text, force)
         if template is None:
             path.with_name(FILES).mkdir(exist_ok=True)
     if json:
-        put_json({"path": str(path), "written": not dry_run, "text": text})
+        put_json({"path": str(path), "written": not dry_run, **({"refusal": refusal} if refusal else {}), "text": text})
     elif dry_run:
         put_document(text)
-        say(f"Nothing was written; without --dry-run this goes to {NAME}.")
-    else:
-        folder = "" if template is not None else f" and the folder {FILES}/"
+    folder = "" if template is not None else f" and the folder {FILES}/"
+    if refusal:
+        say(f"Nothing was written, and without --dry-run nothing would be: {refusal}.")
+        return Exit.FAILED
+    if dry_run and not json:
+        instead = ", in place of the one that is there" if os.path.lexists(path) else ""
+        say(f"Nothing was written; without --dry-run this goes to {NAME}{instead}.")
+    elif not json:
         say(f"Wrote {NAME}{folder}. Next: reefknot config check, reefknot up.")
+    return Exit.FINE
 
 
-def _refuse_existing(path: Path, force: bool) -> None:
+def _refusal(path: Path, force: bool) -> str | None:
+    """Why nothing can be written here; None when it can."""
     others = [one.name for one in path.parent.glob("reefknot.*") if one.suffix in (".yml", ".json", ".toml")]
     if others:
-        names = " and ".join(sorted(others))
-        text = f"{names} exists already, and a folder has one configuration; move it away"
-        raise CommandError(text, Exit.FAILED)
+        return f"{' and '.join(sorted(others))} exists already, and a folder has one configuration; move it away"
     if os.path.lexists(path) and not force:
-        raise CommandError(
-            f"{NAME} exists already; move it away, or replace it with --force (--dry-run shows the new one)",
-            Exit.FAILED,
-        )
+        return f"{NAME} exists already; move it away, or replace it with --force (--dry-run shows the new one)"
+    return None
 
 
 def _write(path: Path, text: str, force: bool) -> None:
@@ -238,7 +243,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Any, str]]:
 
 @app.command(help_epilogue=examples("config check reefknot.yaml"))
 def check(
-    file: Annotated[str | None, arg("File to check. Default: the one that would be found.")] = None,
+    file: Annotated[FileName | None, file_arg("File to check. Default: the one that would be found.")] = None,
     /,
     *,
     common: CommonFlags = COMMON,

@@ -13,7 +13,7 @@ import msgspec
 from reefknot.cli.app import CommandError, Exit, examples, noun
 from reefknot.cli.options import OPERATOR, STORE, OperatorFlags, StoreFlags, arg
 from reefknot.cli.output import put, put_fields, put_table, show, time_text
-from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.cli.store import StoreAddress, address_of, with_store
 from reefknot.core.idempotency import Done, Failed, KeyRecord, KeyState, Released
 from reefknot.runtime.log import printable
 

@@ -25,15 +25,25 @@ from reefknot.cli.options import (
     arg,
     check_whole,
     one_of,
+    time_arg,
     time_ms,
 )
 from reefknot.cli.output import age, put, put_document, put_fields, put_jobs, put_json, say, show, time_text
-from reefknot.cli.stores import StoreAddress, address_of, polled, with_store
+from reefknot.cli.store import StoreAddress, address_of, address_to_read, polled, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.messages import Cancel, encode
 from reefknot.core.results import answer_of
 from reefknot.core.time import Moment
-from reefknot.core.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, can_retry, record_id, visible_state
+from reefknot.core.work import (
+    ROUTER,
+    WorkItem,
+    WorkState,
+    assignment_and_tenant,
+    can_retry,
+    is_over,
+    record_id,
+    visible_state,
+)
 from reefknot.runtime.log import printable
 from reefknot.runtime.processes import owner_is_gone
 
@@ -108,6 +118,7 @@ def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
         "history": [
             {"at": time_text(entry.at), "what": entry.what, "why": redactor(entry.why), "who": entry.who}
             for entry in item.history
+            if not (is_over(item) and entry.at > item.updated_at)  # due later than its end: that never came
         ],
     }
 
@@ -173,7 +184,7 @@ def list_(
     *,
     state: Annotated[str | None, arg("Only this state: pending, running, succeeded, failed, quarantined, …")] = None,
     type_: Annotated[str | None, arg("Only steps of this type.", "--type")] = None,
-    since: Annotated[str | None, arg("Only jobs submitted since a time, or an age: 90s, 15m, 2h, 7d.")] = None,
+    since: Annotated[str | None, time_arg("Only jobs submitted since a time, or an age: 90s, 15m, 2h, 7d.")] = None,
     sort: Annotated[str, arg("Order by submission: newest or oldest first. Default: newest.")] = "newest",
     limit: Limit = 50,
     after: Annotated[str, arg("Continue after the cursor that the last page gave as `next`.")] = "",
@@ -185,7 +196,7 @@ def list_(
     check_whole("--limit", limit)
     wanted = None if state is None else one_of("--state", state, {one.value: one for one in WorkState})
     oldest_first = one_of("--sort", sort, {"newest": False, "oldest": True})
-    address, since_ms = address_of(options), time_ms("--since", since) or 0
+    address, since_ms = address_to_read(options), time_ms("--since", since) or 0
 
     async def work(store: Store) -> tuple[list[WorkItem], dict[str, Any], Now]:
         now, last = await now_in(store), unquote(after)
@@ -252,7 +263,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
 @app.command(name="show", help_epilogue=examples("job show order-7", "job show order-7 --tenant acme"))
 def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> None:
     """Show everything about one job: state, attempts, history, audited events and result."""
-    address = address_of(options)
+    address = address_to_read(options)
 
     async def work(store: Store) -> tuple[WorkItem | None, list[KeptEntry], Now]:
         found = await store.work.get(record_id(job, tenant))
@@ -263,9 +274,11 @@ def show_job(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) 
         raise _absent(job, tenant)
     fields = {**job_fields(found, now), **job_details(found, address.redactor)}
     if options.json:
-        bodies = [_unreadable(one) if _tenant_of(one) is ... else msgspec.json.decode(one.entry.body) for one in kept]
+        from reefknot.cli.audit_events import event_fields
+
+        bodies = [_unreadable(one) if _tenant_of(one) is ... else event_fields(one.entry.body) for one in kept]
         # Without the inputs of their decisions, which `audit tail --json` shows.
-        events = [{name: value for name, value in one.items() if name != "decision"} for one in bodies]
+        events = [{name: one[name] for name in sorted(one) if name != "decision"} for one in bodies]
         put_json({**fields, "events": address.redactor.tree(events)})
         return
     put_details({name: value for name, value in fields.items() if name != "history"})
@@ -312,7 +325,7 @@ def _unreadable(kept: KeptEntry) -> dict[str, Any]:
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time."""
-    from reefknot.cli.live_feed import describe, describe_routine
+    from reefknot.cli.live_output import describe, describe_routine
     from reefknot.core.audit.event import decode, timestamp
 
     lines = []
@@ -406,7 +419,7 @@ class RetryFlags:
     state: Annotated[str | None, arg("Only this state: failed or cancelled.")] = None
     type: Annotated[str | None, arg("Only steps of this type.")] = None
     reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
-    before: Annotated[str | None, arg("Only jobs that ended before a time, or an age: 90s, 15m, 2h, 7d.")] = None
+    before: Annotated[str | None, time_arg("Only jobs that ended before a time, or an age: 90s, 15m, 2h, 7d.")] = None
 
 
 NO_FILTER = RetryFlags()

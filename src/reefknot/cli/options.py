@@ -8,12 +8,12 @@ own flags. A value that is not accepted is refused with what is accepted, and wi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_origin
 
 from cyclopts import Parameter
 
@@ -22,14 +22,37 @@ from reefknot.cli.output import say
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
+    from cyclopts import Token
+
     from reefknot.config.settings import Settings
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    FileName: TypeAlias = str
+else:
+    FileName = Path
+    """The text of a file's name, with `file_arg`: for a `Path`, shells are told to complete names of files."""
 
 
 def arg(text: str, *names: str, **more: Any) -> Parameter:
     """A parameter of a command: its help, and its names where the Python name is not the one to type."""
     return Parameter(name=names or None, help=text, **more)
+
+
+def time_arg(text: str, *names: str) -> Parameter:
+    """A parameter that is a time or a duration. One with a minus is refused with what is accepted, not as an option."""
+    return arg(text, *names, allow_leading_hyphen=True)
+
+
+def file_arg(text: str, *names: str, **more: Any) -> Parameter:
+    """A parameter that names a file. Its value is the text as it was typed: a `Path` would lose `./` and `-`."""
+    return arg(text, *names, converter=_typed, **more)
+
+
+def _typed(hint: Any, tokens: Sequence[Token]) -> str | list[str]:
+    values = [token.value for token in tokens]
+    return values if get_origin(hint) is list else values[0]
 
 
 Json = Annotated[bool, arg("Print JSON on stdout, for programs.")]
@@ -38,7 +61,7 @@ MOST_LISTED = 10_000
 LONGEST_S = 10 * 365 * 86_400
 Actor = Annotated[str | None, arg("Audited actor. Default: the user of this system.", "--as")]
 _MODULES = "Module (app.steps) or file (steps.py) that defines steps with @reefknot.block; repeatable."
-Modules = Annotated[list[str] | None, arg(_MODULES, "--module")]
+Modules = Annotated[list[FileName] | None, file_arg(_MODULES, "--module")]
 
 # ---- groups of options -----------------------------------------------------------------------------------------------
 
@@ -48,7 +71,9 @@ Modules = Annotated[list[str] | None, arg(_MODULES, "--module")]
 class CommonFlags:
     """Options of every command that reads the configuration."""
 
-    config: Annotated[str | None, arg("Configuration file. Default: the nearest reefknot.yaml upwards.")] = None
+    config: Annotated[FileName | None, file_arg("Configuration file. Default: the nearest reefknot.yaml upwards.")] = (
+        None
+    )
     json: Json = False
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from enum import Enum
 from errno import EIO
 from io import BufferedWriter, FileIO, TextIOWrapper
@@ -23,6 +23,8 @@ from typing import Any, TextIO
 from reefknot.core.retry.policy import LONGEST_WAIT
 from reefknot.runtime.log import printable
 
+STDOUT, STDERR = 1, 2
+"""Numbers of the descriptors that every process inherits."""
 Advance = Callable[[int], None]
 Cell = str | list[str]
 WIDTH = 120
@@ -52,12 +54,13 @@ class StandardStream(FileIO):
     The descriptor of stdout or stderr. After its reader has gone, or its terminal was closed, output is dropped.
 
     A command goes on, so that its exit code tells what it found: `audit verify | head -1` is 65 when events differ.
-    With `forgiving`, as for messages, no error of the device is raised at all.
+    With `forgiving`, as for messages, no error of the device is raised at all. The descriptor is a duplicate: what the
+    number of stdout means to others can be changed meanwhile.
     """
 
     def __init__(self, stream: TextIO, *, forgiving: bool) -> None:
-        super().__init__(stream.fileno(), "wb", closefd=False)
-        self._stream = stream  # collected, it would close the descriptor
+        super().__init__(os.dup(stream.fileno()), "wb", closefd=False)  # it lasts as long as the process
+        self._stream = stream  # collected, it would close the descriptor, and the next opened file had its number
         self.reader_is_gone = False
         self._forgiving = forgiving
         self._was_terminal = self.isatty()
@@ -107,14 +110,31 @@ def data() -> TextIO:
 
 @contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """Send what one's own steps print to stderr while the block lasts: stdout is for the command's data."""
+    """Send what one's own steps and their child processes print to stderr while the block lasts: stdout is for the
+    command's data."""
     global _data
     _data = sys.stdout
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), _children_print_to_stderr():
             yield
     finally:
         _data = None
+
+
+@contextmanager
+def _children_print_to_stderr() -> Iterator[None]:
+    """Point the descriptor that child processes and libraries know as stdout to stderr. Only in a process of our own:
+    elsewhere stdout is not guarded."""
+    own = getattr(getattr(_data, "buffer", None), "raw", None)
+    if not isinstance(own, StandardStream):
+        yield
+        return
+    with suppress(OSError):  # stderr was closed
+        os.dup2(STDERR, STDOUT)
+    try:
+        yield
+    finally:
+        os.dup2(own.fileno(), STDOUT)
 
 
 def reader_is_gone() -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from reefknot.cli.app import CommandError, Exit, examples, noun
-from reefknot.cli.log_lines import LOG, LogFlags
+from reefknot.cli.live_output import LOG, LogFlags
 from reefknot.cli.options import (
     OPERATOR,
     STORE,
@@ -51,7 +51,7 @@ from reefknot.cli.serve import (
     until_first_ends,
     until_text,
 )
-from reefknot.cli.stores import StoreAddress, address_of, has_part, polled, systems_with, with_store
+from reefknot.cli.store import StoreAddress, address_of, address_to_read, has_part, polled, systems_with, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.routing import WorkerState, worker_state
 from reefknot.errors import StoreError
@@ -229,7 +229,7 @@ def worker_rows(workers: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 @worker_app.command(name="list", help_epilogue=examples("worker list --json"))
 def list_(*, wide: Wide = False, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """List every worker on this store with its resource classes. The exit code is 69 when none is running."""
-    address = address_of(options)
+    address = address_to_read(options)
     repeated(watch, lambda: _list_workers(address, wide=wide, json=options.json))
 
 
@@ -419,7 +419,7 @@ class WorkerCommand(NamedTuple):
 @router_app.command(help_epilogue=examples("router status --json"))
 def status(*, watch: Watch = None, options: StoreFlags = STORE) -> None:
     """Show what each router holds, its load, and the workers it sees. The exit code is 69 when none is running."""
-    address = address_of(options)
+    address = address_to_read(options)
     repeated(watch, lambda: _show_routers(address, json=options.json))
 
 

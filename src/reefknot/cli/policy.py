@@ -7,7 +7,7 @@ Unknown targets, sources and failures are refused with what is accepted, before 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from sys import float_info
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -20,16 +20,19 @@ from reefknot.cli.app import CommandError, examples, noun
 from reefknot.cli.options import (
     COMMON,
     CommonFlags,
+    FileName,
     Json,
+    Modules,
     Wide,
     arg,
     check_number,
+    file_arg,
     is_unconfigured,
     one_of,
     settings,
     unknown,
 )
-from reefknot.cli.output import put, put_document, put_table, relative, say, show
+from reefknot.cli.output import prints_to_stderr, put, put_document, put_table, relative, say, show
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.redaction import Redactor
 from reefknot.core.retry.book import Book, FieldOrigin, Request
@@ -127,7 +130,23 @@ class ActiveBook(NamedTuple):
         return "on" if self.gate else "off"
 
 
-def active_book(config: str | None) -> ActiveBook:
+def active_book(config: str | None, modules: Sequence[str] | None = None) -> ActiveBook:
+    """The book and the gate; with the modules of one's own steps, as a worker that loads them has it."""
+    active = _written_book(config)
+    return active._replace(book=active.book.with_blocks(_own_limits(modules))) if modules else active
+
+
+def _own_limits(modules: Sequence[str]) -> dict[str, Mapping[str, float]]:
+    """The time limits of the steps in these modules, by target."""
+    from reefknot.blocks.python import load_module
+    from reefknot.ports.block import own_limits
+
+    with prints_to_stderr():  # a module may print when it is imported
+        blocks = [block for name in modules for block in load_module(name, path=os.getcwd()).values()]
+    return own_limits(blocks)
+
+
+def _written_book(config: str | None) -> ActiveBook:
     """The book and the gate. Secrets that cannot be read here are skipped: what was not read cannot be shown."""
     if is_unconfigured(config):
         from reefknot.config.layers import RETRIES, gate
@@ -180,10 +199,15 @@ def list_policies(*, kind: Kind = None, wide: Wide = False, common: CommonFlags 
 
 @app.command(name="show", help_epilogue=examples("policy show connector:imap_mailbox"))
 def show_policy(
-    target: Target = None, *, source: Source = None, wide: Wide = False, common: CommonFlags = COMMON
+    target: Target = None,
+    *,
+    source: Source = None,
+    module: Modules = None,
+    wide: Wide = False,
+    common: CommonFlags = COMMON,
 ) -> None:
     """Show one target's policy field by field: its value, the layer and source that set it, and what it overrides."""
-    active = active_book(common.config)
+    active = active_book(common.config, module)
     name = known_target(active.book, target, source)
     policy = active.book.resolve(name, source=source)
     overrides = view.overrides_of(active.book, name, source)
@@ -217,7 +241,8 @@ def show_policy(
 @app.command(
     help_epilogue=f"Examples:\n\n    {EXPLAIN} block:http --status 429 --retry-count 2\n"
     f"    {EXPLAIN} connector:imap_mailbox --message timeout\n"
-    f"    {EXPLAIN} operation:nats.publish --seed 7 --json"
+    f"    {EXPLAIN} operation:nats.publish --seed 7 --json\n"
+    f"    {EXPLAIN} block:invoice.render --module steps.py"
 )
 def explain(
     target: Target = None,
@@ -225,6 +250,7 @@ def explain(
     source: Source = None,
     flags: FailureFlags = NO_FAILURE,
     request: RequestFlags = NO_REQUEST,
+    module: Modules = None,
     seed: Seed = None,
     baseline: Annotated[bool, arg("Explain the baseline, which is in force while the gate is off.")] = False,
     wide: Wide = False,
@@ -237,11 +263,11 @@ def explain(
     """
     from reefknot.core.retry.explain import explain as decided
 
-    active = active_book(common.config)
+    active = active_book(common.config, module)
     name = known_target(active.book, target, source)
     failure = flags.failure(active.redactor) or _unknown_failure()
     if baseline:
-        failure, policy, provenance = _baseline(name, request.request(), failure)
+        failure, policy, provenance = _baseline(active.book, name, request.request(), failure)
     else:
         resolved = active.book.resolve(name, failure, source=source, request=request.request())
         policy, provenance = resolved, resolved.provenance
@@ -261,21 +287,24 @@ def _unknown_failure() -> Failure:
     return failure_from_facts()
 
 
-def _baseline(name: str, request: Request, failure: Failure) -> tuple[Failure, RetryPolicy, Mapping[str, FieldOrigin]]:
-    """The failure as the baseline classifies it, and the baseline's policy for it."""
+def _baseline(
+    book: Book, name: str, request: Request, failure: Failure
+) -> tuple[Failure, RetryPolicy, Mapping[str, FieldOrigin]]:
+    """The failure as the baseline classifies it, and the baseline's policy for it. Its time is that of the book."""
     from reefknot.core.failure import ErrorCategory
-    from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT, baseline, without_retry_after
+    from reefknot.core.retry.defaults import BASELINE_RETRIES, baseline, without_retry_after
 
     if not name.startswith("block:"):
         raise CommandError(f"--baseline: {name} has none; the gate worker.retries.v2 governs blocks alone")
     failure = without_retry_after(failure)
+    time = view.baseline_time(book, name)
     policy = baseline(
         BASELINE_RETRIES if request.retries is None else request.retries,
-        timeout=DEFAULT_TIMEOUT if request.time_budget is None else request.time_budget,
+        timeout=time.value if request.time_budget is None else request.time_budget,
         retryable=failure.category is not ErrorCategory.CANCELLATION,
     )
     provenance = view.baseline_provenance(
-        policy, counted=request.retries is not None, timed=request.time_budget is not None
+        policy, time, counted=request.retries is not None, timed=request.time_budget is not None
     )
     return failure, policy, provenance
 
@@ -287,6 +316,7 @@ def schedule(
     source: Source = None,
     flags: FailureFlags = NO_FAILURE,
     request: RequestFlags = NO_REQUEST,
+    module: Modules = None,
     seed: Seed = None,
     common: CommonFlags = COMMON,
 ) -> None:
@@ -294,7 +324,7 @@ def schedule(
     from reefknot.core.retry.explain import explain as decided
     from reefknot.core.retry.explain import schedule as planned
 
-    active = active_book(common.config)
+    active = active_book(common.config, module)
     name = known_target(active.book, target, source)
     failure = flags.failure(active.redactor)
     policy = active.book.resolve(name, failure, source=source, request=request.request())
@@ -316,7 +346,10 @@ def schedule(
 
 
 @app.command(help_epilogue=examples("policy check reefknot.yaml staging.yaml"))
-def check(*files: str, common: CommonFlags = COMMON) -> int:
+def check(
+    *files: Annotated[FileName, file_arg("File to check. Default: the one that would be found.")],
+    common: CommonFlags = COMMON,
+) -> int:
     """Check the policies in files and report every mistake with its line. Exits with 78 when there is one."""
     from reefknot.cli.config import check_files
 

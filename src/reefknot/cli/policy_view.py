@@ -263,17 +263,30 @@ def _with_provenance(policy: RetryPolicy, provenance: Mapping[str, FieldOrigin])
     return fields
 
 
-def baseline_provenance(policy: RetryPolicy, *, counted: bool, timed: bool) -> dict[str, FieldOrigin]:
-    """The provenance of the baseline's fields: the preset, overridden by what the request set."""
-    from reefknot.core.retry.defaults import BASELINE_RETRIES, DEFAULT_TIMEOUT
+_BASELINE = "built-in: baseline"
 
-    source = "built-in: baseline"
-    fields = {name: FieldOrigin(getattr(policy, name), Layer.BUILTIN, source) for name in SHOWN_FIELDS}
-    requested = {"max_attempts": (counted, BASELINE_RETRIES + 1), "attempt_timeout": (timed, DEFAULT_TIMEOUT)}
-    for name, (by_request, before) in requested.items():
-        if by_request:
-            overrode = (FieldValue(before, Layer.BUILTIN, source),)
-            fields[name] = FieldOrigin(getattr(policy, name), Layer.REQUEST, "request", overrode)
+
+def baseline_time(book: Book, target: str) -> FieldOrigin:
+    """The time for a step in the baseline: that of the book, as for a worker, else the preset."""
+    from reefknot.core.retry.defaults import DEFAULT_TIMEOUT
+
+    found = book.resolve(target).provenance["time_budget"]
+    preset = FieldOrigin(DEFAULT_TIMEOUT, Layer.BUILTIN, _BASELINE)
+    return preset if found.value in (None, inf, DEFAULT_TIMEOUT) else found
+
+
+def baseline_provenance(
+    policy: RetryPolicy, time: FieldOrigin, *, counted: bool, timed: bool
+) -> dict[str, FieldOrigin]:
+    """The provenance of the baseline's fields: the preset, overridden by what the request set."""
+    from reefknot.core.retry.defaults import BASELINE_RETRIES
+
+    fields = {name: FieldOrigin(getattr(policy, name), Layer.BUILTIN, _BASELINE) for name in SHOWN_FIELDS}
+    fields["max_attempts"] = FieldOrigin(BASELINE_RETRIES + 1, Layer.BUILTIN, _BASELINE)
+    fields["attempt_timeout"] = time
+    requested = {"max_attempts": counted, "attempt_timeout": timed}
+    for name in (name for name, by_request in requested.items() if by_request):
+        fields[name] = fields[name].overridden_by(FieldValue(getattr(policy, name), Layer.REQUEST, "request"))
     return fields
 
 

@@ -24,10 +24,11 @@ from reefknot.cli.options import (
     Wide,
     arg,
     check_whole,
+    time_arg,
     time_ms,
 )
 from reefknot.cli.output import put_jobs, put_table, say, show, time_text
-from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.cli.store import StoreAddress, address_of, address_to_read, with_store
 from reefknot.cli.watch import Watch, repeated
 from reefknot.core.work import WorkItem, record_id
 from reefknot.ports.work_queue import QuarantineFilter
@@ -50,7 +51,7 @@ class QuarantineFlags:
     type: Annotated[str | None, arg("Only steps of this type.")] = None
     source: Annotated[str | None, arg("Only jobs of this source.")] = None
     reason: Annotated[str | None, arg("Only jobs whose reason contains this text.")] = None
-    before: Annotated[str | None, arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
+    before: Annotated[str | None, time_arg("Only jobs quarantined before a time, or an age: 90s, 15m, 2h, 7d.")] = None
 
     def filter(self, ids: tuple[str, ...] = ()) -> QuarantineFilter:
         return QuarantineFilter(ids, self.type, self.source, self.reason, time_ms("--before", self.before))
@@ -102,7 +103,7 @@ def _list(address: StoreAddress, wanted: QuarantineFilter, limit: int, after: st
 @app.command(name="show", help_epilogue=examples("quarantine show order-7", "quarantine show order-7 --tenant acme"))
 def show_item(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> None:
     """Show one quarantined job: payload, reason, failure, history. Secrets are hidden."""
-    address = address_of(options)
+    address = address_to_read(options)
     item = with_store(address, lambda store: store.quarantine.show(record_id(job, tenant)))
     if item is None:
         text = f"{named(job, tenant)} is not in quarantine; `quarantine list` shows what is{tenant_hint(tenant)}"
@@ -114,7 +115,7 @@ def show_item(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE)
 @app.command(help_epilogue=examples("quarantine stats --json"))
 def stats(*, options: StoreFlags = STORE) -> None:
     """Count quarantined jobs by type, source and reason."""
-    address = address_of(options)
+    address = address_to_read(options)
     found = with_store(address, lambda store: store.quarantine.stats())
     reasons = {address.redactor(reason): number for reason, number in found.by_reason.items()}
     oldest = time_text(found.oldest_at)

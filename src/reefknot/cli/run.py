@@ -23,8 +23,8 @@ from msgspec import UNSET
 
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import STDIN, AssignmentLine, InvalidLine, assignments, display_name, require_file, survey
-from reefknot.cli.log_lines import LOG, LogFlags
-from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_whole, unwritable
+from reefknot.cli.live_output import LOG, LogFlags
+from reefknot.cli.options import SYSTEM, FileName, SystemFlags, arg, check_whole, file_arg, unwritable
 from reefknot.cli.output import Advance, data, plural, prints_to_stderr, progress, put, say
 from reefknot.cli.serve import (
     Shutdown,
@@ -67,10 +67,10 @@ app = noun(
 
 @app.default
 def run(
-    file: Annotated[str, arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)],
+    file: Annotated[FileName, file_arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)],
     /,
     *,
-    results: Annotated[str | None, arg("Write one ExecResult per line to this new file.")] = None,
+    results: Annotated[FileName | None, file_arg("Write one ExecResult per line to this new file.")] = None,
     force: Annotated[bool, arg("Replace the file of --results if it exists.")] = False,
     new: Annotated[bool, arg("Run lines without an id again, also those that an earlier run has finished.")] = False,
     in_flight: Annotated[int, arg(f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,

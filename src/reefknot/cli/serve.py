@@ -2,34 +2,33 @@
 `reefknot up`, and what every command that runs a system shares: its start-up and its shutdown.
 
 A system starts from settings that are checked, and explained to the user, before anything runs. The first signal asks
-for an orderly shutdown, the second ends the process at once: accepted work is in the store either way. SIGHUP means
-that the terminal was closed, and shuts down; to a process without a terminal it means: reload the policies.
+for an orderly shutdown, the second ends the process at once, also while a step blocks the event loop: accepted work is
+in the store either way, and running steps are given back, so that they do not count as crashed. SIGHUP means that the
+terminal was closed, and shuts down; to a process without a terminal it means: reload the policies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal as signals
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from json import dumps
 from shlex import quote
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, Signals, getsignal
+from threading import Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from msgspec import Struct
 
 from reefknot.cli.app import Exit, noun
-from reefknot.cli.live_feed import LevelChanges, LiveFeed, PrintLine
-from reefknot.cli.log_lines import LOG, LogFlags
+from reefknot.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, PrintLine
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
-from reefknot.core.results import answer_of
 from reefknot.core.work import WorkState
-from reefknot.ports.audit_log import end_of
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -128,6 +127,8 @@ def _way_out(name: str, origin: str, found: Settings) -> str:
 
 
 _CODES = {SIGINT: Exit.INTERRUPTED, SIGTERM: Exit.TERMINATED, SIGHUP: Exit.HUNG_UP}
+LAST_MOMENT_S = 1.0
+"""How long a process that is stopped at once may take to give its running steps back."""
 
 
 class Shutdown:
@@ -137,13 +138,15 @@ class Shutdown:
         self.requested = requested
         self.code: Exit | None = None
         self._system: System | None = None
+        self._is_asked = False
+        """Whether a signal came, though the event loop may not have heard of it yet."""
         self._reloading: asyncio.Task[ReloadOutcome] | None = None
         self._again = False
         # Asked for now: a terminal that was closed does not count as one any more.
         self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, data()))
 
     def reloads(self, system: System) -> None:
-        """From now on, SIGHUP reloads the policies of this system, unless there is a terminal."""
+        """From now on, signals are for this system: SIGHUP reloads its policies, unless there is a terminal."""
         self._system = system
 
     def on_signal(self, signal: Signals) -> None:
@@ -153,11 +156,29 @@ class Shutdown:
         if self.code is not None:
             if signal == SIGHUP:  # a terminal that closes may send it twice
                 return
-            say("stopped at once; accepted work is in the store")
-            os._exit(self.code)
+            self._stop_at_once(self.code)
         self.code = _CODES[signal]
         say("shutting down; running steps may finish (a second signal stops at once)")
         self.requested.set()
+
+    def on_repeated_signal(self, number: int, _frame: object) -> None:
+        """Stop at once at the second signal, in the main thread: the event loop may be blocked and hear of none."""
+        if self._is_asked:
+            self._stop_at_once(self.code or _CODES[Signals(number)])
+        self._is_asked = True
+
+    def _stop_at_once(self, code: Exit) -> NoReturn:
+        """End the process. A thread gives its work back: the lock it needs may be held where the signal came."""
+        last = Thread(target=self._give_back, name="give back", daemon=True)
+        last.start()
+        last.join(LAST_MOMENT_S)
+        os._exit(code)
+
+    def _give_back(self) -> None:
+        with suppress(Exception):  # then it counts as a crash
+            if self._system is not None:
+                self._system.give_back_now()
+        say("stopped at once; accepted work is in the store")
 
     def _reload(self) -> None:
         """Reload now. However many signals come during a reload, one more follows it, which sees the last change."""
@@ -193,6 +214,8 @@ def shutdown_on_signals() -> Iterator[Shutdown]:
                 continue
             loop.add_signal_handler(signal, shutdown.on_signal, signal)
             handled.append(signal)
+            if signal != SIGHUP:  # beside the loop, which is told all the same
+                signals.signal(signal, shutdown.on_repeated_signal)
         except (RuntimeError, ValueError):  # no main thread, or a system without signals
             break
     try:
@@ -278,9 +301,10 @@ class UpSession(Struct, frozen=True):
         with shutdown_on_signals() as shutdown:
             async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
                 shutdown.reloads(system)
-                end = await end_of(system.store.audit)
                 own = [worker.worker_id for worker in system.workers]
-                feed = LiveFeed(system.store.audit, self._print, after=end.sequence, as_json=self.as_json, workers=own)
+                feed = LiveFeed(
+                    system.store.audit, self._print, after=system.started_after, as_json=self.as_json, workers=own
+                )
                 if self.welcome:
                     self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
@@ -339,22 +363,17 @@ def until_text(seconds: float | None) -> str:
 
 async def _summary(system: System, feed: LiveFeed) -> dict[str, int]:
     """The counts of a system that has stopped, and what it leaves to the next one."""
-    counts = [worker.snapshot().retries for worker in system.workers]
-    kinds, ended = feed.kinds, Counter(system.router.ended)
-    for pending in system.router.table.all():  # it may have ended during the drain, unheard by the router
-        item = await system.store.work.get(pending.id)
-        answer = None if item is None else answer_of(item)
-        ended.update([] if answer is None else [answer.status.value])
+    counts, ends = [worker.snapshot().retries for worker in system.workers], feed.ends
     return {
-        "succeeded": feed.ends["success"],  # from the log: of jobs that were run again, the router hears nothing
-        "failed": feed.ends["error"],
-        "timed_out": ended.get("timeout", 0),
-        "cancelled": ended.get("cancelled", 0),
+        "succeeded": ends["success"],
+        "failed": ends["error"],
+        "timed_out": ends["timeout"],
+        "cancelled": ends["cancelled"],
         "recovered": sum(one.recovered for one in counts),
         "retries": sum(one.retries for one in counts),
-        "rejected": ended.get("rejected", 0),
-        "dropped": kinds["dropped"],
-        "quarantined": kinds["quarantined"],
+        "rejected": ends["rejected"],
+        "dropped": ends["dropped"],
+        "quarantined": feed.kinds["quarantined"],
         "unfinished": await unfinished(system),
     }
 

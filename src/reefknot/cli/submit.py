@@ -14,10 +14,21 @@ import msgspec
 from reefknot.cli.app import CommandError, Exit, noun
 from reefknot.cli.assignments import InvalidLine, assignments, display_name, repeated_key, require_file
 from reefknot.cli.bulk_actions import named
-from reefknot.cli.log_lines import LOG, LogFlags
-from reefknot.cli.options import LONGEST_S, STORE, StoreFlags, arg, duration_s, moment_of, settings
+from reefknot.cli.live_output import LOG, LogFlags
+from reefknot.cli.options import (
+    LONGEST_S,
+    STORE,
+    FileName,
+    StoreFlags,
+    arg,
+    duration_s,
+    file_arg,
+    moment_of,
+    settings,
+    time_arg,
+)
 from reefknot.cli.output import put, put_jobs, relative, say
-from reefknot.cli.stores import StoreAddress, address_of, has_part
+from reefknot.cli.store import StoreAddress, address_of, has_part
 from reefknot.core.messages import ExecAssignment, ExecResult, InvalidMessage, written_assignment
 from reefknot.core.work import WorkState, record_id
 from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
@@ -57,7 +68,9 @@ app = noun(
 
 @app.default
 def submit(
-    file: Annotated[str | None, arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)] = None,
+    file: Annotated[
+        FileName | None, file_arg("One assignment per line, as JSON; - is stdin.", allow_leading_hyphen=True)
+    ] = None,
     /,
     *,
     type_: Annotated[str | None, arg("Submit one step of this type, instead of a file.", "--type")] = None,
@@ -67,8 +80,8 @@ def submit(
     deadline: Annotated[float | None, arg("Deadline in seconds from now, queueing included.")] = None,
     timeout_ms: Annotated[int | None, arg("Milliseconds for all executions of the step and the waits between.")] = None,
     attempt_timeout_ms: Annotated[int | None, arg("Milliseconds for one execution of the step.")] = None,
-    in_: Annotated[str | None, arg("Run it not before this time from now: 90s, 10m, 2h, 7d.", "--in")] = None,
-    at: Annotated[str | None, arg("Run it not before this time, ISO 8601; without a zone it is local.")] = None,
+    in_: Annotated[str | None, time_arg("Run it not before this time from now: 90s, 10m, 2h, 7d.", "--in")] = None,
+    at: Annotated[str | None, time_arg("Run it not before this time, ISO 8601; without a zone it is local.")] = None,
     wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
     timeout: Annotated[float, arg("Most seconds that --wait waits. Default: 60.")] = 60.0,
     log: LogFlags = LOG,

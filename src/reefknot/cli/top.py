@@ -12,7 +12,7 @@ from reefknot.cli.job import job_counts
 from reefknot.cli.options import STORE, StoreFlags, arg
 from reefknot.cli.output import age, plural, put, put_json, put_table, relative, time_text
 from reefknot.cli.parts import worker_rows, workers_of
-from reefknot.cli.stores import StoreAddress, address_of, with_store
+from reefknot.cli.store import StoreAddress, address_to_read, with_store
 from reefknot.cli.watch import check_every, repeated
 from reefknot.ports.audit_log import AuditQuery
 
@@ -42,7 +42,7 @@ def top(
 ) -> None:
     """Show queues, workers, retries per second and the last ends, drawn again until q or Ctrl-C."""
     check_every("--every", every)
-    address = address_of(options)
+    address = address_to_read(options)
 
     def draw() -> None:
         _put_view(with_store(address, _view), address)

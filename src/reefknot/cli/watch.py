@@ -14,13 +14,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
-from textwrap import wrap
 from time import sleep
 from typing import Annotated, NoReturn
 
 from reefknot.cli.app import Exit, exit_for
 from reefknot.cli.options import arg, check_number
-from reefknot.cli.output import OutputError, plural, reader_is_gone, say
+from reefknot.cli.output import OutputError, plural, reader_is_gone, say, wrapped
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
 Watch = Annotated[float | None, arg("Draw it again every SECONDS, default: 2. q or Ctrl-C leaves.", "--watch")]
@@ -94,17 +93,11 @@ def _fitting(page: str) -> list[str]:
     """The lines that fit on the screen; the last one says how many do not."""
     size = os.get_terminal_size(sys.stdout.fileno())
     columns, height = size.columns or 80, max(2, (size.lines or 24) - 1)  # 0: a terminal that has no size
-    lines = [part for line in page.splitlines() for part in _wrapped(line, columns)]
+    # A table's lines fit already, and have colours.
+    lines = [part for line in page.splitlines() for part in ([line] if "\x1b" in line else wrapped(line, columns))]
     if len(lines) <= height:
         return lines
     return [*lines[: height - 1], f"… {plural(len(lines) - height + 1, 'more line')}; a taller terminal shows them"]
-
-
-def _wrapped(line: str, columns: int) -> list[str]:
-    """The line in pieces that fit, where it is a sentence; a table's lines fit already, and have colours."""
-    if len(line) <= columns or "\x1b" in line:
-        return [line]
-    return wrap(line, columns)
 
 
 @contextmanager

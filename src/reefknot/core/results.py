@@ -26,6 +26,12 @@ EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was n
 OVERDUE = "no result by its deadline"
 """The reason that is kept with an assignment which a worker was running, and did not end, when its deadline passed."""
 OVERDUE_MESSAGE = "the deadline passed, and the worker that was running the assignment did not answer"
+UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
+"""This and the following are reasons of quarantine. After a colon the first three say which one, or what is wrong."""
+UNREADABLE_WORK = "the stored assignment cannot be read"
+UNREADABLE_SUBMISSION = "the submission cannot be read"
+WORKER_FAILED = "the worker failed inside"
+UNKNOWN_TYPE = "no worker knows its type"
 DROPPED = RejectReason.DROPPED_OLDEST.value
 DROPPED_MESSAGE = "Assignment dropped from a full queue to make room for newer work"
 

@@ -11,8 +11,9 @@ from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from heapq import heapify, heappop, heapreplace, nsmallest
 from math import inf
+from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct, structs, to_builtins
 
 from reefknot.core.overload.admission import OverloadStatus
 
@@ -111,6 +112,15 @@ def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, afte
     return WorkerRanking(workers, now, after).choose(draw)
 
 
+class Candidate(Struct, frozen=True, array_like=True):
+    """A worker as a recorded choice sees it: a list of these four, of which the last may be missing."""
+
+    worker_id: str
+    status: OverloadStatus = OverloadStatus.HEALTHY
+    taken: int = 0
+    capacity: int = 1
+
+
 MOST_RECORDED = 3
 """Workers that the inputs of a choice name: the chosen one, and the next."""
 
@@ -123,16 +133,25 @@ class RoutingInputs(Struct, frozen=True, omit_defaults=True):
     counts how often the assignment was sent; `willing` of the workers had not refused it.
     """
 
-    best: tuple[tuple[str, OverloadStatus, int, int], ...]
+    best: tuple[Candidate, ...]
     workers: int = 1
     willing: int = 1
     after: str = ""
     draw: float | None = None
     route: int = 1
 
+    def recorded(self) -> dict[str, Any]:
+        """Inputs as an event has them, without the figures of a healthy worker that had no rival."""
+        inputs: dict[str, Any] = to_builtins(self)
+        if len(self.best) == 1 and self.best[0].status is OverloadStatus.HEALTHY:
+            inputs["best"] = ((self.best[0].worker_id,),)
+        return inputs
+
     def choose(self) -> Chosen | Nobody:
         """The choice by these inputs, decided again."""
-        workers = [WorkerHealth(name, status, load, capacity=room) for name, status, load, room in self.best]
+        workers = [
+            WorkerHealth(one.worker_id, one.status, one.taken, capacity=max(1, one.capacity)) for one in self.best
+        ]
         return WorkerRanking(workers, 0.0, self.after).choose(self.draw or 0.0)
 
 
@@ -188,7 +207,7 @@ class WorkerRanking:
             best = [health for _, _, health in self._probes[-1 : -MOST_RECORDED - 1 : -1]]
         else:
             best = [one[-1] for one in nsmallest(MOST_RECORDED, self._line[:7])]
-        recorded = tuple((one.worker_id, one.status, one.taken, max(1, one.capacity)) for one in best)
+        recorded = tuple(Candidate(one.worker_id, one.status, one.taken, max(1, one.capacity)) for one in best)
         return RoutingInputs(recorded, after=self._after if len(recorded) > 1 else "")
 
     def _why(self) -> Why:

@@ -401,9 +401,13 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
     lost = structs.replace(item, crashes=item.crashes + 1, budget=structs.replace(item.budget, first_attempt_at=began))
     crashed = _with_history(lost, now, "crashed", item.owner)
     if crashed.crashes >= crash_limit:
-        reason = f"its owner vanished {crashed.crashes} times"
-        return _aside(crashed, now, reason=reason, failure=item.failure, result=None)
+        return _aside(crashed, now, reason=vanished_reason(crashed.crashes), failure=item.failure, result=None)
     return _waiting(crashed, now, due_at=min(item.due_at, now.wall), reason="lease ran out")
+
+
+def vanished_reason(crashes: int) -> str:
+    """The reason of the quarantine of an item whose owners vanished so many times."""
+    return f"its owner vanished {crashes} times"
 
 
 def cancel(item: WorkItem, now: Moment, *, reason: str, who: str) -> WorkItem:

@@ -7,6 +7,7 @@ An engine that holds its work in a table says how a change of it is made whole (
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import TypeVar
@@ -34,13 +35,14 @@ from reefknot.runtime.changes import Waiters
 R = TypeVar("R")
 
 
-class TableWorkQueue:
+class TableWorkQueue(ABC):
     """The work of a store that holds it in a table."""
 
     def __init__(self, table: WorkTable, waiters: Waiters) -> None:
         self.table = table
         self.waiters = waiters
 
+    @abstractmethod
     async def change(
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
     ) -> R:
@@ -50,11 +52,10 @@ class TableWorkQueue:
         `ids` are the items it may ask for. With `wake` False those who wait for any change sleep on when no topic was
         touched: a claim or a renewal brings them nothing. A soft change may be told before it is stored.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def look(self, read: Callable[[Moment], R]) -> R:
         """Look at the table as it is stored."""
-        raise NotImplementedError
 
     async def enqueue(
         self,
@@ -203,7 +204,7 @@ class TableWorkQueue:
         )
 
 
-class TableLeases:
+class TableLeases(ABC):
     """The leases of all work in a store."""
 
     def __init__(self, work: TableWorkQueue) -> None:
@@ -215,8 +216,13 @@ class TableLeases:
     async def end(self, owners: Collection[str]) -> int:
         return await self._work.change(lambda now: self._work.table.end_leases(owners, now=now), wake=False)
 
+    @abstractmethod
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
-        raise NotImplementedError
+        """Hold work for longer, from any thread."""
+
+    @abstractmethod
+    def give_back(self, held: Sequence[Held]) -> None:
+        """Give work back, from any thread of a process that ends."""
 
 
 class TableQuarantine:

@@ -351,7 +351,8 @@ class Renewal(Timeout):
     """
     `with Renewal(store, claim, lease): …` renews the claim three times per lease, and expires when it is lost.
 
-    A failed renewal is tried again; the fence protects the record meanwhile.
+    A failed renewal is tried again; the fence protects the record meanwhile. While the event loop is blocked, a thread
+    may renew it by `extend_keys`.
     """
 
     def __init__(self, store: IdempotencyStore, claim: Claim, lease: float) -> None:
@@ -361,6 +362,7 @@ class Renewal(Timeout):
         self._lease = lease
         self._renewing: asyncio.Task[None] | None = None
         self._lost: LeaseLostError | None = None
+        self._extend_at = 0.0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -372,14 +374,26 @@ class Renewal(Timeout):
     def _arm(self) -> None:
         # Most work ends before its lease has to be renewed: a timer is cheap, and a task is made only for the rest.
         self._handle = asyncio.get_running_loop().call_later(self._seconds, self._begin)
+        _renewals.add(self)
 
     def _begin(self) -> None:
         self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
     def _disarm(self) -> None:
         super()._disarm()
+        _renewals.discard(self)
         if self._renewing is not None:
             self._renewing.cancel()
+
+    def extend(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        """Renew the claim of work in this loop, from another thread, if it is time to."""
+        if self._task.get_loop() is not loop or now < self._extend_at:
+            return
+        self._extend_at = now + self._seconds
+        try:
+            self._store.extend([self._claim], lease=self._lease)
+        except Exception as error:
+            _log("is held by a blocked event loop, and its lease could not be renewed", self._claim, error)
 
     def _lease_lost(self) -> LeaseLostError:
         assert self._lost is not None
@@ -399,3 +413,13 @@ class Renewal(Timeout):
                 text = "the lease of key %s could not be renewed and is tried again: %s"
                 logger().warning(text, key, error_text(error))
             await asyncio.sleep(self._seconds)
+
+
+_renewals: set[Renewal] = set()
+"""The renewals of all keys that this process holds now."""
+
+
+def extend_keys(loop: asyncio.AbstractEventLoop, now: float) -> None:
+    """Renew the keys that work in this loop holds, from another thread, because the loop is blocked."""
+    for renewal in list(_renewals):
+        renewal.extend(loop, now)

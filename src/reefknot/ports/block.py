@@ -5,7 +5,7 @@ A block takes inputs and a context, and returns a result; it never retries. It m
 error. The context holds a key for sinks that deduplicate, and the seconds that are left.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -44,3 +44,9 @@ class Block(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
+
+
+def own_limits(blocks: Iterable[Block]) -> dict[str, Mapping[str, float]]:
+    """The time limits that blocks have of their own, by policy target: `block:invoice.render`."""
+    limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks}
+    return {target: own for target, own in limits.items() if own}

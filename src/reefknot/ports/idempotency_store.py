@@ -42,6 +42,13 @@ class IdempotencyStore(Protocol):
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
         """Extend the lease, or end it now with 0; `LeaseLostError` when another owner took over."""
 
+    def extend(self, claims: Sequence[Claim], *, lease: float) -> None:
+        """
+        Extend leases as `renew` does, from any thread and without the event loop of the store; it blocks its thread.
+
+        Claims that are lost are left out.
+        """
+
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         """Record the ending; `LeaseLostError` when another owner took over. The same ending twice is accepted."""
 

@@ -48,6 +48,13 @@ class Leases(Protocol):
         It blocks its thread. Items that are lost are left out.
         """
 
+    def give_back(self, held: Sequence[Held]) -> None:
+        """
+        Give work back as a shutdown does (`Interrupted`), from any thread and without the event loop of the store.
+
+        For a process that ends at once: nothing else of it may change the work meanwhile. It blocks its thread.
+        """
+
 
 FIRST_FENCE = 1
 """The fence of an item's first owner."""

@@ -6,9 +6,9 @@ Dispatch: choose a worker, send, ask again, give up.
        └────────────┴───────────────────────────────┘
 
 A result whose message was lost is found in the store. What was cancelled is not sent any more, and what has not ended
-by itself soon after its deadline is ended here, wherever it is. Work of a class that no worker has ends after a while
-and names the classes there are. Work of a type that no worker knows goes to quarantine after a while: it was accepted,
-and the process that knows it may only be late. As long as there is no worker at all, everything waits.
+by itself soon after its deadline is ended here, wherever it is. Work of a type that no worker knows, or of a class that
+none has, goes to quarantine after a while: it was accepted, and the process that can run it may only be late. As long
+as there is no worker at all, or a silent one whose process exists has not answered, everything waits.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from reefknot.core.messages import (
     assign_subject,
     encode,
 )
-from reefknot.core.results import EXPIRED, answer_of, overdue_reason, unrun_result
+from reefknot.core.results import EXPIRED, UNKNOWN_TYPE, answer_of, overdue_reason, unrun_result
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.routing import Chosen, Nobody, RoutingInputs, Why, WorkerHealth, WorkerRanking
 from reefknot.core.work import WorkItem, is_over, is_workers
@@ -57,7 +57,6 @@ PASSED_BY = 64
 """How many that cannot go now are passed by, before the rest waits for the next full pass."""
 TOO_LATE = "the deadline passed while the assignment waited at the router"
 NO_CLASS = "no worker has its class"
-UNKNOWN_TYPE = "no worker knows its type"
 
 
 class Dispatcher:
@@ -200,14 +199,13 @@ class Dispatcher:
             self._health.probed(choice.worker_id, name, now)
         self._table.sent(pending, choice.worker_id, now)
         pending.maybe_held_before_send, pending.sent_before = pending.sent_before, True
-        recorded = msgspec.to_builtins(msgspec.structs.replace(inputs, route=pending.route))
+        recorded = msgspec.structs.replace(inputs, route=pending.route).recorded()
         why = "probe" if choice.probe else "chosen"
         self._context.record(self._context.routing(pending, choice.worker_id, why, recorded))
 
     def _is_unknown(self, pending: Pending, now: float) -> bool:
-        """Whether no live worker has known the type for as long as the router is patient."""
-        everybody = self._health.all().get(pending.resource_class, {}).values()  # one that is paused may know it
-        if not self._table.known_nowhere(pending, {one.worker_id for one in everybody if not one.gone(now)}):
+        """Whether no worker that is there has known the type for as long as the router is patient."""
+        if not self._table.known_nowhere(pending, self._health.may_know(pending.resource_class, now)):
             pending.unknown_since = None
             return False
         if pending.unknown_since is None:
@@ -226,14 +224,11 @@ class Dispatcher:
             if self._table.get(pending.id) is pending and pending.worker_id is None:
                 self._table.line_up(pending)
             return
-        assignment = pending.assignment
-        tenant = f" --tenant {quote(assignment.tenant_id)}" if assignment.tenant_id else ""
         message = (
             f"{pending.refusal}. No worker that knows it came within {self._settings.patience:g} s, so it is in "
-            "quarantine. Start a worker with the module of this step (--module), then: "
-            f"reefknot quarantine requeue {quote(assignment.assignment_id)}{tenant}"
+            f"quarantine. Start a worker with the module of this step (--module), then: {_requeue_command(pending)}"
         )
-        result = unrun_result(assignment, ResultStatus.ERROR, ErrorCode.invalid_input, message)
+        result = unrun_result(pending.assignment, ResultStatus.ERROR, ErrorCode.invalid_input, message)
         self._completion.set_aside(pending, result, UNKNOWN_TYPE)
 
     async def _publish_all(self, chosen: list[Pending]) -> None:
@@ -293,7 +288,7 @@ class Dispatcher:
             else:
                 self._back(pending, "no ack arrived")
         await self._end_all_overdue()
-        self._end_without_class(now)
+        self._quarantine_without_class(now)
         await self._publish_fleet(now)
 
     async def _check_acked(self, pending: Pending) -> None:
@@ -307,8 +302,8 @@ class Dispatcher:
         else:
             await self.ask_again(pending)
 
-    def _end_without_class(self, now: float) -> None:
-        """End work of a class that no worker has, after the router's patience."""
+    def _quarantine_without_class(self, now: float) -> None:
+        """Quarantine work of a class that no worker has, after the router's patience."""
         there = [] if self._settings.shared_subject else self._health.classes(now)
         waiting = {name: line for name, line in self._table.lines() if there and not self._health.knows(name)}
         self._missing = {name: self._missing.get(name, now) for name in waiting}
@@ -316,18 +311,19 @@ class Dispatcher:
             for pending in line.all():
                 waited = now - max(self._missing[name], pending.since)
                 if waited >= self._settings.patience:
-                    self._end_of_class(pending, there, waited)
+                    self._quarantine_of_class(pending, there, waited)
 
-    def _end_of_class(self, pending: Pending, there: list[str], waited: float) -> None:
+    def _quarantine_of_class(self, pending: Pending, there: list[str], waited: float) -> None:
         name = pending.resource_class
         message = (
             f"resource_class: no worker here has {name!r}, and none came within {waited:.0f} s; there are: "
-            f"{', '.join(there)}. Start a worker with a pool {name!r} (worker.queue.v2.resource_pools), or submit it "
-            "again with one of these classes"
+            f"{', '.join(there)}. It is in quarantine. Start a worker with a pool {name!r} "
+            f"(worker.queue.v2.resource_pools), then: {_requeue_command(pending)}"
         )
         inputs = {"resource_class": name, "classes": there, "waited_s": round(waited, 3)}
         result = unrun_result(pending.assignment, ResultStatus.ERROR, ErrorCode.resource_unavailable, message)
-        self._completion.end(pending, result, self._context.routing(pending, None, NO_CLASS, inputs))
+        self._context.record(self._context.routing(pending, None, NO_CLASS, inputs))
+        self._completion.set_aside(pending, result, NO_CLASS)
 
     async def worker_restarted(self, worker_id: str) -> None:
         """Ask a restarted worker again for what it accepted; requeue the rest. It may know other steps now."""
@@ -384,3 +380,9 @@ class Dispatcher:
             self._published_fleet = workers, now
             async with asyncio.timeout(PUBLISH_S):
                 await self._transport.publish(FLEET, encode(Fleet(workers)))
+
+
+def _requeue_command(pending: Pending) -> str:
+    assignment = pending.assignment
+    tenant = f" --tenant {quote(assignment.tenant_id)}" if assignment.tenant_id else ""
+    return f"reefknot quarantine requeue {quote(assignment.assignment_id)}{tenant}"

@@ -1,7 +1,8 @@
 """
 The health of a router's workers, by resource class.
 
-Acks, results and heartbeats update the table; silence and time make it expire.
+Acks, results and heartbeats update the table; silence and time make it expire. A worker that is silent because a step
+blocks its event loop gets no work, but it is not forgotten as long as its process exists.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,6 +13,7 @@ import msgspec
 from reefknot.core.messages import ExecAssignmentAck, ExecResult, Heartbeat
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.routing import WorkerHealth, WorkerState, worker_state
+from reefknot.runtime.processes import owner_exists
 
 MOST_WORKERS = 10_000
 MOST_CLASSES = 64
@@ -89,9 +91,10 @@ class HealthTable:
         gone = not self.is_live(worker_id, now)
         return worker_state(draining=worker_id in self.draining, leaving=worker_id in self._leaving, gone=gone)
 
-    def keeps_queue(self, worker_id: str, now: float) -> bool:
-        """Whether queued work is left to the worker: it is live, and not leaving."""
-        return worker_id not in self._leaving and self.is_live(worker_id, now)
+    def keeps_queue(self, worker_id: str, name: str, now: float) -> bool:
+        """Whether queued work of a class is left to the worker: it has that class, is live, and not leaving."""
+        entry = self._entries.get(name, {}).get(worker_id)
+        return worker_id not in self._leaving and entry is not None and not entry.gone(now)
 
     def shares_store(self, worker_id: str) -> bool:
         """Whether the worker keeps its results in this router's store."""
@@ -128,12 +131,24 @@ class HealthTable:
         """Workers whose heartbeats stopped."""
         return {one.worker_id for by_id in self._entries.values() for one in by_id.values() if one.gone(now)}
 
+    def may_know(self, name: str, now: float) -> set[str]:
+        """The workers of a class that are live, paused, or silent though their process exists: they may come back."""
+        return {
+            one.worker_id
+            for one in self._entries.get(name, {}).values()
+            if not one.gone(now) or self._may_come_back(one.worker_id)
+        }
+
+    def _may_come_back(self, worker_id: str) -> bool:
+        return worker_id not in self._leaving and owner_exists(self._incarnations.get(worker_id, ""))
+
     def forget(self, now: float) -> None:
         """Drop workers that have been gone for long."""
         self._slots.clear()
         for name, by_id in list(self._entries.items()):
             for worker_id, one in list(by_id.items()):
-                if one.gone(now) and now - one.heard_at > FORGET_AFTER_S:
+                is_long_gone = one.gone(now) and now - one.heard_at > FORGET_AFTER_S
+                if is_long_gone and not self._may_come_back(worker_id):
                     del by_id[worker_id]
             if not by_id:
                 del self._entries[name]

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.audit.assignments import briefly_about, completed_event, ended_event, submitted_event
+from reefknot.audit.assignments import briefly_about, completed_event, ended_event, submitted_event, vanished_events
 from reefknot.audit.journal import Journal, about_item
 from reefknot.core.audit.event import Admission, Dropped, Quarantined, Requeued
 from reefknot.core.canonical import canonical, record_fingerprint
@@ -32,8 +32,15 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.admission import Reject, RejectReason
 from reefknot.core.overload.submission import SCHEDULE_MESSAGE, SubmissionRules
-from reefknot.core.results import DROPPED, answer_of, assignment_of, overdue_reason, unrun_result
-from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState, is_over, requeued_at
+from reefknot.core.results import (
+    DROPPED,
+    UNREADABLE_SUBMISSION,
+    answer_of,
+    assignment_of,
+    overdue_reason,
+    unrun_result,
+)
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, is_over, requeued_at
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -119,7 +126,7 @@ def check_same_job(assignment: ExecAssignment, known: Job) -> None:
     """
     recorded, given = record_fingerprint(known), record_fingerprint(assignment.job)
     if recorded != given:
-        raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given)
+        raise KeyConflictError(assignment.assignment_id, recorded=recorded, given=given, is_job=True)
 
 
 # ---- the store ------------------------------------------------------------------------------------------------------
@@ -188,6 +195,7 @@ class Submissions:
                 reason=verdict.reason.value,
                 resource_class=ROUTER,
                 queue_depth=verdict.depth,
+                overload_status=None,
                 inputs={"refused": {f"{reason} {pool}": count for (reason, pool), count in number.items()}},
             )
             self._journal.write_soon(event)
@@ -239,7 +247,7 @@ class Submissions:
             held = Held(item.id, item.owner, item.fence)
             read = read_assignment(item.payload)
             if isinstance(read, InvalidMessage):
-                await self._set_aside(item, held, f"the submission cannot be read: {read.message}")
+                await self._set_aside(item, held, f"{UNREADABLE_SUBMISSION}: {read.message}")
             else:
                 seen = item.fence > FIRST_FENCE
                 was_accepted = bool(item.admission)
@@ -331,12 +339,7 @@ class Submissions:
         return self._journal.entries([event, ended_event(item, wall)])
 
     def _worker_crashed(self, item: WorkItem) -> list[AuditEntry]:
-        about = about_item(item, self._clock.wall())
-        if item.state is WorkState.QUARANTINED:
-            ended = ended_event(item, self._clock.wall())
-            return self._journal.entries([Quarantined(**about, reason=item.reason), ended])
-        event = Requeued(**about, reason="its worker vanished", generation=item.generation)
-        return self._journal.entries([event])
+        return self._journal.entries(vanished_events(item, self._clock.wall()))
 
     def _crashed(self, item: WorkItem) -> list[AuditEntry]:
         event = Requeued(**about_item(item, self._clock.wall()), reason="its router vanished", generation=item.crashes)

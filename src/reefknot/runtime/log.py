@@ -2,10 +2,13 @@
 The `reefknot` logger: one budget of lines, and text that is safe to print.
 
 A log line never carries control characters, and an outage does not flood the log: a `LogBudget` allows a burst of ten
-lines, then one a second, and the next line says how many were left out. `logging` is loaded with the first line.
+lines, then one a second, and the next line says how many were left out; `RepeatedErrors` allows one line a minute for
+each kind of error. `logging` is loaded with the first line.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 TYPE_CHECKING = False  # a plain name, so that typing is not imported for it
 if TYPE_CHECKING:
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
 BURST = 10.0
 """Lines that a full `LogBudget` allows at once; it refills by one a second."""
+REPEATED_S = 60.0
+"""Seconds in which an error of one kind has at most one line."""
 MAX_ERROR_TEXT = 300
 
 _logger: Logger | None = None
@@ -51,6 +56,30 @@ class LogBudget:
             self._quiet_until = now + 1.0 - left
         left_out, self._left_out = self._left_out, 0
         return left_out
+
+
+class RepeatedErrors:
+    """
+    Log lines of errors that an outage repeats: each kind at once, then at most once a minute with a count.
+
+    A kind is what failed and the class of the error. The kinds are those of the code, so they are few.
+    """
+
+    __slots__ = ("_kinds",)
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def log(self, what: str, error: BaseException, now: float) -> None:
+        """Log `what` with the error, unless a line of this kind was logged within the last minute."""
+        kind = what, type(error).__name__
+        logged, left_out = self._kinds.get(kind, (-inf, 0))
+        if logged <= now < logged + REPEATED_S:
+            self._kinds[kind] = logged, left_out + 1
+            return
+        self._kinds[kind] = now, 0
+        more = f"; {left_out} more since the last line" if left_out else ""
+        logger().error("%s (%s)%s", what, error_text(error), more)
 
 
 _budgets: dict[str, LogBudget] = {}

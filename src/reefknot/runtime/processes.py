@@ -72,6 +72,12 @@ def is_gone(marked: str) -> bool:
     return now == "" or (began.isdecimal() and began != "0" and now is not None and now != began)
 
 
+def owner_exists(owner: str) -> bool:
+    """Whether the process that holds leases under this name is known to exist, on this machine."""
+    marked = owner.rpartition("@")[2] if "@" in owner else ""
+    return marked.partition(".")[0] == _machine() and not is_gone(marked)
+
+
 def marked_owner(name: str) -> str:
     """The name of an owner of leases, with the mark of this process."""
     return f"{name}@{process_mark()}"

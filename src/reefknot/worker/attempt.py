@@ -20,7 +20,7 @@ from reefknot.core.failure import ErrorCategory, ErrorCode, Failure, FailureType
 from reefknot.core.messages import DEFAULT_TIMEOUT_MS, ExecAssignment, ExecResult, StepRequest, StepResult, StepStatus
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.overload.breaker import Permit, Refused
-from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE
+from reefknot.core.results import EXPIRED, EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.core.retry.backoff import draw, key_number
 from reefknot.core.retry.book import Book, BookHistory, Request
 from reefknot.core.retry.classify import classify
@@ -30,7 +30,7 @@ from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.errors import KeyInProgressError, shown
 from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
-from reefknot.ports.block import Block, BlockContext
+from reefknot.ports.block import Block, BlockContext, own_limits
 from reefknot.runtime import seeds
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.destinations import Destination, Destinations
@@ -69,7 +69,6 @@ from reefknot.worker.records import (
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
 """Pause of work whose key is held by somebody else, after an attempt has waited for it."""
-UNKNOWN_OUTCOME = "the outcome of a guarded key is unknown"
 
 
 class AttemptInputs(Struct, frozen=True):
@@ -102,8 +101,7 @@ class StepRunner:
         self._context = context
         self._settings = context.settings
         self._blocks = blocks
-        limits = {f"block:{block.type}": getattr(block, "limits", {}) for block in blocks.values()}
-        self._limits = {target: own for target, own in limits.items() if own}
+        self._limits = own_limits(blocks.values())
         self._books = BookHistory(context.settings.book.with_blocks(self._limits))
         self._clock = context.clock
         self._redactor = context.redactor
@@ -370,7 +368,9 @@ class StepRunner:
     def _succeeded(self, attempt: AttemptInputs, step: StepResult, events: list[Event]) -> AttemptReport:
         if attempt.item.attempts:
             wall = self._clock.wall()
-            events.append(recovered_event(attempt.assignment, wall, attempt.number, attempt.elapsed(wall)))
+            budget = attempt.item.budget
+            history = History(attempt.item.attempts, attempt.elapsed(wall), budget.last_delay)
+            events.append(recovered_event(attempt.assignment, wall, history))
         return self._ended(attempt, step, WorkDone(), tuple(events))
 
     def _failed(
@@ -442,7 +442,7 @@ class StepRunner:
         if unknown or self._settings.quarantine_failed:
             why = f"{UNKNOWN_OUTCOME}: {unknown}" if unknown else reason.value
             settled = Quarantine(why, text)
-            events = (*events, quarantined_event(attempt.assignment, self._clock.wall(), why, failure))
+            events = (*events, quarantined_event(attempt.assignment, self._clock.wall(), why, failure, key=unknown))
         return self._ended(attempt, step, settled, events, ran=ran)
 
     def _ended(

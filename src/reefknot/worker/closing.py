@@ -17,12 +17,20 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.audit.assignments import completed_event, ended_event
+from reefknot.audit.assignments import completed_event, ended_event, vanished_events
 from reefknot.audit.journal import about_item
-from reefknot.core.audit.event import Dropped, Event, OperatorAction, Quarantined, Requeued
+from reefknot.core.audit.event import Dropped, Event, OperatorAction
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, encode
-from reefknot.core.results import DROPPED, EXPIRED, answer_of, assignment_of, cancel_reason
+from reefknot.core.results import (
+    DROPPED,
+    EXPIRED,
+    UNREADABLE_WORK,
+    WORKER_FAILED,
+    answer_of,
+    assignment_of,
+    cancel_reason,
+)
 from reefknot.core.retry.classify import classify
 from reefknot.core.work import (
     Interrupted,
@@ -47,8 +55,6 @@ from reefknot.worker.records import AcceptedWork, AttemptReport, expired_event, 
 
 MOST_WATCHED = 10_000
 MOST_REMEMBERED = 1_000
-BROKEN = "the worker failed inside"
-UNREADABLE = "the stored assignment cannot be read"
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 
@@ -95,7 +101,7 @@ class Closing:
             work = self._started.pop((item.id, item.fence), None) or AcceptedWork.read(item)
         except msgspec.DecodeError as error:
             work = AcceptedWork.stand_in(item)
-            self._report(item, self._set_aside(item, work, f"{UNREADABLE}: {error}"), pool, work)
+            self._report(item, self._set_aside(item, work, f"{UNREADABLE_WORK}: {error}"), pool, work)
             return False
         try:
             report = await self._steps.attempt(item, work)
@@ -108,7 +114,7 @@ class Closing:
         text = printable(self._context.redactor(f"{type(error).__name__}: {error}"), most=300)
         where = _raised_at(error)
         logger().error("%s: attempting %s failed inside, %s: %s", self._context.worker_id, item.id, where, text)
-        return self._set_aside(item, work, BROKEN)
+        return self._set_aside(item, work, WORKER_FAILED)
 
     def _set_aside(self, item: WorkItem, work: AcceptedWork, reason: str) -> AttemptReport:
         """Quarantine of an item that could not be run. It still gets its result and its event."""
@@ -327,13 +333,9 @@ class Closing:
 
     def crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
         """The events of an item whose owner vanished. Called where the store runs, perhaps in another thread."""
-        about = about_item(item, self._clock.wall())
         if item.state is WorkState.QUARANTINED:
             self._crashed.append(item.id)
-            ended = ended_event(item, self._clock.wall())
-            return self._context.journal.entries([Quarantined(**about, reason=item.reason), ended])
-        event = Requeued(**about, reason="its worker vanished", generation=item.generation)
-        return self._context.journal.entries([event])
+        return self._context.journal.entries(vanished_events(item, self._clock.wall()))
 
     async def publish_crashed(self) -> None:
         """Publish the results of work that crashed too often and is in quarantine now."""

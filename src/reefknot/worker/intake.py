@@ -282,7 +282,7 @@ class Intake:
                 admit(view, arrival, pool.rules), {"view": view, "newcomer": arrival, "rules_hash": pool.rules_hash}
             )
         draining = Reject(RejectReason.DRAINING, DRAINING_MESSAGE, LONGEST_WAIT_MS)
-        return AdmissionVerdict(draining if self.draining else Accept(), {"view": view})
+        return AdmissionVerdict(draining if self.draining else Accept(), {"view": view.for_baseline()})
 
     def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
         """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""
@@ -343,8 +343,8 @@ class Intake:
             with context.timeouts.timeout(STORE_S):
                 return await asyncio.shield(task)
         except asyncio.CancelledError:
-            started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
-            if started:
+            with context.timeouts.timeout(STORE_S):
+                started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
                 back = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started]
                 await context.work.settle(back)
             raise
@@ -496,7 +496,7 @@ class Intake:
             worker_id=self._context.worker_id,
             resource_class=None if pool is None else pool.name,
             met=met,
-            inputs=inputs or {},
+            inputs=inputs | pool.level_inputs() if inputs and pool else {},
             message=message,
         )
 

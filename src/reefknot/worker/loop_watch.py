@@ -3,7 +3,8 @@
 
 An `async def` that computes or waits without `await` stops everything else in its loop: other steps, heartbeats, and
 the renewal of leases. Without this thread its work would be given to another worker, and its effect would happen twice.
-The thread knows that a loop is blocked because the loop does not answer; it asks only while a step runs.
+The thread knows that a loop is blocked because the loop does not answer; it asks only while a step runs. It renews the
+leases of the idempotency keys that steps in the loop hold as well.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from time import monotonic
 from types import FrameType
 from typing import Self
 
+from reefknot.idempotency.once import extend_keys
 from reefknot.ports.work_queue import Leases
 from reefknot.runtime.log import LogBudget, error_text, logger, printable
 from reefknot.worker.records import RunningStep
@@ -88,6 +90,8 @@ class LoopWatch:
             if held := worker.held():
                 self._leases.extend(held, lease=lease)
             self._hold_at[worker.worker_id] = now + lease / RENEWALS
+        if any(worker.is_in_time() for worker in self._workers):
+            extend_keys(self._loop, now)
 
     def _report(self, blocked: float) -> None:
         if self._lines.take(monotonic()) is None:

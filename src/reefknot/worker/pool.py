@@ -33,9 +33,10 @@ from reefknot.core.overload.admission import (
 from reefknot.core.overload.submission import running_mean
 from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
-from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
+from reefknot.worker.isolation import AGAIN_S, RUNS_ALONE, Isolation
 from reefknot.worker.queue import BoundedQueue, Queued
 
 IDLE_S = 5.0
@@ -49,76 +50,9 @@ AHEAD_MS = 5.0
 """What the slots run within this time is claimed ahead: later claims know better what comes first."""
 MOST_AHEAD = 100
 
-RUNS_ALONE = "a process died while it ran; it waits to run alone"
 
 RunAttempt = Callable[[WorkItem], Coroutine[Any, Any, bool]]
 """Makes one attempt. Returns whether its time is a service time."""
-
-
-class Isolation:
-    """
-    Isolation of suspects in one process, over all of its pools: while a suspect runs, nothing else does.
-
-    The pool that meets a suspect puts it off and asks for the process. Then no pool begins anything, and as soon as
-    all have ended what they run, this one claims the suspect again and runs it: should the process die now, it is
-    known why. Meanwhile no slot is free, and routers are told so: what arrives waits until the suspects have ended.
-    """
-
-    def __init__(self) -> None:
-        self.pools: list[Pool] = []
-        self._asked_by: Pool | None = None
-        self._has_begun = False
-        self._requested = asyncio.Event()
-        """Set when a pool asks for the process; the next request has an event of its own."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether a suspect runs, or waits for the others to end. A pool that was paused before it asks in vain."""
-        pool = self._asked_by
-        return pool is not None and (not pool.paused or bool(pool.claimed))
-
-    async def wait(self, timeout: float) -> None:
-        """Wait until a pool asks for the process, at most `timeout` seconds."""
-        await _wait(self._requested, timeout)
-
-    def may_claim(self, pool: "Pool", wanted: int) -> int:
-        """The number of items that this pool may claim now, of those it wants."""
-        if not self.is_on:
-            return wanted
-        return 1 if self._asked_by is pool and not self._has_begun and self._is_idle(pool) else 0
-
-    def begin(self, pool: "Pool") -> bool:
-        """Begin a suspect that this pool has claimed. False: others run here; the pool has asked for the process."""
-        if not self.is_on:
-            self._asked_by, self._has_begun = pool, False
-            self._requested.set()
-            self._requested = asyncio.Event()
-        if self._asked_by is not pool or not self._is_idle(pool):
-            return False
-        self._has_begun = True
-        return True
-
-    def no_suspect(self, pool: "Pool") -> None:
-        """End a wait: what this pool has claimed is no suspect."""
-        if self._asked_by is pool:
-            self._end()
-
-    def ended(self, pool: "Pool") -> None:
-        """Look again after this pool has ended something: the suspect, or what it waits for."""
-        if self._asked_by is pool and self._has_begun and not pool.claimed:
-            self._end()
-        elif self._asked_by is not None:
-            self._asked_by.wake()
-
-    def _is_idle(self, holder: "Pool") -> bool:
-        return not any(
-            pool.claimed or pool.starting or (pool.is_claiming and pool is not holder) for pool in self.pools
-        )
-
-    def _end(self) -> None:
-        self._asked_by, self._has_begun = None, False
-        for pool in self.pools:
-            pool.wake()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -159,7 +93,7 @@ class Pool:
         self.queue_name = worker_class(name, context.worker_id)
         self.slots = settings.slots_for(name)
         self.rules = settings.rules_for(name)
-        self.rules_hash = rules_hash(self.rules)
+        self.rules_hash = rules_hash(self.rules, name)
         self.queue = BoundedQueue(self.rules.size if settings.queue_v2 else None)
         self.reserved = 0
         """Places of work that was admitted and is being written."""
@@ -174,6 +108,7 @@ class Pool:
         self.paused = False
         self._context = context
         self._clock = context.clock
+        self._errors = RepeatedErrors()
         self._run = run
         self._crash_events = crash_events
         self._isolation = isolation or Isolation()
@@ -225,6 +160,14 @@ class Pool:
             self._status = reported(self._status, self.depth(), self.rules.size, self.rules.thresholds)
         least = OverloadStatus.OVERLOADED if self._isolation.is_on else OverloadStatus.HEALTHY
         return max(self._status, least, key=lambda one: one.severity)
+
+    def level_inputs(self) -> dict[str, Any]:
+        """The inputs of `status` beside the depth, if they count: isolation, and a level that hysteresis holds."""
+        inputs: dict[str, Any] = {"isolated": True} if self._isolation.is_on else {}
+        raw = level(self.depth(), self.rules.size, self.rules.thresholds)
+        if self.queue.size is not None and self._status is not raw:
+            inputs["held"] = self._status.value
+        return inputs
 
     def held_status(self) -> OverloadStatus:
         """The status that people are told, who look every second: it has hysteresis in time too. Routers steer by
@@ -359,15 +302,14 @@ class Pool:
             await self._give_back(await claim)
             raise
         except Exception as error:
-            text = error_text(error)
-            logger().error("%s: the store cannot be read (%s)", self.name, text)
+            self._errors.log(f"{self.name}: the store cannot be read", error, self._clock.now())
             self._asks_since = None
             await asyncio.sleep(STORE_PAUSE_S)
             return wanted
         since, self._asks_since, self._asked = self._asks_since, None, 0
         if not items or not is_suspect(items[0]):
             self._isolation.no_suspect(self)
-        elif not self._isolation.begin(self):
+        elif not self._isolation.begin(self, self._clock.now()):
             await self._put_off(items[0])
             return len(items)
         else:
@@ -379,11 +321,12 @@ class Pool:
 
     async def _put_off(self, item: WorkItem) -> None:
         """Give a suspect back until it can run alone. One that waited here would be blamed for what others do."""
-        back = Settlement(item.id, item.owner, item.fence, Snooze(item.due_at, RUNS_ALONE))
+        due_at = item.due_at if self._isolation.is_on else int((self._clock.wall() + AGAIN_S) * 1000)
+        back = Settlement(item.id, item.owner, item.fence, Snooze(due_at, RUNS_ALONE))
         try:
             with self._context.timeouts.timeout(STORE_S):
                 await self._context.work.settle([back])
-            self.put(self.queued(item))
+            self.put(self.queued(item, due_at))
         except Exception as error:  # its lease runs out
             logger().error("%s: %s could not be put off (%s)", self.name, item.assignment_id, error_text(error))
 
@@ -403,7 +346,8 @@ class Pool:
         """Return what was claimed while the worker was ending: it spends nothing."""
         if items:
             back = [Settlement(item.id, item.owner, item.fence, Interrupted()) for item in items]
-            await self._context.work.settle(back)
+            with self._context.timeouts.timeout(STORE_S):
+                await self._context.work.settle(back)
 
     def _fill_slots(self) -> None:
         create = asyncio.get_running_loop().create_task

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
-from reefknot.audit.assignments import briefly_about
+from reefknot.audit.assignments import after_submission, briefly_about
 from reefknot.audit.journal import about_assignment, envelope
 from reefknot.core.audit.event import Admission as AdmissionEvent
 from reefknot.core.audit.event import (
@@ -50,12 +50,13 @@ from reefknot.core.overload.admission import (
     Degradation,
     Degrade,
     OverloadStatus,
+    QueueView,
     RejectReason,
 )
 from reefknot.core.overload.breaker import BreakerState
 from reefknot.core.redaction import Redactor
 from reefknot.core.results import assignment_of
-from reefknot.core.retry.decide import REFUSED, Again, Decision, Reason
+from reefknot.core.retry.decide import REFUSED, Again, Decision, History, Reason
 from reefknot.core.retry.policy import RetryPolicy
 from reefknot.core.work import Settled, WorkItem
 from reefknot.errors import shown
@@ -225,12 +226,15 @@ def admission_event(
     if isinstance(arrival, Arrival):
         recorded = msgspec.structs.replace(arrival, tenant="")  # the event names it already
         inputs = {**inputs, "newcomer": recorded if recorded != Arrival() else None}
+        if reason is None:
+            inputs["view"] = _consequential(inputs["view"], arrival)
+            resource_class = None  # the rules name it
     if message != Accept().message:
         inputs = {**inputs, "message": message[:300]}
     if isinstance(assignment, str):
         about = envelope(wall=wall, work_id=assignment)
     else:
-        about = briefly_about(assignment, wall)
+        about = after_submission(assignment, wall) if reason is None else briefly_about(assignment, wall)
     return AdmissionEvent(
         **about,
         status=status.value,
@@ -241,6 +245,13 @@ def admission_event(
         overload_status=None if met is None else met[1].value,
         inputs={name: value for name, value in inputs.items() if value is not None} or None,
     )
+
+
+def _consequential(view: QueueView, arrival: Arrival) -> QueueView | None:
+    """The queue as far as an accepted arrival depends on it; None for an empty one. Waits count with a deadline."""
+    if arrival.deadline_ms is None:
+        view = msgspec.structs.replace(view, concurrency=1, service_times_known=0, mean_service_ms=0.0)
+    return None if view == QueueView() else view
 
 
 def retry_event(assignment: ExecAssignment, wall: float, attempts: int, record: DecisionRecord) -> RetryAttempt:
@@ -271,12 +282,14 @@ def end_event(
     )
 
 
-def recovered_event(assignment: ExecAssignment, wall: float, attempts: int, elapsed: float) -> RetryRecovered:
+def recovered_event(assignment: ExecAssignment, wall: float, history: History) -> RetryRecovered:
+    """The event of a success after the executions of this history, which ended in the moment of the success."""
     return RetryRecovered(
         **about_assignment(assignment, wall),
         operation=assignment.job.type,
-        total_attempts=attempts,
-        elapsed_seconds=elapsed,
+        total_attempts=history.attempts + 1,
+        elapsed_seconds=history.elapsed,
+        history=history,
     )
 
 
@@ -301,8 +314,12 @@ def timeout_event(assignment: ExecAssignment, wall: float, attempt: int, limit: 
     )
 
 
-def quarantined_event(assignment: ExecAssignment, wall: float, reason: str, failure: Failure) -> Quarantined:
-    return Quarantined(**about_assignment(assignment, wall), reason=reason, failure=FailureRecord.of(failure))
+def quarantined_event(
+    assignment: ExecAssignment, wall: float, reason: str, failure: Failure, *, key: str = ""
+) -> Quarantined:
+    """The event of a quarantine by a worker; `key` is the guarded key whose outcome is unknown, if that is why."""
+    about, inputs = about_assignment(assignment, wall), {"key": key} if key else None
+    return Quarantined(**about, reason=reason, failure=FailureRecord.of(failure), inputs=inputs)
 
 
 def snooze_event(assignment: ExecAssignment, wall: float, name: str, seconds: float) -> Event:

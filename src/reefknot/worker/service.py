@@ -49,7 +49,8 @@ from reefknot.worker.closing import Closing
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.drain import Drain
 from reefknot.worker.intake import Intake
-from reefknot.worker.pool import Isolation, Pool
+from reefknot.worker.isolation import Isolation
+from reefknot.worker.pool import Pool
 from reefknot.worker.queue import Queued
 from reefknot.worker.records import RetryCounts
 from reefknot.worker.settings import WorkerSettings
@@ -303,16 +304,22 @@ class Worker:
             await self._send_heartbeat()
             await self._isolation.wait(self.settings.heartbeat)
 
+    def claims(self) -> list[Held]:
+        """Everything that was claimed and whose report is not kept yet."""
+        return [held for pool in self.pools.values() for held in list(pool.claimed.values())]
+
     def held(self) -> list[Held]:
         """
         The claims to hold while the event loop is blocked: all, until the time of the last attempt is over.
 
         A neighbour of the step that blocks cannot report either, though its own time may be over.
         """
+        return self.claims() if self.is_in_time() else []
+
+    def is_in_time(self) -> bool:
+        """Whether the time of an attempt that runs here is not over yet."""
         now = self._clock.now()
-        if not any(now < step.ends for step in list(self.steps.running.values())):
-            return []
-        return [held for pool in self.pools.values() for held in list(pool.claimed.values())]
+        return any(now < step.ends for step in list(self.steps.running.values()))
 
     async def _renew_leases(self) -> None:
         while True:

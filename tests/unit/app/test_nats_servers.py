@@ -22,12 +22,12 @@ from reefknot.app.nats_servers import (
     start_all,
     url_of,
 )
-from tests.nats_servers import frozen, kill, restart
+from tests.nats_servers import addresses, frozen, kill, restart
 
 
 async def publish(url: str, stream: str, body: bytes, *, replicas: int = 1) -> int:
     """The sequence number that a message got in a stream, which is made if it is not there."""
-    client = await nats.connect(url.split(","), allow_reconnect=False, connect_timeout=30)
+    client = await nats.connect(addresses(url), allow_reconnect=False, connect_timeout=30)
     try:
         jetstream = client.jetstream(timeout=30)
         await jetstream.add_stream(name=stream, subjects=[f"{stream}.>"], num_replicas=replicas)
@@ -88,7 +88,7 @@ def test_a_cluster_has_a_leader_and_survives_the_loss_of_a_member(nats_cluster: 
     others = url_of(nats_cluster[1:])
 
     async def again() -> int:
-        client = await nats.connect(others.split(","), allow_reconnect=False)
+        client = await nats.connect(addresses(others), allow_reconnect=False)
         try:
             async with asyncio.timeout(60):  # the streams of the dead member elect another leader
                 while True:

@@ -21,7 +21,7 @@ class Queue:
     def __init__(self, size: int) -> None:
         self.name = f"q{size}"
         self.rules = Rules(size=size)
-        self.rules_hash = rules_hash(self.rules)
+        self.rules_hash = rules_hash(self.rules, self.name)
 
 
 def item(**fields: object) -> WorkItem:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -104,6 +106,61 @@ def test_a_call_that_is_cancelled_before_its_thread_is_free_is_never_made() -> N
 
     with endless() as ends:
         asyncio.run(main(ends))
+
+
+# ---- a loop that is blocked ----------------------------------------------------------------------------------------
+
+
+async def beside_a_block(function: Callable[[], Any], *, within: float, blocked: float) -> Any:
+    """The answer of a function whose time is over when the loop, blocked by another task, goes on."""
+    pool, begun, is_blocked = FunctionThreads(), threading.Event(), threading.Event()
+
+    def observed() -> Any:
+        begun.set()
+        is_blocked.wait(10)
+        return function()
+
+    async def limited() -> Any:
+        async with asyncio.timeout(within):
+            return await pool.run("own.step", observed, within=within)
+
+    call = asyncio.create_task(limited())
+    await asyncio.sleep(0)
+    assert await asyncio.to_thread(begun.wait, 10)
+    is_blocked.set()
+    time.sleep(blocked)  # noqa: ASYNC251 - that is the point
+    return await call
+
+
+def test_a_function_that_returned_in_time_is_answered_by_its_result_although_the_loop_was_blocked() -> None:
+    assert asyncio.run(beside_a_block(lambda: 7, within=0.5, blocked=1.0)) == 7
+
+
+def test_what_it_raised_in_time_counts_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise ConnectionError("down")
+
+    with pytest.raises(ConnectionError, match="down"):
+        asyncio.run(beside_a_block(fails, within=0.5, blocked=1.0))
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_function_that_returned_too_late_is_timed_out_whenever_the_loop_hears_of_it() -> None:
+    """The control: its result is there as well when the loop goes on."""
+    with pytest.raises(TimeoutError):
+        asyncio.run(beside_a_block(lambda: time.sleep(0.7), within=0.5, blocked=1.5))
+
+
+class Awaited:
+    """What a plain function returns that leaves the work to whoever awaits it."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def test_what_has_to_be_awaited_has_not_returned() -> None:
+    with pytest.raises(TimeoutError):
+        asyncio.run(beside_a_block(Awaited, within=0.5, blocked=1.0))
 
 
 def test_exceptions_come_back_and_one_that_a_future_cannot_carry_is_named() -> None:

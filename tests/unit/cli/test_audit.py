@@ -234,7 +234,7 @@ def test_a_selection_is_no_log_to_verify_and_says_so(rk: Commands, store: Path) 
     ("words", "said"),
     [
         (["log.csv", "--format", "xml"], "--format: 'xml' is unknown; accepted: jsonl, csv"),
-        (["--frce"], "--frce: unknown option"),
+        (["--frce"], "Unknown option: --frce. Did you mean --force?"),
     ],
 )
 def test_an_export_that_is_not_understood_writes_nothing(

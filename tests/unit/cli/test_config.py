@@ -390,6 +390,21 @@ def test_a_dry_run_prints_and_writes_nothing(rk: Commands) -> None:
     assert os.listdir(rk.folder) == []
 
 
+@pytest.mark.parametrize("words", [(), ("--force",)])
+def test_a_dry_run_over_an_existing_file_says_what_a_real_run_would_do(rk: Commands, words: tuple[str, ...]) -> None:
+    file = rk.write("{}")
+    dry = rk("init", *words, "--dry-run")
+    as_json = rk("init", *words, "--dry-run", "--json")
+
+    assert (dry.out, as_json.json["text"], as_json.json["written"]) == (recommended(), recommended(), False)
+    assert file.read_text() == "{}"
+    real = rk("init", *words)
+    assert (dry.code, as_json.code) == (real.code, real.code)
+    assert ("reefknot.yaml exists already" in real.err, "refusal" in as_json.json) == (not words, not words)
+    said = "in place of the one that is there" if words else real.err.removeprefix("reefknot: ").rstrip("\n")
+    assert said in dry.err
+
+
 def test_a_second_configuration_in_one_folder_is_refused(rk: Commands) -> None:
     rk.write("{}", "reefknot.json")
 

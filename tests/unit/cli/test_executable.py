@@ -55,6 +55,24 @@ def test_an_answer_from_the_built_in_book_loads_neither_what_draws_nor_what_read
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.parametrize(("words", "loaded"), [("job list", False), ("quarantine list", True)])
+def test_who_only_looks_at_jobs_does_not_load_what_checks_a_configuration(
+    tmp_path: Path, words: str, loaded: bool
+) -> None:
+    """The second one is the control."""
+    in_store(tmp_path / "state.db", lambda store: store.audit.append([entry(attempt(1))]))
+    (tmp_path / "reefknot.yaml").write_text("engine: sqlite:state.db\n")
+    program = (
+        f"import sys; from reefknot.cli import main; code = main({words.split()});"
+        "print(code, 'pydantic' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stderr.splitlines()[-1] == f"0 {loaded}"
+
+
 STEPS = """
 import sys
 import reefknot

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from reefknot.cli.app import CommandError
-from reefknot.cli.log_lines import JsonLines, LogFlags, TextLines
+from reefknot.cli.live_output import JsonLines, LogFlags, TextLines
 from reefknot.cli.output import say
 from reefknot.runtime.redaction import add_secrets, remove_secrets
 from tests.unit.cli.running import Commands

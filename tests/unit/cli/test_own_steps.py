@@ -43,6 +43,15 @@ async def talks(inputs, context):
     return {}
 
 
+@rk.block("own.starts")
+def starts(inputs, context):
+    import subprocess
+
+    subprocess.run([sys.executable, "-c", "print('a line of a child')"], check=True)
+    os.write(1, b"a line of a library\\n")
+    return {}
+
+
 @rk.block("own.interrupts")
 async def interrupts(inputs, context):
     raise KeyboardInterrupt("of its own")
@@ -160,6 +169,32 @@ def test_what_a_step_prints_goes_to_stderr(folder: Path) -> None:
 
     assert json.loads(ran.stdout)["succeeded"] == 1
     assert "a line of the step\n" in ran.stderr
+
+
+@pytest.mark.parametrize("more", [("--json",), ()])
+def test_what_a_child_process_of_a_step_prints_goes_to_stderr(folder: Path, more: tuple[str, ...]) -> None:
+    ran = command(folder, "run", work(folder, "own.starts"), *more, "--module", "steps")
+
+    assert len(ran.stdout.splitlines()) == 1, ran.stdout
+    assert "1" in ran.stdout
+    assert "a line of a child\n" in ran.stderr
+    assert "a line of a library\n" in ran.stderr
+
+
+def test_in_a_pipe_only_the_summary_arrives(folder: Path) -> None:
+    run = [sys.executable, "-m", "reefknot", "run", work(folder, "own.starts"), "--json", "--module", "steps"]
+    with subprocess.Popen(run, cwd=folder, env=environment(folder), stdout=subprocess.PIPE) as process:
+        tool = [sys.executable, "-m", "json.tool"]
+        read = subprocess.run(tool, stdin=process.stdout, capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(read.stdout)["succeeded"] == 1
+
+
+def test_without_a_command_around_it_a_child_process_prints_to_stdout(folder: Path) -> None:
+    """The control: it is the command that redirects it."""
+    call = "import steps; steps.starts({}, None)"
+    ran = subprocess.run([sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, check=True)
+    assert "a line of a child\n" in ran.stdout
+    assert "a line of a library\n" in ran.stdout
 
 
 def test_what_a_step_prints_under_up_goes_to_stderr(folder: Path) -> None:

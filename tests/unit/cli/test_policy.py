@@ -185,6 +185,46 @@ def test_the_baseline_does_not_retry_a_cancellation_either(rk: Commands) -> None
     assert rk(*words).json["decision"] == "stop"
 
 
+OWN = """\
+import reefknot as rk
+
+print("a line of the module")
+
+@rk.block("{prefix}.render", timeout=20, attempt_timeout=5)
+async def render(inputs, context):
+    return {{}}
+"""
+
+
+def test_the_time_limits_of_ones_own_step_are_explained_with_where_they_come_from(rk: Commands) -> None:
+    rk.write(OWN.format(prefix="explained"), "explained_steps.py")
+    words = ("policy", "explain", "block:explained.render", "--error", "connection_timeout", "--json")
+    own = {"layer": "builtin", "source": "@rk.block"}
+    ended = rk(*words, "--module", "explained_steps.py")
+    policy = ended.json["policy"]
+
+    assert {name: policy["time_budget"][name] for name in ("value", "layer", "source")} == {"value": 20, **own}
+    assert {name: policy["attempt_timeout"][name] for name in ("value", "layer", "source")} == {"value": 5, **own}
+    assert "a line of the module" in ended.err
+    baseline = rk(*words, "--module", "explained_steps", "--baseline").json["policy"]["attempt_timeout"]
+    assert (baseline["value"], baseline["source"]) == (20, "@rk.block")
+    shown = rk("policy", "show", "block:explained.render", "--module", "explained_steps", "--json").json["policy"]
+    assert shown["attempt_timeout"]["value"] == 5
+    assert rk(*words).json["policy"]["attempt_timeout"]["value"] is None, "the control: nobody has named the module"
+
+    written = "worker: {retries: {v2: {enabled: true, block_policies: {explained.render: {timeout_ms: 3000}}}}}"
+    rk.write(written)
+    over = rk(*words, "--module", "explained_steps").json["policy"]
+    assert (over["time_budget"]["value"], over["attempt_timeout"]["value"]) == (3, 5)
+    assert {"value": 20, **own} in over["time_budget"]["overrode"]
+
+
+def test_a_module_that_cannot_be_imported_is_refused(rk: Commands) -> None:
+    ended = rk("policy", "explain", "block:own.render", "--module", "not_there")
+
+    assert (ended.code, "--module not_there: there is no module not_there here" in ended.err) == (78, True)
+
+
 def test_only_blocks_have_a_baseline(rk: Commands) -> None:
     ended = rk("policy", "explain", "connector:local_files", "--baseline")
 

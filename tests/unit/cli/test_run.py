@@ -396,7 +396,7 @@ def test_an_id_that_was_used_for_another_job_is_rejected_with_its_line_and_the_s
     ended = rk("run", file, "--json")
 
     assert (ended.code, ended.json["succeeded"], ended.json["rejected"]) == (1, 1, 1)
-    assert "work.jsonl:2: assignment_id: key 'two' was used with another payload (fingerprint " in ended.err
+    assert "work.jsonl:2: assignment_id: id 'two' was used with another job (fingerprint " in ended.err
 
 
 def exec_result(status: ResultStatus, retries: int = 0) -> ExecResult:

@@ -25,7 +25,7 @@ def test_it_ends_by_itself_with_a_summary(rk: Commands) -> None:
 
     assert ended.code == 0
     assert "worker-1, worker-2 on .reefknot/state.db" in ended.err
-    assert ended.out.startswith("up for 0.")
+    assert ended.out.startswith("up for ")
     assert ended.out.endswith("s: nothing was submitted\n")
 
 
@@ -68,6 +68,21 @@ def test_failures_of_jobs_that_were_run_again_are_counted_too(rk: Commands) -> N
     summary = json.loads(ended.out.splitlines()[-1])["summary"]
 
     assert (summary["succeeded"], summary["failed"], summary["quarantined"]) == (1, 3, 0)
+
+
+def test_every_end_of_jobs_that_were_run_again_is_counted_from_one_source(rk: Commands) -> None:
+    """A time-out, a cancellation and a rejection, of which the router hears nothing, or a worker nothing."""
+    own = prepared(rk)
+    late = own.nap("late", 9, options={"timeout_ms": 50})
+    rk("submit", lines(rk, late))
+    up_until_ended(rk, "late", module=own.module)
+    assert rk("job", "retry", "late").code == 0
+    odd = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
+    rk("submit", lines(rk, odd, own.nap("expired", 0, options={"deadline_ms": 1})))
+    ended = up_until_ended(rk, "late", "odd", "expired", module=own.module, as_json=True)
+    summary = json.loads(ended.out.splitlines()[-1])["summary"]
+
+    assert (summary["timed_out"], summary["rejected"], summary["failed"], summary["cancelled"]) == (2, 1, 0, 0)
 
 
 def test_for_programs_every_line_is_json(rk: Commands) -> None:

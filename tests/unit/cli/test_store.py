@@ -9,11 +9,14 @@ import apsw
 import pytest
 
 from reefknot.app import open_store
+from reefknot.cli.store import PLAIN_SECTIONS
+from reefknot.config.schema import Configuration
 from reefknot.core.audit.event import OperatorAction, decode
 from reefknot.engines.sqlite import SqliteStore
 from reefknot.engines.sqlite.connection import VERSION
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.store import Store
+from tests.unit.cli import work_items
 from tests.unit.cli.audit_events import STORY, attempt, in_store, recorded
 from tests.unit.cli.running import Commands
 
@@ -171,3 +174,54 @@ def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None
                 await kept.backup(tmp_path / "nowhere" / "x.db")
 
     asyncio.run(main())
+
+
+# ---- the configuration of a command that only looks ------------------------------------------------------------------
+
+LOOKS = [
+    ("job", "list"),
+    ("job", "show", "x"),
+    ("worker", "list"),
+    ("router", "status"),
+    ("top", "--once"),
+    ("quarantine", "stats"),
+]
+BAD_POLICY = "worker: {retries: {v2: {enabled: true, default_policy: {max_attempts: lots}}}}\n"
+
+
+@pytest.mark.parametrize("words", LOOKS, ids=" ".join)
+def test_a_mistake_in_a_policy_keeps_nobody_from_looking(rk: Commands, words: tuple[str, ...]) -> None:
+    work_items.submitted(rk.folder / ".reefknot" / "state.db", "x")
+    work_items.reported_running(rk.folder / ".reefknot" / "state.db", "worker-1")
+    rk.write(BAD_POLICY)
+
+    assert rk(*words).code == 0
+    assert rk("job", "cancel", "x").code == 78, "who acts is told"
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["secretz: {key: env:KEY}", "secrets: {key: hunter2}", "secrets: [env:KEY]", "engine: 5", "engine: nats://host"],
+)
+def test_where_the_store_or_the_secrets_may_be_wrong_everything_is_checked(rk: Commands, mistake: str) -> None:
+    rk.write(f"{mistake}\n")
+
+    for words in LOOKS:
+        assert rk(*words).code == 78, words
+
+
+def test_every_section_without_a_warning_is_a_plain_one() -> None:
+    assert set(Configuration.model_fields) - PLAIN_SECTIONS == {"sources", "dashboard"}
+
+
+def test_who_looks_finds_the_configured_store_and_hides_its_secrets(rk: Commands) -> None:
+    folder = rk.folder / "below" / "deeper"
+    folder.mkdir(parents=True)
+    work_items.submitted(rk.folder / "kept.db", "job-of-xyzzy-4711")
+    rk.environment.setenv("KEY", "xyzzy-4711")
+    rk.write("engine: sqlite:kept.db\nsecrets: {key: env:KEY}\n")
+    rk.environment.chdir(folder)
+
+    ended = rk("job", "list", "--json")
+    assert ([one["id"] for one in ended.json["jobs"]], "xyzzy" in ended.out) == (["job-of-[redacted]"], False)
+    assert rk("job", "list", "--engine", "sqlite:kept.db").code == 69, "a path that is typed is beneath this folder"

@@ -92,15 +92,48 @@ def test_unusable_words_are_refused(rk: Commands, words: list[str], told: str) -
     assert (ended.code, told in ended.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["submit", "--typ", "x"], "Unknown option: --typ. Did you mean --type?"),
+        (["submit", "--typ=x"], "Unknown option: --typ. Did you mean --type?"),
+        (["submit", "work.jsonl", "--wiat"], "Unknown option: --wiat. Did you mean --wait?"),
+        (["run", "--result", "out.jsonl", "work.jsonl"], "Unknown option: --result. Did you mean --results?"),
+        (["run", "--zzz"], "Unknown option: --zzz."),
+        (["run", "-x"], "-x: unknown option, or no name of a file; a file of that name is ./-x"),
+        (["audit", "export", "--frce"], "Unknown option: --frce. Did you mean --force?"),
+        (["job", "list", "--stat", "failed"], "Unknown option: --stat. Did you mean --state?"),
+        (["job", "list", "--since", "-5m"], "--since: '-5m' is not accepted: a time such as"),
+        (["quarantine", "list", "--before", "-1d"], "--before: '-1d' is not accepted: a time such as"),
+        (["audit", "tail", "--until", "-1d"], "--until: '-1d' is not accepted: a time such as"),
+    ],
+)
+def test_a_mistyped_option_is_named_with_the_one_that_is_meant(rk: Commands, words: list[str], told: str) -> None:
+    prepared(rk)
+    lines(rk, get("a.txt", "one"))
+    ended = rk(*words)
+
+    assert (ended.code, f"reefknot: {told}" in ended.err) == (2, True), ended.err
+    assert not (rk.folder / ".reefknot").exists(), "nothing was submitted"
+
+
+def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Commands) -> None:
+    prepared(rk)
+    lines(rk, get("a.txt", "one"), name="--typ")
+
+    assert rk("submit", "./--typ", "--json").json["handed_in"] == ["one"]
+
+
 def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_submitted(rk: Commands) -> None:
     prepared(rk)
     assert rk("submit", lines(rk, get("a.txt", "one"))).code == 0
     ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "two")), "--json")
 
     assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["two"], 1)
-    assert "work.jsonl:1: assignment_id: key 'one' was used with another payload" in ended.err
+    assert "work.jsonl:1: assignment_id: id 'one' was used with another job (fingerprint " in ended.err
     alone = rk("submit", "--type", "fs.blob_get", "--id", "one", "--inputs", '{"path": "c"}')
-    assert (alone.code, "was used with another payload" in alone.err) == (1, True)
+    assert (alone.code, "reefknot: id 'one' was used with another job" in alone.err) == (1, True)
+    assert "key" not in ended.err + alone.err
 
 
 # ---- work for later -------------------------------------------------------------------------------------------------
@@ -137,6 +170,8 @@ def test_work_for_later_runs_when_it_is_due_and_not_before(rk: Commands) -> None
     [
         (["--in", "soon"], "--in: 'soon' is not accepted: a duration such as 90s, 15m, 2h, 7d"),
         (["--in", "99999d"], "--in: '99999d'"),
+        (["--in", "-5m"], "--in: '-5m' is not accepted: a duration such as 90s, 15m, 2h, 7d"),
+        (["--at", "-5m"], "--at: '-5m' is not accepted: a time such as"),
         (["--at", "tomorrow"], "--at: 'tomorrow' is not accepted: a time such as"),
         (["--at", "2020-01-01T00:00:00Z"], "is over; leave --at out to submit for now"),
         (["--at", "2100-01-01", "--in", "1s"], "--at: not together with --in"),
@@ -176,6 +211,20 @@ def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Comma
 
 
 # ---- ids that are there already -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_was_cancelled_before_its_time_does_not_list_it(rk: Commands) -> None:
+    prepared(rk)
+    for name in ("given-up", "still-due"):
+        assert rk("submit", "--type", "fs.blob_get", "--id", name, "--in", "10m").code == 0
+    assert rk("job", "cancel", "given-up").code == 0
+    shown = rk("job", "show", "given-up", "--json").json
+
+    assert ([one["what"] for one in shown["history"]], "due: scheduled" in rk("job", "show", "given-up").out) == (
+        ["cancelled"],
+        False,
+    )
+    assert "due: scheduled" in rk("job", "show", "still-due").out, "the control: this one will be due"
 
 
 def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk: Commands) -> None:

@@ -14,6 +14,7 @@ from reefknot.core.routing import (
     MOST_RECORDED,
     MOST_UNACKED,
     PROBE_EVERY_S,
+    Candidate,
     Chosen,
     Nobody,
     RoutingInputs,
@@ -272,7 +273,7 @@ def test_every_choice_of_any_fleet_comes_out_the_same_from_its_recorded_inputs()
         for _ in range(30):
             draw = dice.random()
             inputs = structs.replace(ranking.inputs(), draw=draw)
-            read_back = msgspec.convert(msgspec.to_builtins(inputs), RoutingInputs)
+            read_back = msgspec.convert(inputs.recorded(), RoutingInputs)
             choice, again = ranking.choose(draw), read_back.choose()
             assert isinstance(choice, Chosen) == isinstance(again, Chosen)
             if isinstance(choice, Chosen):
@@ -283,6 +284,6 @@ def test_every_choice_of_any_fleet_comes_out_the_same_from_its_recorded_inputs()
 def test_inputs_of_another_choice_give_another_answer() -> None:
     """The control."""
     inputs = WorkerRanking([worker("a"), worker("b", queue_depth=1)], NOW).inputs()
-    forged = structs.replace(inputs, best=(("a", HEALTHY, 5, 1), ("b", HEALTHY, 1, 1)))
+    forged = structs.replace(inputs, best=(Candidate("a", taken=5), Candidate("b", taken=1)))
 
     assert (inputs.choose(), forged.choose()) == (Chosen("a"), Chosen("b"))

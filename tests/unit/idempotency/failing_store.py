@@ -57,6 +57,9 @@ class Failing:
         record: KeyRecord = await self._through("renew", lambda: self._inner.renew(claim, lease=lease))
         return record
 
+    def extend(self, claims: Sequence[Claim], *, lease: float) -> None:
+        self._inner.extend(claims, lease=lease)
+
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         record: KeyRecord = await self._through("finish", lambda: self._inner.finish(claim, ending, events=events))
         return record

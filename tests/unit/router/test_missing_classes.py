@@ -1,4 +1,4 @@
-"""Work that no worker here could take: it ends after a while and says why, or waits for a reason."""
+"""Work that no worker here could take: it goes to quarantine after a while and says why, or waits for a reason."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from reefknot.core.audit.event import Routing
 from reefknot.core.messages import AssignmentOptions, ExecAssignment, Job, ResultStatus
 from reefknot.core.overload.admission import Rules
 from reefknot.errors import QueueFullError
+from reefknot.ports.work_queue import ALL
+from reefknot.router.dispatch import NO_CLASS
 from reefknot.router.settings import PATIENCE_S
 from tests.workshop import Shop, Step, with_shop, work
 
@@ -21,7 +23,7 @@ def of_class(name: str, assignment_id: str = "a", deadline_ms: int | None = None
     return ExecAssignment(assignment_id, "r", Job("test.step"), resource_class=name, options=options)
 
 
-def test_a_class_that_no_worker_has_ends_after_the_patience_and_names_the_classes_there_are() -> None:
+def test_a_class_that_no_worker_has_goes_to_quarantine_with_its_answer_and_comes_back() -> None:
     async def story(shop: Shop) -> None:
         router = await shop.router(patience=7)
         await shop.worker("w1", Step(), concurrency={"cpu": 1, "io": 1})
@@ -34,7 +36,7 @@ def test_a_class_that_no_worker_has_ends_after_the_patience_and_names_the_classe
             result = await future
         assert asyncio.get_running_loop().time() - began == pytest.approx(7, abs=0.5)
         assert (result.status, result.error_code) == (ResultStatus.ERROR, "RESOURCE_UNAVAILABLE")
-        for word in ("'tpu'", "cpu, io", "worker.queue.v2.resource_pools"):
+        for word in ("'tpu'", "cpu, io", "worker.queue.v2.resource_pools", "then: reefknot quarantine requeue a"):
             assert word in (result.error_message or "")
         (event,) = [one for one in await shop.events(Routing) if one.work_id == "a"]
         assert isinstance(event, Routing)
@@ -42,6 +44,33 @@ def test_a_class_that_no_worker_has_ends_after_the_patience_and_names_the_classe
         assert event.inputs is not None
         assert (event.inputs["resource_class"], event.inputs["classes"]) == ("tpu", ["cpu", "io"])
         assert len(router.table) == 0
+        item = await shop.store.quarantine.show("a")
+        assert item is not None
+        assert (item.reason, item.attempts) == (NO_CLASS, 0)
+
+        await shop.worker("w2", Step(), concurrency={"tpu": 1})
+        assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
+        again = await asyncio.wait_for(await router.submit(of_class("tpu")), 10)
+        assert (again.status, again.worker_id) == (ResultStatus.SUCCESS, "w2")
+
+    with_shop(story)
+
+
+def test_a_worker_that_restarts_without_the_class_leaves_its_queue_to_others() -> None:
+    async def story(shop: Shop) -> None:
+        router = await shop.router(patience=60)
+        first = await shop.worker("w1", Step(seconds=30), concurrency={"cpu": 1, "tpu": 1})
+        await asyncio.sleep(1.1)
+        answers = [await router.submit(of_class("tpu", name)) for name in ("a", "b")]
+        await asyncio.sleep(1)
+        shop.members.remove(first)
+        await first.stop()
+        await shop.worker("w1", Step(), concurrency=ONE)
+        await asyncio.sleep(20)
+        assert not any(one.done() for one in answers)
+        await shop.worker("w2", Step(), concurrency={"tpu": 1})
+        ended = await asyncio.wait_for(asyncio.gather(*answers), 60)
+        assert [(one.status, one.worker_id) for one in ended] == [(ResultStatus.SUCCESS, "w2")] * 2
 
     with_shop(story)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import subprocess
+from functools import partial
 
 from msgspec import structs
 
 from reefknot.core.audit.event import Quarantined
 from reefknot.core.messages import ResultStatus
+from reefknot.core.results import UNKNOWN_TYPE
 from reefknot.core.work import ROUTER
 from reefknot.ports.work_queue import ALL
-from reefknot.router.dispatch import UNKNOWN_TYPE
+from reefknot.runtime.processes import process_mark
+from reefknot.worker.service import Worker
+from reefknot.worker.settings import default_settings
 from tests.workshop import Shop, Step, with_shop, work
 
 
@@ -99,6 +104,57 @@ def test_a_worker_that_knew_the_type_in_an_earlier_life_hands_its_queue_back() -
         assert ignorant.snapshot().retries.failed == 0
 
     with_shop(story)
+
+
+async def silent(shop: Shop, process: str) -> None:
+    """A worker that is not heard of any more, of this process."""
+    step = Step()
+    worker = Worker(
+        "knows",
+        settings=default_settings(),
+        store=shop.store,
+        transport=shop.transport,
+        blocks={step.type: step},
+        clock=shop.clock,
+        process=process,
+    )
+    shop.members.append(worker)
+    await worker.start()
+    await asyncio.sleep(1.5)
+    shop.vanish(worker)
+    await asyncio.sleep(5)
+
+
+def test_a_silent_worker_whose_process_exists_may_know_the_type() -> None:
+    """A step may block its event loop, however long: the router has forgotten nobody who lives."""
+
+    async def story(shop: Shop) -> None:
+        router = await shop.router(patience=5)
+        await shop.worker("plain", other())
+        await silent(shop, process_mark())
+        answer = await router.submit(work("a"))
+        await asyncio.sleep(330)
+        assert not answer.done()
+        await shop.worker("knows")
+        assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
+
+    with_shop(story)
+
+
+def test_a_silent_worker_whose_process_is_gone_is_not_waited_for() -> None:
+    """The control; so it is for one of another machine, of which nothing but its silence is known."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        dead = process_mark(process.pid)
+        process.kill()
+
+    async def story(shop: Shop, mark: str) -> None:
+        router = await shop.router(patience=5)
+        await shop.worker("plain", other())
+        await silent(shop, mark)
+        assert (await asyncio.wait_for(await router.submit(work("a")), 15)).error_code == "INVALID_INPUT"
+
+    for mark in (dead, "othermachine.1.1", ""):
+        with_shop(partial(story, mark=mark))
 
 
 def test_what_a_worker_that_knew_the_step_took_in_waits_for_it_to_come_back() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reefknot.runtime.log import LogBudget, error_text, printable, seconds
+from reefknot.runtime.log import LogBudget, RepeatedErrors, error_text, printable, seconds
 
 
 def test_a_budget_allows_a_burst_of_ten_then_one_a_second_and_counts_what_was_left_out() -> None:
@@ -18,6 +18,30 @@ def test_a_clock_that_goes_back_does_not_silence_a_budget() -> None:
     for _ in range(20):
         budget.take(1_000_000.0)
     assert budget.take(10.0) == 10
+
+
+def test_a_repeated_error_has_a_line_at_once_then_one_a_minute_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    errors = RepeatedErrors()
+    for second in range(1000, 1130):
+        errors.log("the status was not written", OSError("disk full"), float(second))
+    errors.log("the status was not written", TimeoutError("no answer"), 1130.0)
+    errors.log("commands cannot be read", OSError("disk full"), 1130.0)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "the status was not written (OSError: disk full)",
+        "the status was not written (OSError: disk full); 59 more since the last line",
+        "the status was not written (OSError: disk full); 59 more since the last line",
+        "the status was not written (TimeoutError: no answer)",
+        "commands cannot be read (OSError: disk full)",
+    ]
+
+
+def test_a_clock_that_goes_back_does_not_silence_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    errors = RepeatedErrors()
+    for now in (1000.0, 10.0):
+        errors.log("the status was not written", OSError("disk full"), now)
+
+    assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize(

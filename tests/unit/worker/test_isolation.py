@@ -14,7 +14,7 @@ from reefknot.core.messages import HEARTBEAT, AckStatus, ClassHealth, Heartbeat,
 from reefknot.core.overload.admission import OverloadStatus
 from reefknot.core.work import WorkState
 from reefknot.ports.block import BlockContext
-from reefknot.worker.pool import RUNS_ALONE, Isolation
+from reefknot.worker.isolation import AGAIN_S, LONGEST_WAIT_S, RUNS_ALONE, Isolation
 from reefknot.worker.service import Worker
 from reefknot.worker.settings import default_settings
 from tests.workshop import Shop, Step, with_shop, work
@@ -161,6 +161,70 @@ def test_a_paused_worker_that_waits_for_a_suspect_does_not_stop_the_others() -> 
         made["w1"].resume()
         await asyncio.sleep(15)
         assert {one.assignment_id for one in shop.results} == {"long", "other", "a"}
+
+    with_shop(story)
+
+
+# ---- functions that run on -------------------------------------------------------------------------------------------
+
+
+def test_no_suspect_begins_while_a_function_runs_on_and_everything_else_does(path: str | None) -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a")
+        running: set[str] = set()
+        step, overdue = Watched("test.step", running), [2]
+        worker = member(shop, "w1", step, Isolation(lambda: overdue[0]))
+        await worker.start()
+        await asyncio.sleep(1)
+        await shop.send(work("new"))
+        await asyncio.sleep(20)
+        item = await shop.store.work.get("a")
+        assert item is not None
+        assert (item.state, item.reason, item.crashes) == (WorkState.PENDING, RUNS_ALONE, 1)
+        assert [one.assignment_id for one in shop.results] == ["new"]
+        assert worker.heartbeat().classes["cpu"].status is OverloadStatus.HEALTHY, "nobody is held up"
+        overdue[0] = 0
+        await asyncio.sleep(AGAIN_S + STEP_S + 1)
+        assert [one.assignment_id for one in shop.results] == ["new", "a"]
+        assert step.met["a"] == set()
+
+    with_shop(story, path)
+
+
+def test_a_function_that_begins_to_run_on_while_a_suspect_waits_ends_the_wait() -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a")
+        running: set[str] = set()
+        step, overdue = Watched("test.step", running, seconds=10), [0]
+        worker = member(shop, "w2", step, Isolation(lambda: overdue[0]))
+        await worker.start()
+        await shop.send(work("long"), to="w2")
+        assert await shop.store.work.recall(["cpu@w1"]) == 1
+        await shop.send(work("a"), to="w2")
+        await asyncio.sleep(5)
+        await shop.send(work("late", {"seconds": 1}), to="w2")
+        await asyncio.sleep(2)
+        assert running == {"long"}, "the suspect has the process for itself next"
+        overdue[0] = 1
+        await asyncio.sleep(10)
+        assert {one.assignment_id for one in shop.results} == {"long", "late"}
+        overdue[0] = 0
+        await asyncio.sleep(15)
+        assert step.met["a"] == set()
+        assert len(shop.results) == 3
+
+    with_shop(story)
+
+
+def test_a_function_that_never_returns_holds_a_suspect_for_a_bounded_time() -> None:
+    async def story(shop: Shop) -> None:
+        await suspects(shop, "a")
+        worker = member(shop, "w1", Step(seconds=STEP_S), Isolation(lambda: 1))
+        await worker.start()
+        await asyncio.sleep(LONGEST_WAIT_S - 10)
+        assert shop.results == []
+        await asyncio.sleep(30)
+        assert [one.status for one in shop.results] == [ResultStatus.SUCCESS]
 
     with_shop(story)
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 
 from reefknot.app.stores import clock_of_this_loop
+from reefknot.core.idempotency import Claim
 from reefknot.core.messages import StepResult
 from reefknot.engines.memory import MemoryStore
 from reefknot.engines.memory.store import MemoryTransport
+from reefknot.errors import StoreUnavailableError
+from reefknot.idempotency.once import Renewal, extend_keys
 from reefknot.ports.work_queue import Held
 from reefknot.worker.loop_watch import BLOCKED_S, LOOK_S, LoopWatch
 from reefknot.worker.records import RunningStep
@@ -28,11 +32,13 @@ class Extended:
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
 
-    async def owners(self) -> list[str]:
+    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
         return []
 
     async def end(self, owners: object) -> int:
         return 0
+
+    def give_back(self, held: object) -> None: ...
 
     def extend(self, held: object, *, lease: float) -> None:
         assert isinstance(held, list)
@@ -94,6 +100,52 @@ def test_all_work_is_held_as_long_as_the_time_of_an_attempt_lasts() -> None:
         assert worker.held() == []
 
     with_shop(story)
+
+
+class ExtendedKeys:
+    """An idempotency store of which only `extend` is used here; it fails at first."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+
+    def extend(self, claims: Sequence[Claim], *, lease: float) -> None:
+        self.calls += [(one.key, lease) for one in claims]
+        if len(self.calls) == 1:
+            raise StoreUnavailableError("test", "the disk is on fire", "wait")
+
+
+def test_the_keys_that_steps_of_this_loop_hold_are_held_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(shop: Shop) -> None:
+        worker, leases, keys = await shop.worker("w1", Step(seconds=5)), Extended(), ExtendedKeys()
+        with watching(worker, leases) as watch:
+            await shop.send(work("a"))
+            await asyncio.sleep(0.1)
+            with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
+                for at in (20.0, 21.0, 25.0, 30.9, 31.0, 41.0):
+                    watch.look(at)
+            assert keys.calls == [("order-7", 30)] * 3, (
+                "at once, and every third of its lease, whether that failed or not"
+            )
+            assert leases.calls == [["a"], ["a"]], "a key whose store fails takes nothing from the work"
+            watch.look(60.0)
+            assert len(keys.calls) == 3, "it is not held any more"
+
+    with caplog.at_level(logging.ERROR, "reefknot"):
+        with_shop(story)
+    assert "key order-7 is held by a blocked event loop, and its lease could not be renewed" in caplog.text
+
+
+def test_keys_of_other_loops_are_their_own_business() -> None:
+    async def held_here(keys: ExtendedKeys, other: asyncio.AbstractEventLoop) -> None:
+        with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
+            extend_keys(other, 20.0)
+            assert keys.calls == []
+            extend_keys(asyncio.get_running_loop(), 20.0)
+            assert len(keys.calls) == 1
+
+    other = asyncio.new_event_loop()
+    asyncio.run(held_here(ExtendedKeys(), other))
+    other.close()
 
 
 class Blocking(Step):

@@ -11,9 +11,9 @@ import pytest
 from reefknot.blocks.python import PythonBlock
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import ResultStatus, StepResult, StepStatus
+from reefknot.core.results import WORKER_FAILED
 from reefknot.core.work import WorkState
 from reefknot.ports.block import BlockContext
-from reefknot.worker import closing
 from tests.unit.retrying.odd_errors import TOLD, VALUES, all_odd, deep_group
 from tests.workshop import OK, Shop, Step, with_shop, work
 
@@ -104,7 +104,7 @@ def test_the_check_catches_an_end_of_the_worker_itself(monkeypatch: pytest.Monke
     async def story(shop: Shop) -> None:
         wrong = await unanswered(shop, odd_results())
         assert len(wrong) > 20
-        assert any(closing.BROKEN in one for one in wrong)
+        assert any(WORKER_FAILED in one for one in wrong)
 
     with_shop(story)
 

@@ -26,7 +26,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from reefknot.core.audit.event import BRIEF_TYPES, Anchor, decode, encode, timestamp, timestamp_ms
+from reefknot.core.audit.event import BRIEF_DEFAULTS, Anchor, decode, encode, timestamp, timestamp_ms
 from reefknot.errors import NotJsonError
 
 GENESIS = "0" * 64
@@ -138,14 +138,22 @@ def _anchor_event(body: bytes) -> Anchor | None:
 
 
 def verify(
-    links: Iterable[Link], head: Head, *, start: Head | None = None, in_force: RetentionInForce | None = None
+    links: Iterable[Link],
+    head: Head,
+    *,
+    start: Head | None = None,
+    in_force: RetentionInForce | None = None,
+    anchors: Iterable[bytes] = (),
 ) -> list[Mismatch]:
     """
     Every mismatch between these links and a chain from `start` (the beginning, or an anchor) to `head`.
 
+    `anchors` are anchor events of this chain that stand in others.
     After a mismatch verification goes on from what the link itself claims, so one edit is one finding, not a thousand.
     """
     verifier = ChainVerifier(start or Head(head.chain), head, in_force=in_force)
+    for body in anchors:
+        verifier.confirm(body)
     verifier.add(links)
     return verifier.result()
 
@@ -167,6 +175,8 @@ class ChainVerifier:
         """The newest anchor that confirms the start."""
         self._removed: int | None = None
         """The count of removed events in the last anchor."""
+        self._is_counted = True
+        """Whether every anchor of this chain is an event of it."""
         self._met: set[int] = set()
         self._found: list[Mismatch] = []
         self._more = 0
@@ -197,23 +207,27 @@ class ChainVerifier:
         """
         Take an anchor of this chain that is an event of another one.
 
-        Where several processes write a log, each its own chain, the one that removed events wrote it into its own.
+        Where several processes write a log, each its own chain, the one that removes events writes it into its own.
+        Then the anchors in this chain do not continue each other's counts.
         """
         event = _anchor_event(body)
         if event is not None and event.chain == self._at.chain:
-            self._remember_anchor(event)
+            self._is_counted = False
+            self._note_start(event)
 
     def _add_anchor(self, sequence: int, event: Anchor) -> None:
         """Check that an anchor continues the count of the one before it, and remember it."""
         before = self._removed
         # An anchor of an earlier version has no rule and no count; a crash may write the same one twice.
-        is_counted = not event.rule or before is None or event.removed - before in (0, event.removed_now)
+        is_apart = not event.rule or before is None or not self._is_counted
+        is_counted = is_apart or event.removed - (before or 0) in (0, event.removed_now)
         if event.removed != event.sequence or not is_counted:
             self._mismatch(sequence, "the anchor does not continue the count of removed events")
-        self._remember_anchor(event)
-
-    def _remember_anchor(self, event: Anchor) -> None:
         self._removed = event.removed
+        self._note_start(event)
+
+    def _note_start(self, event: Anchor) -> None:
+        """Remember the anchor that confirms the start."""
         if Head(event.chain, event.sequence, event.hash) == self._start:
             self._anchor = event
 
@@ -394,7 +408,7 @@ def wrong_index_field(body: bytes, filed: EventIndex, at: int | None = None) -> 
     A search by such a field would miss the event, or find one that does not belong there.
     """
     own_fields = _own_fields(body)
-    absent = None if own_fields.event_type in BRIEF_TYPES else UNSET
+    absent = None if own_fields.event_type in BRIEF_DEFAULTS else UNSET
     for name in EventIndex.__struct_fields__:
         found = getattr(own_fields, name)
         if found is UNSET:
@@ -425,7 +439,11 @@ def read_line(text: bytes) -> LogHeader | LogLine | None:
 
 
 def verify_lines(
-    lines: Iterable[bytes], head: Head | None = None, *, in_force: RetentionInForce | None = None
+    lines: Iterable[bytes],
+    head: Head | None = None,
+    *,
+    in_force: RetentionInForce | None = None,
+    anchors: Iterable[bytes] = (),
 ) -> list[Mismatch]:
     """Every mismatch between these lines, of one file or consecutive files, and one chain that leads to `head`."""
     rest = iter(lines)
@@ -436,7 +454,8 @@ def verify_lines(
     if head is not None and head.chain != start.chain:
         return [Mismatch(0, f"this is chain {start.chain}, the head is of chain {head.chain}")]
     problems: list[Mismatch] = []
-    return verify(_links(rest, start, problems), head or start, start=start, in_force=in_force) + problems
+    links = _links(rest, start, problems)
+    return verify(links, head or start, start=start, in_force=in_force, anchors=anchors) + problems
 
 
 def _links(lines: Iterator[bytes], at: Head, problems: list[Mismatch]) -> Iterator[Link]:

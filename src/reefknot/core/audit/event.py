@@ -10,8 +10,8 @@ from math import inf
 from typing import Any, TypeAlias, get_args
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import astuple, fields
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.decide import DECIDER_VERSION, Again, Decision, History, Reason, ThrottleView
@@ -180,6 +180,8 @@ class RetryRecovered(_OfOperation, frozen=True, tag="retry_recovered", kw_only=T
     event_code: str = "RK-104"
     total_attempts: int
     elapsed_seconds: float
+    history: History | None = None
+    """The executions before the one that succeeded."""
 
 
 class IdempotencyEvent(_OfOperation, frozen=True, tag="idempotency", kw_only=True):
@@ -236,17 +238,19 @@ class Admission(_OfEveryAssignment, frozen=True, tag="admission", kw_only=True):
     """
     An assignment was accepted, deferred, degraded or rejected, by a worker or where it was submitted.
 
-    `inputs` are those of the decision: the queue as `view`, the arrival as `newcomer` (without its tenant), and the
-    rules by their hash, whose content is in a `rules_stored` event. `message` is there unless it was simply accepted.
+    `inputs` are those of the decision: the queue as `view` unless it was empty, the arrival as `newcomer` (without its
+    tenant), and the rules by their hash, whose content is in a `rules_stored` event, and with it the class of an
+    accepted arrival. `message` is there unless it was simply accepted. `isolated`: the worker ran a suspect of a crash
+    alone. `held`: the load level from before, which had not fallen yet.
     """
 
     event_code: str = "RK-301"
-    status: str
+    status: str = "accepted"
     reason: str | None = None
     worker_id: str | None = None
     resource_class: str | None = None
-    queue_depth: int | None = None
-    overload_status: str | None = None
+    queue_depth: int | None = 0
+    overload_status: str | None = "healthy"
     inputs: dict[str, Any] | None = None
 
 
@@ -256,11 +260,12 @@ class Routing(_OfEveryAssignment, frozen=True, tag="routing", kw_only=True):
 
     `inputs` are those of the choice: the best of the `workers` there were, each with its status, the number of
     assignments it has and its capacity; the worker that was chosen before (`after`), and the draw if chance decided.
+    A worker that had no rival, and took whatever came, is there by its id alone.
     """
 
     event_code: str = "RK-302"
     worker_id: str | None = None
-    reason: str | None = None
+    reason: str | None = "chosen"
     inputs: dict[str, Any] | None = None
 
 
@@ -272,28 +277,39 @@ class Dropped(Event, frozen=True, tag="dropped", kw_only=True):
     resource_class: str | None = None
 
 
+RESULT_DIGITS = 32
+"""Hexadecimal digits of a result's SHA-256 that its event has."""
+
+
 class Completed(_OfEveryAssignment, frozen=True, tag="completed", kw_only=True):
     """
     An assignment ended. `duration_ms` counts from its submission, `attempts` its executions.
 
-    `result_hash` is the SHA-256 of the stored result; an end without one (cancelled, dropped, expired) has none.
+    `result_hash` is the first half of the SHA-256 of the stored result; an end without one (cancelled, dropped,
+    expired) has none.
     """
 
     event_code: str = "RK-304"
     status: str
     operation: str | None = None
-    attempts: int | None = None
+    attempts: int | None = 1
     duration_ms: int | None = None
     worker_id: str | None = None
     result_hash: str = ""
 
 
 class Quarantined(Event, frozen=True, tag="quarantined", kw_only=True):
-    """Work went to quarantine, which only an operator takes it out of."""
+    """
+    Work went to quarantine, which only an operator takes it out of.
+
+    `inputs` say why, where no decision to stop stands before it: how many `crashes` there were, how many are the
+    `limit`, and the `attempts` that had ended; or the guarded `key` whose outcome is unknown.
+    """
 
     event_code: str = "RK-401"
     reason: str
     failure: FailureRecord | None = None
+    inputs: dict[str, Any] | None = None
 
 
 class Requeued(Event, frozen=True, tag="requeued", kw_only=True):
@@ -340,9 +356,14 @@ class BookStored(Event, frozen=True, tag="book_stored", kw_only=True):
 
 
 class RulesStored(Event, frozen=True, tag="rules_stored", kw_only=True):
-    """The rules of a queue, which later admissions refer to by their hash."""
+    """
+    The rules of a queue, which later admissions refer to by their hash.
+
+    `version` is that of the admissions: since version 2 they record everything that their load level follows from.
+    """
 
     event_code: str = "RK-704"
+    version: int = 1
     rules_hash: str
     resource_class: str | None = None
     content: dict[str, Any]
@@ -397,8 +418,20 @@ AnyEvent: TypeAlias = (
     | LogRepaired
 )
 EVENT_TYPES: tuple[type[Event], ...] = get_args(AnyEvent)
-BRIEF_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in EVENT_TYPES if kind.__struct_config__.omit_defaults)
-"""Events in which a field that is absent has its default."""
+EVENT_CODES: dict[str, str] = {
+    str(kind.__struct_config__.tag): field.default
+    for kind in EVENT_TYPES
+    for field in fields(kind)
+    if field.name == "event_code"
+}
+BRIEF_DEFAULTS: dict[str, dict[str, Any]] = {
+    str(kind.__struct_config__.tag): {
+        field.name: field.default for field in fields(kind) if field.default not in (NODEFAULT, None, "")
+    }
+    for kind in EVENT_TYPES
+    if kind.__struct_config__.omit_defaults
+}
+"""By type: events in which a field that is absent has its default, and these defaults."""
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(AnyEvent)

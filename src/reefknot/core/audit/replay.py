@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot.core.audit.event import (
+    EVENT_CODES,
     Admission,
     AnyEvent,
     BookStored,
@@ -25,9 +26,12 @@ from reefknot.core.audit.event import (
     answer_of,
     decode,
 )
+from reefknot.core.audit.trail import FieldPair, Trails
 from reefknot.core.overload.admission import (
+    ADMISSION_VERSION,
     HASH_DIGITS,
     Accept,
+    AcceptDropping,
     Arrival,
     OverloadStatus,
     QueueView,
@@ -37,6 +41,7 @@ from reefknot.core.overload.admission import (
     admit,
     reported,
 )
+from reefknot.core.overload.admission import Admission as Answer
 from reefknot.core.redaction import HIDDEN
 from reefknot.core.retry.book import content_hash
 from reefknot.core.retry.decide import DECIDER_VERSION, REFUSED, decide
@@ -97,10 +102,6 @@ def replay(bodies: Iterable[bytes]) -> Replayed:
     return replayer.result(differences)
 
 
-FieldPair = tuple[object, object]
-"""The recorded value of a field, and the value that follows from the decision."""
-
-
 class Replayer:
     """Replays event by event, so that a log of any length needs the same memory."""
 
@@ -110,6 +111,9 @@ class Replayer:
         self._stored: set[str] = set()
         self._referenced: set[str] = set()
         self._rules: dict[str, Rules] = {}
+        self._exact: set[str] = set()
+        """Hashes of rules whose admissions have everything that their load level follows from."""
+        self._trails = Trails()
         self._rules_missing: set[str] = set()
         self._undecided: Counter[str] = Counter()
 
@@ -122,6 +126,11 @@ class Replayer:
             shown = body[:60].decode("utf-8", "replace").strip()
             return [Difference(self._events, "unreadable", shown, str(error))]
         redacted = HIDDEN.encode() in body
+        coded = self._compared(event, {"event_code": (event.event_code, EVENT_CODES[event.event_type])})
+        return self._decided(event, redacted=redacted) + self._followed(event, redacted=redacted) + coded
+
+    def _decided(self, event: AnyEvent, *, redacted: bool) -> list[Difference]:
+        """The differences of an event by its own inputs."""
         match event:
             case BookStored():
                 return self._book(event, redacted)
@@ -129,7 +138,7 @@ class Replayer:
                 return self._keep_rules(event, redacted)
             case RetryAttempt() | RetryExhausted() | RetryRefused():
                 return self._decision(event)
-            case Admission(inputs={"view": _}):
+            case Admission(inputs={"view": _} | {"rules_hash": _}):
                 return self._admission(event)
             case Routing(inputs={"best": _}):
                 return self._routing(event)
@@ -137,6 +146,13 @@ class Replayer:
                 return self._without_inputs(event)
             case _:
                 return []
+
+    def _followed(self, event: AnyEvent, *, redacted: bool) -> list[Difference]:
+        """The differences from what the earlier events of the same assignment say."""
+        fields, undecided = self._trails.follow(event)
+        if undecided:
+            self._undecided[undecided] += 1
+        return [] if redacted else self._compared(event, fields)
 
     def result(self, differences: tuple[Difference, ...] = ()) -> Replayed:
         """The whole replay. The built-in book is never missing: it is not recorded."""
@@ -180,15 +196,18 @@ class Replayer:
     # ---- admission and routing ---------------------------------------------------------------------------------------
 
     def _keep_rules(self, event: RulesStored, redacted: bool) -> list[Difference]:
-        hashed = content_hash(event.content)[:HASH_DIGITS]
+        hashed = content_hash(event.content)[: max(HASH_DIGITS, len(event.rules_hash))]
         if hashed != event.rules_hash and not redacted:
             return [Difference(self._events, event.event_type, f"rules {event.rules_hash}", f"rules {hashed}")]
+        named = event.content.get("resource_class", event.resource_class)  # older rules have no class in them
         try:
             if len(self._rules) < MOST_BOOKS:
                 self._rules[event.rules_hash] = msgspec.convert(event.content, Rules)
+                if event.version >= ADMISSION_VERSION:
+                    self._exact.add(event.rules_hash)
         except msgspec.ValidationError as error:
             return [Difference(self._events, event.event_type, f"rules {event.rules_hash}", str(error))]
-        return []
+        return self._compared(event, {"resource_class": (event.resource_class, named)})
 
     def _admission(self, event: Admission) -> list[Difference]:
         inputs = event.inputs or {}
@@ -203,8 +222,9 @@ class Replayer:
         try:
             rules = self._rules[hashed] if hashed is not None else msgspec.convert(inputs["rules"], Rules)
             arrival = msgspec.convert(inputs.get("newcomer", {}), Arrival)
-            answer = admit(msgspec.convert(inputs["view"], QueueView), arrival, rules)
-            level = _level_of(event, rules)
+            view = msgspec.convert(inputs.get("view", {}), QueueView)
+            answer = admit(view, arrival, rules)
+            level = _level_of(event, rules, exact=hashed in self._exact)
         except (msgspec.ValidationError, ZeroDivisionError) as error:
             return self._compared(event, {"inputs": ("", f"impossible inputs: {error}")})
         refused = answer.reason.value if isinstance(answer, Reject) else None
@@ -215,15 +235,25 @@ class Replayer:
                 "reason": (event.reason, refused),
                 "message": (inputs.get("message", Accept().message), answer.message),
                 "overload_status": level,
+                "queue_depth": _depth_of(event, view, answer),
             },
         )
 
     def _baseline(self, event: Admission) -> list[Difference]:
         """The baseline has no rules: it admits everything until it drains."""
-        view = (event.inputs or {})["view"]
+        inputs = event.inputs or {}
+        view = inputs["view"]
         refused = RejectReason.DRAINING.value if isinstance(view, dict) and view.get("draining") else None
         status = "rejected" if refused else "accepted"
-        return self._compared(event, {"status": (event.status, status), "reason": (event.reason, refused)})
+        level = OverloadStatus.OVERLOADED if inputs.get("isolated") else OverloadStatus.HEALTHY
+        return self._compared(
+            event,
+            {
+                "status": (event.status, status),
+                "reason": (event.reason, refused),
+                "overload_status": (event.overload_status, level.value),
+            },
+        )
 
     def _without_inputs(self, event: Admission | Routing) -> list[Difference]:
         """Count an event that cannot be decided again; a difference unless it records a fact, which has no inputs."""
@@ -269,19 +299,36 @@ def _fact_of(event: Admission | Routing) -> str:
     return f"refused as {reason}" if reason in _FACTS else ""
 
 
-def _level_of(event: Admission, rules: Rules) -> FieldPair:
+def _level_of(event: Admission, rules: Rules, *, exact: bool) -> FieldPair:
     """
-    The recorded load level of an admission, and the same if the recorded depth allows it, else one that it allows.
+    The recorded load level of an admission, and the one that follows from its depth, isolation and hysteresis.
 
-    A level falls later than it rises, so a depth may have several. Level and depth are recorded together. A worker that
-    runs suspects of a crash alone is at least overloaded, whatever its depth.
+    An older admission, whose rules tell it by their version, has neither of the last two: its level is any that its
+    depth may have with them.
     """
-    depth, level = event.queue_depth, event.overload_status
+    depth, level, inputs = event.queue_depth, event.overload_status, event.inputs or {}
     if depth is None:
         return level, None
-    possible = [reported(before, depth, rules.size, rules.thresholds).value for before in OverloadStatus]
-    possible.append(OverloadStatus.OVERLOADED.value)
-    return level, level if level in possible else possible[0]
+    held = msgspec.convert(inputs.get("held", OverloadStatus.HEALTHY), OverloadStatus)
+    least = OverloadStatus.OVERLOADED if inputs.get("isolated") else OverloadStatus.HEALTHY
+    follows = max(reported(held, depth, rules.size, rules.thresholds), least, key=lambda one: one.severity).value
+    if exact:
+        return level, follows
+    possible = {reported(before, depth, rules.size, rules.thresholds).value for before in OverloadStatus}
+    return level, level if level in possible | {OverloadStatus.OVERLOADED.value} else follows
+
+
+def _depth_of(event: Admission, view: QueueView, answer: Answer) -> FieldPair:
+    """
+    The recorded depth behind an arrival, and the same if the queue before it allows it.
+
+    A free slot may take the arrival at once, so that the queue does not grow. While a refusal, or room for the arrival,
+    was seen to, the queue may have become another one.
+    """
+    depth = event.queue_depth
+    if isinstance(answer, Reject | AcceptDropping) or depth in (view.depth, view.depth + 1):
+        return depth, depth
+    return depth, view.depth + 1
 
 
 def _fields_of_decision(

@@ -11,10 +11,11 @@ value: accept, accept by dropping another, defer, degrade, or reject with the re
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
-from reefknot.core.canonical import record_fingerprint
+from reefknot.core.canonical import fingerprint
 
 HYSTERESIS = 0.1
 _GRAIN = 1e-9
@@ -178,12 +179,19 @@ class Rules(Struct, frozen=True):
     heavy: Degradation = Degradation(skip_retries=True, timeout_factor=0.5, skip_circuit_breaker=True)
 
 
-HASH_DIGITS = 32
+ADMISSION_VERSION = 2
+"""Since 2 the inputs of an admission have everything that its load level follows from."""
+HASH_DIGITS = 16
 
 
-def rules_hash(rules: Rules) -> str:
-    """The hash by which audit events refer to rules: the first half of the SHA-256 of their canonical JSON."""
-    return record_fingerprint(rules)[:HASH_DIGITS]
+def rules_content(rules: Rules, resource_class: str) -> dict[str, Any]:
+    """Rules as audit events store them, with the class whose queue they are for."""
+    return {**to_builtins(rules), "resource_class": resource_class}
+
+
+def rules_hash(rules: Rules, resource_class: str) -> str:
+    """The hash by which audit events refer to rules: the beginning of the SHA-256 of their content."""
+    return fingerprint(rules_content(rules, resource_class))[:HASH_DIGITS]
 
 
 class Oldest(Struct, frozen=True):
@@ -197,7 +205,7 @@ class Oldest(Struct, frozen=True):
 class QueueView(Struct, frozen=True, omit_defaults=True):
     """A queue as it stands before the arrival."""
 
-    depth: int
+    depth: int = 0
     concurrency: int = 1
     service_times_known: int = 0
     mean_service_ms: float = 0.0
@@ -205,6 +213,10 @@ class QueueView(Struct, frozen=True, omit_defaults=True):
     draining: bool = False
     behind: int = 0
     """How many of them the arrival overtakes: by priority, or because tenants take turns."""
+
+    def for_baseline(self) -> "QueueView":
+        """The view without what the baseline does not look at; the depth is for people."""
+        return QueueView(self.depth, draining=self.draining)
 
 
 class Arrival(Struct, frozen=True, omit_defaults=True):

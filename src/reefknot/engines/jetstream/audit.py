@@ -233,13 +233,13 @@ class AuditWriter:
                     self._drop(len(some))
                     tries = 0
                     continue
-                except (StoreError, RefusedError) as error:
+                except Exception as error:  # whatever it is, the events are not lost, and are tried again
                     tries += 1
                     if not _may_be_stored(error) or tries > 1:
                         self._say_waiting(tries, error)
                 try:
                     self._drop(len(some) - len(await self._chain.missing(some)))
-                except (StoreError, RefusedError) as error:
+                except Exception as error:
                     self._say_waiting(tries, error)
                 await self._connection.wait_until_up(1.0)
                 await asyncio.sleep(min(LONGEST_PAUSE_S, 0.005 * 2 ** min(tries, 10)))
@@ -316,7 +316,7 @@ class AuditWriter:
                     raise
                 return False  # the writer lives, or another process does the same: the next look will tell
             missing = missing[len(some) :]
-        logger().warning("the last events of the process %s were copied for it", writer)
+        logger().info("the last events of the process %s were copied for it", writer)
         return True
 
     async def _were_removed(self, outbox: StreamMessage) -> bool:

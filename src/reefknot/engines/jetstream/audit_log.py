@@ -12,6 +12,7 @@ goes; then the stream is purged up to there, by the next process if this one die
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from math import inf
@@ -101,6 +102,7 @@ class JetStreamAuditLog:
         self._writer = writer
         self._connection = state.connection
         self._names = state.names
+        self._beginning = asyncio.Lock()
         self._has_recovered = False
         self._last = 0
         self._feed: Feed | None = None
@@ -114,6 +116,26 @@ class JetStreamAuditLog:
         await self._commits.change(run)
         return self._writer.head
 
+    def append_soon(self, entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
+        def run(batch: Batch, now: Moment) -> None:
+            batch.events.extend(entries)
+
+        stored = self._commits.change_soon(run)
+        head: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+
+        def report(done: asyncio.Future[None]) -> None:
+            if head.cancelled():
+                return
+            error = StoreUnavailableError(self._names.audit, "it is closed", "open it again")
+            failed = error if done.cancelled() else done.exception()
+            if failed is None:
+                head.set_result(self._writer.head)
+            else:
+                head.set_exception(failed)
+
+        stored.add_done_callback(report)
+        return head
+
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     async def _see_all(self) -> None:
@@ -121,9 +143,10 @@ class JetStreamAuditLog:
         if not await self._writer.copied(OWN_COPIES_S):
             problem = f"events of this process were not copied into {self._names.audit} within {OWN_COPIES_S:g} s"
             raise StoreUnavailableError(self._connection.options.shown, problem, "check the server, and try again")
-        if not self._has_recovered:
-            self._has_recovered = True
-            await self._writer.recover(is_patient=True)
+        async with self._beginning:
+            if not self._has_recovered:
+                await self._writer.recover(is_patient=True)
+                self._has_recovered = True
 
     async def read(self, query: AuditQuery = EVERYTHING) -> list[KeptEntry]:
         await self._see_all()
@@ -191,18 +214,22 @@ class JetStreamAuditLog:
 
     async def wait(self, after: int, timeout: float) -> bool:
         await self._see_all()
-        if self._feed is None:
-            _, self._last = await self._bounds()
-            start = {**behind(self._last), "headers_only": True}
-            feed = Feed(self._connection, self._names.audit, [self._names.chain("*")], self._arrived, start=start)
-            feed.position = self._last
-            self._feed = feed
-            await feed.start()
+        async with self._beginning:
+            if self._feed is None:
+                self._feed = await self._follow()
         self._last = max(self._last, self._writer.position)
         last = await self._state.watch(
             self._last_heard, "audit", pause=lambda last: inf if last <= after else 0.0, timeout=timeout
         )
         return last > after
+
+    async def _follow(self) -> Feed:
+        _, self._last = await self._bounds()
+        start = {**behind(self._last), "headers_only": True}
+        feed = Feed(self._connection, self._names.audit, [self._names.chain("*")], self._arrived, start=start)
+        feed.position = self._last
+        await feed.start()
+        return feed
 
     def _arrived(self, message: StreamMessage) -> None:
         self._last = max(self._last, message.sequence)

@@ -44,9 +44,9 @@ MOST_AT_ONCE = 128
 MOST_MESSAGES = 900
 """Messages of a batch; the server takes a thousand."""
 MOST_TRIES = 200
+SOON_S = 0.1
 MOST_REFUSALS = 8
 """Refusals of one batch for other reasons than a conflict: a leader that moves may refuse a few."""
-OUTBOX_TTL_S = 86_400
 CATCH_UP_S = 0.25
 LONGEST_PAUSE_S = 0.05
 PATIENCE_S = 10.0
@@ -135,13 +135,25 @@ class Commits:
         is_soft: bool = False,
     ) -> R:
         """Make a change and wait until it is stored. `run` raises before it changes anything, or not at all."""
+        future = self._add(run, prepare, is_soft)
+        self._more.set()
+        return await future
+
+    def change_soon(self, run: Callable[[Batch, Moment], R]) -> asyncio.Future[R]:
+        """Make a change with the next batch, or within a moment."""
+        future = self._add(run, None, False)
+        asyncio.get_running_loop().call_later(SOON_S, self._more.set)
+        return future
+
+    def _add(
+        self, run: Callable[[Batch, Moment], R], prepare: Callable[[], Awaitable[None]] | None, is_soft: bool
+    ) -> asyncio.Future[R]:
         self._check_open()
         if len(self._waiting) >= MOST_WAITING:
             raise self._unavailable(f"{MOST_WAITING} changes are waiting for the server")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append(Change(run, prepare, future, is_soft and self._is_fast))
-        self._more.set()
-        return await future
+        return future
 
     async def read(self, look: Callable[[Moment], R]) -> R:
         """Look at the state when nothing in it is unstored."""
@@ -266,7 +278,7 @@ class Commits:
         sealed = self._audit.seal(events)
         commit_id = new_id()
         subject = self._state.names.outbox(self._audit.writer)
-        outbox = Message(subject, self._audit.outbox(sealed), ttl=OUTBOX_TTL_S)
+        outbox = Message(subject, self._audit.outbox(sealed))
         whole = [*messages, outbox]
         last = await self._send_until_known(whole, commit_id)
         self.batches += 1

@@ -23,6 +23,7 @@ from msgspec import Struct, json
 from reefknot.core.redaction import redact
 from reefknot.errors import (
     ParameterError,
+    StoreError,
     StoreFullError,
     StorePermissionError,
     StoreUnavailableError,
@@ -135,7 +136,7 @@ class Connection:
         self._last_error: Exception | None = None
         self._reconnected: list[Callable[[], None]] = []
         self._up_since = 0.0
-        self._asking: set[asyncio.Future[Msg]] = set()
+        self._unanswered: set[asyncio.Future[Msg]] = set()
         """Requests that are not answered yet."""
 
     async def open(self) -> None:
@@ -201,8 +202,8 @@ class Connection:
         self._last_error = error
 
     async def _lost(self) -> None:
-        asking, self._asking = self._asking, set()
-        for one in asking:
+        sent, self._unanswered = self._unanswered, set()
+        for one in sent:
             one.cancel()
         if not self._closing and self._client is not None:
             why = error_text(self._last_error or ConnectionError("no reason given"))
@@ -259,19 +260,19 @@ class Connection:
         from nats import errors
 
         self._check_up()
-        asking = asyncio.ensure_future(
+        sent = asyncio.ensure_future(
             self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
         )
-        self._asking.add(asking)
+        self._unanswered.add(sent)
         try:
-            return await asking
+            return await sent
         except asyncio.CancelledError:
-            if asking.cancelled() and self._broke_off(asking):
+            if sent.cancelled() and self._broke_off(sent):
                 problem = "the connection was lost before a request was answered"
                 raise UnansweredError(
                     self.options.shown, problem, "it is tried again when the server is back"
                 ) from None
-            asking.cancel()
+            sent.cancel()
             raise
         except errors.NoRespondersError as error:
             way_out = "start the server with -js, or enable JetStream for this account"
@@ -282,11 +283,11 @@ class Connection:
         except Exception as error:
             raise self._explained(error) from error
         finally:
-            self._asking.discard(asking)
+            self._unanswered.discard(sent)
 
-    def _broke_off(self, asking: asyncio.Future[Msg]) -> bool:
+    def _broke_off(self, sent: asyncio.Future[Msg]) -> bool:
         """Whether a request was cancelled here, because its connection was lost, and not by its caller."""
-        return asking not in self._asking
+        return sent not in self._unanswered
 
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
         """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
@@ -337,11 +338,10 @@ class Connection:
         """
         Return when the server has read everything that was sent before.
 
-        nats-py's ping overtakes what is not written yet. That is written while it waits: a second ping comes after it.
+        By a request: nats-py's ping overtakes what is not written yet, and its connection is deaf for ever after a ping
+        that timed out and was answered later.
         """
-        async with asyncio.timeout(REQUEST_S):
-            for _ in range(2):
-                await self.client.flush()
+        await self.request("$JS.API.INFO")
 
     async def wait_until_up(self, timeout: float) -> bool:
         """Wait for a lost connection to be back, at most so long."""
@@ -389,6 +389,23 @@ FULL = frozenset({10047, 10077, 10054, 10028, 10023})
 NO_JETSTREAM = frozenset({10039, 10076, 10035})
 WRONG_LAST = frozenset({10071, 10164})
 """A compare-and-set that lost."""
+
+
+def run_apart(options: NatsOptions, work: Callable[[Connection], Awaitable[None]]) -> None:
+    """Run `work` over a connection and loop of its own, from any thread: the loop of a store may be blocked."""
+
+    async def main() -> None:
+        connection = Connection(options)
+        await connection.open()
+        try:
+            await work(connection)
+        finally:
+            await connection.close()
+
+    try:
+        asyncio.run(main())
+    except (StoreError, TimeoutError) as error:
+        logger().warning("leases were not changed (%s)", error_text(error))
 
 
 async def _closed_quietly(client: Client) -> None:

@@ -18,7 +18,6 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, json
 
 from reefknot.core.audit.chain import (
-    ANCHOR,
     MOST_FOUND,
     ChainVerifier,
     EventIndex,
@@ -184,8 +183,8 @@ class Verification:
         self._in_force = in_force
         self._starts: dict[tuple[str, int], Head] = {}
         self._latest: dict[str, Head] = {}
-        self._anchors: dict[str, bytes] = {}
-        """By chain: the newest anchor so far that is an event of another chain."""
+        self._anchors: dict[str, list[bytes]] = {}
+        """By chain: its anchors that are events of other chains."""
         self._verifiers: dict[str, ChainVerifier] = {}
         self._ends: dict[str, Head] = {}
         self._found: dict[str, list[Mismatch]] = {}
@@ -193,6 +192,8 @@ class Verification:
             start = anchor_in(event.entry.body)
             if start is not None:
                 self._starts[start.chain, start.sequence] = self._latest[start.chain] = start
+                if start.chain != event.chain:
+                    self._anchors.setdefault(start.chain, []).append(event.entry.body)
 
     def add(self, message: StreamMessage, event: StoredEvent | None) -> None:
         """Verify one more message; `event` is None when it is no event, or is not where it belongs."""
@@ -209,11 +210,6 @@ class Verification:
         verifier.add([Link(event.sequence, event.hash, event.entry.body)])
         self._add_problems(event)
         self._ends[event.chain] = Head(event.chain, event.sequence, event.hash)
-        anchor = anchor_in(event.entry.body) if event.entry.event_type == ANCHOR else None
-        if anchor is not None and anchor.chain != event.chain:
-            self._anchors[anchor.chain] = event.entry.body
-            if anchor.chain in self._verifiers:
-                self._verifiers[anchor.chain].confirm(event.entry.body)
 
     def _add_problems(self, event: StoredEvent) -> None:
         """Note that an event is not the one of an older head, or is filed under what is not its own."""
@@ -234,7 +230,8 @@ class Verification:
     def _begin(self, chain: str, start: Head) -> ChainVerifier:
         ours = [self._heads[chain]] if chain in self._heads else []
         verifier = self._verifiers[chain] = ChainVerifier(start, *ours, in_force=self._in_force)
-        verifier.confirm(self._anchors.get(chain, b""))
+        for body in self._anchors.get(chain, []):
+            verifier.confirm(body)
         return verifier
 
     def reports(self) -> list[ChainReport]:

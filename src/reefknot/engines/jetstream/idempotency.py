@@ -30,6 +30,7 @@ from reefknot.core.idempotency import (
 from reefknot.core.time import Moment, milliseconds
 from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
 from reefknot.engines.jetstream.commits import Batch, Commits
+from reefknot.engines.jetstream.connection import Connection, run_apart
 from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, scan
 from reefknot.engines.jetstream.state import PART, Message, State
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, StoreCorruptError
@@ -103,6 +104,22 @@ class JetStreamIdempotencyStore:
             return self._write_back(batch, claim, old, new, (), now)
 
         return await self._owned(claim, decide)
+
+    def extend(self, claims: Sequence[Claim], *, lease: float) -> None:
+        run_apart(self._state.connection.options, partial(self._extend, claims, milliseconds(lease)))
+
+    async def _extend(self, claims: Sequence[Claim], lease_ms: int, connection: Connection) -> None:
+        names = self._state.names
+        for one in claims:
+            message = await last_message(connection, names.state, names.key(one.key))
+            if message is None or not message.body or "Reefknot-Parts" in message.headers:
+                continue
+            old, now = json.decode(message.body, type=KeyRecord), self._state.now()
+            new = core.renew(old, one, now=now, lease_ms=lease_ms, retention_ms=self._retention_ms)
+            if isinstance(new, KeyRecord):
+                changed = Message(message.subject, json.encode(new), message.sequence, ttl=_ttl(new, now))
+                answer = await connection.request(changed.subject, changed.body, headers=changed.headers())
+                connection.check(answer.data)
 
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         core.checked_ending(ending, self._largest_result)
@@ -244,8 +261,7 @@ class JetStreamIdempotencyStore:
             return  # a repetition: nothing is written, and no event twice
         body = json.encode(new)
         parts = [body[at : at + PART] for at in range(0, len(body), PART)]
-        never_goes = new.state is KeyState.UNKNOWN or (new.guard and new.state is KeyState.IN_PROGRESS)
-        ttl = None if never_goes else KEPT_LONGER_S + max(0, new.expires_at - now.wall) // 1000
+        ttl = _ttl(new, now)
         names = self._state.names
         for number, part in enumerate(parts[1:], 1):
             batch.add(Message(names.blob(new.key, "key", number), part, ttl=ttl))
@@ -280,3 +296,9 @@ class JetStreamIdempotencyStore:
         if self._counted >= limit and not await self.purge() and await self.get(key) is None:
             raise KeyQuotaError(keys=self._counted, limit=limit)
         self._counted += 1
+
+
+def _ttl(record: KeyRecord, now: Moment) -> int | None:
+    """The seconds after which the server may remove a record; None for one that waits for somebody."""
+    never_goes = record.state is KeyState.UNKNOWN or (record.guard and record.state is KeyState.IN_PROGRESS)
+    return None if never_goes else KEPT_LONGER_S + max(0, record.expires_at - now.wall) // 1000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from threading import Lock
 from typing import TypeVar
 
 from msgspec import json, structs
@@ -14,12 +13,12 @@ from reefknot.core import work as core
 from reefknot.core.time import Moment, milliseconds
 from reefknot.core.work import CRASH_LIMIT, ENDED, WorkItem, WorkState
 from reefknot.engines.jetstream.commits import Commits
-from reefknot.engines.jetstream.connection import Connection, RefusedError
+from reefknot.engines.jetstream.connection import Connection, run_apart
 from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, scan
-from reefknot.engines.jetstream.state import State, StoredItem
-from reefknot.engines.jetstream.streams import Names, token_of
+from reefknot.engines.jetstream.state import Message, State, StoredItem
+from reefknot.engines.jetstream.streams import token_of
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
-from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.errors import StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
     ALL,
@@ -30,9 +29,9 @@ from reefknot.ports.work_queue import (
     WorkSnapshot,
     refuse_classes_with_gone,
 )
-from reefknot.runtime.log import error_text, logger
 
 R = TypeVar("R")
+_Change = Callable[[WorkItem, Moment], WorkItem]
 PAGE = 100
 """Items that an operator's action changes in one batch."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
@@ -326,38 +325,37 @@ class JetStreamLeases(TableLeases):
     def __init__(self, work: JetStreamWorkQueue) -> None:
         super().__init__(work)
         self._state = work.state
-        self._lock = Lock()
 
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
-        """Extend leases from any thread, over a connection of its own: the loop of the store may be blocked."""
-        with self._lock:
-            try:
-                asyncio.run(self._extend(held, lease))
-            except (StoreError, RefusedError, TimeoutError) as error:
-                logger().warning("leases were not extended (%s)", error_text(error))
+        lease_ms = milliseconds(lease)
 
-    async def _extend(self, held: Sequence[Held], lease: float) -> None:
-        connection = Connection(self._state.connection.options)
-        await connection.open()
-        try:
+        def longer(item: WorkItem, now: Moment) -> WorkItem:
+            return structs.replace(item, lease_until=now.steady + lease_ms, lease_ms=lease_ms)
+
+        self._rewrite(held, longer)
+
+    def give_back(self, held: Sequence[Held]) -> None:
+        self._rewrite(held, lambda item, now: core.settle(item, core.Interrupted(), now))
+
+    def _rewrite(self, held: Sequence[Held], change: _Change) -> None:
+        """Change open items, from any thread."""
+
+        async def all_of_them(connection: Connection) -> None:
             for one in held:
-                await _extend_one(connection, self._state.names, one, self._state.now(), milliseconds(lease))
-        finally:
-            await connection.close()
+                await _rewrite_one(connection, self._state, one, change)
+
+        run_apart(self._state.connection.options, all_of_them)
 
 
-async def _extend_one(connection: Connection, names: Names, held: Held, now: Moment, lease_ms: int) -> None:
+async def _rewrite_one(connection: Connection, state: State, held: Held, change: _Change) -> None:
+    names = state.names
     message = await last_message(connection, names.state, names.any_work(held.id))
     if message is None or not message.body:
         return
     stored = json.decode(message.body, type=StoredItem)
     if not core.holds(stored.item, owner=held.owner, fence=held.fence):
         return
-    item = structs.replace(stored.item, lease_until=now.steady + lease_ms, lease_ms=lease_ms)
-    headers = {
-        "Nats-Expected-Last-Subject-Sequence": str(message.sequence),
-        "Nats-Expected-Last-Subject-Sequence-Subject": names.any_work(held.id),
-    }
-    body = json.encode(structs.replace(stored, item=item))
-    answer = await connection.request(message.subject, body, headers=headers)
+    body = json.encode(structs.replace(stored, item=change(stored.item, state.now())))
+    changed = Message(message.subject, body, message.sequence, names.any_work(held.id))
+    answer = await connection.request(changed.subject, changed.body, headers=changed.headers())
     connection.check(answer.data)

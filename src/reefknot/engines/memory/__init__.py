@@ -4,10 +4,14 @@
 It fulfils the contracts of the durable engines, ends with the process, and belongs to one event loop.
 """
 
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import TypeVar
 
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
+from reefknot.core.time import Moment
+from reefknot.core.work import Interrupted
 from reefknot.engines.memory.store import (
     Hub,
     MemoryAuditLog,
@@ -16,12 +20,59 @@ from reefknot.engines.memory.store import (
     MemoryIdempotencyStore,
     MemoryTransport,
 )
-from reefknot.engines.memory.work import MemoryLeases, MemoryWorkQueue
-from reefknot.engines.table_queue import TableQuarantine
+from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
+from reefknot.engines.work_table import WorkTable
 from reefknot.ports.clock import Clock
+from reefknot.ports.work_queue import Held, Settlement
 from reefknot.runtime.seeds import new_id
 
-__all__ = ["MemoryStore"]
+__all__ = ["MemoryStore", "MemoryWorkQueue"]
+
+R = TypeVar("R")
+
+
+class MemoryWorkQueue(TableWorkQueue):
+    """The work of a memory store."""
+
+    def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
+        super().__init__(WorkTable(shared.offered), shared)
+        self._shared = shared
+        self._audit = audit
+
+    async def change(
+        self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
+    ) -> R:
+        now = self._shared.now()
+        try:
+            answer = run(now)
+        except BaseException:
+            self.table.roll_back()
+            raise
+        self.table.clear_changes()
+        if self.table.events:
+            self._audit.add(self.table.take_events())
+        if wake or self.table.touched:
+            self._shared.changed(*self.table.take_topics())
+        return answer
+
+    async def look(self, read: Callable[[Moment], R]) -> R:
+        return read(self._shared.now())
+
+
+class MemoryLeases(TableLeases):
+    """The leases of all work in a memory store."""
+
+    def __init__(self, work: MemoryWorkQueue, shared: MemoryContext) -> None:
+        super().__init__(work)
+        self._shared = shared
+
+    def extend(self, held: Sequence[Held], *, lease: float) -> None:
+        self._work.table.extend(held, now=self._shared.now(), lease=lease)
+
+    def give_back(self, held: Sequence[Held]) -> None:
+        settled = [Settlement(one.id, one.owner, one.fence, Interrupted()) for one in held]
+        self._work.table.settle(settled, now=self._shared.now())
+        self._work.table.clear_changes()
 
 
 class MemoryStore:

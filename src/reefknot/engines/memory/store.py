@@ -16,6 +16,8 @@ from functools import partial
 from itertools import count
 from math import inf
 
+from msgspec import structs
+
 from reefknot.core import idempotency as core
 from reefknot.core.audit.chain import ANCHOR, Head, Link, Mismatch, Removal, RetentionInForce, anchor_body, link, verify
 from reefknot.core.idempotency import (
@@ -193,6 +195,8 @@ class MemoryIdempotencyStore:
         self._largest_result = largest_result
         self._most_keys = most_keys
         self._records: dict[str, KeyRecord] = {}
+        self._extended: dict[str, tuple[int, int]] = {}
+        """By key: fence and end of leases that another thread has extended, while the loop was blocked."""
         self._full_until = 0
 
     async def claim(
@@ -208,7 +212,7 @@ class MemoryIdempotencyStore:
     ) -> ClaimResult:
         now = self._shared.now()
         request = ClaimRequest(checked_key(key), owner, fingerprint, milliseconds(lease), guard)
-        old = self._records.get(key)
+        old = self._record(key)
         if old is None:
             self._make_room(now)
         answer = core.claim(old, request, fence=self._shared.next_fence(), now=now, retention_ms=self._retention_ms)
@@ -219,14 +223,30 @@ class MemoryIdempotencyStore:
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
         now = self._shared.now()
-        old = self._records.get(claim.key)
+        old = self._record(claim.key)
         new = core.renew(old, claim, now=now, lease_ms=milliseconds(lease), retention_ms=self._retention_ms)
         return self._write_back(claim, old, new, ())
+
+    def extend(self, claims: Sequence[Claim], *, lease: float) -> None:
+        """Nothing but the extension is touched: the loop may go on at any moment."""
+        until = self._shared.now().steady + milliseconds(lease)
+        for one in claims:
+            record = self._records.get(one.key)
+            if record is not None and (record.owner, record.fence) == (one.owner, one.fence):
+                self._extended[one.key] = one.fence, until
+
+    def _record(self, key: str) -> KeyRecord | None:
+        """The record of a key, with its lease as it was extended."""
+        record = self._records.get(key)
+        fence, until = self._extended.get(key, (0, 0))
+        if record is None or record.state is not KeyState.IN_PROGRESS or record.fence != fence:
+            return record
+        return structs.replace(record, lease_until=max(until, record.lease_until))
 
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         now = self._shared.now()
         core.checked_ending(ending, self._largest_result)
-        old = self._records.get(claim.key)
+        old = self._record(claim.key)
         new = core.finish(old, claim, ending, now=now, retention_ms=self._retention_ms)
         return self._write_back(claim, old, new, events)
 
@@ -242,7 +262,7 @@ class MemoryIdempotencyStore:
 
     async def get(self, key: str) -> KeyRecord | None:
         now = self._shared.now()
-        record = self._records.get(checked_key(key))
+        record = self._record(checked_key(key))
         return None if record is None or core.is_spent(record, now) else record
 
     async def wait(self, key: str, timeout: float) -> KeyRecord | None:
@@ -259,13 +279,14 @@ class MemoryIdempotencyStore:
 
     async def forget(self, key: str, *, events: Sequence[AuditEntry] = ()) -> bool:
         now = self._shared.now()
-        record = self._records.get(checked_key(key))
+        record = self._record(checked_key(key))
         if record is None:
             return False
         if record.state is KeyState.IN_PROGRESS and now.steady < record.lease_until:
             left = (record.lease_until - now.steady) / 1000
             raise KeyInProgressError(key, owner=record.owner, retry_after=left)
         del self._records[key]
+        self._extended.pop(key, None)
         self.audit.add(events)
         self._shared.changed()
         return True
@@ -281,6 +302,7 @@ class MemoryIdempotencyStore:
         spent = [key for key, record in self._records.items() if core.is_spent(record, now)]
         for key in spent:
             del self._records[key]
+            self._extended.pop(key, None)
         return len(spent)
 
     def _make_room(self, now: Moment) -> None:
@@ -305,6 +327,7 @@ class MemoryIdempotencyStore:
         if new is old:
             return  # a repetition: nothing is written, and no event twice
         self._records[new.key] = new
+        self._extended.pop(new.key, None)
         self.audit.add(events)
         self._shared.changed()
 

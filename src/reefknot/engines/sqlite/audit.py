@@ -13,9 +13,12 @@ from hashlib import sha256
 from math import inf
 
 import apsw
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
 
 from reefknot.core.audit import chain
 from reefknot.core.audit.chain import ANCHOR, Head, Mismatch, Removal, RetentionInForce
+from reefknot.core.audit.event import RESULT_DIGITS
 from reefknot.engines.sqlite.connection import query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import EVENTS_PER_BLOCK, Transaction, each
@@ -41,6 +44,9 @@ _RESULTS = (
     "AND +event_type = 'completed' AND ifnull(json_extract(body, '$.tenant_id'), '') = ifnull(work.tenant_id, '')) "
     "WHERE work.seq > ? ORDER BY work.seq LIMIT ?"
 )
+
+_RESULT_DIGITS = (RESULT_DIGITS, 64)
+"""Older events have the whole hash."""
 
 SOON_S = 0.1
 """How long an event that goes with no other change waits for a transaction to join."""
@@ -167,9 +173,32 @@ def _changed_results(connection: apsw.Connection, after: int) -> tuple[list[Mism
     for last, work_id, result, sequence, body in rows:  # noqa: B007 - the last one is where the next page begins
         if result is not None and body is not None:
             hashed = sha256(result.encode()).hexdigest()
-            if f'"result_hash":"{hashed}"' not in body:
+            if not any(f'"result_hash":"{hashed[:digits]}"' in body for digits in _RESULT_DIGITS):
                 found.append(Mismatch(sequence, f"the stored result of {work_id!r} is not the one of this event"))
+            elif not _is_same_end(result, body):
+                found.append(Mismatch(sequence, f"the stored result of {work_id!r} is of another end than this event"))
     return found, last
+
+
+class _End(Struct):
+    """The fields that a result and the event of its end share."""
+
+    status: str = ""
+    retries_used: int | None = None
+    attempts: int | None = 1
+
+
+_ends = Decoder(_End)
+
+
+def _is_same_end(result: str, body: str) -> bool:
+    """Whether status and attempts of a result are those of its event. An end that a router made had no attempt."""
+    try:
+        reported, recorded = _ends.decode(result), _ends.decode(body)
+    except (DecodeError, UnicodeDecodeError):
+        return False
+    attempts = None if reported.retries_used is None else reported.retries_used + 1
+    return reported.status == recorded.status and recorded.attempts in (0, attempts)
 
 
 def _old_until(connection: apsw.Connection, after: int, before: int) -> tuple[int, bool]:

@@ -10,7 +10,7 @@ a page that is rewritten takes many keys. In one large index each new key would 
 would be busy with them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -36,7 +36,7 @@ from reefknot.engines.sqlite.audit import SqliteAuditLog
 from reefknot.engines.sqlite.connection import HASH_BITS, key_hash, query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import BulkStatement, StoredKey, Transaction, each
-from reefknot.engines.sqlite.writer import Handler
+from reefknot.engines.sqlite.writer import Handler, write_apart
 from reefknot.errors import KeyInProgressError, KeyQuotaError, LeaseLostError, ReefknotError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.idempotency_store import TakeoverEvents
@@ -112,9 +112,11 @@ class SqliteIdempotencyStore:
         retention: float,
         largest_result: int,
         most_keys: int | None,
+        connect: Callable[[], apsw.Connection],
     ) -> None:
         self.audit = audit
         self._context = context
+        self._connect = connect
         self._retention_ms = milliseconds(retention)
         self._largest_result = largest_result
         self._most_keys = most_keys
@@ -142,6 +144,10 @@ class SqliteIdempotencyStore:
         operation = _Renew(claim, milliseconds(lease))
         record: KeyRecord = await self._write(self._handler, (claim.key, operation, (), None))
         return record
+
+    def extend(self, claims: Sequence[Claim], *, lease: float) -> None:
+        requests: list[_Request] = [(one.key, _Renew(one, milliseconds(lease)), (), None) for one in claims]
+        write_apart(self._connect, self._context.now, self._handler, requests)
 
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
         core.checked_ending(ending, self._largest_result)

@@ -105,7 +105,12 @@ class SqliteStore:
         self._context = context = StoreContext(write, self._reader, self._watcher, self._now)
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
-            context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
+            context,
+            self.audit,
+            retention=retention,
+            largest_result=largest_result,
+            most_keys=most_keys,
+            connect=self._connect,
         )
         self.work = SqliteWorkQueue(context)
         self.quarantine = SqliteQuarantine(context)

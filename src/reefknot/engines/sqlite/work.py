@@ -30,6 +30,7 @@ from reefknot.engines.sqlite import work_rows as rows
 from reefknot.engines.sqlite.connection import close_connection, immediate, query
 from reefknot.engines.sqlite.reads import StoreContext
 from reefknot.engines.sqlite.transaction import Transaction, each
+from reefknot.engines.sqlite.writer import write_apart
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.work_queue import (
     CrashEvents,
@@ -79,6 +80,10 @@ class SqliteLeases:
                 connection.executemany(_RENEW, values)
         finally:
             close_connection(connection)
+
+    def give_back(self, held: Sequence[Held]) -> None:
+        back: Sequence[Settlement] = [Settlement(one.id, one.owner, one.fence, core.Interrupted()) for one in held]
+        write_apart(self._connect, self._context.now, _settle_batch, [back])
 
 
 @each

@@ -23,7 +23,14 @@ from typing import Any, TypeVar
 import apsw
 
 from reefknot.core.time import Moment
-from reefknot.engines.sqlite.connection import FORK_GUARD, busy_handler, close_connection, is_fatal, translated
+from reefknot.engines.sqlite.connection import (
+    FORK_GUARD,
+    busy_handler,
+    close_connection,
+    immediate,
+    is_fatal,
+    translated,
+)
 from reefknot.engines.sqlite.transaction import RecordCaches, Transaction
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 
@@ -393,6 +400,24 @@ class Writer:
             else:
                 future.set_result(answer)
         self._on_commit(touched)
+
+
+def write_apart(
+    connect: Callable[[], apsw.Connection], now: Callable[[], Moment], handler: Handler[A, R], requests: list[A]
+) -> None:
+    """
+    Write requests in a transaction of its own, on a connection of its own, as another process would.
+
+    For threads without the loop that the writer answers to, and while that loop is blocked.
+    """
+    connection = connect()
+    try:
+        with immediate(connection):
+            transaction = Transaction(connection, now(), RecordCaches())
+            handler(transaction, requests)
+            transaction.flush()
+    finally:
+        close_connection(connection)
 
 
 def _indexes_by_kind(kinds: Sequence[K]) -> dict[K, list[int]]:

@@ -7,6 +7,7 @@ import pytest
 
 from reefknot.core.idempotency import (
     Busy,
+    Claim,
     Claimed,
     Conflict,
     Done,
@@ -121,6 +122,23 @@ class IdempotencyContract:
         await store.idempotency.renew(held.claim, lease=5)
         clock.advance(4)
         assert isinstance(await store.idempotency.claim("k", owner="other"), Busy)
+
+    @story()
+    async def test_a_lease_is_extended_without_the_loop(self, store: Store, clock: VirtualClock) -> None:
+        held = await claimed(store, lease=5)
+        clock.advance(4)
+        lost = Claim("k", "somebody", held.claim.fence + 1)
+        await asyncio.to_thread(store.idempotency.extend, [held.claim, Claim("unknown", "me", 1)], lease=5)
+        await asyncio.to_thread(store.idempotency.extend, [lost], lease=500)
+        clock.advance(4)
+        assert isinstance(await store.idempotency.claim("k", owner="other"), Busy)
+        clock.advance(1)
+        heir = await claimed(store)
+        assert heir.taken_over
+        await asyncio.to_thread(store.idempotency.extend, [held.claim], lease=500)
+        with pytest.raises(LeaseLostError):
+            await store.idempotency.renew(held.claim)
+        assert (await store.idempotency.finish(heir.claim, Done("1"))).state is KeyState.DONE
 
     @story()
     async def test_a_lease_that_is_renewed_for_no_time_ends_and_is_taken_over(self, store: Store) -> None:

@@ -465,6 +465,19 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         assert await store.work.settle([Settlement("a", "w", held[0].fence, WorkDone())]) == [True]
 
     @story()
+    async def test_work_is_given_back_without_the_loop_and_counts_as_interrupted(self, store: Store) -> None:
+        await store.work.assign([WorkItem(name, "t", "cpu@w") for name in "abc"], start=set("abc"), owner="w")
+        a, b, c = [required(await store.work.get(name)) for name in "abc"]
+        assert await store.work.settle([report(c, WorkDone())]) == [True]
+        held = [Held(a.id, "w", a.fence), Held(b.id, "other", b.fence), Held(c.id, "w", c.fence), Held("no", "w", 1)]
+        await asyncio.to_thread(store.leases.give_back, held)
+        back, kept, done = [required(await store.work.get(name)) for name in "abc"]
+        assert (back.state, back.reason, back.owner) == (WorkState.PENDING, "shutdown", "")
+        assert (back.interruptions, back.crashes, back.attempts) == (1, 0, 0)
+        assert (kept.state, done.state) == (WorkState.RUNNING, WorkState.SUCCEEDED), "not its owner's, or over"
+        assert [item.id for item in await take(store, 9, classes=["cpu@w"])] == ["a"]
+
+    @story()
     async def test_a_router_that_vanishes_is_not_charged_to_the_work(self, store: Store, clock: VirtualClock) -> None:
         await store.work.enqueue([WorkItem("a", "t", ROUTER)])
         for _ in range(5):

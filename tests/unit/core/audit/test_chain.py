@@ -326,3 +326,10 @@ def test_an_anchor_of_another_chain_does_not_count_in_this_one() -> None:
     own = anchor_body(Head("c", 2, links[1].hash), NOW, Removal("by hand", 2))
     head, hashed = link(head, own)
     assert verify([*links, Link(head.sequence, hashed, own)], head) == []
+
+
+def test_anchors_of_a_chain_that_others_trim_too_need_not_continue_each_other() -> None:
+    links, anchor, head = trimmed(10, 20, count=15)
+    elsewhere = anchor_body(Head("c", 5, "a" * 64), NOW, Removal("by hand", 5))
+    assert verify(links, head, start=anchor, anchors=[elsewhere]) == []
+    assert len(verify(links, head, start=anchor)) == 1, "the control"

@@ -1,6 +1,7 @@
 """Decisions, decided again."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,9 +12,9 @@ from reefknot.core.audit.event import (
     AnyEvent,
     BookStored,
     DecisionRecord,
+    Requeued,
     RetryAttempt,
     RetryExhausted,
-    RetryRecovered,
     RetryRefused,
     Routing,
     RulesStored,
@@ -21,7 +22,17 @@ from reefknot.core.audit.event import (
 )
 from reefknot.core.audit.replay import BUILTIN_BOOKS, decided_again, replay
 from reefknot.core.failure import ErrorCode, Failure, FailureType
-from reefknot.core.overload.admission import HASH_DIGITS, QueueView, Rules, rules_hash
+from reefknot.core.overload.admission import (
+    ADMISSION_VERSION,
+    HASH_DIGITS,
+    AcceptDropping,
+    Arrival,
+    Oldest,
+    QueueView,
+    Rules,
+    rules_content,
+    rules_hash,
+)
 from reefknot.core.retry.book import content_hash
 from reefknot.core.retry.decide import REFUSED, Again, History, Stop, ThrottleView, decide
 from reefknot.core.retry.policy import Jitter, RetryPolicy, RetryStrategy
@@ -117,9 +128,9 @@ def test_a_changed_input_is_found_when_it_matters() -> None:
 
 
 def test_events_without_a_decision_are_passed_over() -> None:
-    seen = replay([encode(RetryRecovered(timestamp=AT, total_attempts=2, elapsed_seconds=0.3))])
+    seen = replay([encode(Requeued(timestamp=AT, reason="by hand"))])
 
-    assert (seen.events, seen.decisions, seen.differences) == (1, 0, ())
+    assert (seen.events, seen.decisions, seen.differences, seen.undecided) == (1, 0, (), 0)
 
 
 def test_what_is_no_event_is_a_difference_and_not_a_crash() -> None:
@@ -215,7 +226,7 @@ def test_a_flood_of_books_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) 
 # ---- fields, admissions and routings ---------------------------------------------------------------------------------
 
 RULES = Rules(size=10)
-HASHED = rules_hash(RULES)
+HASHED = rules_hash(RULES, "cpu")
 
 
 def retried() -> bytes:
@@ -225,12 +236,13 @@ def retried() -> bytes:
 def admitted(depth: int = 3, **fields: object) -> bytes:
     view = QueueView(depth, concurrency=2)
     inputs = {"view": view, "rules_hash": HASHED}
-    event = Admission(timestamp=AT, work_id="a", status="accepted", resource_class="cpu", inputs=inputs)
+    event = Admission(timestamp=AT, work_id="a", resource_class="cpu", queue_depth=depth + 1, inputs=inputs)
     return encode(msgspec.structs.replace(event, **fields))
 
 
-def rules_stored(rules: Rules = RULES, hashed: str = HASHED) -> bytes:
-    return encode(RulesStored(timestamp=AT, rules_hash=hashed, content=msgspec.to_builtins(rules)))
+def rules_stored(rules: Rules = RULES, hashed: str = HASHED, version: int = ADMISSION_VERSION) -> bytes:
+    content = rules_content(rules, "cpu")
+    return encode(RulesStored(timestamp=AT, version=version, rules_hash=hashed, resource_class="cpu", content=content))
 
 
 def routed(**fields: object) -> bytes:
@@ -255,7 +267,8 @@ def test_all_three_kinds_are_decided_again() -> None:
         (retried(), b'"max_attempts":3,"operation"', b'"max_attempts":4,"operation"', "max_attempts 4"),
         (retried(), b'"exception_type":"NETWORK_ERROR"', b'"exception_type":"OtherError"', "exception_type"),
         (retried(), b'"exception_message":""', b'"exception_message":"fine"', "exception_message 'fine'"),
-        (admitted(), b'"status":"accepted"', b'"status":"rejected"', "status 'rejected'"),
+        (admitted(), b'"timestamp"', b'"status":"rejected","timestamp"', "status 'rejected'"),
+        (admitted(), b'"queue_depth":4', b'"queue_depth":2', "queue_depth 2, decided again queue_depth 4"),
         (admitted(), b'"depth":3', b'"depth":10', "decided again status 'rejected'"),
         (
             admitted(),
@@ -263,9 +276,9 @@ def test_all_three_kinds_are_decided_again() -> None:
             b'"inputs":{"message":"Assignment deferred for 9ms",',
             "message 'Assignment deferred",
         ),
-        (admitted(), b'"status":"accepted"', b'"reason":"queue_full","status":"accepted"', "reason 'queue_full'"),
+        (admitted(), b'"timestamp"', b'"reason":"queue_full","timestamp"', "reason 'queue_full'"),
         (routed(), b'"worker_id":"w2"', b'"worker_id":"w1"', "worker_id 'w1', decided again worker_id 'w2'"),
-        (routed(), b'"reason":"chosen"', b'"reason":"probe"', "reason 'probe'"),
+        (routed(), b'"timestamp"', b'"reason":"probe","timestamp"', "reason 'probe'"),
         (routed(), b'["w1","healthy",2,1]', b'["w1","healthy",0,1]', "decided again worker_id 'w1'"),
         (routed(), b'["w1","healthy",2,1]', b'["w1","well",2,1]', "impossible inputs"),
     ],
@@ -307,8 +320,11 @@ def test_the_baseline_that_admits_everything_is_no_decision() -> None:
     assert (seen.decisions, seen.undecided) == (0, 0)
 
     view = {"view": QueueView(3)}
-    for forged in (admitted(inputs=view, status="rejected"), admitted(inputs=view, reason="queue_full")):
-        assert replay([forged]).differences
+    forgeries: list[dict[str, Any]] = [{"status": "rejected"}, {"reason": "x"}, {"overload_status": "overloaded"}]
+    for forged in forgeries:
+        assert replay([admitted(inputs=view, **forged)]).differences, forged
+    alone = admitted(inputs=view | {"isolated": True}, overload_status="overloaded")
+    assert replay([alone]).differences == ()
     drained = admitted(inputs={"view": QueueView(3, draining=True)}, status="rejected", reason="draining")
     assert replay([drained]).differences == ()
 
@@ -320,7 +336,6 @@ def test_the_baseline_that_admits_everything_is_no_decision() -> None:
     ("body", "cause", "said"),
     [
         (admitted(inputs=None), "admission with no inputs", "status 'accepted' with no inputs"),
-        (admitted(inputs={"rules_hash": HASHED}), "admission with no inputs", "status 'accepted' with no inputs"),
         (
             admitted(inputs=None, status="rejected", reason="queue_full"),
             "admission with no inputs",
@@ -367,25 +382,81 @@ def test_a_recorded_fact_is_undecided_by_its_name_and_no_difference(body: bytes,
 
 
 @for_each_row(
-    ("depth", "level", "is_possible"),
+    ("depth", "level", "inputs", "follows", "followed_once"),
     [
-        (0, "healthy", True),
-        (0, "critical", False),
-        (10, "critical", True),
-        (10, "healthy", False),
-        (10, None, False),
-        (None, None, True),
-        (None, "healthy", False),
+        (0, "healthy", {}, True, True),
+        (0, "degraded", {}, False, False),
+        (0, "critical", {}, False, False),
+        (0, "overloaded", {}, False, True),
+        (0, "overloaded", {"isolated": True}, True, True),
+        (0, "healthy", {"isolated": True}, False, True),
+        (10, "critical", {"isolated": True}, True, True),
+        (10, "critical", {}, True, True),
+        (10, "healthy", {}, False, False),
+        (10, None, {}, False, False),
+        (4, "degraded", {}, False, True),
+        (4, "degraded", {"held": "degraded"}, True, True),
+        (4, "healthy", {"held": "degraded"}, False, True),
+        (4, "degraded", {"held": "critical"}, True, True),
+        (4, "degraded", {"held": "nothing"}, False, False),
     ],
 )
-def test_the_load_level_of_an_admission_is_one_that_its_depth_allows(
-    depth: int | None, level: str | None, is_possible: bool
+def test_the_load_level_of_an_admission_follows_from_depth_isolation_and_hysteresis(
+    depth: int, level: str | None, inputs: dict[str, object], follows: bool, followed_once: bool
 ) -> None:
-    seen = replay([rules_stored(), admitted(queue_depth=depth, overload_status=level)])
+    """In a log whose rules are of version 1, neither isolation nor a held level is recorded: both are allowed for."""
+    view = QueueView(max(0, depth - 1))
+    inputs = {"view": view, "rules_hash": HASHED, **inputs}
+    body = admitted(queue_depth=depth, overload_status=level, inputs=inputs)
 
-    assert [str(one).partition("recorded ")[2].split()[0] for one in seen.differences] == (
-        [] if is_possible else ["overload_status"]
-    )
+    assert (not replay([rules_stored(), body]).differences) is follows
+    assert (not replay([rules_stored(version=1), body]).differences) is followed_once
+
+
+def test_a_queue_that_is_not_recorded_was_empty() -> None:
+    assert replay([rules_stored(), admitted(0, inputs={"rules_hash": HASHED})]).kinds == {"admission": 1}
+    removed = replay([rules_stored(), admitted(3, inputs={"rules_hash": HASHED})])
+    assert "queue_depth 4, decided again queue_depth 1" in str(removed.differences[0])
+
+
+def test_an_admission_without_the_depth_that_it_led_to_is_a_difference() -> None:
+    seen = replay([rules_stored(), admitted(queue_depth=None, overload_status=None)])
+
+    assert [one.recorded for one in seen.differences] == ["queue_depth None"]
+
+
+def test_the_depth_is_not_compared_where_the_queue_may_have_changed_meanwhile() -> None:
+    """A refusal is written after the store was asked, and room for an arrival is made by an end in the store."""
+    full = QueueView(10, oldest=Oldest("b", priority=0, waited_ms=5))
+    inputs = {"view": full, "newcomer": Arrival(priority=1), "rules_hash": HASHED, "held": "critical"}
+    message = AcceptDropping("b").message
+    dropping = admitted(queue_depth=9, overload_status="critical", inputs=inputs | {"message": message})
+    refusal: dict[str, Any] = {
+        "status": "rejected",
+        "reason": "queue_full",
+        "queue_depth": 9,
+        "overload_status": "critical",
+    }
+    del inputs["newcomer"]
+    refused = admitted(**refusal, inputs=inputs | {"message": "Queue full, rejecting assignment"})
+
+    assert replay([rules_stored(), dropping, refused]).differences == ()
+
+
+def test_rules_by_the_longer_hash_of_older_logs_are_found() -> None:
+    whole = content_hash(rules_content(RULES, "cpu"))
+    older = whole[:32]
+    assert replay(
+        [rules_stored(hashed=older, version=1), admitted(inputs={"view": {}, "rules_hash": older})]
+    ).kinds == {"admission": 1}
+    assert replay([rules_stored(hashed=whole[:8])]).differences, "the control: a hash that is too short"
+
+
+def test_a_code_of_another_type_and_a_class_of_other_rules_are_differences() -> None:
+    coded = retried().replace(b'"event_code":"RK-101"', b'"event_code":"RK-102"')
+    assert "event_code 'RK-102', decided again event_code 'RK-101'" in str(replay([coded]).differences[0])
+    stored = rules_stored().replace(b'"resource_class":"cpu","rules_hash"', b'"resource_class":"io","rules_hash"')
+    assert "resource_class 'io', decided again resource_class 'cpu'" in str(replay([stored]).differences[0])
 
 
 def test_an_event_that_is_nested_too_deeply_is_unreadable() -> None:
@@ -411,6 +482,6 @@ def test_inputs_of_an_admission_that_cannot_be_are_told() -> None:
 def test_a_flood_of_rules_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.core.audit.replay.MOST_BOOKS", 1)
     other = Rules(size=11)
-    found = replay([rules_stored(other, rules_hash(other)), rules_stored(), admitted()])
+    found = replay([rules_stored(other, rules_hash(other, "cpu")), rules_stored(), admitted()])
     assert found.differences == ()
     assert sum(found.undecided_by.values()) == 1

@@ -348,3 +348,9 @@ def test_the_refusal_of_an_unknown_type_is_recognised_by_its_message() -> None:
     assert message == "job.type: 'invoice.render' is not known here; known: a, b"
     assert tells_unknown_type(message)
     assert not tells_unknown_type("job.type: required")
+
+
+def test_the_baseline_looks_only_at_whether_it_drains_and_people_at_the_depth() -> None:
+    view = QueueView(3, concurrency=4, service_times_known=20, mean_service_ms=5.0, draining=True, behind=1)
+
+    assert view.for_baseline() == QueueView(3, draining=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
 from reefknot.app import open_store
-from reefknot.cli import live_feed
-from reefknot.cli.live_feed import LevelChanges, LiveFeed, describe
+from reefknot.cli import live_output
+from reefknot.cli.live_output import LevelChanges, LiveFeed, describe
 from reefknot.cli.output import queue_depth
 from reefknot.core.audit.event import (
     Admission,
     AnyEvent,
     BreakerEvent,
+    Completed,
     Dropped,
     IdempotencyEvent,
     OperatorAction,
@@ -54,12 +56,12 @@ def test_an_event_is_described_by_its_kind_or_not_at_all(event: AnyEvent, kind: 
     assert (found and found[0]) == kind
 
 
-def followed(events: list[AnyEvent]) -> tuple[list[str], LiveFeed]:
+def followed(events: list[AnyEvent], workers: Collection[str] = ()) -> tuple[list[str], LiveFeed]:
     lines: list[str] = []
 
     async def main() -> LiveFeed:
         async with open_store("memory:") as store:
-            feed = LiveFeed(store.audit, lambda kind, line: lines.append(line), after=0)
+            feed = LiveFeed(store.audit, lambda kind, line: lines.append(line), after=0, workers=workers)
             await store.audit.append([entry(event) for event in events])
             await feed.catch_up()
             feed.end()
@@ -71,15 +73,47 @@ def followed(events: list[AnyEvent]) -> tuple[list[str], LiveFeed]:
 def test_a_flood_is_counted_instead_of_printed() -> None:
     lines, feed = followed([attempt(number) for number in range(500)])
 
-    assert len(lines) == live_feed.LINES_A_SECOND + 1
-    assert lines[-1].split()[1:] == ["more", str(500 - live_feed.LINES_A_SECOND), "retry"]
+    assert len(lines) == live_output.LINES_A_SECOND + 1
+    assert lines[-1].split()[1:] == ["more", str(500 - live_output.LINES_A_SECOND), "retry"]
     assert feed.kinds["retry"] == 500
 
 
-def test_events_that_fit_are_all_printed() -> None:
-    lines, _ = followed([attempt(number) for number in range(live_feed.LINES_A_SECOND)])
+def completed(work: str, status: str, worker: str | None = None, attempts: int = 0) -> Completed:
+    return Completed(timestamp=AT, work_id=work, status=status, worker_id=worker, attempts=attempts)
 
-    assert len(lines) == live_feed.LINES_A_SECOND
+
+def test_every_end_is_counted_by_what_the_log_says_of_it() -> None:
+    """At a worker of this system, or at none; what another system's worker ended is that system's."""
+    ends: list[AnyEvent] = [
+        completed("a", "success", "w", 1),
+        completed("b", "timeout", "w", 1),
+        completed("c", "success", "of-another-system", 1),
+        completed("d", "cancelled"),
+        completed("e", "timeout"),
+        completed("f", "error"),
+        Quarantined(timestamp=AT, work_id="g", reason="unknown_job_type"),
+        completed("g", "error"),
+        Dropped(timestamp=AT, work_id="h", reason="dropped_oldest"),
+        completed("h", "error"),
+        Quarantined(timestamp=AT, work_id="i", reason="crashes"),
+        completed("j", "error"),
+    ]
+    _, feed = followed(ends, workers=["w"])
+
+    assert feed.ends == {
+        "success": 1,
+        "timeout": 2,
+        "cancelled": 1,
+        "rejected": 2,
+        "error": 1,
+        "dropped": 1,
+    }
+
+
+def test_events_that_fit_are_all_printed() -> None:
+    lines, _ = followed([attempt(number) for number in range(live_output.LINES_A_SECOND)])
+
+    assert len(lines) == live_output.LINES_A_SECOND
     assert all("attempt 1 failed: ConnectionError: it broke; again in 1.00 s" in line for line in lines)
 
 

@@ -1,29 +1,154 @@
 """
-The live feed of a running system: audited events in words, as they are written, and changes of a worker's load level.
+Output of a command that runs for long: log lines on stderr, and the live feed of its system on stdout.
 
-Lines come from the audit log, so nothing is shown that is not audited. At most `LINES_A_SECOND` are printed; the rest
-is counted by kind, and the counts are printed instead.
+Log lines are text or JSON, each with its date, time and zone. The handler is on the root logger, so that lines of one's
+own steps look the same and obey the same level. Every line is without configured secrets and control characters. Events
+that `audit.log` copies are shown whatever the level is: they were asked for by name.
+
+Lines of the feed come from the audit log, so nothing is shown that is not audited: events in words, as they are
+written, and changes of a worker's load level. At most `LINES_A_SECOND` are printed; the rest is counted by kind, and
+the counts are printed instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from json import dumps
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
-from reefknot.cli.audit_source import PAGE
+from reefknot.cli import output
+from reefknot.cli.options import arg, one_of
 from reefknot.cli.output import data, plural, queue_depth
 from reefknot.core.audit import event as events
 from reefknot.core.audit.analysis import epoch_seconds
-from reefknot.core.messages import AckStatus
+from reefknot.core.messages import AckStatus, ResultStatus
 from reefknot.errors import StoreError
 from reefknot.ports.audit_log import AuditLog, AuditQuery, KeptEntry
+from reefknot.runtime.log import printable
+from reefknot.runtime.redaction import redact
 
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+FORMATS = {"text": False, "json": True}
+_AUDIT = "reefknot.audit"
+_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    """Options of a command that runs for long: which log lines it prints on stderr, and in which form."""
+
+    log_level: Annotated[str, arg("Least level of log lines: debug, info, warning, error. Default: warning.")] = (
+        "warning"
+    )
+    log_format: Annotated[str, arg("Form of log lines: text or json. Default: text.")] = "text"
+
+    @contextmanager
+    def applied(self, *, feed: bool = False) -> Iterator[None]:
+        """Print log lines on stderr while the block lasts. With a live `feed`, attempts are not logged: it has them."""
+        level = one_of("--log-level", self.log_level, LEVELS)
+        as_json = one_of("--log-format", self.log_format, FORMATS)
+        handler = _Stderr()
+        handler.setFormatter(JsonLines() if as_json else TextLines())
+        if feed:
+            handler.addFilter(lambda record: not hasattr(record, "retry_attempt"))
+        root, audit = logging.getLogger(), logging.getLogger(_AUDIT)
+        before = root.level, audit.level
+        root.addHandler(handler)
+        root.setLevel(level)
+        audit.setLevel(min(level, logging.INFO))
+        try:
+            with output.messages_as(_message_line) if as_json else nullcontext():
+                yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(before[0])
+            audit.setLevel(before[1])
+
+
+LOG = LogFlags()
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-25T21:15:00.123+01:00 WARNING reefknot: …`, a traceback below it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        keep = chr(10) if getattr(record, "is_traceback", False) else ""  # its lines are indented
+        text = printable(redact(record.getMessage()), keep=keep)
+        line = f"{stamp(record.created)} {record.levelname} {record.name}: {text}"
+        trace = _traceback(record)
+        return f"{line}\n{printable(trace, keep=chr(10))}" if trace else line
+
+
+class JsonLines(logging.Formatter):
+    """Lines of JSON, each an object: `time`, `level`, `logger`, `message`, and what was given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": stamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{name: value for name, value in vars(record).items() if name not in _USUAL},
+        }
+        trace = _traceback(record)
+        return dumps(_redacted(fields | {"traceback": trace} if trace else fields))
+
+
+def _redacted(value: Any) -> Any:
+    """The value as JSON has it, every text in it without configured secrets."""
+    match value:
+        case dict():
+            return {redact(str(name)): _redacted(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_redacted(one) for one in value]
+        case None | bool() | int() | float():
+            return value
+        case _:
+            return redact(str(value))
+
+
+def stamp(seconds: float) -> str:
+    """A moment as ISO 8601 in the zone of this machine, to the millisecond."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    return redact(logging.Formatter().formatException(record.exc_info)) if record.exc_info else ""
+
+
+def _message_line(text: str) -> str:
+    """A message of the command itself as a line of the log: then everything on stderr is JSON."""
+    record = logging.makeLogRecord({"name": "reefknot.cli", "levelname": "INFO", "msg": "%s", "args": (text,)})
+    return JsonLines().format(record)
+
+
+class _Stderr(logging.Handler):
+    """Lines on stderr. A closed stderr is ignored: the exit code still tells how the command ended."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:  # logging must not end the work
+            return
+
+
+# ---- the live feed ---------------------------------------------------------------------------------------------------
+
+PAGE = 1000
 LINES_A_SECOND = 20
 LONGEST_WAIT_S = 0.25
 LONGEST_TEXT = 160
@@ -131,10 +256,10 @@ class LiveFeed:
         self.kinds: Counter[str] = Counter()
         """The number of events of each kind, printed or not."""
         self.ends: Counter[str] = Counter()
-        """The number of assignments that ended at these workers, or in quarantine at none, by status."""
+        """The number of assignments that ended at these workers or at none: by status, `rejected` or `dropped`."""
         self._workers = frozenset(workers)
-        self._quarantined: tuple[str | None, str | None] | None = None
-        """Id and tenant of the last job that went to quarantine: its end is the next event about it."""
+        self._before: events.AnyEvent | None = None
+        """The event before: quarantined or dropped, it says which end the next one is."""
         self._log = log
         self._print = print_line
         self._after = after
@@ -183,16 +308,26 @@ class LiveFeed:
             self._left_out[kind] += 1
 
     def _count(self, event: events.AnyEvent) -> None:
-        """Count an end at a worker, or in quarantine without one. The router counts those that it makes itself."""
-        match event:
-            case events.Quarantined():
-                self._quarantined = (event.work_id, event.tenant_id)
-            case events.Completed(worker_id=None):
-                self.ends[event.status] += self._quarantined == (event.work_id, event.tenant_id)
-            case events.Completed():
-                self.ends[event.status] += event.worker_id in self._workers
-            case _:
-                pass
+        """
+        Count an end at a worker of this system, or at none: cancelled, expired or refused before one had it.
+
+        The log is the only source: of jobs that were run again, or ended during the drain, a router hears nothing. It
+        does not say whose router made an end without a worker, so all systems over one store count it.
+        """
+        before, self._before = self._before, event
+        if not isinstance(event, events.Completed):
+            return
+        if event.worker_id is not None:
+            self.ends[event.status] += event.worker_id in self._workers
+            return
+        is_same = before is not None and (before.work_id, before.tenant_id) == (event.work_id, event.tenant_id)
+        if is_same and isinstance(before, events.Dropped):
+            self.ends["dropped"] += 1
+        elif is_same and isinstance(before, events.Quarantined):
+            self.ends[event.status] += 1
+        else:
+            was_refused = event.status == ResultStatus.ERROR and event.attempts == 0
+            self.ends["rejected" if was_refused else event.status] += 1
 
     def _has_room(self) -> bool:
         now = monotonic()

@@ -1,0 +1,228 @@
+"""
+A forger changes one field of the record of a real store and makes the chain anew: `audit replay` notices.
+
+Every field that is not listed as a fact is changed in turn, in every event of a log with retries, recoveries,
+time-outs, quarantine, an operator's requeue, a cancellation and a crash. A fact follows from nothing else in the log:
+only the chain and its heads vouch for it, and for an end its stored result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import apsw
+
+from reefknot.core.audit.chain import Head, LogLine, event_line, link, read_line
+from reefknot.core.audit.replay import replay
+from tests.acceptance.folder import PATIENCE_S, Folder
+
+MODULE = """\
+import asyncio
+import os
+import reefknot as rk
+
+def is_first(name):
+    try:
+        open(name, "x").close()
+        return True
+    except FileExistsError:
+        return False
+
+@rk.block("own.flaky")
+async def flaky(inputs, context):
+    if is_first("flaky"):
+        raise ConnectionError("no route")
+    return {}
+
+@rk.block("own.down")
+async def down(inputs, context):
+    raise ConnectionError("nobody answers")
+
+@rk.block("own.bad")
+async def bad(inputs, context):
+    if is_first("bad"):
+        raise ValueError("a seven is missing")
+    return {}
+
+@rk.block("own.slow")
+async def slow(inputs, context):
+    await asyncio.sleep(0 if not is_first("slow") else 60)
+    return {}
+
+@rk.block("own.deadly")
+async def deadly(inputs, context):
+    if is_first("deadly"):
+        os._exit(9)
+    return {}
+"""
+STEPS = ("own.flaky", "own.down", "own.bad", "own.slow")
+ENVELOPE = {"timestamp", "event_id", "tenant_id", "correlation_id", "trace_id", "work_id", "event_type", "operation"}
+FACTS = {
+    "submitted": {"actor", "host", "process"},
+    "routing": {"inputs"},
+    "admission": {"inputs", "worker_id"},
+    "completed": {"duration_ms", "worker_id", "result_hash"},
+    "timeout_occurred": {"timeout_seconds", "whole", "additional_context", "retry_category"},
+    "retry_attempt": {"additional_context", "retry_category"},
+    "retry_exhausted": {"additional_context", "retry_category"},
+    "retry_refused": {"additional_context", "retry_category"},
+    "retry_recovered": {"additional_context", "retry_category"},
+    "quarantined": set(),
+    "requeued": {"reason", "generation"},
+    "operator_action": {"actor", "os_user", "host", "process", "action", "subject", "details"},
+    "rules_stored": {"version"},
+    "book_stored": set(),
+    "breaker": {"name", "state", "wait_seconds"},
+}
+"""By type: fields that follow from nothing else in the log. `inputs` are changed in unit tests, where they matter."""
+ENDS = ("success", "error", "timeout", "cancelled")
+LEFT_OUT: dict[str, dict[str, Any]] = {
+    "admission": {"status": "accepted", "overload_status": "healthy", "queue_depth": 0},
+    "routing": {"reason": "chosen"},
+}
+
+
+def lines(folder: Folder, name: str, *steps: str) -> str:
+    """A file of assignments, each with its type as its id; a slow one may take a tenth of a second."""
+    work = [
+        {"assignment_id": step, "job": {"type": step}, "options": {"attempt_timeout_ms": 500, "timeout_ms": 20_000}}
+        for step in steps
+    ]
+    (folder.path / "steps.py").write_text(MODULE)
+    (folder.path / name).write_text("".join(json.dumps(one) + "\n" for one in work))
+    return name
+
+
+def recorded(folder: Folder) -> list[dict[str, Any]]:
+    """The events of a store that has seen everything."""
+    work, deadly = lines(folder, "work.jsonl", *STEPS), lines(folder, "deadly.jsonl", "own.deadly")
+    folder.ends(folder.start("run", work, "--module", "steps"))
+    assert folder.start("run", deadly, "--module", "steps").wait(PATIENCE_S) == 9
+    assert folder("submit", "--type", "own.flaky", "--id", "unwanted").code == 0
+    assert folder("job", "cancel", "unwanted", "--as", "ann").code == 0
+    assert folder("quarantine", "requeue", "own.bad", "--as", "ann").code == 0
+    folder.ends(folder.start("run", lines(folder, "again.jsonl", "own.bad", "own.deadly"), "--module", "steps"))
+    (path,) = (folder.path / ".reefknot").glob("*.db")
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return [json.loads(body) for (body,) in connection.execute("SELECT body FROM audit ORDER BY sequence")]
+    finally:
+        connection.close()
+
+
+def forged_values(name: str, value: Any) -> list[Any]:
+    """Other values that a field might have had."""
+    if name == "status" and value in ENDS:
+        return [one for one in ENDS if (one == "success") is not (value == "success")]
+    if name == "status":
+        return ["rejected"]
+    if name == "overload_status":
+        return [one for one in ("healthy", "degraded", "overloaded", "critical") if one != value]
+    if name == "reason":
+        return [
+            one for one in ("not_retryable", "attempts_spent", "its owner vanished 2 times", "probe") if one != value
+        ]
+    if isinstance(value, bool) or value is None:
+        return []
+    if isinstance(value, int | float):
+        return [value + 7]
+    if isinstance(value, str):
+        return [f"{value} indeed"]
+    if name == "history":
+        return [value | {"attempts": value["attempts"] + 1}]
+    if name == "failure":
+        return [value | {"message": "all is well"}]
+    if name == "decision":
+        return [value | {"answer": "stopped", "delay": None}]
+    return [value | {"size": 7}] if name == "content" else []
+
+
+def as_bodies(events: list[dict[str, Any]]) -> list[bytes]:
+    return [json.dumps(one, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() for one in events]
+
+
+def has_failed(events: list[dict[str, Any]], at: int) -> bool:
+    """Whether something before an end tells of its attempts and its status."""
+    own = [one["event_type"] for one in events[:at] if one.get("work_id") == events[at]["work_id"]]
+    since = own[::-1].index("completed") if "completed" in own else len(own)
+    return not set(own[len(own) - since :]) <= {"submitted", "routing", "admission", "requeued", "operator_action"}
+
+
+def test_every_field_that_follows_from_the_log_is_noticed_when_it_is_forged(folder: Folder) -> None:
+    events = recorded(folder)
+    original = as_bodies(events)
+    seen = replay(original)
+    assert seen.differences == (), "the control: nothing was forged"
+    types = Counter(one["event_type"] for one in events)
+    assert {"retry_recovered", "retry_exhausted", "retry_refused", "timeout_occurred", "quarantined"} <= set(types)
+    assert {"requeued", "operator_action", "rules_stored", "book_stored"} <= set(types)
+    unnoticed = []
+    for at, event in enumerate(events):
+        kind = event["event_type"]
+        facts = ENVELOPE | FACTS[kind]
+        if kind == "completed" and not has_failed(events, at):
+            facts |= {"status", "attempts"}
+        for name, value in (LEFT_OUT.get(kind, {}) | event).items():
+            for other in forged_values(name, value) if name not in facts else ():
+                forged = [*original]
+                (forged[at],) = as_bodies([event | {name: other}])
+                if not replay(forged).differences:
+                    unnoticed.append(f"{kind}.{name}: {value!r} → {other!r}")
+    assert not unnoticed, "\n".join(unnoticed)
+    the_command_line_notices(folder)
+
+
+def the_command_line_notices(folder: Folder) -> None:
+    """An export whose chain was made anew: it verifies without its head, and `audit replay` still tells."""
+    assert folder("audit", "export", "log.jsonl").code == 0
+    file = folder.path / "log.jsonl"
+    header, *rest = file.read_bytes().splitlines(keepends=True)
+    assert folder("audit", "replay", "log.jsonl").code == 0, "the control"
+    head, anew = Head(json.loads(header)["chain"]), [header]
+    for line in rest:
+        read = read_line(line)
+        assert isinstance(read, LogLine)
+        body = read.body
+        if b'"event_type":"quarantined"' in body:
+            body = body.replace(b'"reason":"not_retryable"', b'"reason":"attempts_spent"')
+        head, _ = link(head, body)
+        anew.append(event_line(head, body))
+    file.write_bytes(b"".join(anew))
+    (folder.path / "log.jsonl.head.json").unlink()
+    assert folder("audit", "verify", "log.jsonl").code == 0
+    done = folder("audit", "replay", "log.jsonl")
+    assert (done.code, "recorded: reason 'attempts_spent'; decided now: reason 'not_retryable'" in done.out) == (
+        65,
+        True,
+    )
+
+
+def test_a_forged_end_is_noticed_by_its_stored_result(folder: Folder) -> None:
+    """Of a success at the first try nothing in the log tells the status; the result in the store does."""
+    folder.ends(folder.start("run", lines(folder, "work.jsonl", "own.flaky"), "--module", "steps"))
+    (path,) = (folder.path / ".reefknot").glob("*.db")
+    for forged in ("replace(body, '\"success\"', '\"error\"')", "replace(body, '\"attempts\":2', '\"attempts\":3')"):
+        assert folder("audit", "verify").code == 0, "the control"
+        connection = apsw.Connection(str(path))
+        before = connection.execute("SELECT sequence, hash, body FROM audit ORDER BY sequence").fetchall()
+        head_before = str(connection.execute("SELECT hash FROM audit_head").get)
+        connection.execute(f"UPDATE audit SET body = {forged} WHERE event_type = 'completed'")
+        rehash(connection)
+        connection.close()
+        done = folder("audit", "verify")
+        assert (done.code, "is of another end than this event" in done.out) == (65, True), done.out
+        connection = apsw.Connection(str(path))
+        for sequence, hashed, body in before:
+            connection.execute("UPDATE audit SET hash = ?, body = ? WHERE sequence = ?", (hashed, body, sequence))
+        connection.execute("UPDATE audit_head SET hash = ?", (head_before,))
+        connection.close()
+
+
+def rehash(connection: apsw.Connection) -> None:
+    head = Head(str(connection.execute("SELECT chain FROM audit_head").get))
+    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
+        head, hashed = link(head, str(body).encode())
+        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
+    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
