@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -32,7 +32,7 @@ from reefknot.app import open_store
 from reefknot.app.nats_servers import NatsServer, running_nats
 from reefknot.core.messages import ExecResult, encode
 from reefknot.engines.jetstream.connection import Connection, options_from_url
-from reefknot.engines.jetstream.streams import Names
+from reefknot.engines.jetstream.streams import OPEN, Names
 from reefknot.errors import StoreError
 from reefknot.ports.work_queue import Settlement
 from tests.faults.carrying_out import IN_MEMORY
@@ -155,7 +155,7 @@ async def forget_open_work(url: str) -> None:
     options = options_from_url(url)
     connection, names = Connection(options), Names(options.name)
     await connection.open()
-    await connection.api(f"STREAM.PURGE.{names.state}", {"filter": names.all_work()})
+    await connection.api(f"STREAM.PURGE.{names.state}", {"filter": names.all_work(OPEN)})
     await connection.close()
 
 
@@ -295,7 +295,8 @@ async def look(parts: Parts, found: Evidence) -> None:
 
         async def once_more(name: str) -> None:
             handle = await client.submit("own.note", found.inputs[name], assignment_id=name)
-            found.again[name] = _text(await handle.result(20.0))
+            with suppress(rk.ReefknotError):
+                found.again[name] = _text(await handle.result(20.0))
             item = await store.work.get(name)
             if item is not None:
                 found.attempts[name], found.crashes[name] = item.attempts, item.crashes
@@ -331,6 +332,8 @@ def _look_at_no_fence() -> None:
             await asyncio.sleep(0.1)
         return answers
 
+    settle = work.settle
+    work.settle = lambda item, *more: settle(msgspec.structs.replace(item, state=work.WorkState.RUNNING), *more)
     work.holds = lambda item, **_: item is not None
     JetStreamWorkQueue.settle = settle_anyway  # type: ignore[method-assign]
 

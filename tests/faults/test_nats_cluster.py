@@ -117,9 +117,9 @@ async def cluster(folder: Path, servers: list[NatsServer], replicas: int) -> Asy
 async def faulted(
     folder: Path, servers: list[NatsServer], fault: str, rounds: int, *, replicas: int = 3, back_s: float = BACK_S
 ) -> tuple[Evidence, list[list[float]]]:
-    """What a load leaves, and by round what requests took that were sent `back_s` after the fault, before it is healed."""
+    """What a load leaves, and by round what requests took that were sent from `back_s` after the fault on."""
     after: list[list[float]] = []
-    async with asyncio.timeout(either(200, 2000)), cluster(folder, servers, replicas) as found:
+    async with asyncio.timeout(either(200, 2000)), cluster(folder, servers, replicas) as found:  # noqa: SIM117
         async with loaded(found.parts, per_second=10.0) as load:
             for _ in range(rounds):
                 await asyncio.sleep(1.0)
