@@ -30,7 +30,8 @@ from tests.faults.vfs import Call, Counter, Hook
 
 def hook_network(hook: Hook) -> None:
     """Put the hook around every write and read of this process's connections."""
-    read = TcpTransport.read
+    transport: Any = TcpTransport
+    read = transport.read
 
     def writelines(self: Any, payload: Any) -> None:
         hook.tear(Call("write", "nats", data=b"".join(payload)), self._io_writer.write)
@@ -41,8 +42,7 @@ def hook_network(hook: Hook) -> None:
         hook.around(Call("read", "nats"), lambda: None)
         return data
 
-    TcpTransport.writelines = writelines
-    TcpTransport.read = heard
+    transport.writelines, transport.read = writelines, heard
 
 
 async def first_life(folder: Path, plan: dict[str, Any], name: str, say: Callable[[Any], None]) -> None:

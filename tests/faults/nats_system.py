@@ -259,14 +259,8 @@ class Load:
 
 def _kind_of(number: int) -> dict[str, Any]:
     """Every tenth fails at first and is tried again later, every tenth is due later; some take a while."""
-    match number % 10:
-        case 3:
-            return {"fails": True}
-        case 7:
-            return {"delay": SCHEDULED_S}
-        case 5:
-            return {"seconds": 0.3}
-    return {}
+    kinds: dict[int, dict[str, Any]] = {3: {"fails": True}, 7: {"delay": SCHEDULED_S}, 5: {"seconds": 0.3}}
+    return kinds.get(number % 10, {})
 
 
 def _text(result: ExecResult) -> str:
@@ -313,8 +307,8 @@ async def look(parts: Parts, found: Evidence) -> None:
 def _shorten_leases() -> None:
     from reefknot.app import system
 
-    settings = system.worker_settings
-    system.worker_settings = lambda given: msgspec.structs.replace(settings(given), lease=LEASE_S, heartbeat=0.5)
+    usual = system.worker_settings
+    system.worker_settings = lambda settings: msgspec.structs.replace(usual(settings), lease=LEASE_S, heartbeat=0.5)
 
 
 def _look_at_no_fence() -> None:
@@ -335,7 +329,7 @@ def _look_at_no_fence() -> None:
     settle = work.settle
     work.settle = lambda item, *more: settle(msgspec.structs.replace(item, state=work.WorkState.RUNNING), *more)
     work.holds = lambda item, **_: item is not None
-    JetStreamWorkQueue.settle = settle_anyway  # type: ignore[method-assign]
+    JetStreamWorkQueue.settle = settle_anyway  # type: ignore[method-assign, assignment]
 
 
 def _look_for_no_batch() -> None:
@@ -344,7 +338,7 @@ def _look_for_no_batch() -> None:
     async def unknown(self: Commits, commit_id: str) -> None:
         return None
 
-    Commits._found = unknown  # type: ignore[method-assign, assignment]
+    Commits._found = unknown  # type: ignore[method-assign]
 
 
 def _repeat_and_swap(repeated: Callable[[bytes], bytes] = lambda body: body) -> None:

@@ -65,7 +65,7 @@ async def strike(proxy: Proxy, fault: str, pause: float) -> None:
             proxy.delay(SLOW_S)
             await asyncio.sleep(SILENT_S)
             proxy.delay(0.0)
-        case "swallowed":
+        case _:
             proxy.hold(Way.DOWN)
             await asyncio.sleep(pause)
             proxy.cut()
