@@ -23,7 +23,9 @@ DEADLINE_S = 2.0
 SECONDS = float(either(5, 12))
 SERVICES = {20: (2, 100), 100: (8, 80)}
 """By requests a second: how many at once, and milliseconds for each."""
-ENGINES = ("sqlite", "nats")
+ENGINES = {"sqlite": (0.0, 0.2), "nats": (1.0, 0.5)}
+"""By engine: from when on goodput is counted, and the most that `submit` may take. Over a network it takes longer."""
+TRIED = list(ENGINES) if ALL else ["sqlite"]
 CLIENTS = 2
 SLOW_SERVICE = (8, 80)
 
@@ -37,15 +39,16 @@ def overloaded(
     return found, service
 
 
-def wrong_with(found: list[Request], service: Stub) -> list[str]:
+def wrong_with(found: list[Request], service: Stub, on: str = "sqlite") -> list[str]:
     """Which promises of overload a run broke."""
-    share = goodput(found, DEADLINE_S, 0.0, SECONDS) / service.real_capacity
+    begins, longest = ENGINES[on]
+    share = goodput(found, DEADLINE_S, begins, SECONDS) / service.real_capacity
     submit_s = percentile([one.submit_s for one in found], 0.99)
     kept = [one for one in found if not one.status.startswith("refused")]
     late = sum(one.status != "success" for one in kept)
-    print(f"goodput {share:.2f}, submit p99 {submit_s * 1000:.0f} ms, {summary(found)}")
+    print(f"{on}: goodput {share:.2f}, submit p99 {submit_s * 1000:.0f} ms, {summary(found)}")
     broken = [] if share >= 0.9 else [f"goodput {share:.2f} of what the service can do"]
-    if submit_s > 0.2:
+    if submit_s > longest:
         broken.append(f"submit took {submit_s:.2f} s")
     if late > 0.1 * len(kept):
         broken.append(f"{late} of {len(kept)} that were accepted did not succeed")
@@ -57,7 +60,7 @@ def wrong_with(found: list[Request], service: Stub) -> list[str]:
 def test_a_cold_system_under_overload_loses_only_the_excess(tmp_path: Path, rate: int, times: int, on: str) -> None:
     judged = []
     for number in range(2):  # a machine that stood still is no fault of the system
-        judged.append(wrong_with(*overloaded(tmp_path / str(number), rate, times, on=on)))
+        judged.append(wrong_with(*overloaded(tmp_path / str(number), rate, times, on=on), on))
         if not judged[-1]:
             return
     raise AssertionError(judged)
@@ -99,7 +102,7 @@ def flooded(folder: Path, kind: str, variant: str = "", on: str = "sqlite") -> t
     return served(few), percentile([one.took for one in few], 0.99)
 
 
-@pytest.mark.parametrize("on", ENGINES if ALL else ENGINES[:1])
+@pytest.mark.parametrize("on", TRIED)
 @pytest.mark.parametrize("kind", KINDS_TRIED)
 def test_few_are_served_at_once_beside_a_flood_of_another_tenant_or_a_lower_priority(
     tmp_path: Path, kind: str, on: str
@@ -113,7 +116,7 @@ TINY = Stream("tiny", 60, SECONDS, 0, deadline=DEADLINE_S, timeout=0.001, tenant
 USUAL = Stream("usual", 30, SECONDS, 0, deadline=DEADLINE_S, tenant="b", begins_s=0.5)
 
 
-@pytest.mark.parametrize("on", ENGINES if ALL else ENGINES[:1])
+@pytest.mark.parametrize("on", TRIED)
 def test_tiny_time_outs_of_one_tenant_do_not_harm_another(tmp_path: Path, on: str) -> None:
     found = side_by_side(tmp_path, TINY, USUAL, on=on)
     assert served(found["usual"]) >= 0.99
