@@ -6,10 +6,8 @@ The stories, the judges and the wrong ways are those of the other engines.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
@@ -88,35 +86,25 @@ def test_the_judge_catches_a_second_result_for_one_order(tmp_path: Path, points:
     assert any(one.startswith("twice:") for one in said)
 
 
-@pytest.fixture
-def addresses() -> Iterator[list[str]]:
-    """A server for each process that carries out plans: systems on one server hear each other's messages."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(servers_in_memory())[0].url for _ in range(os.cpu_count() or 1)]
-
-
-def system_plans(addresses: list[str], tried: list[tuple[str, str]]) -> list[Plan]:
-    """Plans of a stage and a flaw each, on the servers in turn, as `carried_out` shares them out."""
-    return [
-        test_system_kills.plan(stage, flaw) | {"engine": f"{addresses[n % len(addresses)]}/s{uuid4().hex[:12]}"}
-        for n, (stage, flaw) in enumerate(tried)
-    ]
+def system_plan(server: NatsServer, stage: str, flaw: str = "") -> Plan:
+    """A plan with a store of its own. Its neighbours on the server have workers and assignments of the same names."""
+    return test_system_kills.plan(stage, flaw) | {"engine": f"{server.url}/s{uuid4().hex[:12]}"}
 
 
 @pytest.mark.slow
 def test_a_system_killed_at_any_stage_of_a_step_gives_every_accepted_assignment_one_result(
-    tmp_path: Path, addresses: list[str]
+    tmp_path: Path, server: NatsServer
 ) -> None:
-    plans = system_plans(addresses, [(stage, "") for _ in range(either(1, 20)) for stage in STAGES])
+    plans = [system_plan(server, stage) for _ in range(either(1, 20)) for stage in STAGES]
     lives = test_system_kills.lived(tmp_path, plans)
     assert [one for life in lives for one in test_system_kills.judge(life)] == []
     assert {life["plan"]["stage"] for life in lives} == set(STAGES)
 
 
 @pytest.mark.slow
-def test_the_judge_catches_what_each_wrong_way_of_a_system_breaks(tmp_path: Path, addresses: list[str]) -> None:
+def test_the_judge_catches_what_each_wrong_way_of_a_system_breaks(tmp_path: Path, server: NatsServer) -> None:
     flaws = [("submitted", "promises too early"), ("settled", "forgets the result")]
-    lives = test_system_kills.lived(tmp_path, system_plans(addresses, flaws))
+    lives = test_system_kills.lived(tmp_path, [system_plan(server, *one) for one in flaws])
     said = {life["plan"]["stage"]: test_system_kills.judge(life) for life in lives}
     assert f"submitted: lost: {VICTIM}" in said["submitted"]
     assert "settled: done 2 times, not 1" in said["settled"]

@@ -42,12 +42,13 @@ def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> 
     """The envelope of such an event. A correlation that is only the work's own id is left out."""
     correlation = work.correlation_id if isinstance(work, WorkItem) else work.request_id
     other = None if correlation == work.assignment_id else correlation
-    return {**after_submission(work, wall), "correlation_id": other, "trace_id": work.trace_id}
-
-
-def after_submission(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
-    """The envelope of such an event after the submission, whose event has the correlation and the trace."""
-    return {"timestamp": timestamp(wall), "tenant_id": work.tenant_id, "work_id": work.assignment_id}
+    return {
+        "timestamp": timestamp(wall),
+        "tenant_id": work.tenant_id,
+        "work_id": work.assignment_id,
+        "correlation_id": other,
+        "trace_id": work.trace_id,
+    }
 
 
 def submitted_event(item: WorkItem, wall: float) -> Submitted:
@@ -74,7 +75,7 @@ def completed_event(
     if attempts is None and result.retries_used is not UNSET:
         attempts = result.retries_used + 1
     return Completed(
-        **after_submission(result, wall),
+        **briefly_about(result, wall),
         status=result.status.value,
         operation=result.job.type,
         attempts=attempts,
