@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 Heal = Callable[[], Awaitable[None]]
 """Ends a fault."""
 NAME = "three"
-BACK_S = 10.0
+BACK_S = float(either(3, 10))
 """How long after a fault the round trips of new requests are as they were before."""
 MEASURED_S = 3.0
 FAST_S = 3.0
@@ -109,8 +109,7 @@ async def cluster(folder: Path, servers: list[NatsServer], replicas: int) -> Asy
     (folder / "reefknot.yaml").write_text(f"{CONFIG}nats: {{replicas: {replicas}}}\n")
     try:
         await parts.start("router-1")
-        await parts.start("worker-1")
-        await parts.start("worker-2")
+        await asyncio.gather(parts.start("worker-1"), parts.start("worker-2"))
         yield Cluster(servers, parts)
     finally:
         parts.stop()
@@ -136,7 +135,7 @@ async def faulted(
     return load.found, after
 
 
-@pytest.mark.parametrize("fault", FAULTS if ALL else ["killed"])
+@pytest.mark.parametrize("fault", FAULTS if ALL else ["moved"])
 def test_a_cluster_loses_nothing_with_its_leader_and_is_back_within_ten_seconds(
     tmp_path: Path, servers: list[NatsServer], fault: str
 ) -> None:
@@ -146,9 +145,11 @@ def test_a_cluster_loses_nothing_with_its_leader_and_is_back_within_ten_seconds(
     assert all(len(some) > 5 and percentile(some, 0.99) < FAST_S for some in after), after
 
 
-def test_control_without_replicas_nobody_is_served_while_the_leader_is_away(
-    tmp_path: Path, servers: list[NatsServer]
-) -> None:
-    found, after = asyncio.run(faulted(tmp_path, servers, "killed", 1, replicas=1, back_s=2.0))
-    assert after == [[]]
-    assert judge(found) == [], "they are kept on its disk, and served when it is back"
+if ALL:
+
+    def test_control_without_replicas_nobody_is_served_while_the_leader_is_away(
+        tmp_path: Path, servers: list[NatsServer]
+    ) -> None:
+        found, after = asyncio.run(faulted(tmp_path, servers, "killed", 1, replicas=1, back_s=2.0))
+        assert after == [[]]
+        assert judge(found) == [], "they are kept on its disk, and served when it is back"

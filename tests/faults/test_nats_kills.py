@@ -17,7 +17,7 @@ from reefknot.app.nats_servers import NatsServer
 from tests.faults import test_kills, test_system_kills
 from tests.faults.carrying_out import Life, Plan, carried_out, plan
 from tests.faults.nats_system import servers_in_memory
-from tests.faults.points import either, spread
+from tests.faults.points import ALL, either, spread
 from tests.faults.system_child import STAGES, VICTIM
 
 KILLED = -9
@@ -58,14 +58,14 @@ def points(tmp_path_factory: pytest.TempPathFactory, server: NatsServer) -> list
 def some_points(points: list[Plan], flaw: str) -> list[Plan]:
     """A control needs no more points than it takes to be caught."""
     last = max(one["at"] for one in points)
-    return [plan(points[0]["scenario"], "retry", at, flaw=flaw) for at in range(10, last, max(1, last // 18))]
+    return [plan(points[0]["scenario"], "retry", at, flaw=flaw) for at in range(10, last, max(1, last // 12))]
 
 
 @pytest.mark.slow
 def test_a_worker_killed_at_any_network_call_loses_nothing_and_records_nothing_twice(
     tmp_path: Path, points: list[Plan]
 ) -> None:
-    tried = spread(points, 40)
+    tried = spread(points, 24)
     lives = died(tmp_path, tried)
 
     assert complaints(lives) == []
@@ -80,12 +80,6 @@ def test_the_judge_catches_a_promise_that_is_given_before_the_commit(tmp_path: P
     assert any("was accepted" in one for one in said)
 
 
-@pytest.mark.slow
-def test_the_judge_catches_a_second_result_for_one_order(tmp_path: Path, points: list[Plan]) -> None:
-    said = complaints(died(tmp_path, some_points(points, "forgets the key")))
-    assert any(one.startswith("twice:") for one in said)
-
-
 def system_plan(server: NatsServer, stage: str, flaw: str = "") -> Plan:
     """A plan with a store of its own. Its neighbours on the server have workers and assignments of the same names."""
     return test_system_kills.plan(stage, flaw) | {"engine": f"{server.url}/s{uuid4().hex[:12]}"}
@@ -95,16 +89,22 @@ def system_plan(server: NatsServer, stage: str, flaw: str = "") -> Plan:
 def test_a_system_killed_at_any_stage_of_a_step_gives_every_accepted_assignment_one_result(
     tmp_path: Path, server: NatsServer
 ) -> None:
-    plans = [system_plan(server, stage) for _ in range(either(1, 20)) for stage in STAGES]
+    plans = [system_plan(server, stage) for _ in range(either(1, 20)) for stage in spread(STAGES, 5)]
     lives = test_system_kills.lived(tmp_path, plans)
     assert [one for life in lives for one in test_system_kills.judge(life)] == []
-    assert {life["plan"]["stage"] for life in lives} == set(STAGES)
 
 
-@pytest.mark.slow
-def test_the_judge_catches_what_each_wrong_way_of_a_system_breaks(tmp_path: Path, server: NatsServer) -> None:
-    flaws = [("submitted", "promises too early"), ("settled", "forgets the result")]
-    lives = test_system_kills.lived(tmp_path, [system_plan(server, *one) for one in flaws])
-    said = {life["plan"]["stage"]: test_system_kills.judge(life) for life in lives}
-    assert f"submitted: lost: {VICTIM}" in said["submitted"]
-    assert "settled: done 2 times, not 1" in said["settled"]
+if ALL:
+
+    @pytest.mark.slow
+    def test_the_judge_catches_a_second_result_for_one_order(tmp_path: Path, points: list[Plan]) -> None:
+        said = complaints(died(tmp_path, some_points(points, "forgets the key")))
+        assert any(one.startswith("twice:") for one in said)
+
+    @pytest.mark.slow
+    def test_the_judge_catches_what_each_wrong_way_of_a_system_breaks(tmp_path: Path, server: NatsServer) -> None:
+        flaws = [("submitted", "promises too early"), ("settled", "forgets the result")]
+        lives = test_system_kills.lived(tmp_path, [system_plan(server, *one) for one in flaws])
+        said = {life["plan"]["stage"]: test_system_kills.judge(life) for life in lives}
+        assert f"submitted: lost: {VICTIM}" in said["submitted"]
+        assert "settled: done 2 times, not 1" in said["settled"]

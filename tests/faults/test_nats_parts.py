@@ -26,7 +26,7 @@ from tests.faults.nats_system import (
     loaded,
     servers_in_memory,
 )
-from tests.faults.points import either
+from tests.faults.points import ALL, either
 
 pytestmark = pytest.mark.slow
 
@@ -107,11 +107,11 @@ async def part_killed(folder: Path, server: NatsServer, times: int, kind: str) -
         return load.found
 
 
-@pytest.mark.parametrize("kind", ["worker", "router"])
+@pytest.mark.parametrize("kind", ["worker", "router"] if ALL else ["worker"])
 def test_a_part_killed_under_load_loses_nothing_and_everything_has_one_result(
     tmp_path: Path, server: NatsServer, kind: str
 ) -> None:
-    assert judge(asyncio.run(part_killed(tmp_path, server, either(2, 40), kind))) == []
+    assert judge(asyncio.run(part_killed(tmp_path, server, either(1, 40), kind))) == []
 
 
 # ---- a frozen worker -------------------------------------------------------------------------------------------------
@@ -138,13 +138,6 @@ def test_the_late_results_of_a_frozen_worker_are_refused(tmp_path: Path, server:
     assert "was lost" in log, log
 
 
-def test_control_without_fences_a_late_result_replaces_the_one_that_was_told(
-    tmp_path: Path, server: NatsServer
-) -> None:
-    found, _ = asyncio.run(frozen(tmp_path, server, "nobody looks at the fence"))
-    assert any("more than one result" in one for one in judge(found))
-
-
 # ---- repeated and swapped messages -----------------------------------------------------------------------------------
 
 
@@ -162,6 +155,14 @@ def test_messages_that_come_twice_and_in_another_order_are_carried_out_once(tmp_
     assert judge(asyncio.run(repeated(tmp_path, server, "repeated and swapped")), deaths=False) == []
 
 
-def test_control_whoever_takes_a_repeat_for_new_work_does_it_twice(tmp_path: Path, server: NatsServer) -> None:
-    found = asyncio.run(repeated(tmp_path, server, "repeats are new"))
-    assert any("done 2 times" in one for one in judge(found, deaths=False))
+if ALL:
+
+    def test_control_without_fences_a_late_result_replaces_the_one_that_was_told(
+        tmp_path: Path, server: NatsServer
+    ) -> None:
+        found, _ = asyncio.run(frozen(tmp_path, server, "nobody looks at the fence"))
+        assert any("more than one result" in one for one in judge(found))
+
+    def test_control_whoever_takes_a_repeat_for_new_work_does_it_twice(tmp_path: Path, server: NatsServer) -> None:
+        found = asyncio.run(repeated(tmp_path, server, "repeats are new"))
+        assert any("done 2 times" in one for one in judge(found, deaths=False))
