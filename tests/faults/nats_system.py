@@ -286,12 +286,14 @@ async def loaded(
 async def look(parts: Parts, found: Evidence) -> None:
     """What another caller finds when everything is over."""
     async with open_store(parts.url) as store, rk.connect(parts.url) as client:
+        few = asyncio.Semaphore(32)
 
         async def once_more(name: str) -> None:
-            handle = await client.submit("own.note", found.inputs[name], assignment_id=name)
-            with suppress(rk.ReefknotError):
-                found.again[name] = _text(await handle.result(20.0))
-            item = await store.work.get(name)
+            async with few:
+                handle = await client.submit("own.note", found.inputs[name], assignment_id=name)
+                with suppress(rk.ReefknotError):
+                    found.again[name] = _text(await handle.result(20.0))
+                item = await store.work.get(name)
             if item is not None:
                 found.attempts[name], found.crashes[name] = item.attempts, item.crashes
 
