@@ -81,7 +81,7 @@ async def server_killed(folder: Path, server: NatsServer, times: int, *, forgets
 
 def test_a_server_killed_under_load_loses_nothing_that_was_accepted(tmp_path: Path, server: NatsServer) -> None:
     """Also what waits for a retry, and what is due later."""
-    found = asyncio.run(server_killed(tmp_path, server, either(2, 40)))
+    found = asyncio.run(server_killed(tmp_path, server, either(1, 40)))
     assert judge(found) == []
     assert len(found.accepted) > 30
 
