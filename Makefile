@@ -58,8 +58,9 @@ bench: $(STAMP) ## the benchmarks, side by side with the peers
 	@tools/system_packages.sh bench
 	@$(BIN)/python -m bench $(ARGS)
 
-faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them; minutes
+faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them, and every story of the commands on NATS; minutes
 	@REEFKNOT_FAULT_POINTS=all $(BIN)/python -m pytest tests/faults $(ARGS)
+	@REEFKNOT_ACCEPTANCE_ON_NATS=all $(BIN)/python -m pytest tests/acceptance -m nats $(ARGS) $(SOME)
 
 mutants: $(STAMP) ## mutate the core, and count the mutants that no test notices; ARGS='reefknot.core.retry.decide*' for some
 	@$(BIN)/mutmut run $(ARGS)

@@ -139,7 +139,7 @@ Call = Callable[[], Awaitable[object]]
 async def found(store: SqliteStore) -> tuple[list[str], list[str]]:
     """The ids of some ended and of some quarantined jobs."""
     ended = await store.work.find(state=WorkState.SUCCEEDED, limit=100)
-    return [item.id for item in ended], [item.id for item in await store.quarantine.find(limit=100)]
+    return [item.id for item in ended], [item.id for item in await store.quarantine.find(limit=1000)]
 
 
 def reading(store: SqliteStore, ended: list[str], quarantined: list[str]) -> dict[str, Call]:
@@ -194,8 +194,7 @@ def writing(store: SqliteStore, quarantined: list[str]) -> dict[str, Call]:
         await store.idempotency.finish(claimed.claim, Done("1"))
 
     def requeue() -> Awaitable[object]:
-        name = quarantined.pop() if quarantined else ""
-        return store.quarantine.requeue(QuarantineFilter(ids=(name,)), who="me")
+        return store.quarantine.requeue(QuarantineFilter(ids=(quarantined.pop(),)), who="me")
 
     return {
         "work.enqueue, with a limit": enqueue,

@@ -46,10 +46,12 @@ ROOT = Path(__file__).parents[2]
 
 
 class Folder:
-    """A folder with a configuration, and commands that run in it."""
+    """A folder with a configuration, and commands that run in it: on the usual store, or on `engine`."""
 
-    def __init__(self, path: Path, commands: Commands) -> None:
+    def __init__(self, path: Path, commands: Commands, *, engine: str = "") -> None:
         self.path = path
+        self.engine = engine or f"sqlite:{path / '.reefknot' / 'state.db'}"
+        """The address of the store, for programs that are given one."""
         self._commands = commands
         (path / "files").mkdir()
         (path / "files" / "a.txt").write_text("ahoy")
@@ -57,6 +59,9 @@ class Folder:
         (path / "naps.py").write_text(MODULE)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
         self._environment = kept | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1", "COLUMNS": "200"}
+        if engine:
+            commands.environment.setenv("REEFKNOT__ENGINE", engine)
+            self._environment["REEFKNOT__ENGINE"] = engine
         self._started: list[subprocess.Popen[str]] = []
 
     def __call__(self, *words: str) -> Ended:
@@ -64,6 +69,11 @@ class Folder:
         done = self._commands(*words)
         assert "Traceback" not in done.err, done.err
         return done
+
+    @property
+    def has_store(self) -> bool:
+        """Whether a command finds the store; one on a server is always there."""
+        return not self.engine.startswith("sqlite:") or (self.path / ".reefknot" / "state.db").exists()
 
     def json(self, *words: str) -> Any:
         done = self(*words, "--json")
@@ -97,12 +107,13 @@ class Folder:
         return process
 
     def part(self, kind: str, *words: str) -> subprocess.Popen[str]:
-        """A router or a worker, as soon as it says that it is ready."""
+        """A router or a worker, as soon as it says that it is ready; what it says before is of its configuration."""
         process = self.start(kind, "start", *words)
         assert process.stderr is not None
-        line = process.stderr.readline()
-        assert line.startswith(f"{kind} "), line
-        assert " is ready" in line, line
+        lines = [process.stderr.readline()]
+        while not (lines[-1].startswith(f"{kind} ") and " is ready" in lines[-1]):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
         return process
 
     def ends(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:

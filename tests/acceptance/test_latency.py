@@ -26,7 +26,7 @@ import reefknot as rk
 
 async def main():
     times = []
-    async with rk.connect("sqlite:" + sys.argv[1]) as client:
+    async with rk.connect(sys.argv[1]) as client:
         for _ in range(6):
             began = time.monotonic()
             result = await client.run("own.nap", {"seconds": 0})
@@ -46,7 +46,7 @@ def store_of(folder: Folder) -> Path:
 
 def caller(folder: Folder) -> list[float]:
     """How long another process waited for each of five results."""
-    words = [sys.executable, "-c", CALLER, str(store_of(folder))]
+    words = [sys.executable, "-c", CALLER, folder.engine]
     done = subprocess.run(words, cwd=folder.path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     times: list[float] = json.loads(done.stdout)
@@ -90,7 +90,7 @@ def test_a_system_that_has_nothing_to_do_writes_at_most_once_a_second(folder: Fo
 def test_a_system_that_works_is_seen_to_write_more_often(folder: Folder) -> None:
     """The control: the same count of a system that gets six pieces of work in the meantime."""
     folder.up()
-    process = subprocess.Popen([sys.executable, "-c", CALLER, str(store_of(folder))], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", CALLER, folder.engine], stdout=subprocess.DEVNULL)
     number, _ = writes(store_of(folder), IDLE_S)
     assert process.wait(60) == 0
     assert number > IDLE_S + 1

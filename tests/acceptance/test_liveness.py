@@ -95,7 +95,9 @@ SOON_S = 1.0 + 1.5
 
 
 def _is_locked(folder: Folder) -> bool:
-    """Whether a process holds the write lock of the store, and keeps it."""
+    """Whether a process holds the write lock of the store, and keeps it. Only a file has one."""
+    if not folder.engine.startswith("sqlite:"):
+        return False
     connection = apsw.Connection(f"{folder.path}/.reefknot/state.db")
     connection.set_busy_timeout(500)
     try:
@@ -109,7 +111,7 @@ def _is_locked(folder: Folder) -> bool:
 
 async def _answered(folder: Folder, kill: list[subprocess.Popen[str]], how: signal.Signals) -> tuple[str, float]:
     """The status that a client hears of a step whose processes are killed or frozen, and after how long."""
-    async with rk.connect(f"sqlite:{folder.path}/.reefknot/state.db") as client:
+    async with rk.connect(folder.engine) as client:
         began = time.monotonic()
         inputs = {"name": "late", "seconds": 60}
         handle = await client.submit("own.nap", inputs, deadline=DEADLINE_S, assignment_id="late")

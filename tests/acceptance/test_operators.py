@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import apsw
@@ -204,16 +203,15 @@ def test_a_job_that_its_router_holds_waits(folder: Folder) -> None:
     """No worker is there: the router has claimed the submission, and nothing runs."""
     folder.part("router")
     folder.wait("slow")
-    store = folder.path / ".reefknot" / "state.db"
-    until(lambda: _record(store, "slow") == ("running", ROUTER))
+    until(lambda: _record(folder.engine, "slow") == ("running", ROUTER))
 
     assert shown_states(folder, "slow") == {"pending"}
     assert folder("job", "cancel", "slow", "--dry-run").out == "slow (pending) would be cancelled\n"
 
 
-def _record(path: Path, name: str) -> tuple[str, str]:
+def _record(engine: str, name: str) -> tuple[str, str]:
     async def read() -> tuple[str, str]:
-        async with rk.open_store(f"sqlite:{path}") as store:
+        async with rk.open_store(engine) as store:
             item = await store.work.get(name)
             assert item is not None
             return item.state.value, item.resource_class

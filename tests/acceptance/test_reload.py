@@ -208,7 +208,7 @@ def test_a_terminal_that_is_closed_drains_the_system(folder: Folder, words: tupl
         preexec_fn=lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0),
     )
     os.close(theirs)
-    until(lambda: (folder.path / ".reefknot" / "state.db").exists() and folder("worker", "list").code == 0)
+    until(lambda: folder.has_store and folder("worker", "list").code == 0)
     if words[0] == "up":
         folder.wait("one")
     until(lambda: "one" in folder.begun())

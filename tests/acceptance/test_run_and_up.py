@@ -72,7 +72,7 @@ def killed_and_run_again(folder: Folder, *words: str) -> int:
 
 def _states(folder: Folder) -> dict[str, int]:
     """Jobs in the store by state, once there is a store."""
-    if not (folder.path / ".reefknot" / "state.db").exists():
+    if not folder.has_store:
         return {}
     states: dict[str, int] = folder.json("job", "list")["states"]
     return states

@@ -62,7 +62,8 @@ def test_a_worker_that_is_killed_loses_nothing_and_everything_has_one_result(fol
     for process in (router, second):
         process.send_signal(signal.SIGTERM)
         assert folder.ends(process)[0] == 143
-    assert folder("store", "check").code == 0
+    if folder.engine.startswith("sqlite:"):
+        assert folder("store", "check").code == 0
 
 
 def _waiting(name: str) -> dict[str, object]:

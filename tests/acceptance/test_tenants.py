@@ -34,14 +34,14 @@ import json
 import sys
 import reefknot as rk
 
-async def main(tenant):
-    async with rk.connect("sqlite:.reefknot/state.db") as client:
+async def main(tenant, engine):
+    async with rk.connect(engine) as client:
         handle = await client.submit("own.tell", assignment_id="order-7", tenant_id=tenant or None)
         print("submitted", handle.assignment_id, flush=True)
         result = await handle.result(30)
         print(json.dumps([result.assignment_id, result.tenant_id, result.output, await handle.status()]))
 
-asyncio.run(main(sys.argv[1]))
+asyncio.run(main(*sys.argv[1:]))
 """
 BROKEN = """\
 import runpy
@@ -71,7 +71,7 @@ def answers_of(folder: Folder, tenants: tuple[str, ...], program: tuple[str, ...
     assert system.stderr.readline().startswith("up ")
 
     def ask(tenant: str) -> Any:
-        client = folder.start(tenant, program=(*program, "client.py"))
+        client = folder.start(tenant, folder.engine, program=(*program, "client.py"))
         assert client.stdout is not None
         assert client.stdout.readline() == "submitted order-7\n"
         return client

@@ -83,6 +83,7 @@ class DistantStore(StoreThrough):
         super().__init__(store, process)
         self.leases: Any = Through(store.leases, process)
         self.clock = store.clock
+        self.moment = store.moment
         self.failure = store.failure
         self.reached_for = store.reached_for
         self.expires_by_itself = store.expires_by_itself

@@ -171,6 +171,8 @@ class Port:
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         return self._sea.listen(subjects, self._process)
 
+    async def ready(self) -> None: ...
+
     async def close(self) -> None: ...
 
 

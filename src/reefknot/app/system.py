@@ -145,6 +145,11 @@ class System:
             await self._router.start()
         for worker in self.workers:
             await worker.start()
+        try:
+            await self._transport.ready()
+        except BaseException:
+            await self.stop()
+            raise
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._obey(seen), name="system control"),

@@ -72,7 +72,7 @@ class Now(NamedTuple):
 async def now_in(store: Store) -> Now:
     """The moment, and the owners of running work that are gone."""
     owners = [one for one in await store.leases.owners() if owner_is_gone(one)]
-    return Now(Moment(int(store.clock.now() * 1000), int(store.clock.wall() * 1000)), owners)
+    return Now(store.moment(), owners)
 
 
 async def state_in_words(store: Store, item: WorkItem) -> str:

@@ -99,7 +99,7 @@ class OperatorFlags(StoreFlags):
 class SystemFlags(CommonFlags):
     """Options of a command that runs a whole system: router and workers."""
 
-    engine: Annotated[str | None, arg(f"Store: sqlite:PATH or memory:. {_DEFAULT_STORE}")] = None
+    engine: Annotated[str | None, arg(f"Store: sqlite:PATH, nats://HOST:PORT or memory:. {_DEFAULT_STORE}")] = None
     workers: Annotated[int, arg("Number of workers. Default: 1.")] = 1
     module: Modules = None
     seed: Annotated[int | None, arg("Seed of jitter and of the choice of workers.")] = None

@@ -111,7 +111,8 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
     assignment_id: str
     request_id: str
     job: Job
-    version: str = VERSION
+    version: str = msgspec.field(default_factory=lambda: VERSION)
+    """Made by a factory, so that it is written although it is the default: peers may ask for it."""
     tenant_id: str | None = None
     executor: Executor | None = None
     options: AssignmentOptions = AssignmentOptions()

@@ -6,6 +6,7 @@ All parts share one database and one chain of events, so a change and its event 
 
 from typing import Protocol
 
+from reefknot.core.time import Moment
 from reefknot.errors import ReefknotError
 from reefknot.ports.audit_log import AuditLog
 from reefknot.ports.clock import Clock
@@ -41,6 +42,9 @@ class Store(Protocol):
     @property
     def clock(self) -> Clock:
         """The clock of the store's records: deadlines and due times are compared with its wall time."""
+
+    def moment(self) -> Moment:
+        """This moment as the store reckons: leases are compared with its steady time."""
 
     @property
     def idempotency(self) -> IdempotencyStore: ...

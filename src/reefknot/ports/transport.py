@@ -35,4 +35,7 @@ class Transport(Protocol):
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         """Everything sent to these subjects from now on; while `limit` wait unread, a sender gets no further ahead."""
 
+    async def ready(self) -> None:
+        """Return when everything that was subscribed to is heard. Raises what is in the way."""
+
     async def close(self) -> None: ...

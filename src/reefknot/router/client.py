@@ -27,7 +27,6 @@ from reefknot.core.messages import (
 )
 from reefknot.core.overload.submission import SubmissionRules
 from reefknot.core.results import cancel_reason
-from reefknot.core.time import Moment
 from reefknot.core.work import visible_state
 from reefknot.errors import ParameterError, ParameterTypeError, ResultPendingError
 from reefknot.ports.audit_log import AuditEntry
@@ -89,7 +88,7 @@ class Handle:
         item = await self._submissions.find(self._record_id)
         if item is None:
             return "unknown"
-        now = Moment(int(self._store.clock.now() * 1000), int(self._store.clock.wall() * 1000))
+        now = self._store.moment()
         return visible_state(item, now, gone=(item.owner,) if owner_is_gone(item.owner) else ()).value
 
     async def cancel(self, reason: str = "") -> None:

@@ -186,7 +186,7 @@ class Worker:
         place = pool.queued(item)
         if item.state is not WorkState.RUNNING:
             return place
-        left = item.lease_until / 1000 - self._clock.now()
+        left = (item.lease_until - self._store.moment().steady) / 1000
         due = self._clock.now() + min(max(0.0, left), item.lease_ms / 1000) + 0.001
         return msgspec.structs.replace(place, due=due, expires=inf)
 

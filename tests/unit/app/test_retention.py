@@ -118,6 +118,8 @@ def test_a_wall_clock_that_jumps_makes_nothing_older() -> None:
 class Counting:
     """A store's parts that only count how often they were asked to tidy."""
 
+    expires_by_itself = False
+
     def __init__(self, broken: bool = False, newest: int | None = None) -> None:
         self.rounds = 0
         self.broken = broken

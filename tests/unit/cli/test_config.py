@@ -298,14 +298,14 @@ def test_a_mistake_under_blocks_stops_a_system_with_its_position(rk: Commands) -
 
 
 @pytest.mark.parametrize("command", [["config", "check"], ["run", "work.jsonl"], ["up", "--for", "0"]])
-def test_an_engine_that_is_not_built_yet_is_reported_with_its_line_and_78(rk: Commands, command: list[str]) -> None:
-    rk.write("worker: {}\nengine: nats://127.0.0.1:4222\n")
+def test_an_engine_that_cannot_be_one_is_reported_with_its_line_and_78(rk: Commands, command: list[str]) -> None:
+    rk.write("worker: {}\nengine: nats://127.0.0.1:99999\n")
     rk.write("", "work.jsonl")
     ended = rk(*command)
 
     assert ended.code == 78
     assert "reefknot.yaml:2:" in ended.err
-    assert "not built yet" in ended.err
+    assert "a store on NATS is nats://HOST:PORT" in ended.err
     assert "--engine" not in ended.err, "nobody gave that flag"
 
 

@@ -181,23 +181,24 @@ def test_a_secret_by_reference_is_accepted() -> None:
 def test_an_engine_that_nobody_knows_is_a_mistake(url: str) -> None:
     message = mistake("engine", f"'{url}'")
 
-    assert message.endswith(" is not accepted; accepted: sqlite:PATH or memory:")
+    assert message.endswith(" is not accepted; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
 
 
 @for_each_row("url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite://a.db", "sqlite::memory:", "sqlite:///:memory:"])
 def test_an_engine_that_names_no_file_is_a_mistake_that_says_why(url: str) -> None:
     message = mistake("engine", f"'{url}'")
 
-    assert message.endswith("; accepted: sqlite:PATH or memory:")
+    assert message.endswith("; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
     reasons = ("the path of a file is missing", "two slashes begin with a host", "a store in memory is memory:")
     assert any(reason in message for reason in reasons)
 
 
-@pytest.mark.parametrize("url", ["nats://127.0.0.1:4222", "tls://ann:hunter2@cluster:4222"])
-def test_an_engine_that_is_not_built_yet_is_refused_where_it_is_written(url: str) -> None:
+@pytest.mark.parametrize("url", ["nats://", "tls://ann:hunter2@cluster:0", "nats://host/a.b", "nats:host"])
+def test_an_address_of_no_server_is_refused_where_it_is_written(url: str) -> None:
     message = mistake("engine", url)
 
-    assert message.endswith(" is not accepted; an engine over NATS is not built yet; accepted: sqlite:PATH or memory:")
+    assert " is not accepted; a store on NATS is nats://HOST:PORT" in message
+    assert message.endswith("; accepted: sqlite:PATH, nats://HOST:PORT or memory:")
     assert "hunter2" not in message
 
 

@@ -516,7 +516,19 @@ def test_an_assignment_survives_the_wire() -> None:
     )
 
     assert read_assignment(encode(given_)) == given_
-    assert encode(ExecAssignment("a", "r", Job("x"))) == b'{"assignment_id":"a","request_id":"r","job":{"type":"x"}}'
+
+
+def test_an_assignment_is_written_with_its_version_and_without_what_is_not_set() -> None:
+    written = b'{"assignment_id":"a","request_id":"r","job":{"type":"x"},"version":"1"}'
+
+    assert encode(ExecAssignment("a", "r", Job("x"))) == written
+    assert encode(_read(b'{"assignment_id":"a","request_id":"r","job":{"type":"x"}}')) == written
+
+
+def _read(body: bytes) -> ExecAssignment:
+    read = read_assignment(body)
+    assert isinstance(read, ExecAssignment)
+    return read
 
 
 def test_the_small_messages() -> None:

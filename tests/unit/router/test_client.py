@@ -175,7 +175,7 @@ def test_the_same_id_with_another_job_is_refused_with_both_fingerprints(by: str,
         if when != "waiting":
             await shop.worker("w1", Step(seconds=5))
             await asyncio.sleep(2 if when == "under way" else 20)
-        with pytest.raises(KeyConflictError, match="another payload") as caught:
+        with pytest.raises(KeyConflictError, match="another job") as caught:
             await submit(work("a", {"n": 2}))
         assert (caught.value.key, len({caught.value.given, caught.value.recorded})) == ("a", 2)
         with pytest.raises(KeyConflictError):

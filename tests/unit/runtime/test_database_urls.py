@@ -29,10 +29,10 @@ SPELLINGS = {
     "sqlite:a?b.db": "{here}/a?b.db",
 }
 REFUSED = {
-    "": "memory:, or sqlite:PATH",
-    " ": "memory:, or sqlite:PATH",
-    "a.db": "memory:, or sqlite:PATH",
-    "sqlite": "memory:, or sqlite:PATH",
+    "": "memory:, sqlite:PATH, or nats://HOST:PORT",
+    " ": "memory:, sqlite:PATH, or nats://HOST:PORT",
+    "a.db": "memory:, sqlite:PATH, or nats://HOST:PORT",
+    "sqlite": "memory:, sqlite:PATH, or nats://HOST:PORT",
     "sqlite:": "the path of a file is missing",
     "sqlite: ": "the path of a file is missing",
     "sqlite://": "the path of a file is missing",

@@ -264,7 +264,12 @@ class Connection:
     async def request(
         self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
     ) -> Msg:
-        """Send and wait for the answer."""
+        """
+        Send and wait for the answer.
+
+        A request that is cancelled while its answer arrives would return the answer, in Python 3.11, and its caller
+        would never hear that it was cancelled: so the caller waits beside it.
+        """
         from nats import errors
 
         self._check_up()
@@ -273,7 +278,7 @@ class Connection:
         )
         self._unanswered.add(sent)
         try:
-            return await sent
+            return await asyncio.shield(sent)
         except asyncio.CancelledError:
             if sent.cancelled() and self._broke_off(sent):
                 problem = "the connection was lost before a request was answered"

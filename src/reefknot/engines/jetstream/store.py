@@ -13,6 +13,7 @@ from typing import Any
 
 from reefknot.clock import SteadyClock
 from reefknot.core.idempotency import KEY_RETENTION_S
+from reefknot.core.time import Moment
 from reefknot.engines.jetstream.audit import AuditWriter
 from reefknot.engines.jetstream.audit_log import JetStreamAuditLog
 from reefknot.engines.jetstream.commits import Commits
@@ -140,6 +141,9 @@ class JetStreamStore:
     @property
     def clock(self) -> SteadyClock:
         return SteadyClock(self._machine_clock, offset=self.state.timeline.offset)
+
+    def moment(self) -> Moment:
+        return self.state.now()
 
     async def newest_record_at(self) -> int | None:
         found = [self.state.table.newest_at, await self.idempotency.newest_at(), await self.audit.newest_at()]

@@ -189,6 +189,13 @@ class JetStreamTransport:
         if self._stream is not None:
             await self._stream.ensure()
 
+    async def ready(self) -> None:
+        """Return when the server knows of every subscription, and keeps what is sent to the shared subject."""
+        if self._connection.is_up:
+            await self._subscribed()
+        if any(ASSIGN in one.subjects for one in self._subscribers.values()):
+            await self.ensure_stream()
+
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     async def publish(

@@ -106,6 +106,9 @@ class MemoryStore:
         self._hub = Hub()
         self._context = context
 
+    def moment(self) -> Moment:
+        return self._context.now()
+
     async def newest_record_at(self) -> int | None:
         found = [self.audit.newest_at, self.work.table.newest_at, self.idempotency.newest_at]
         return max((at for at in found if at is not None), default=None)

@@ -451,6 +451,8 @@ class MemoryTransport:
             seen.popitem(last=False)
         return False
 
+    async def ready(self) -> None: ...  # a subscription is there at once
+
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         line = _Inbox(frozenset(subjects), limit)
         self._hub.lines.append(line)

@@ -199,6 +199,9 @@ class SqliteStore:
         """The clock of this store's records. All processes of one host that have the store open agree on it."""
         return SteadyClock(self._machine_clock, offset=self._timeline.offset)
 
+    def moment(self) -> Moment:
+        return self._timeline.at(self._machine_clock.now())
+
     async def newest_record_at(self) -> int | None:
         return await self._context.read(newest_record_at)
 

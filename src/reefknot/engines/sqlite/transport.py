@@ -224,6 +224,8 @@ class SqliteTransport:
         """Forget a message id whose publish failed, so that a retry is not taken for a duplicate."""
         self._seen.pop(name, None)
 
+    async def ready(self) -> None: ...  # a subscription is there at once
+
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
         """Deliver everything that is committed after this call: the position is read here and now."""
         connection = self._connect()

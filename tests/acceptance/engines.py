@@ -1,0 +1,76 @@
+"""
+The engines that a story of the command line runs on: SQLite for every one, NATS a second time for those of `ON_NATS`.
+
+`make test` repeats the stories of `REPRESENTATIVE` on NATS; `make faults`, or `REEFKNOT_ACCEPTANCE_ON_NATS=all`, all of
+them. Whatever is not repeated has its reason here. Stories in virtual time (`test_spec1_worker`,
+`test_spec5_backpressure`) have no store on a server, because a virtual loop does not wait for one: there
+`tests/integration/test_nats_peers.py` says the same of a worker that is a process.
+"""
+
+from __future__ import annotations
+
+import os
+
+ON_NATS = frozenset(
+    {
+        "test_audit_trail",
+        "test_blocking_steps",
+        "test_crash_suspects",
+        "test_job_retry",
+        "test_latency",
+        "test_live_views",
+        "test_liveness",
+        "test_operators",
+        "test_reload",
+        "test_run_and_up",
+        "test_separate_processes",
+        "test_tenants",
+        "test_unknown_types",
+    }
+)
+_FILE = "it reads, locks or changes the file"
+_SAME = "it does not open the store"
+SQLITE_ONLY = {
+    "test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_less_than_a_kilobyte": _FILE,
+    "test_a_run_by_the_baseline_names_the_worker_and_takes_no_more": _FILE,
+    "test_an_assignment_that_ends_without_a_result_has_its_end_on_record": _FILE,
+    "test_a_name_given_with_as_stands_beside_the_user_the_host_and_the_process": _FILE,
+    "test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_a_tenant_and_long_ids": _FILE,
+    "test_a_second_signal_never_waits_for_a_store_that_is_locked": _FILE,
+    "test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_does_not_fit_them": _FILE,
+    "test_a_system_that_has_nothing_to_do_writes_at_most_once_a_second": _FILE,
+    "test_a_system_that_works_is_seen_to_write_more_often": _FILE,
+    "test_a_store_that_is_locked_for_a_while_is_said_in_the_view_which_goes_on": _FILE,
+    "test_an_end_whose_event_was_damaged_is_shown_as_unreadable": _FILE,
+    "test_what_this_user_may_not_do_is_77": _FILE,
+    "test_a_store_that_another_process_keeps_locked_is_75": _FILE,
+    "test_seconds_that_cannot_be_are_a_usage_error": _SAME,
+    "test_for_programs_the_script_is_a_field": _SAME,
+    "test_a_shell_that_is_not_known_is_refused_with_those_that_are": _SAME,
+    "test_the_short_flag_prints_the_version": _SAME,
+    "test_an_unknown_level_or_form_is_refused_with_what_is_accepted": _SAME,
+}
+REPRESENTATIVE = frozenset(
+    {
+        "test_a_system_is_worked_with_from_other_processes_and_ends_in_order",
+        "test_work_that_was_handed_back_is_ended_by_the_next_system",
+        "test_a_worker_that_is_killed_loses_nothing_and_everything_has_one_result",
+        "test_what_a_killed_router_had_taken_on_is_answered_by_the_other_one",
+        "test_of_all_that_ran_when_a_process_died_only_the_culprit_is_quarantined",
+        "test_every_job_that_ended_without_success_runs_again_under_its_id",
+        "test_a_job_of_a_killed_worker_is_not_running",
+        "test_a_key_of_a_killed_process_can_be_forgotten_at_once",
+        "test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on",
+        "test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back",
+        "test_what_failed_for_one_tenant_is_requeued_for_it_alone",
+        "test_through_a_pipe_top_prints_one_view_without_escapes",
+    }
+)
+IS_ALL = os.environ.get("REEFKNOT_ACCEPTANCE_ON_NATS") == "all"
+
+
+def runs_on_nats(module: str, name: str) -> bool:
+    """Whether a story, by its module and name, is repeated on NATS."""
+    if module not in ON_NATS or name in SQLITE_ONLY:
+        return False
+    return IS_ALL or name in REPRESENTATIVE
