@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 import reefknot as rk
+from reefknot.app.nats_servers import running_nats
 from reefknot.errors import QueueFullError
 from tests.faults import broken
 
@@ -69,8 +70,18 @@ class Plan(Struct, frozen=True):
 
 
 @contextmanager
-def system(folder: Path, *, slots: int = 8, size: int = 1000, variant: str = "") -> Iterator[str]:
-    """A `reefknot up` in a process of its own. Gives the URL of its store."""
+def engine_at(folder: Path, on: str) -> Iterator[str]:
+    """The URL of a new store: a file in the folder, or, on `nats`, one at a server of its own."""
+    if on == "sqlite":
+        yield f"sqlite:{folder / 'state.db'}"
+        return
+    with running_nats(folder / "nats") as (server,):
+        yield server.url
+
+
+@contextmanager
+def system(folder: Path, *, slots: int = 8, size: int = 1000, variant: str = "", on: str = "sqlite") -> Iterator[str]:
+    """A `reefknot up` in a process of its own, over a file or on a NATS server. Gives the URL of its store."""
     settings: dict[str, Any] = {
         "worker": {
             "queue": {
@@ -82,11 +93,10 @@ def system(folder: Path, *, slots: int = 8, size: int = 1000, variant: str = "")
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "reefknot.json").write_text(json.dumps(settings))
-    engine = f"sqlite:{folder / 'state.db'}"
     program = ["tests.faults.broken", variant] if variant else ["reefknot"]
-    command = [sys.executable, "-m", *program, "up", "--config", "reefknot.json", "--engine", engine]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    with (folder / "up.log").open("wb") as log:
+    with engine_at(folder, on) as engine, (folder / "up.log").open("wb") as log:
+        command = [sys.executable, "-m", *program, "up", "--config", "reefknot.json", "--engine", engine]
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
         try:
             _until_up(process, engine, folder)

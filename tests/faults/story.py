@@ -9,7 +9,7 @@ is evidence; `judging` reads it. The wrong ways to do it are here too, so that t
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from reefknot.engines.sqlite.idempotency import load
 from reefknot.errors import OutcomeUnknownError
 from reefknot.idempotency.decorator import idempotent
 from reefknot.ports.audit_log import AuditEntry, AuditQuery
+from reefknot.ports.store import Store
 from reefknot.ports.work_queue import Settlement
 from tests.faults.vfs import Call, Hook
 
@@ -94,7 +95,7 @@ class Worker:
     """One life."""
 
     def __init__(
-        self, store: SqliteStore, sink: Sink, way: Way, owner: str, acknowledged: Callable[[str, str, Any], None]
+        self, store: Store, sink: Sink, way: Way, owner: str, acknowledged: Callable[[str, str, Any], None]
     ) -> None:
         self._store = store
         self._sink = sink
@@ -148,19 +149,34 @@ async def first_life(
 ) -> None:
     """Everything once, with the writer's thread, as a worker does it; then an orderly end."""
     store = await SqliteStore(folder / "state.db", SystemClock(), opener=opener).start()
+    await live(store, folder, way, hook, say)
+    await store.close()
+
+
+async def live(store: Store, folder: Path, way: Way, hook: Hook, say: Callable[[str, str, Any], None]) -> None:
+    """Submit every order, and do it."""
     worker = Worker(store, _sink(folder, way, hook), way, "first", say)
     await worker.submit()
     await worker.work()
-    await store.close()
 
 
 async def second_life(folder: Path, way: Way, opener: Callable[..., Any], *, patience: float = 15.0) -> dict[str, Any]:
     """What is found, what is done about it, and how it all ends."""
     clock = AheadClock()
     store = await SqliteStore(folder / "state.db", clock, opener=opener, inline=True, patience=patience).start()
-    began = time.monotonic()
     check = await store.check()
-    found = await _state(store)
+    evidence = await carry_on(store, clock, folder, way, lambda: stored_keys(store))
+    check_after = await store.check()
+    await store.close()
+    return evidence | {"whole": check.ok and check_after.ok}
+
+
+async def carry_on(
+    store: Store, clock: AheadClock, folder: Path, way: Way, keys: Callable[[], Awaitable[dict[str, KeyRecord]]]
+) -> dict[str, Any]:
+    """What is found in an open store, what is done about it, and how it all ends; `keys` reads every key in it."""
+    began = time.monotonic()
+    found = await _state(store, await keys())
     later: list[tuple[str, str, Any]] = []
     sink = _sink(folder, way, Hook())
     worker = Worker(store, sink, way, "second", lambda *said: later.append(said))
@@ -169,13 +185,10 @@ async def second_life(folder: Path, way: Way, opener: Callable[..., Any], *, pat
     before_the_lease = [order for what, order, _ in later if what == "claimed"]
     clock.ahead = 2 * LEASE + time.monotonic() - began
     await worker.work(most=len(ORDERS))
-    ended = await _state(store)
+    ended = await _state(store, await keys())
     unknown = [key for key, (state, _) in ended["keys"].items() if state == "unknown"]
     resolved = [await store.idempotency.resolve(key, Done('"a person looked"')) for key in unknown]
-    check_after = await store.check()
-    await store.close()
     return {
-        "whole": check.ok and check_after.ok,
         "found": found,
         "before_the_lease": before_the_lease,
         "later": later,
@@ -189,9 +202,8 @@ def _sink(folder: Path, way: Way, hook: Hook) -> Sink:
     return Sink(folder, hook, dedup=way.mode == "dedup" and way.flaw != "a sink that does not deduplicate")
 
 
-async def _state(store: SqliteStore) -> dict[str, Any]:
+async def _state(store: Store, keys: dict[str, KeyRecord]) -> dict[str, Any]:
     items = sorted(await store.work.find(), key=lambda item: item.id)
-    keys = await stored_keys(store)
     recorded = await store.audit.read(AuditQuery(event_type="idempotency"))
     events = await store.audit.read()
     return {

@@ -3,7 +3,8 @@ Kills a whole system at a stage of a step, lets a second one carry on over the s
 
     python -m tests.faults.system_child FOLDER < plans.jsonl > evidence.jsonl
 
-A plan is one line: the stage, and the wrong way that is tried, if any. Nothing in the product knows of this: what a
+A plan is one line: the stage, the wrong way that is tried, if any, and the address of the store, where that is no file
+of its own. Nothing in the product knows of this: what a
 stage is, is seen in the calls to the store, the transport and the block, and that is where the process ends.
 """
 
@@ -178,8 +179,8 @@ class DoomedStore:
         self._doom = doom
         self.work: Any = DoomedWork(store, doom)
 
-    def transport(self, *, keeps_shared: bool = False) -> Any:
-        return DoomedTransport(self._store.transport(), self._doom)
+    def transport(self, **named: Any) -> Any:
+        return DoomedTransport(self._store.transport(**named), self._doom)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -216,7 +217,7 @@ def assignment(name: str, stage: str) -> ExecAssignment:
 
 
 def url_of(plan: dict[str, Any], folder: Path) -> str:
-    return "memory:" if plan["flaw"] == "memory" else f"sqlite:{folder / 'state.db'}"
+    return "memory:" if plan["flaw"] == "memory" else plan.get("engine") or f"sqlite:{folder / 'state.db'}"
 
 
 def made(store: Store, folder: Path, doom: Doom) -> System:

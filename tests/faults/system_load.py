@@ -48,6 +48,8 @@ class Load(Struct, frozen=True):
     """Requests that are made before, one after the other, so that the system knows how long a step takes."""
     rise_s: float = 0.5
     """What the queue takes to fill, and the system to learn how fast the service is. Promises are counted after it."""
+    engine: str = ""
+    """The URL of the store; without one it is a file in the folder."""
     side_by_side: int = 0
     """Not an open load but so many callers who wait for each answer: what the system can do at all."""
 
@@ -245,7 +247,8 @@ def _settings(load: Load) -> Settings:
 
 
 async def _main(load: Load) -> Findings:
-    async with running_system(f"sqlite:{load.folder}/state.db", _settings(load), drain=0.0) as system:
+    engine = load.engine or f"sqlite:{load.folder}/state.db"
+    async with running_system(engine, _settings(load), drain=0.0) as system:
         await asyncio.sleep(0.2)
         run = _Run(load, system)
         await run.run()
