@@ -30,6 +30,7 @@ from reefknot.engines.jetstream.wire import (
     as_heard,
     batch_lines,
     hear_directly,
+    line_of,
 )
 from reefknot.errors import (
     ParameterError,
@@ -243,8 +244,13 @@ class Connection:
     ) -> None:
         """Send without waiting for an answer; an error when there is no connection."""
         self._check_up()
+        client = self.client
+        if len(body) > client.max_payload:
+            raise self._too_large()
         try:
-            await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
+            await client._send_command(line_of(subject, body, headers, reply))
+            if client._flush_queue is not None and client._flush_queue.empty():
+                await client._flush_pending()
         except Exception as error:
             raise self._explained(error) from error
 
@@ -293,7 +299,7 @@ class Connection:
         self._check_up()
         batch_id = new_id()
         *others, (subject, body, headers) = messages
-        if any(len(data) > self.max_payload for _, data, _ in others):
+        if others and max(len(data) for _, data, _ in others) > self.max_payload:
             raise self._too_large()
         try:
             await self.client._send_command(batch_lines(others, batch_id))

@@ -103,10 +103,20 @@ def hear_directly(client: Client) -> None:
     client._process_msg = take  # type: ignore[method-assign]
 
 
+def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:
+    """The bytes that send one message. Subject and headers are the caller's to check."""
+    if not headers:
+        return b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply.encode(), len(body), body)
+    head = _head(headers)
+    sizes = len(head), len(head) + len(body)
+    return b"HPUB %s %s %d %d\r\n%s%s\r\n" % (subject.encode(), reply.encode(), *sizes, head, body)
+
+
 def batch_lines(messages: Sequence[Written], batch_id: str) -> bytes:
     """The bytes that send the first messages of an atomic batch, which the server answers only at its end."""
-    lines = bytearray()
-    for number, (subject, body, headers) in enumerate(messages, 1):
-        head = _head({**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
-        lines += b"HPUB %s  %d %d\r\n%s%s\r\n" % (subject.encode(), len(head), len(head) + len(body), head, body)
-    return bytes(lines)
+    return b"".join(
+        [
+            line_of(subject, body, {**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
+            for number, (subject, body, headers) in enumerate(messages, 1)
+        ]
+    )
