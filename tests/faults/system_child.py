@@ -178,7 +178,7 @@ class DoomedStore:
         self._doom = doom
         self.work: Any = DoomedWork(store, doom)
 
-    def transport(self) -> Any:
+    def transport(self, *, keeps_shared: bool = False) -> Any:
         return DoomedTransport(self._store.transport(), self._doom)
 
     def __getattr__(self, name: str) -> Any:

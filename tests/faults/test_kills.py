@@ -72,7 +72,7 @@ def test_a_worker_killed_at_any_moment_loses_nothing_either(tmp_path: Path) -> N
     assert sum(life["ended"] == KILLED for life in lives) > len(plans) / 4
 
 
-def some_points(flaw: str, mode: str, most: int = 60) -> list[Plan]:
+def some_points(flaw: str, mode: str, most: int = 40) -> list[Plan]:
     """A control needs no more points than it takes to be caught."""
     return [plan("used", mode, at, flaw=flaw) for at in range(30, 150, 120 // most)]
 
@@ -107,7 +107,7 @@ def test_mode_retry_does_not_keep_the_promise_of_mode_guard(tmp_path: Path) -> N
 
 
 def test_mode_guard_leaves_unknown_outcomes_to_a_person(tmp_path: Path) -> None:
-    lives = carried_out(tmp_path, some_points("", "guard"))
+    lives = carried_out(tmp_path, some_points("", "guard", 60))
     assert complaints(lives) == []
     quarantined = [life for life in lives if "quarantined" in str(life["evidence"]["ended"]["items"])]
     times = {len(life["evidence"]["effects"].get("order-1", ())) for life in quarantined}

@@ -23,6 +23,7 @@ from reefknot.engines.jetstream import JetStreamStore
 from reefknot.engines.jetstream.commits import Commits
 from reefknot.engines.jetstream.connection import Connection, UnansweredError
 from reefknot.engines.jetstream.state import Message, State
+from reefknot.engines.jetstream.work import sweep_blobs
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.work_queue import Enqueued, Settlement
 from reefknot.testing.conformance.harness import event, event_types, required
@@ -233,6 +234,19 @@ def test_a_payload_and_a_result_of_several_megabytes_come_back_as_they_were(nats
         await other.work.settle([Settlement("large", "other", claimed.fence, WorkDone(result))])
         found = required(await one.work.ended("large", 10.0))
         assert (found.payload, found.result) == (payload, result)
+
+    run(nats_server, story)
+
+
+def test_a_payload_whose_record_is_gone_is_swept_and_others_stay(nats_server: NatsServer) -> None:
+    async def story(one: JetStreamStore, other: JetStreamStore, clock: VirtualClock) -> None:
+        payload = bytes(10_000)
+        await one.work.enqueue([item("stays", payload=payload), item("goes", payload=payload)])
+        gone = one.names.any_work("goes").replace("*.*", "open.cpu")
+        await one.connection.request(gone, b"", headers=Message(gone, ttl=1).headers())
+        assert await sweep_blobs(one.state) == 1
+        assert await sweep_blobs(one.state) == 0
+        assert required(await other.work.get("stays")).payload == payload
 
     run(nats_server, story)
 

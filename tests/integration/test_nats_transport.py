@@ -50,7 +50,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 @asynccontextmanager
 async def end_of(server: NatsServer, name: str, **options: Any) -> AsyncIterator[JetStreamTransport]:
     """An end with a connection of its own, as another process has."""
-    connection = Connection(options_from_url(f"{server.url}/{name}", patience=30.0))
+    connection = Connection(options_from_url(f"{server.url}/{name}", patience=30.0, subject_prefix=""))
     await connection.open()
     end = JetStreamTransport(connection, **options)
     try:
@@ -298,7 +298,7 @@ class TestALostConnection:
     def test_a_listener_that_is_gone_without_a_word_is_forgotten(self, nats_server: NatsServer, name: str) -> None:
         async def story() -> None:
             async with end_of(nats_server, name) as near:
-                connection = Connection(options_from_url(f"{nats_server.url}/{name}", patience=30.0))
+                connection = Connection(options_from_url(f"{nats_server.url}/{name}", patience=30.0, subject_prefix=""))
                 await connection.open()
                 gone = JetStreamTransport(connection)
                 line = gone.subscribe("a", limit=1)
@@ -613,3 +613,50 @@ class TestWorkersAndPeers:
                 assert (acks.qsize(), results.qsize()) == (0, 0)
 
         run(story())
+
+
+class TestTwoNames:
+    def test_stores_of_two_names_on_one_server_do_not_hear_each_other(self, nats_server: NatsServer) -> None:
+        async def story() -> None:
+            async with AsyncExitStack() as stack:
+                ends = [await stack.enter_async_context(_named(nats_server, f"name{n}")) for n in (1, 1, 2)]
+                lines = [end.subscribe(RESULT) for end in ends]
+                await ends[2].publish(RESULT, b"of two")
+                await ends[0].publish(RESULT, b"of one")
+                assert [(await anext(line)).body for line in lines] == [b"of one", b"of one", b"of two"]
+                assert (await _subjects_heard(nats_server, ends[0])) == ["name1.caf.exec.result.v1"]
+
+        run(story())
+
+    def test_control_with_one_prefix_they_do(self, nats_server: NatsServer) -> None:
+        async def story() -> None:
+            async with end_of(nats_server, "name3") as near, end_of(nats_server, "name4") as far:
+                line = far.subscribe(RESULT)
+                await near.publish(RESULT, b"heard")
+                assert (await anext(line)).body == b"heard"
+
+        run(story())
+
+
+@asynccontextmanager
+async def _named(server: NatsServer, name: str) -> AsyncIterator[JetStreamTransport]:
+    connection = Connection(options_from_url(f"{server.url}/{name}", patience=30.0))
+    await connection.open()
+    transport = JetStreamTransport(connection)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+        await connection.close()
+
+
+async def _subjects_heard(server: NatsServer, end: JetStreamTransport) -> list[str]:
+    """The subject on which a raw client hears a result of this end."""
+    client = await nats.connect(server.url)
+    try:
+        subscription = await client.subscribe("*.caf.exec.result.v1")
+        await client.flush()
+        await end.publish(RESULT, b"x")
+        return [(await subscription.next_msg(timeout=10)).subject]
+    finally:
+        await client.close()

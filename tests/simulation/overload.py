@@ -84,12 +84,14 @@ class DistantStore(StoreThrough):
         self.leases: Any = Through(store.leases, process)
         self.clock = store.clock
         self.failure = store.failure
+        self.reached_for = store.reached_for
+        self.expires_by_itself = store.expires_by_itself
         self.newest_record_at = store.newest_record_at
         self._store = store
         self._process = process
 
-    def transport(self) -> Any:
-        return Through(self._store.transport(), self._process)
+    def transport(self, *, keeps_shared: bool = False) -> Any:
+        return Through(self._store.transport(keeps_shared=keeps_shared), self._process)
 
 
 @dataclass

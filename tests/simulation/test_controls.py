@@ -24,6 +24,8 @@ from reefknot.worker.settings import WorkerSettings
 from tests.simulation.world import run
 
 FEW = 120
+LATE = 48
+"""The seed that catches "nobody asks again", which few others do: tried first, it saves seconds."""
 
 
 class FencelessQueue(MemoryWorkQueue):
@@ -35,7 +37,7 @@ class FencelessQueue(MemoryWorkQueue):
         for one in settlements:
             item = items.get(one.id)
             if item is not None and item.state is WorkState.PENDING:
-                now = self.shared.now()
+                now = self._shared.now()
                 self.table.put(core.started(item, owner=one.owner, fence=one.fence, lease_ms=1, now=now), now)
             if item is not None and item.state in (WorkState.PENDING, WorkState.RUNNING):
                 items[one.id] = msgspec.structs.replace(items[one.id], owner=one.owner, fence=one.fence)
@@ -162,7 +164,7 @@ class ForgetfulWorker(Worker):
     ],
 )
 def test_the_harness_catches_a_broken_system_within_a_few_seeds(variant: dict[str, Any], word: str) -> None:
-    for seed in range(1, FEW):
+    for seed in (LATE, *range(1, FEW)):
         broken = run(seed, **variant).broken
         if any(word in line for line in broken):
             return

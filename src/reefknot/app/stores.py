@@ -347,6 +347,7 @@ def _nats_options(settings: Settings) -> dict[str, Any]:
         "user": section.user,
         "patience": section.patience_seconds,
         "max_shared_assignments": section.max_shared_assignments,
+        "subject_prefix": section.subject_prefix,
     }
     for name in ("credentials", "tls_ca", "tls_certificate", "tls_key"):
         path = getattr(section, name)

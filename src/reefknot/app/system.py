@@ -38,6 +38,7 @@ from reefknot.core.overload.submission import Capacity
 from reefknot.core.redaction import Redactor
 from reefknot.core.work import worker_of
 from reefknot.errors import NameTakenError, StoreError, StoreReplacedError, StoreUnavailableError
+from reefknot.ports.audit_log import end_of
 from reefknot.ports.block import Block
 from reefknot.ports.clock import Clock
 from reefknot.ports.control import Command
@@ -120,6 +121,8 @@ class System:
         )
         self._recall = None if own_work_only else submissions.recall
         self._errors = RepeatedErrors()
+        self.started_after = 0
+        """The last event of the log before this system started."""
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: dict[str, asyncio.Task[int]] = {}
         self._reload = reload
@@ -135,6 +138,7 @@ class System:
     async def start(self) -> None:
         """Take part. A name that another living system has is refused, before anything else is done."""
         seen = await self.store.control.latest()
+        self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
         await presence.release_dead_leases(self.store)
         if self._router is not None:

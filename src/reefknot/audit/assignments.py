@@ -22,6 +22,7 @@ from reefknot.core.audit.event import (
     Completed,
     Event,
     Quarantined,
+    Requeued,
     RulesStored,
     Submitted,
     timestamp,
@@ -41,12 +42,13 @@ def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> 
     """The envelope of such an event. A correlation that is only the work's own id is left out."""
     correlation = work.correlation_id if isinstance(work, WorkItem) else work.request_id
     other = None if correlation == work.assignment_id else correlation
-    return {**after_submission(work, wall), "correlation_id": other, "trace_id": work.trace_id}
-
-
-def after_submission(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> dict[str, Any]:
-    """The envelope of such an event after the submission, whose event has the correlation and the trace."""
-    return {"timestamp": timestamp(wall), "tenant_id": work.tenant_id, "work_id": work.assignment_id}
+    return {
+        "timestamp": timestamp(wall),
+        "tenant_id": work.tenant_id,
+        "work_id": work.assignment_id,
+        "correlation_id": other,
+        "trace_id": work.trace_id,
+    }
 
 
 def submitted_event(item: WorkItem, wall: float) -> Submitted:
@@ -73,7 +75,7 @@ def completed_event(
     if attempts is None and result.retries_used is not UNSET:
         attempts = result.retries_used + 1
     return Completed(
-        **after_submission(result, wall),
+        **briefly_about(result, wall),
         status=result.status.value,
         operation=result.job.type,
         attempts=attempts,
@@ -81,12 +83,6 @@ def completed_event(
         worker_id=worker_id or result.worker_id or None,
         result_hash="" if body is None else sha256(body).hexdigest()[:RESULT_DIGITS],
     )
-
-
-def crashed_event(item: WorkItem, wall: float) -> Quarantined:
-    """The event of an item that is in quarantine because its owners vanished."""
-    inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
-    return Quarantined(**about_item(item, wall), reason=item.reason, inputs=inputs)
 
 
 def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) -> Completed:
@@ -100,6 +96,15 @@ def ended_event(item: WorkItem, wall: float, *, cancelled: str | None = None) ->
     result = answer_of(item)
     assert result is not None
     return completed_event(result, None, wall, since_ms=item.created_at, attempts=item.attempts)
+
+
+def vanished_events(item: WorkItem, wall: float) -> list[Event]:
+    """The events of an item after its worker vanished: it is back in the queue, or in quarantine and has ended."""
+    about = about_item(item, wall)
+    if item.state is WorkState.QUARANTINED:
+        inputs = {"crashes": item.crashes, "limit": CRASH_LIMIT, "attempts": item.attempts}
+        return [Quarantined(**about, reason=item.reason, inputs=inputs), ended_event(item, wall)]
+    return [Requeued(**about, reason="its worker vanished", generation=item.generation)]
 
 
 class RuledQueue(Protocol):

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from reefknot import clock
-from reefknot.core.audit.event import Event, encode, timestamp, timestamp_ms
+from reefknot.core.audit.event import Event, as_written, encode, timestamp, timestamp_ms
 from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
@@ -173,11 +173,12 @@ class Journal:
         redactor = process_redactor(self._redactor)
         if not redactor.knows_values:
             ids = event.correlation_id, event.trace_id, event.work_id
-            return AuditEntry(encode(event), event.event_type, at, *ids)
-        fields = msgspec.to_builtins(event)
+            return AuditEntry(encode(as_written(event)), event.event_type, at, *ids)
+        fields = msgspec.to_builtins(as_written(event))
         safe = {key: one if key in _NEVER_REDACTED else _without(redactor, one) for key, one in fields.items()}
         body = msgspec.json.encode(safe, order="sorted")
-        return AuditEntry(body, event.event_type, at, *map(safe.get, ("correlation_id", "trace_id", "work_id")))
+        found_by = (_without(redactor, one) for one in (event.correlation_id, event.trace_id, event.work_id))
+        return AuditEntry(body, event.event_type, at, *found_by)
 
     async def flush_backlog(self) -> None:
         """With `fail_closed`, write buffered events before new work begins, or raise. With `fail_open`, do nothing."""

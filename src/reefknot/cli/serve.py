@@ -29,7 +29,6 @@ from reefknot.cli.live_output import LOG, LevelChanges, LiveFeed, LogFlags, Prin
 from reefknot.cli.options import SYSTEM, SystemFlags, arg, check_seconds, check_whole, load, settings
 from reefknot.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.core.work import WorkState
-from reefknot.ports.audit_log import end_of
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -302,9 +301,10 @@ class UpSession(Struct, frozen=True):
         with shutdown_on_signals() as shutdown:
             async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
                 shutdown.reloads(system)
-                end = await end_of(system.store.audit)
                 own = [worker.worker_id for worker in system.workers]
-                feed = LiveFeed(system.store.audit, self._print, after=end.sequence, as_json=self.as_json, workers=own)
+                feed = LiveFeed(
+                    system.store.audit, self._print, after=system.started_after, as_json=self.as_json, workers=own
+                )
                 if self.welcome:
                     self._welcome(system, seconds)
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain

@@ -359,6 +359,13 @@ class NatsSection(Section):
     tls_certificate: FilePath | None = None
     tls_key: FilePath | None = None
     patience_seconds: Annotated[float, Field(gt=0, le=600, description="how long a start tries to connect")] = 5.0
+    subject_prefix: Annotated[
+        str | None,
+        Field(
+            pattern=r"^([A-Za-z0-9_-]+\.)*$",
+            description="before the documented subjects; by default nothing, or NAME. for nats://HOST/NAME",
+        ),
+    ] = None
     max_shared_assignments: Annotated[
         int, Field(ge=1, le=10_000_000, description="assignments that peers have sent and no worker has taken")
     ] = 10_000

@@ -20,7 +20,7 @@ class Store(Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether acknowledged writes survive the process and a power cut."""
+        """Whether acknowledged writes survive the process, and a power cut; on a server that is its own setting."""
 
     @property
     def identity(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.audit.assignments import after_submission
+from reefknot.audit.assignments import briefly_about
 from reefknot.audit.journal import Journal, about_assignment
 from reefknot.core.audit.event import Event, OperatorAction, Requeued, Routing, TimeoutOccurred
 from reefknot.core.messages import ExecAssignment
@@ -40,7 +40,7 @@ class RouterContext(Struct, frozen=True):
     def routing(
         self, pending: Pending, worker_id: str | None, reason: str, inputs: dict[str, Any] | None = None
     ) -> Event:
-        about = after_submission(pending.assignment, self.clock.wall())
+        about = briefly_about(pending.assignment, self.clock.wall())
         return Routing(**about, worker_id=worker_id, reason=reason, inputs=inputs)
 
     def requeued(self, pending: Pending, why: str) -> Event:

@@ -44,7 +44,7 @@ from reefknot.router.pending import Pending, PendingTable
 from reefknot.router.settings import RouterSettings
 from reefknot.router.submissions import LocalCallers, Submissions, validated
 from reefknot.runtime.event_loops import require_asyncio
-from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks
 from reefknot.runtime.timeouts import STORE_S
@@ -106,6 +106,7 @@ class Router:
         self.table = PendingTable()
         self._store = store
         self._clock = clock
+        self._errors = RepeatedErrors()
         self._context = context = RouterContext(
             router_id=router_id,
             owner=f"{router_id}#{new_id()}{process and '@'}{process}",
@@ -325,8 +326,7 @@ class Router:
         try:
             await self._claim(n, only)
         except Exception as error:
-            text = error_text(error)
-            logger().error("%s: the store cannot be read (%s)", self.router_id, text)
+            self._errors.log(f"{self.router_id}: the store cannot be read", error, self._clock.now())
             return True
         return False
 

@@ -14,13 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from reefknot.audit.assignments import (
-    briefly_about,
-    completed_event,
-    crashed_event,
-    ended_event,
-    submitted_event,
-)
+from reefknot.audit.assignments import briefly_about, completed_event, ended_event, submitted_event, vanished_events
 from reefknot.audit.journal import Journal, about_item
 from reefknot.core.audit.event import Admission, Dropped, Quarantined, Requeued
 from reefknot.core.canonical import canonical, record_fingerprint
@@ -46,7 +40,7 @@ from reefknot.core.results import (
     overdue_reason,
     unrun_result,
 )
-from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, WorkState, is_over, requeued_at
+from reefknot.core.work import ROUTER, Interrupted, Quarantine, WorkItem, is_over, requeued_at
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.ports.clock import Clock
@@ -345,11 +339,7 @@ class Submissions:
         return self._journal.entries([event, ended_event(item, wall)])
 
     def _worker_crashed(self, item: WorkItem) -> list[AuditEntry]:
-        wall = self._clock.wall()
-        if item.state is WorkState.QUARANTINED:
-            return self._journal.entries([crashed_event(item, wall), ended_event(item, wall)])
-        event = Requeued(**about_item(item, wall), reason="its worker vanished", generation=item.generation)
-        return self._journal.entries([event])
+        return self._journal.entries(vanished_events(item, self._clock.wall()))
 
     def _crashed(self, item: WorkItem) -> list[AuditEntry]:
         event = Requeued(**about_item(item, self._clock.wall()), reason="its router vanished", generation=item.crashes)

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from reefknot.audit.assignments import completed_event, crashed_event, ended_event
+from reefknot.audit.assignments import completed_event, ended_event, vanished_events
 from reefknot.audit.journal import about_item
-from reefknot.core.audit.event import Dropped, Event, OperatorAction, Requeued
+from reefknot.core.audit.event import Dropped, Event, OperatorAction
 from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import Cancel, ExecResult, StepResult, StepStatus, encode
 from reefknot.core.results import (
@@ -333,12 +333,9 @@ class Closing:
 
     def crash_events(self, item: WorkItem) -> Iterable[AuditEntry]:
         """The events of an item whose owner vanished. Called where the store runs, perhaps in another thread."""
-        wall = self._clock.wall()
         if item.state is WorkState.QUARANTINED:
             self._crashed.append(item.id)
-            return self._context.journal.entries([crashed_event(item, wall), ended_event(item, wall)])
-        event = Requeued(**about_item(item, wall), reason="its worker vanished", generation=item.generation)
-        return self._context.journal.entries([event])
+        return self._context.journal.entries(vanished_events(item, self._clock.wall()))
 
     async def publish_crashed(self) -> None:
         """Publish the results of work that crashed too often and is in quarantine now."""

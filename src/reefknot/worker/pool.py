@@ -33,7 +33,7 @@ from reefknot.core.overload.admission import (
 from reefknot.core.overload.submission import running_mean
 from reefknot.core.work import CRASH_LIMIT, Interrupted, Snooze, WorkItem, WorkState, is_suspect, worker_class
 from reefknot.ports.work_queue import CrashEvents, Held, Settlement
-from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.worker.context import WorkerContext
 from reefknot.worker.isolation import AGAIN_S, RUNS_ALONE, Isolation
@@ -108,6 +108,7 @@ class Pool:
         self.paused = False
         self._context = context
         self._clock = context.clock
+        self._errors = RepeatedErrors()
         self._run = run
         self._crash_events = crash_events
         self._isolation = isolation or Isolation()
@@ -301,8 +302,7 @@ class Pool:
             await self._give_back(await claim)
             raise
         except Exception as error:
-            text = error_text(error)
-            logger().error("%s: the store cannot be read (%s)", self.name, text)
+            self._errors.log(f"{self.name}: the store cannot be read", error, self._clock.now())
             self._asks_since = None
             await asyncio.sleep(STORE_PAUSE_S)
             return wanted

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
-from reefknot.audit.assignments import after_submission, briefly_about
+from reefknot.audit.assignments import briefly_about
 from reefknot.audit.journal import about_assignment, envelope
 from reefknot.core.audit.event import Admission as AdmissionEvent
 from reefknot.core.audit.event import (
@@ -234,7 +234,7 @@ def admission_event(
     if isinstance(assignment, str):
         about = envelope(wall=wall, work_id=assignment)
     else:
-        about = after_submission(assignment, wall) if reason is None else briefly_about(assignment, wall)
+        about = briefly_about(assignment, wall)
     return AdmissionEvent(
         **about,
         status=status.value,

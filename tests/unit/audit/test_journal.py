@@ -8,13 +8,24 @@ import json
 import logging
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from reefknot import clock
 from reefknot.audit.journal import Journal, OnFailure, envelope
 from reefknot.core.audit.chain import Head
-from reefknot.core.audit.event import AnyEvent, IdempotencyEvent, OperatorAction, decode
+from reefknot.core.audit.event import (
+    Admission,
+    AnyEvent,
+    Completed,
+    Event,
+    IdempotencyEvent,
+    OperatorAction,
+    Routing,
+    Submitted,
+    decode,
+)
 from reefknot.core.redaction import Redactor
 from reefknot.engines.clocks import VirtualClock
 from reefknot.engines.memory import MemoryStore
@@ -388,3 +399,23 @@ def test_a_journal_does_not_keep_its_log_alive() -> None:
     gone = run_virtual(main())
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("redactor", [Redactor(), Redactor(("secret-of-nobody",))], ids=["plain", "redacting"])
+def test_what_leaves_its_correlation_to_the_submission_is_found_by_it_all_the_same(redactor: Redactor) -> None:
+    ids: dict[str, Any] = {
+        "timestamp": "2026-11-16T03:52:17.599Z",
+        "correlation_id": "c",
+        "trace_id": "t",
+        "work_id": "w",
+    }
+    events: list[Event] = [
+        Submitted(**ids, actor="me", host="h", process=1),
+        Routing(**ids),
+        Admission(**ids),
+        Completed(**ids, status="success"),
+        Admission(**ids, reason="queue_full", status="rejected"),
+    ]
+    entries = Journal(None, redactor=redactor).entries(events)
+    assert [(one.correlation_id, one.trace_id, one.work_id) for one in entries] == [("c", "t", "w")] * 5
+    assert [b'"correlation_id"' in one.body for one in entries] == [True, False, False, False, True]

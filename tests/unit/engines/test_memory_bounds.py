@@ -6,8 +6,9 @@ import pytest
 
 from reefknot.core.audit.chain import ANCHOR
 from reefknot.core.work import WorkDone, WorkFailed, WorkItem, WorkState
+from reefknot.engines import memory
 from reefknot.engines.clocks import VirtualClock
-from reefknot.engines.memory import MemoryStore, work
+from reefknot.engines.memory import MemoryStore
 from reefknot.engines.memory import store as parts
 from reefknot.ports.work_queue import Enqueued, Held, Settlement
 from reefknot.testing import run_virtual
@@ -29,7 +30,7 @@ async def after_many(number: int) -> MemoryStore:
 
 
 def test_the_items_that_ended_first_go_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "MOST_ENDED", MOST)
+    monkeypatch.setattr(memory, "MOST_ENDED", MOST)
 
     async def story() -> None:
         store = await after_many(5 * MOST)

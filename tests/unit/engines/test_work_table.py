@@ -81,7 +81,7 @@ class Caller:
             table.find(now=now, state=WorkState.PENDING, gone=("w1",)),
             table.snapshot(now=now),
             table.newest_at,
-            table.owners(),
+            table.owners(now=now),
             table.open_classes(),
             dict(table.service_times),
             dict(table._open),
@@ -328,7 +328,7 @@ def test_an_item_that_is_removed_is_neither_counted_nor_claimed() -> None:
     (running,) = table.claim(1, now=NOW, owner="me")
     table.remove(running.id)
     table.remove("b")
-    assert table.owners() == table.open_classes() == []
+    assert table.owners(now=NOW) == table.open_classes() == []
     assert not table._open
     later = Moment(NOW.steady + 100_000, NOW.wall + 100_000)
     assert table.claim(9, now=later, owner="me") == []

@@ -26,7 +26,16 @@ from hashlib import sha256
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from reefknot.core.audit.event import BRIEF_DEFAULTS, Anchor, decode, encode, timestamp, timestamp_ms
+from reefknot.core.audit.event import (
+    BRIEF_DEFAULTS,
+    FOUND_BY_SUBMISSION,
+    IDS_OF_SUBMISSION,
+    Anchor,
+    decode,
+    encode,
+    timestamp,
+    timestamp_ms,
+)
 from reefknot.errors import NotJsonError
 
 GENESIS = "0" * 64
@@ -405,13 +414,14 @@ def wrong_index_field(body: bytes, filed: EventIndex, at: int | None = None) -> 
     """
     The first index field that differs from the event's own, or `at` for the time; None when none does.
 
-    A search by such a field would miss the event, or find one that does not belong there.
+    A search by such a field would miss the event, or find one that does not belong there. Correlation and trace of some
+    events are only in the `submitted` of their work; where they are filed is not compared.
     """
     own_fields = _own_fields(body)
     absent = None if own_fields.event_type in BRIEF_DEFAULTS else UNSET
     for name in EventIndex.__struct_fields__:
         found = getattr(own_fields, name)
-        if found is UNSET:
+        if found is UNSET and not (name in IDS_OF_SUBMISSION and own_fields.event_type in FOUND_BY_SUBMISSION):
             found = absent
         if found not in (UNSET, getattr(filed, name)):
             return name

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, get_args
 
 import msgspec
 from msgspec import NODEFAULT, Struct
-from msgspec.structs import astuple, fields
+from msgspec.structs import astuple, fields, replace
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.retry.decide import DECIDER_VERSION, Again, Decision, History, Reason, ThrottleView
@@ -435,6 +435,18 @@ BRIEF_DEFAULTS: dict[str, dict[str, Any]] = {
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(AnyEvent)
+
+
+FOUND_BY_SUBMISSION = frozenset({"routing", "admission", "completed"})
+"""Types of events that leave `IDS_OF_SUBMISSION` to the `submitted` of their work."""
+IDS_OF_SUBMISSION = ("correlation_id", "trace_id")
+
+
+def as_written(event: Event) -> Event:
+    """The event as its body has it: correlation and trace of an assignment are in `submitted`, not in all others."""
+    if isinstance(event, Routing | Completed) or (isinstance(event, Admission) and event.reason is None):
+        return replace(event, correlation_id=None, trace_id=None)
+    return event
 
 
 def encode(event: Event) -> bytes:

@@ -63,6 +63,7 @@ class AssignmentStream:
     def __init__(self, connection: Connection, *, most: int = MOST_ASSIGNMENTS, ack_wait: float = ACK_WAIT_S) -> None:
         self.connection = connection
         self.name = f"{connection.options.name}_assign"
+        self._subject = f"{connection.options.prefix}{ASSIGN}"
         self.ack_wait = ack_wait
         self._most = most
         self._is_there = False
@@ -90,7 +91,7 @@ class AssignmentStream:
     async def _ensure_stream(self) -> None:
         config = {
             "name": self.name,
-            "subjects": [ASSIGN],
+            "subjects": [self._subject],
             "retention": "workqueue",
             "storage": "file",
             "discard": "new",
@@ -117,9 +118,9 @@ class AssignmentStream:
         await self.connection.api(f"STREAM.UPDATE.{self.name}", {**found, **wanted})
 
     async def _taken(self) -> SubjectTakenError:
-        answer = await self.connection.api("STREAM.NAMES", {"subject": ASSIGN})
+        answer = await self.connection.api("STREAM.NAMES", {"subject": self._subject})
         names = ", ".join(json.decode(answer, type=_StreamNames).streams or ()) or "another stream"
-        problem = printable(f"the subject {ASSIGN} belongs to the stream {names}", most=300)
+        problem = printable(f"the subject {self._subject} belongs to the stream {names}", most=300)
         return SubjectTakenError(self._shown, problem, "take the subject out of that stream")
 
     async def _ensure_consumer(self) -> None:
@@ -139,11 +140,11 @@ class AssignmentStream:
         """Add an assignment, and return when the stream has it. `StoreFullError`: it has no room."""
         await self.ensure()
         try:
-            answer = await self.connection.request(ASSIGN, body, headers=headers)
+            answer = await self.connection.request(self._subject, body, headers=headers)
         except NobodyThereError:  # the stream was removed, or has no leader
             self.doubt()
             await self.ensure()
-            answer = await self.connection.request(ASSIGN, body, headers=headers)
+            answer = await self.connection.request(self._subject, body, headers=headers)
         try:
             self.connection.check(answer.data)
         except RefusedError as error:

@@ -76,6 +76,14 @@ class NatsOptions(Struct, frozen=True):
     tls_key: str | None = None
     patience: float = 5.0
     max_shared_assignments: int = 10_000
+    subject_prefix: str | None = None
+    """Written before the documented subjects; None: nothing for a store of the default name, else its name."""
+
+    @property
+    def prefix(self) -> str:
+        """The text before the documented subjects: stores of several names on one server do not hear each other."""
+        own = "" if self.name == DEFAULT_NAME else f"{self.name}."
+        return own if self.subject_prefix is None else self.subject_prefix
 
     @property
     def shown(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 from reefknot.clock import SteadyClock
@@ -21,12 +22,13 @@ from reefknot.engines.jetstream.idempotency import JetStreamIdempotencyStore
 from reefknot.engines.jetstream.state import State
 from reefknot.engines.jetstream.streams import Names, audit_stream, ensure_stream, state_stream, stream_info
 from reefknot.engines.jetstream.transport import JetStreamTransport
-from reefknot.engines.jetstream.work import JetStreamLeases, JetStreamQuarantine, JetStreamWorkQueue
+from reefknot.engines.jetstream.work import JetStreamLeases, JetStreamQuarantine, JetStreamWorkQueue, sweep_blobs
 from reefknot.errors import ReefknotError, StoreError, StoreVersionError
 from reefknot.ports.clock import Clock
 from reefknot.runtime.log import error_text, logger
 
 ALIGN_EVERY_S = 30.0
+SWEEP_EVERY = 20
 CLOCK_STEP_S = 0.05
 """Differences to the server's time below this are the network's, and are left."""
 
@@ -72,7 +74,7 @@ class JetStreamStore:
         self.quarantine = JetStreamQuarantine(self.work)
         self.control = JetStreamControl(self.state, self._commits)
         self.leases = JetStreamLeases(self.work)
-        self._aligning: asyncio.Task[None] | None = None
+        self._upkeep: asyncio.Task[None] | None = None
         self._closed = False
 
     @classmethod
@@ -99,7 +101,7 @@ class JetStreamStore:
             await self.connection.close()
             raise
         if self._has_server_time:
-            self._aligning = asyncio.get_running_loop().create_task(self._keep_aligned(), name="server time")
+            self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(), name="server time")
         return self
 
     async def _align(self) -> None:
@@ -115,13 +117,16 @@ class JetStreamStore:
         if abs(offset - self.state.timeline.offset) > CLOCK_STEP_S + (answered - asked):
             self.state.timeline.offset = offset
 
-    async def _keep_aligned(self) -> None:
-        while True:
+    async def _keep_up(self) -> None:
+        """Read the server's time again now and then, and remove what nobody needs. Never ends."""
+        for number in count(1):
             await asyncio.sleep(ALIGN_EVERY_S)
             try:
                 await self._align()
-            except (StoreError, ReefknotError, ValueError) as error:
-                logger().info("the server's time cannot be read (%s)", error_text(error))
+                if number % SWEEP_EVERY == 0:
+                    await sweep_blobs(self.state)
+            except (StoreError, ValueError) as error:
+                logger().info("the server cannot be asked (%s)", error_text(error))
 
     @property
     def failure(self) -> ReefknotError | None:
@@ -148,9 +153,9 @@ class JetStreamStore:
         if self._closed:
             return
         self._closed = True
-        if self._aligning is not None:
-            self._aligning.cancel()
-            await asyncio.gather(self._aligning, return_exceptions=True)
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.gather(self._upkeep, return_exceptions=True)
         await self._commits.close()
         await self.audit.close()
         await self._writer.close()

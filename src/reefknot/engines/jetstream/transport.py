@@ -171,6 +171,7 @@ class JetStreamTransport:
         """With a `shared_stream` assignments to everybody are kept at the server, each for one worker."""
         self._connection = connection
         self._name = connection.options.name
+        self._prefix = connection.options.prefix
         self._epoch = 0
         """Counts lost connections: nobody knows what was lost, so subscriptions get new names."""
         self._count = 0
@@ -210,7 +211,7 @@ class JetStreamTransport:
         if len(body) + _size(carried) > self._connection.max_payload:
             await self._publish_parts(subject, msgpack.encode(Whole(body, carried)))
         else:
-            await self._connection.publish(subject, body, headers=carried)
+            await self._connection.publish(self._prefix + subject, body, headers=carried)
 
     async def _subscribed(self) -> None:
         """Wait until the server knows of what was subscribed to before, by any end of this process."""
@@ -243,7 +244,7 @@ class JetStreamTransport:
     async def _listen(self, subscriber: _Subscriber) -> None:
         try:
             for subject in subscriber.subjects - self._pulled:
-                for heard in (subject, f"{self._name}.parts.{subject}"):
+                for heard in (self._prefix + subject, f"{self._name}.parts.{subject}"):
                     handler = partial(self._hear, subscriber, subject)
                     subscriber.subscriptions.append(await self._connection.listen(heard, handler))
         except Exception as error:

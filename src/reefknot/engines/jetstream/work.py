@@ -16,7 +16,7 @@ from reefknot.engines.jetstream.commits import Commits
 from reefknot.engines.jetstream.connection import Connection, run_apart
 from reefknot.engines.jetstream.reads import StreamMessage, count, last_message, scan
 from reefknot.engines.jetstream.state import Message, State, StoredItem
-from reefknot.engines.jetstream.streams import token_of
+from reefknot.engines.jetstream.streams import StreamInfo, token_of
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
 from reefknot.errors import StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
@@ -32,6 +32,7 @@ from reefknot.ports.work_queue import (
 
 R = TypeVar("R")
 _Change = Callable[[WorkItem, Moment], WorkItem]
+MOST_SWEPT = 10_000
 PAGE = 100
 """Items that an operator's action changes in one batch."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
@@ -228,6 +229,30 @@ class JetStreamWorkQueue(TableWorkQueue):
         for work_id in old:
             self.table.remove(work_id)
         return len(old)
+
+
+async def sweep_blobs(state: State) -> int:
+    """
+    Remove payloads and results whose records are gone: the server removes a record, not what is beside it.
+
+    Returns how many messages went. A record and its blobs are stored in one batch, so a blob without one is left over.
+    """
+    connection, names, gone = state.connection, state.names, 0
+    body = {"subjects_filter": f"{names.name}.blob.>"}
+    answer = await connection.api(f"STREAM.INFO.{names.state}", body)
+    subjects = json.decode(answer, type=StreamInfo).state.get("subjects") or {}
+    for subject in sorted(subjects)[:MOST_SWEPT]:
+        owner, field = subject.split(".")[2:4]
+        if field == "key":
+            continue  # it has the time limit of its record
+        blob = await last_message(connection, names.state, subject)
+        record = await last_message(connection, names.state, f"{names.name}.work.*.*.{owner}")
+        if blob is not None and blob.body and (record is None or not record.body):
+            nothing = Message(subject, b"", blob.sequence, ttl=1)
+            answered = await connection.request(subject, b"", headers=nothing.headers())
+            connection.check(answered.data)
+            gone += 1
+    return gone
 
 
 _NOT_OPEN = tuple(state for state in WorkState if state not in _OPEN)

@@ -21,7 +21,7 @@ from reefknot.engines.memory.store import (
     MemoryTransport,
 )
 from reefknot.engines.table_queue import TableLeases, TableQuarantine, TableWorkQueue
-from reefknot.engines.work_table import WorkTable
+from reefknot.engines.work_table import MOST_ENDED, WorkTable
 from reefknot.ports.clock import Clock
 from reefknot.ports.work_queue import Held, Settlement
 from reefknot.runtime.seeds import new_id
@@ -35,7 +35,7 @@ class MemoryWorkQueue(TableWorkQueue):
     """The work of a memory store."""
 
     def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
-        super().__init__(WorkTable(shared.offered), shared)
+        super().__init__(WorkTable(shared.offered, most_ended=MOST_ENDED), shared)
         self._shared = shared
         self._audit = audit
 

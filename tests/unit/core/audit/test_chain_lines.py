@@ -173,3 +173,11 @@ def test_the_time_of_a_line_is_that_of_its_event(body: bytes, at: int) -> None:
     line = read_line(event_line(Head("c", 1, "ab"), body, at=7))
     assert isinstance(line, LogLine)
     assert time_of(line) == at
+
+
+def test_the_correlation_of_an_event_that_leaves_it_to_the_submission_is_not_compared() -> None:
+    left = b'{"event_type":"routing","timestamp":"1970-01-01T00:00:01.500Z","work_id":"w"}'
+    assert wrong_index_field(left, EventIndex("routing", "c", "t", "w"), 1500) is None
+    assert wrong_index_field(left, EventIndex("routing", "c", "t", "x"), 1500) == "work_id"
+    submitted = left.replace(b"routing", b"submitted")
+    assert wrong_index_field(submitted, EventIndex("submitted", "c", None, "w"), 1500) == "correlation_id"

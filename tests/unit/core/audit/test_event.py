@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 
 from reefknot.core.audit.event import (
     EVENT_TYPES,
+    Admission,
+    Completed,
     DecisionRecord,
     IdempotencyEvent,
     PolicyRecord,
     RetryAttempt,
     RetryExhausted,
+    Routing,
+    Submitted,
+    as_written,
     decode,
     encode,
     timestamp,
@@ -145,3 +150,12 @@ def test_any_policy_survives_being_stored(
 
 def test_times_are_utc_to_the_millisecond() -> None:
     assert timestamp(1_769_375_700.1239) == "2026-01-25T21:15:00.123Z"
+
+
+def test_correlation_and_trace_are_written_with_the_submission_and_with_what_is_refused() -> None:
+    ids: dict[str, Any] = {"timestamp": AT, "correlation_id": "c", "trace_id": "t", "work_id": "w"}
+    kept = [Submitted(**ids, actor="me", host="h", process=1), Admission(**ids, status="rejected", reason="queue_full")]
+    assert [as_written(one) for one in kept] == kept
+    for event in (Routing(**ids), Admission(**ids), Completed(**ids, status="error")):
+        written = as_written(event)
+        assert (written.correlation_id, written.trace_id, written.work_id) == (None, None, "w")
