@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from nats.aio.client import Client
 from nats.protocol.command import hpub_cmd, pub_cmd
 
@@ -17,6 +18,23 @@ def test_a_message_has_the_bytes_that_nats_py_would_send() -> None:
     assert line_of("a.b", b"body") == pub_cmd("a.b", "", b"body")
     assert line_of("a.b", b"", reply="inbox.1") == pub_cmd("a.b", "inbox.1", b"")
     assert line_of("a.b", b"body", {"Nats-TTL": "5s"}, "inbox.1") == hpub_cmd("a.b", "inbox.1", head, b"body")
+
+
+@pytest.mark.parametrize(
+    ("subject", "reply", "headers"),
+    [
+        ("a b", "", {}),
+        ("a\r\nPUB b 0\r\n", "", {}),
+        ("a", "b\r\n", {}),
+        ("a", "", {"Own": "1\r\nNats-Batch-Commit: 1"}),
+        ("a", "", {"Own\n": "1"}),
+    ],
+)
+def test_a_text_that_would_be_read_as_a_second_command_is_refused(
+    subject: str, reply: str, headers: dict[str, str]
+) -> None:
+    with pytest.raises(ValueError, match=r"blank|line break"):
+        line_of(subject, b"", headers, reply)
 
 
 def test_the_messages_of_a_batch_are_numbered_from_one() -> None:
@@ -38,7 +56,7 @@ def test_headers_and_the_servers_status_are_read_from_the_bytes() -> None:
     assert (Heard("a", "", b"", b"").status, read_headers(b"")) == ("", {})
 
 
-async def test_what_is_listened_for_is_heard_at_once_and_all_else_goes_nats_pys_way() -> None:
+def test_what_is_listened_for_is_heard_at_once_and_all_else_goes_nats_pys_way() -> None:
     client: Any = Client()
     heard: list[Heard] = []
     usual: list[int] = []
@@ -54,15 +72,18 @@ async def test_what_is_listened_for_is_heard_at_once_and_all_else_goes_nats_pys_
     hear_directly(client)
     client._subs = {1: Subscription(Direct(heard.append)), 2: Subscription(asyncio.Queue())}
 
-    for sid in (1, 2, 3):
-        await client._process_msg(sid, b"subject", b"reply", b"data", None)
+    async def receive() -> None:
+        for sid in (1, 2, 3):
+            await client._process_msg(sid, b"subject", b"reply", b"data", None)
+
+    asyncio.run(receive())
 
     assert [(one.subject, one.reply, one.data, one.headers) for one in heard] == [("subject", "reply", b"data", {})]
     assert usual == [2, 3]
 
 
-async def test_a_hearer_that_fails_does_not_end_the_connection() -> None:
+def test_a_hearer_that_fails_does_not_end_the_connection() -> None:
     def fails(_: Heard) -> None:
         raise ValueError("not mine")
 
-    await Direct(fails).hear(Heard("a", "", b"", b""))
+    asyncio.run(Direct(fails).hear(Heard("a", "", b"", b"")))

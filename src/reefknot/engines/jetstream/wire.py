@@ -68,6 +68,8 @@ def as_heard(message: Msg) -> Heard:
 
 def _head(headers: Mapping[str, str], more: str = "") -> bytes:
     named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if named.count("\n") != len(headers) or named.count("\r") != len(headers):
+        raise ValueError("a header has a line break")
     return f"{_VERSION}{more}\r\n{named}\r\n".encode()
 
 
@@ -104,7 +106,9 @@ def hear_directly(client: Client) -> None:
 
 
 def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:
-    """The bytes that send one message. Subject and headers are the caller's to check."""
+    """The bytes that send one message. A `ValueError` refuses text that the server would read as something else."""
+    if " " in subject or not f"{subject}{reply}".isprintable():
+        raise ValueError("a subject has a blank")
     if not headers:
         return b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply.encode(), len(body), body)
     head = _head(headers)
