@@ -69,6 +69,14 @@ def server() -> Iterator[tuple[str, Path]]:
         yield one.url, Path(name)
 
 
+def _disk() -> str:
+    folder = os.environ.get(FOLDER, tempfile.gettempdir())
+    place = (
+        "in memory (/dev/shm)" if Path(folder).resolve().is_relative_to("/dev/shm") else "on disk, not synced each time"
+    )
+    return f"The server's files were {place}."
+
+
 class Counter:
     """Counts what is done, and says when all is."""
 
@@ -278,7 +286,7 @@ def run_worker(effort: Effort) -> Run:
         ]
         timings = measure(contestants, rounds=max(2, effort.rounds // 25), batch_seconds=None)
     rate = ", ".join(f"{name} {1 / timing.best:,.0f}" for name, timing in timings.items())
-    return Run(timings, (f"Messages each second: {rate}.",))
+    return Run(timings, (f"Messages each second: {rate}.", _disk()))
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
@@ -316,7 +324,7 @@ def run_keys(effort: Effort) -> Run:
         ]
         timings = measure(contestants, rounds=max(2, effort.rounds // 25), batch_seconds=None)
     rate = ", ".join(f"{name} {1 / timing.best:,.0f}" for name, timing in timings.items())
-    return Run(timings, (f"Claims with their results each second: {rate}.",))
+    return Run(timings, (f"Claims with their results each second: {rate}.", _disk()))
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
@@ -326,7 +334,7 @@ def run_round_trip(effort: Effort) -> Run:
     with server() as (url, folder):
         (folder / "bench_steps.py").write_text(STEPS)
         taken = in_three_processes(folder, url, max(20, effort.rounds))
-    return Run(percentiles(THREE, taken))
+    return Run(percentiles(THREE, taken), (_disk(),))
 
 
 def run_workers(effort: Effort) -> Run:
@@ -337,7 +345,7 @@ def run_workers(effort: Effort) -> Run:
             taken = _with_workers(url, folder, number, rounds)
         timings[_workers(number)] = Timing(min(taken), median(taken))
     rate = ", ".join(f"{name} {1 / timing.best:,.0f}" for name, timing in timings.items())
-    return Run(timings, (f"Assignments each second: {rate}.",))
+    return Run(timings, (f"Assignments each second: {rate}.", _disk()))
 
 
 def _with_workers(url: str, folder: Path, number: int, rounds: int) -> list[float]:
