@@ -85,17 +85,18 @@ def _counted(store: Any) -> list[int]:
     return number
 
 
-def _part(folder: Path, url: str, *command: str) -> subprocess.Popen[bytes]:
+def part_of(folder: Path, url: str, *command: str) -> subprocess.Popen[bytes]:
+    """One part of a system as a process of its own."""
     environ = {**os.environ, **GATES, "PYTHONPATH": os.pathsep.join((str(folder), *sys.path))}
     line = [sys.executable, "-m", "reefknot", *command, "--engine", url]
     return subprocess.Popen(line, cwd=folder, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _in_three_processes(folder: Path, number: int) -> list[float]:
-    url = f"sqlite:{folder / 'three.db'}"
+def in_three_processes(folder: Path, url: str, number: int) -> list[float]:
+    """Seconds of single assignments through a router and a worker in other processes."""
     parts = [
-        _part(folder, url, "router", "start"),
-        _part(folder, url, "worker", "start", "--module", "bench_steps"),
+        part_of(folder, url, "router", "start"),
+        part_of(folder, url, "worker", "start", "--module", "bench_steps"),
     ]
 
     async def client_side() -> list[float]:
@@ -106,13 +107,17 @@ def _in_three_processes(folder: Path, number: int) -> list[float]:
     try:
         return asyncio.run(client_side())
     finally:
-        for part in parts:
-            part.terminate()
-        for part in parts:
-            part.wait(STARTED_WITHIN_S)
+        end_parts(parts)
 
 
-def _rows(name: str, taken: list[float]) -> dict[str, Timing]:
+def end_parts(parts: list[subprocess.Popen[bytes]]) -> None:
+    for part in parts:
+        part.terminate()
+    for part in parts:
+        part.wait(STARTED_WITHIN_S)
+
+
+def percentiles(name: str, taken: list[float]) -> dict[str, Timing]:
     cuts = quantiles(taken, n=100, method="inclusive")
     return {f"{name}, p50": Timing(cuts[49], cuts[49]), f"{name}, p99": Timing(cuts[98], cuts[98])}
 
@@ -125,10 +130,10 @@ def run(effort: Effort) -> Run:
         sys.path.insert(0, name)
         try:
             one, remark = asyncio.run(_in_one_process(folder, number))
-            three = _in_three_processes(folder, number)
+            three = in_three_processes(folder, f"sqlite:{folder / 'three.db'}", number)
         finally:
             sys.path.remove(name)
-    return Run(_rows(ONE, one) | _rows(THREE, three), (remark,))
+    return Run(percentiles(ONE, one) | percentiles(THREE, three), (remark,))
 
 
 TABLES = (

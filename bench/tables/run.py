@@ -44,7 +44,7 @@ def through(name: str, url: str, folder: Path) -> Contestant:
         async with running_system(url, settings, modules=(__name__,)) as system, asyncio.timeout(PATIENCE_S):
             began = perf_counter()
             for _ in range(times):
-                batch = BatchRun(str(file), lambda _: None, IN_FLIGHT)
+                batch = BatchRun(str(file), lambda _: None, IN_FLIGHT, new=True)
                 await batch.run(system, Shutdown(asyncio.Event()))
                 assert batch.tally.ends["succeeded"] == ROUND
             return (perf_counter() - began) / ROUND

@@ -17,13 +17,13 @@ from msgspec import Struct, json
 
 from reefknot.core.messages import ASSIGN
 from reefknot.engines.jetstream.connection import Connection, NobodyThereError, RefusedError
+from reefknot.engines.jetstream.wire import Heard
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
 MOST_ASSIGNMENTS = 10_000
@@ -38,7 +38,6 @@ SILENT_S = 4.0
 AGAIN_S = 1.0
 NANOSECONDS = 1_000_000_000
 NAME_IN_USE, OVERLAPPING = 10058, 10065
-STATUS = "Status"
 IDLE, NO_MESSAGES, EXPIRED = "100", "404", "408"
 ACK, NAK, IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 
@@ -238,14 +237,13 @@ class Puller:
         self._left = 0
         self._moved.set()
 
-    def _hear(self, message: Msg) -> None:
+    def _hear(self, message: Heard) -> None:
         """Take an assignment, which has its own subject, or the server's word on a request, which has the request's."""
-        given = message.headers or {}
-        status = given.get(STATUS)
-        if status is None:
+        status = message.status
+        if not status:
             self._waiting[message.reply] = None
             self._left -= 1
-            headers = {name: value for name, value in given.items() if not name.startswith("Nats-")}
+            headers = {name: value for name, value in message.headers.items() if not name.startswith("Nats-")}
             done = partial(self._connection.publish, message.reply, ACK)
             self._offer(Delivery(ASSIGN, bytes(message.data), headers, done), partial(self._taken, message.reply))
         elif status != IDLE and message.subject.endswith(f".{self._request}"):

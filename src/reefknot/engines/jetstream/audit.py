@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from math import inf
 
-from msgspec import json
-
 from reefknot.core.audit.chain import ANCHOR, Head, anchor_in, link
 from reefknot.core.audit.event import timestamp_ms
 from reefknot.engines.jetstream.connection import WRONG_LAST, Connection, RefusedError, UnansweredError
@@ -68,18 +66,9 @@ class _Uncopied:
 
     async def send(self, events: Sequence[SealedEvent]) -> None:
         """Store these as one batch, behind the chain's last event."""
-        batch_id, over = new_id(), self._names.chain(self._chain)
-        for number, event in enumerate(events, 1):
-            expected = self.position if number == 1 else None
-            headers = Message(event.subject, event.body, expected, over).headers()
-            headers |= {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
-            if number < len(events):
-                await self._connection.publish(event.subject, event.body, headers=headers)
-                continue
-            headers["Nats-Batch-Commit"] = "1"
-            answer = await self._connection.request(event.subject, event.body, headers=headers)
-            self._connection.check(answer.data)
-            self.position = int(json.decode(answer.data)["seq"])
+        first = Message(events[0].subject, expected=self.position, over=self._names.chain(self._chain)).headers()
+        batch = [(one.subject, one.body, {} if number else first) for number, one in enumerate(events)]
+        self.position = await self._connection.store(batch)
 
     async def missing(self, events: Collection[SealedEvent]) -> list[SealedEvent]:
         """The events among these that are not in the audit stream, by the last one that is, whoever copied it."""

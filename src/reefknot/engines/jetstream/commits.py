@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from msgspec import json
-
 from reefknot.core.idempotency import KeyRecord
 from reefknot.core.time import Moment
 from reefknot.engines.jetstream.audit import AuditWriter
@@ -326,20 +324,9 @@ class Commits:
                 await asyncio.sleep(0.1)
 
     async def _send(self, messages: list[Message], commit_id: str) -> int:
-        batch_id, last = new_id(), len(messages)
-        for number, message in enumerate(messages, 1):
-            headers = message.headers()
-            headers["Nats-Batch-Id"] = batch_id
-            headers["Nats-Batch-Sequence"] = str(number)
-            if number < last:
-                await self._connection.publish(message.subject, message.body, headers=headers)
-                continue
-            headers["Nats-Batch-Commit"] = "1"
-            headers[COMMIT_HEADER] = commit_id
-            answer = await self._connection.request(message.subject, message.body, headers=headers)
-            self._connection.check(answer.data)
-            return int(json.decode(answer.data)["seq"])
-        raise AssertionError("a batch has at least its outbox")
+        batch = [(one.subject, one.body, one.headers()) for one in messages]
+        batch[-1][2][COMMIT_HEADER] = commit_id
+        return await self._connection.store(batch)
 
     def _say_waiting(self, number: int, error: Exception) -> None:
         if number % 10 == 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,6 +21,17 @@ import msgspec
 from msgspec import Struct, json
 
 from reefknot.core.redaction import redact
+from reefknot.engines.jetstream.wire import (
+    BATCH_ID,
+    BATCH_SEQUENCE,
+    Direct,
+    Hear,
+    Written,
+    as_heard,
+    batch_lines,
+    hear_directly,
+    line_of,
+)
 from reefknot.errors import (
     ParameterError,
     StoreError,
@@ -31,6 +42,7 @@ from reefknot.errors import (
 )
 from reefknot.runtime.database_urls import nats_address
 from reefknot.runtime.log import error_text, logger, printable
+from reefknot.runtime.seeds import new_id
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -119,23 +131,6 @@ class _Answer(Struct):
     error: _ApiError | None = None
 
 
-Handler = Callable[["Msg"], Awaitable[None]]
-
-
-class _Direct(asyncio.Queue["Msg"]):
-    """A queue that keeps nothing: what is put into it is heard at once."""
-
-    def __init__(self, heard: Callable[[Msg], None]) -> None:
-        super().__init__()
-        self._heard = heard
-
-    def put_nowait(self, item: Msg) -> None:
-        try:
-            self._heard(item)
-        except Exception as error:  # it would end the connection
-            logger().error("a message to %s was not taken (%s)", printable(item.subject, most=100), error_text(error))
-
-
 class Connection:
     """A connection that all parts of a store share."""
 
@@ -156,6 +151,7 @@ class Connection:
         except ImportError as error:
             raise self._unavailable("nats-py is not installed", "pip install 'reefknot[nats]'") from error
         client = Client()
+        hear_directly(client)
         try:
             async with asyncio.timeout(self.options.patience):
                 await client.connect(servers=list(self.options.servers), **self._settings())
@@ -261,8 +257,13 @@ class Connection:
     ) -> None:
         """Send without waiting for an answer; an error when there is no connection."""
         self._check_up()
+        client = self.client
+        if len(body) > client.max_payload:
+            raise self._too_large()
         try:
-            await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
+            await client._send_command(line_of(subject, body, headers, reply))
+            if client._flush_queue is not None and client._flush_queue.empty():
+                await client._flush_pending()
         except Exception as error:
             raise self._explained(error) from error
 
@@ -307,6 +308,26 @@ class Connection:
         """Whether a request was cancelled here, because its connection was lost, and not by its caller."""
         return sent not in self._unanswered
 
+    async def store(self, messages: Sequence[Written]) -> int:
+        """
+        Store messages (subject, body, headers) as one batch, all or none; returns the sequence of the last one.
+
+        All but the last are written to the connection at once: nats-py takes longer for each than the server does.
+        """
+        self._check_up()
+        batch_id = new_id()
+        *others, (subject, body, headers) = messages
+        if others and max(len(data) for _, data, _ in others) > self.max_payload:
+            raise self._too_large()
+        try:
+            await self.client._send_command(batch_lines(others, batch_id))
+        except Exception as error:
+            raise self._explained(error) from error
+        last = {**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), "Nats-Batch-Commit": "1"}
+        answer = await self.request(subject, body, headers=last)
+        self.check(answer.data)
+        return int(json.decode(answer.data)["seq"])
+
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
         """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
         answer = await self.request(f"$JS.API.{name}", b"" if body is None else json.encode(body), timeout=timeout)
@@ -328,22 +349,16 @@ class Connection:
             raise self._no_jetstream()
         raise RefusedError(self.options.shown, error.err_code, printable(error.description, most=300))
 
-    async def subscribe(self, subject: str, handler: Handler, *, most: int = 65536, queue: str = "") -> Subscription:
-        """Hear a subject; `handler` is called in the loop, one message after the other."""
-        return await self.client.subscribe(
-            subject, queue=queue, cb=handler, pending_msgs_limit=most, pending_bytes_limit=256 << 20
-        )
-
-    async def listen(self, subject: str, heard: Callable[[Msg], None]) -> Subscription:
+    async def listen(self, subject: str, heard: Hear) -> Subscription:
         """
         Hear a subject; `heard` is called while the connection is read, so in the order of all subjects of this server.
 
         nats-py has a queue and a task for each subscription, and so an order for each. `heard` takes the queue's place.
         """
         subscription = await self.client.subscribe(subject, pending_bytes_limit=0)
-        early, subscription._pending_queue = subscription._pending_queue, _Direct(heard)
+        early, subscription._pending_queue = subscription._pending_queue, (direct := Direct(heard))
         while not early.empty():
-            heard(early.get_nowait())
+            await direct.hear(as_heard(early.get_nowait()))
         return subscription
 
     async def unsubscribe(self, subscriptions: Iterable[Subscription]) -> None:
@@ -386,6 +401,10 @@ class Connection:
         way_out = "start the server with -js, or enable JetStream for this account"
         return StoreVersionError(self.options.shown, "JetStream is not enabled there", way_out)
 
+    def _too_large(self) -> StoreFullError:
+        limit = f"a message is larger than the {self.max_payload} bytes that the server takes"
+        return StoreFullError(self.options.shown, limit, "raise max_payload of the server, or send less")
+
     def _explained(self, error: BaseException | None) -> Exception:
         """The error in our words."""
         from nats import errors
@@ -397,8 +416,7 @@ class Connection:
             way_out = "check the user, token or credentials file (section nats of the configuration)"
             return StorePermissionError(self.options.shown, f"the server refuses this user ({text})", way_out)
         if isinstance(error, errors.MaxPayloadError):
-            limit = f"a message is larger than the {self.max_payload} bytes that the server takes"
-            return StoreFullError(self.options.shown, limit, "raise max_payload of the server, or send less")
+            return self._too_large()
         return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
 
 

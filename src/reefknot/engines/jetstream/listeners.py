@@ -21,11 +21,11 @@ from msgspec import Struct, json
 
 from reefknot.engines.jetstream.connection import Connection
 from reefknot.engines.jetstream.streams import token_of
+from reefknot.engines.jetstream.wire import Heard
 from reefknot.errors import StoreError
 from reefknot.runtime.changes import Waiters, until
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
 ANNOUNCE_EVERY_S = 1.0
@@ -153,7 +153,7 @@ class Listeners:
             one.mark(self._marks)
         return f"{self._end}/{self._marks}"
 
-    def _hear_mark(self, message: Msg) -> None:
+    def _hear_mark(self, message: Heard) -> None:
         """A listener has read a marked message."""
         try:
             end, name, number = json.decode(message.data, type=tuple[str, str, int])
@@ -180,7 +180,7 @@ class Listeners:
         with contextlib.suppress(StoreError):  # announced again when the connection is back
             await self._connection.publish(self._subject, json.encode(Announcement(self._end, self._lines(), asks)))
 
-    def _hear(self, message: Msg) -> None:
+    def _hear(self, message: Heard) -> None:
         """Know the listeners of an end, as it announced them."""
         try:
             found = _announcements.decode(message.data)

@@ -9,7 +9,7 @@ heartbeats, and it is made anew behind the last message that arrived. Nothing is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, json
@@ -17,12 +17,12 @@ from msgspec import Struct, json
 from reefknot.core.audit.event import timestamp_ms
 from reefknot.engines.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
 from reefknot.engines.jetstream.streams import NO_MESSAGE
+from reefknot.engines.jetstream.wire import Heard, read_headers
 from reefknot.errors import StoreError, StoreUnavailableError
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
 HEARTBEAT_S = 1.0
@@ -41,9 +41,13 @@ class StreamMessage(Struct, frozen=True):
     subject: str
     sequence: int
     body: bytes
-    headers: Mapping[str, str] = {}
+    raw_headers: bytes = b""
     stored_at: int = 0
     """Milliseconds UTC by the server's clock."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return read_headers(self.raw_headers)
 
 
 class _Stored(Struct):
@@ -76,7 +80,7 @@ async def _get(connection: Connection, stream: str, what: dict[str, Any]) -> Str
             return None
         raise
     found = json.decode(answer, type=_Got).message
-    return StreamMessage(found.subject, found.seq, found.data, _headers(found.hdrs), timestamp_ms(found.time) or 0)
+    return StreamMessage(found.subject, found.seq, found.data, found.hdrs, timestamp_ms(found.time) or 0)
 
 
 async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) -> R:
@@ -93,11 +97,6 @@ async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) ->
                 raise
         await connection.wait_until_up(deadline - loop.time())
         await asyncio.sleep(0.05)
-
-
-def _headers(raw: bytes) -> dict[str, str]:
-    lines = raw.decode("utf-8", "replace").split("\r\n")[1:]
-    return {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 Start = dict[str, Any]
@@ -181,20 +180,19 @@ async def _pull(
     done = asyncio.Event()
     wanted = min(most, made.num_pending)
 
-    async def hear(message: Msg) -> None:
-        headers = message.headers or {}
+    def hear(message: Heard) -> None:
         tokens = message.reply.split(".")
         at = 5 if len(tokens) == 9 else 7
-        if "Status" in headers or int(tokens[at + 1]) != len(found) + 1:
+        if message.status or int(tokens[at + 1]) != len(found) + 1:
             done.set()
         elif not done.is_set():
             when = int(tokens[at + 2]) // 1_000_000
-            found.append(StreamMessage(message.subject, int(tokens[at]), message.data, headers, when))
+            found.append(StreamMessage(message.subject, int(tokens[at]), message.data, message.raw_headers, when))
             if len(found) == wanted:
                 done.set()
 
     if wanted:
-        subscription = await connection.subscribe(f"_INBOX.{name}", hear)
+        subscription = await connection.listen(f"_INBOX.{name}", hear)
         try:
             asked = json.encode({"batch": wanted, "max_bytes": PAGE_BYTES, "no_wait": True})
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
@@ -283,7 +281,7 @@ class Feed:
 
     async def _begin(self, start: Start) -> None:
         name = f"feed-{new_id()}"
-        subscription = await self._connection.subscribe(f"_INBOX.{name}", self._hear)
+        subscription = await self._connection.listen(f"_INBOX.{name}", self._hear)
         old, self._subscription = self._subscription, subscription
         if old is not None:
             await old.unsubscribe()
@@ -296,30 +294,29 @@ class Feed:
         if made.num_pending == 0:
             self.caught_up.set()
 
-    async def _hear(self, message: Msg) -> None:
+    def _hear(self, message: Heard) -> Awaitable[None] | None:
         self._heard_at = asyncio.get_running_loop().time()
-        headers = message.headers or {}
-        if headers.get("Status") == "100":
-            await self._hear_control(message, headers)
-            return
+        if message.status:
+            return self._hear_control(message) if message.status == "100" else None
         tokens = message.reply.split(".")
         at = 5 if len(tokens) == 9 else 7
         if len(tokens) < 9 or tokens[at - 2] != self._consumer:
-            return  # of an earlier consumer
+            return None  # of an earlier consumer
         sequence, delivered, pending = int(tokens[at]), int(tokens[at + 1]), int(tokens[at + 3])
         if delivered != self._delivered + 1:
             self._broken.set()
-            return
+            return None
         self._delivered = delivered
         if sequence > self.position:
             self.position = sequence
-            self._handle(
-                StreamMessage(message.subject, sequence, message.data, headers, int(tokens[at + 2]) // 1_000_000)
-            )
+            stored_at = int(tokens[at + 2]) // 1_000_000
+            self._handle(StreamMessage(message.subject, sequence, message.data, message.raw_headers, stored_at))
         if pending == 0:
             self.caught_up.set()
+        return None
 
-    async def _hear_control(self, message: Msg, headers: Mapping[str, str]) -> None:
+    async def _hear_control(self, message: Heard) -> None:
+        headers = message.headers
         answer = message.reply or headers.get("Nats-Consumer-Stalled", "")
         if answer:
             await self._connection.publish(answer, b"")

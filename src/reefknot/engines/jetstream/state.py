@@ -187,9 +187,13 @@ class State(Waiters):
         self.wake("arrived")
 
     def _apply_work(self, message: StreamMessage) -> None:
+        work_id = self._ids.get(message.subject)
+        if work_id is not None and message.sequence <= self.revisions.get(work_id, 0):  # mostly a change of our own
+            if self._reloading is not None:
+                self._reloading.discard(work_id)
+            return
         if not message.body:
-            work_id = self._ids.get(message.subject)
-            if work_id is not None and message.sequence > self.revisions.get(work_id, 0):
+            if work_id is not None:
                 self.forget(work_id)
             return
         stored = json.decode(message.body, type=StoredItem)

@@ -26,13 +26,13 @@ from reefknot.engines.jetstream.assignments import ACK_WAIT_S, MOST_ASSIGNMENTS,
 from reefknot.engines.jetstream.connection import Connection, NatsOptions
 from reefknot.engines.jetstream.listeners import Line, Listeners
 from reefknot.engines.jetstream.streams import token_of
+from reefknot.engines.jetstream.wire import Heard
 from reefknot.errors import StoreFullError
 from reefknot.ports.transport import Delivery
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
 REMEMBERED_IDS = 10_000
@@ -264,7 +264,7 @@ class JetStreamTransport:
         await self._listeners.announce()
         await self._round_trip()
 
-    def _hear(self, subscriber: _Subscriber, subject: str, message: Msg) -> None:
+    def _hear(self, subscriber: _Subscriber, subject: str, message: Heard) -> None:
         body, headers = bytes(message.data), message.headers
         if not headers:
             subscriber.offer(Delivery(subject, body), None)

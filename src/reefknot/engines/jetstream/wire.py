@@ -1,0 +1,126 @@
+"""
+Messages on their way over a NATS connection: those that arrive, heard at once, and batches, written at once.
+
+nats-py reads the headers of every message, and has a queue and a task for each subscription; it builds the bytes of
+every message that is sent in a coroutine of its own. A store receives and sends several messages for each assignment,
+so this was a third of a worker's time. What is listened for comes from the connection to who hears it in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from reefknot.runtime.log import error_text, logger, printable
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+BATCH_ID, BATCH_SEQUENCE = "Nats-Batch-Id", "Nats-Batch-Sequence"
+_VERSION = "NATS/1.0"
+_STATUS = len(_VERSION)
+Written = tuple[str, bytes, Mapping[str, str]]
+"""A message to write: its subject, body and headers."""
+
+
+class Heard:
+    """A message that has arrived. Its headers are read when somebody asks for them."""
+
+    __slots__ = ("_read", "data", "raw_headers", "reply", "subject")
+
+    def __init__(self, subject: str, reply: str, data: bytes, raw_headers: bytes) -> None:
+        self.subject = subject
+        self.reply = reply
+        self.data = data
+        self.raw_headers = raw_headers
+        self._read: dict[str, str] | None = None
+
+    @property
+    def status(self) -> str:
+        """The server's code, such as 100 for a heartbeat; empty in a message of somebody else."""
+        raw = self.raw_headers
+        return raw[_STATUS + 1 : _STATUS + 4].decode() if raw[_STATUS : _STATUS + 1] == b" " else ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self._read is None:
+            self._read = read_headers(self.raw_headers)
+        return self._read
+
+
+Hear = Callable[[Heard], Awaitable[None] | None]
+
+
+def read_headers(raw: bytes) -> dict[str, str]:
+    """The headers of a message by name, without the server's status."""
+    lines = raw.decode("utf-8", "replace").split("\r\n")[1:]
+    return {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def as_heard(message: Msg) -> Heard:
+    """A message that nats-py has read."""
+    given = dict(message.headers or {})
+    status = given.pop("Status", "")
+    return Heard(message.subject, message.reply, message.data, _head(given, f" {status}" if status else ""))
+
+
+def _head(headers: Mapping[str, str], more: str = "") -> bytes:
+    named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if named.count("\n") != len(headers) or named.count("\r") != len(headers):
+        raise ValueError("a header has a line break")
+    return f"{_VERSION}{more}\r\n{named}\r\n".encode()
+
+
+class Direct(asyncio.Queue["Msg"]):
+    """In place of a subscription's queue: says who hears its messages, and keeps none."""
+
+    def __init__(self, heard: Hear) -> None:
+        super().__init__()
+        self._heard = heard
+
+    async def hear(self, message: Heard) -> None:
+        try:
+            answer = self._heard(message)
+            if answer is not None:
+                await answer
+        except Exception as error:  # it would end the connection
+            subject = printable(message.subject, most=100)
+            logger().error("a message to %s was not taken (%s)", subject, error_text(error))
+
+
+def hear_directly(client: Client) -> None:
+    """Make a client pass what arrives for a `Direct` to who hears it, and treat all else as nats-py does."""
+    as_usual = client._process_msg
+
+    async def take(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        subscription = client._subs.get(sid)
+        if subscription is not None and isinstance(subscription._pending_queue, Direct):
+            heard = Heard(subject.decode(), reply.decode(), data, headers or b"")
+            await subscription._pending_queue.hear(heard)
+        else:
+            await as_usual(sid, subject, reply, data, headers)
+
+    client._process_msg = take  # type: ignore[method-assign]
+
+
+def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:
+    """The bytes that send one message. A `ValueError` refuses text that the server would read as something else."""
+    if " " in subject or not f"{subject}{reply}".isprintable():
+        raise ValueError("a subject has a blank")
+    if not headers:
+        return b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply.encode(), len(body), body)
+    head = _head(headers)
+    sizes = len(head), len(head) + len(body)
+    return b"HPUB %s %s %d %d\r\n%s%s\r\n" % (subject.encode(), reply.encode(), *sizes, head, body)
+
+
+def batch_lines(messages: Sequence[Written], batch_id: str) -> bytes:
+    """The bytes that send the first messages of an atomic batch, which the server answers only at its end."""
+    return b"".join(
+        [
+            line_of(subject, body, {**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
+            for number, (subject, body, headers) in enumerate(messages, 1)
+        ]
+    )
