@@ -29,7 +29,10 @@ async def nothing() -> None: ...
         ({"largest_result": -1}, "largest_result=-1 is not accepted: a whole number, 1 or more"),
         ({"largest_result": True}, "largest_result=True is not accepted"),
         ({"url": None}, "url=None is not accepted: memory:, sqlite:PATH, or nats://HOST:PORT"),
-        ({"url": Path("state.db")}, "url=PosixPath('state.db') is not accepted: memory:, sqlite:PATH, or nats://HOST:PORT"),
+        (
+            {"url": Path("state.db")},
+            "url=PosixPath('state.db') is not accepted: memory:, sqlite:PATH, or nats://HOST:PORT",
+        ),
     ],
 )
 def test_a_store_is_not_opened_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
