@@ -80,7 +80,7 @@ def test_pausing_and_resuming_are_audited_and_a_dry_run_is_not(rk: Commands, sto
     ("words", "code", "said"),
     [
         (["--engine", "memory:"], 2, "visible to one process only"),
-        (["--engine", "nats://127.0.0.1:4222"], 2, "--engine: 'nats://127.0.0.1:4222' is not accepted"),
+        (["--engine", "nats://127.0.0.1:0"], 2, "--engine: 'nats://127.0.0.1:0' is not accepted"),
         (["--for", "-1"], 2, "--for: -1 is not accepted"),
         (["--{part}-id", "a.b"], 2, "--{part}-id: a.b is not accepted: printable text"),
         (["--{part}-id", ""], 2, "--{part}-id: nothing is not accepted: printable text"),
