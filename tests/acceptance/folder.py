@@ -60,9 +60,13 @@ class Folder:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
         self._environment = kept | {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1", "COLUMNS": "200"}
         if engine:
-            commands.environment.setenv("REEFKNOT__ENGINE", engine)
-            self._environment["REEFKNOT__ENGINE"] = engine
+            self.set_variable("REEFKNOT__ENGINE", engine)
         self._started: list[subprocess.Popen[str]] = []
+
+    def set_variable(self, name: str, value: str) -> None:
+        """Set a variable of the environment for all commands."""
+        self._commands.environment.setenv(name, value)
+        self._environment[name] = value
 
     def __call__(self, *words: str) -> Ended:
         """A short command, in this process: starting another for each would be most of the time."""

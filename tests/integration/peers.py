@@ -206,5 +206,6 @@ def folder(
     """A folder whose commands use the store that the peer is beside."""
     engine = f"{peer.server}/{peer.store_name}"
     made = Folder(tmp_path, Commands(tmp_path, monkeypatch, capsys), engine=engine)
+    made.set_variable("REEFKNOT__NATS__SUBJECT_PREFIX", '""')  # the documented subjects, though the store has a name
     yield made
     made.end()

@@ -366,6 +366,7 @@ class JetStreamLeases(TableLeases):
             return structs.replace(item, lease_until=now.steady + lease_ms, lease_ms=lease_ms)
 
         self._rewrite(held, longer)
+        self._work.table.extend(held, now=self._state.now(), lease=lease)  # the mirror hears of it a moment later
 
     def give_back(self, held: Sequence[Held]) -> None:
         self._rewrite(held, lambda item, now: core.settle(item, core.Interrupted(), now))
