@@ -184,7 +184,7 @@ def blocked_alone(folder: Folder, protection: str) -> None:
 
 def gone_workers(folder: Folder) -> list[str]:
     (router,) = folder.json("router", "status")["routers"]
-    return [name for name, one in router["workers"]["cpu"].items() if one["state"] == "gone"]
+    return [name for name, one in router["workers"].get("cpu", {}).items() if one["state"] == "gone"]
 
 
 def test_work_of_a_type_that_only_a_blocked_worker_knows_waits_for_it(folder: Folder) -> None:

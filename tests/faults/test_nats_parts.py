@@ -83,7 +83,7 @@ def test_a_server_killed_under_load_loses_nothing_that_was_accepted(tmp_path: Pa
     """Also what waits for a retry, and what is due later."""
     found = asyncio.run(server_killed(tmp_path, server, either(1, 40)))
     assert judge(found) == []
-    assert len(found.accepted) > 30
+    assert len(found.accepted) > 10, "a load that was hardly there shows nothing"
 
 
 def test_control_a_server_that_forgets_loses_what_was_accepted(tmp_path: Path, server: NatsServer) -> None:
