@@ -251,6 +251,15 @@ def test_a_payload_whose_record_is_gone_is_swept_and_others_stay(nats_server: Na
     run(nats_server, story)
 
 
+def test_a_stream_that_is_gone_is_said_and_not_waited_for(nats_server: NatsServer) -> None:
+    async def story(one: JetStreamStore, other: JetStreamStore, clock: VirtualClock) -> None:
+        await one.connection.api(f"STREAM.DELETE.{one.names.state}")
+        with pytest.raises(StoreUnavailableError, match=rf"its stream {one.names.state} is gone"):
+            await one.work.enqueue([item("w")])
+
+    run(nats_server, story)
+
+
 def test_a_closed_store_says_so(nats_server: NatsServer) -> None:
     async def story(one: JetStreamStore, other: JetStreamStore, clock: VirtualClock) -> None:
         await one.close()

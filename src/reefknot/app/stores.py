@@ -52,6 +52,7 @@ SPREAD = 0.2
 """Random part of each wait, so that the processes of a fleet do not run at once."""
 SHORTEST_WAIT_S = 60.0
 """Least time for which a process has had the store open before it removes anything: short commands remove nothing."""
+CLOSE_S = 5.0
 NEWEST_WITHIN_S = 86_400.0
 """Most that a clock may be past the newest record for anything to be removed."""
 KEEP_EVENTS_S = 90 * 86_400.0
@@ -139,7 +140,7 @@ class RetentionJob:
         """Stop the task."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait([self._task], timeout=CLOSE_S)
 
     @property
     def retention(self) -> Retention:

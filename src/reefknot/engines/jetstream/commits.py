@@ -31,6 +31,7 @@ from reefknot.engines.jetstream.connection import (
 )
 from reefknot.engines.jetstream.reads import last_message
 from reefknot.engines.jetstream.state import Message, State
+from reefknot.engines.jetstream.streams import NOT_FOUND, stream_info
 from reefknot.errors import ReefknotError, StoreFullError, StoreUnavailableError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.log import error_text, logger
@@ -43,6 +44,8 @@ MOST_MESSAGES = 900
 """Messages of a batch; the server takes a thousand."""
 MOST_TRIES = 200
 SOON_S = 0.1
+LOOK_EVERY = 4
+"""Tries that nobody took, after which the stream itself is looked for."""
 MOST_REFUSALS = 8
 """Refusals of one batch for other reasons than a conflict: a leader that moves may refuse a few."""
 CATCH_UP_S = 0.25
@@ -119,8 +122,6 @@ class Commits:
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self.batches = 0
-        self.conflicts = 0
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work(), name="commits")
@@ -219,7 +220,6 @@ class Commits:
                 await self._try(changes)
                 return
             except _ConflictError as lost:
-                self.conflicts += 1
                 changes = [one for one in changes if not one.future.done()]
                 await self._state.reach(lost.sequence - 1, CATCH_UP_S)
         raise self._unavailable(f"others were faster {MOST_TRIES} times")
@@ -279,7 +279,6 @@ class Commits:
         outbox = Message(subject, self._audit.outbox(sealed))
         whole = [*messages, outbox]
         last = await self._send_until_known(whole, commit_id)
-        self.batches += 1
         self._audit.stored(sealed)
         return last - len(whole) + 1
 
@@ -304,12 +303,27 @@ class Commits:
             except UnansweredError as error:
                 is_doubtful = True
                 self._say_waiting(number, error)
-            except (NobodyThereError, StoreUnavailableError) as error:
+            except StoreUnavailableError as error:
                 self._say_waiting(number, error)
                 if self._closed and number > 3:
                     raise
+                if isinstance(error, NobodyThereError) and number % LOOK_EVERY == 0:
+                    await self._check_stream()
             await self._connection.wait_until_up(1.0)
             await asyncio.sleep(min(1.0, 0.02 * 2 ** min(number, 6)))
+
+    async def _check_stream(self) -> None:
+        """Raise when nobody takes a batch because its stream is gone: waiting would not bring it back."""
+        name = self._state.names.state
+        try:
+            await stream_info(self._connection, name)
+        except RefusedError as error:
+            if error.number == NOT_FOUND:
+                raise self._unavailable(
+                    f"its stream {name} is gone", "restore it from a backup, or start anew"
+                ) from error
+        except StoreUnavailableError as error:  # it is only away
+            self._say_waiting(1, error)
 
     async def _found(self, commit_id: str) -> int | None:
         """The sequence of this process's outbox if its last batch is this one."""
@@ -318,7 +332,7 @@ class Commits:
                 subject = self._state.names.outbox(self._audit.writer)
                 last = await last_message(self._connection, self._state.names.state, subject)
                 return last.sequence if last is not None and last.headers.get(COMMIT_HEADER) == commit_id else None
-            except (StoreUnavailableError, RefusedError) as error:
+            except StoreUnavailableError as error:
                 self._say_waiting(1, error)
                 await self._connection.wait_until_up(1.0)
                 await asyncio.sleep(0.1)

@@ -31,7 +31,6 @@ from reefknot.errors import StoreUnavailableError, StoreVersionError
 
 OPEN, FIRST = "open", "first"
 NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
-NO_LEADER = frozenset({10008, 10009})
 
 
 class Names:
