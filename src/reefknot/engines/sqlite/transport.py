@@ -185,6 +185,8 @@ class SqliteTransport:
         self._other_origins: frozenset[str] = frozenset()
         self._other_subjects: frozenset[str] = frozenset()
         """Of the listeners of other processes, as last seen."""
+        self._looked = 0
+        """How often they were seen."""
         self._is_announced = False
         self._announcing: asyncio.Future[list[rows.Listener]] | None = None
         self._announces_now = False
@@ -287,7 +289,8 @@ class SqliteTransport:
             partial(rows.news, origin=self._origin, after=start, subjects=subjects, limit=PAGE)
         )
         if any(origin not in self._other_origins for _, origin, _ in found):
-            self._know(await self._context.read(partial(rows.listeners, now=self._context.now())))
+            looked = self._looked
+            self._know(await self._context.read(partial(rows.listeners, now=self._context.now())), looked)
         for row in found:
             lines = [line for line in lines if row[0] <= line.fetched or line.offer(row)]
         if len(found) < PAGE:
@@ -305,25 +308,33 @@ class SqliteTransport:
         within = 0.0 if is_urgent else 2 * SEEN_EVERY_S
         future = self._context.write(rows.refresh_batch, (self._origin, [one for _, one in lines]), within=within)
         self._announcing, self._is_announced = future, True
-        future.add_done_callback(partial(self._announced, lines))
+        future.add_done_callback(partial(self._announced, lines, self._looked))
 
     def _announced(
-        self, lines: list[tuple[_Subscription, rows.Listener]], future: asyncio.Future[list[rows.Listener]]
+        self,
+        lines: list[tuple[_Subscription, rows.Listener]],
+        looked: int,
+        future: asyncio.Future[list[rows.Listener]],
     ) -> None:
         if self._announcing is future:
             self._announcing = None
         if future.cancelled() or future.exception() is not None:
             return  # the next look at the file says what is wrong
-        self._know(future.result())
+        self._know(future.result(), looked)
         for line, one in lines:
             line.announced_to = max(line.announced_to, one.read_to)
         if any(line.has_moved for line in self._lines) or not self._is_announced:
             self._nudge(rows.TOPIC)
 
-    def _know(self, listeners: list[rows.Listener]) -> None:
+    def _know(self, listeners: list[rows.Listener], looked: int) -> None:
+        """Take them as all there are; or as more, if others were seen since the question: either may be the older."""
         others = [one for one in listeners if one.origin != self._origin]
-        self._other_origins = frozenset(one.origin for one in others)
-        self._other_subjects = frozenset().union(*(one.subjects for one in others))
+        origins = frozenset(one.origin for one in others)
+        subjects = frozenset[str]().union(*(one.subjects for one in others))
+        if looked != self._looked:
+            origins, subjects = origins | self._other_origins, subjects | self._other_subjects
+        self._other_origins, self._other_subjects = origins, subjects
+        self._looked += 1
 
     async def close(self) -> None:
         """Stop listening. Whoever waits for messages here hears that there are no more."""

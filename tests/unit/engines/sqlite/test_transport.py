@@ -96,6 +96,28 @@ def test_what_somebody_elsewhere_listens_to_is_written_once_and_heard_here_too(t
     asyncio.run(main())
 
 
+def test_an_older_list_that_arrives_late_hides_nobody_who_was_heard_meanwhile(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, 2)
+
+    async def main() -> None:
+        async with fleet.up() as (near, far):
+            own, theirs = near.subscribe("a"), far.subscribe("a")
+            await fleet.cleared(near)
+            looked = near._looked
+            await fleet.cleared(far)
+            await fleet.cleared(near)
+            late: asyncio.Future[list[messages.Listener]] = asyncio.get_running_loop().create_future()
+            late.set_result([])  # as a thread hands it in that was held up between its commit and its answer
+            near._announced([], looked, late)
+            await near.publish("a", b"1")
+            assert (await body(own), await body(theirs)) == (b"1", b"1")
+            await far.close()
+            await fleet.cleared(near)
+            assert near._other_subjects == frozenset()
+
+    asyncio.run(main())
+
+
 def test_one_id_from_two_processes_is_delivered_once(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 3)
 
