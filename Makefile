@@ -3,7 +3,6 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -25,13 +24,17 @@ JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 ALONE = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 # A choice by ARGS may leave one of the two steps without a test, which pytest ends with 5.
 SOME = $(if $(ARGS),|| test $$? -eq 5)
+# Words for pytest in the first of its two steps: `make test` leaves out what `make coverage` has run.
+LESS ?=
 
 # Pyright comes with its wheel; without this it would ask the network whether there is a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# Tests start a thousand processes. Without bytecode each of them would compile all that it imports, for half of its time.
+unexport PYTHONDONTWRITEBYTECODE
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help venv run test bench faults mutants soak fmt lint house map types pytest coverage clean
+.PHONY: help venv run test bench faults mutants soak fmt lint house map types collect pytest coverage clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -53,7 +56,10 @@ $(RUN_STAMP): pyproject.toml constraints.txt tools/make_venv.sh tools/system_pac
 run: $(if $(wildcard $(STAMP)),$(STAMP),$(RUN_STAMP)) ## eight short scenes, about 25 seconds; ARGS="--retry" for a tour of retries
 	@$(BIN)/python -m reefknot.demo $(ARGS)
 
-test: lint types pytest coverage ## everything CI does
+# The checks are single processes: two at a time. The tests come after them, because they need all of the machine.
+test: $(STAMP) ## everything CI does
+	@$(MAKE) --jobs=2 --output-sync=target lint coverage types collect
+	@$(MAKE) pytest LESS=--ignore=tests/unit/core
 
 bench: $(STAMP) ## the benchmarks, side by side with the peers
 	@tools/system_packages.sh bench
@@ -104,9 +110,14 @@ types: $(STAMP) ## mypy strict, and pyright on tests/typing
 	$(call step,types: pyright)
 	@if [ -d tests/typing ]; then $(BIN)/pyright; else echo 'tests/typing is not there yet'; fi
 
+# The bytecode of a test module takes three times as long as its import. One process makes it for all that follow.
+collect: $(STAMP)
+	$(call step,collection of the tests)
+	@found=$$($(BIN)/python -m pytest --collect-only -q) || { tail -n 50 <<<"$$found"; exit 1; }; tail -n 1 <<<"$$found"
+
 pytest: $(STAMP) ## the tests, snippets of the documents and examples among them; ARGS='-k breaker' for some
 	$(call step,tests)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not alone' $(ARGS) $(SOME)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not alone' $(LESS) $(ARGS) $(SOME)
 	$(call step,tests that need the machine for themselves)
 	@$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) $(SOME)
 

@@ -168,7 +168,7 @@ def test_make_run_installs_only_what_the_show_needs(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
 
     assert re.findall(r"make_venv\.sh (\S+)", planned(tmp_path, "run")) == ["http"]
-    assert re.findall(r"make_venv\.sh (\S+)", planned(tmp_path, "test")) == ["dev,bench,all"]
+    assert set(re.findall(r"make_venv\.sh (\S+)", planned(tmp_path, "test"))) == {"dev,bench,all"}
 
 
 def test_make_run_uses_an_environment_that_has_everything(tmp_path: Path) -> None:
