@@ -74,7 +74,7 @@ def records(path: Path) -> Counter[str]:
 
 @pytest.mark.slow
 def test_every_key_has_one_result_and_every_caller_the_same_answer(tmp_path: Path) -> None:
-    keys = either(300, 10_000)
+    keys = either(150, 10_000)
     reports = raced(tmp_path / "state.db", keys, "sound")
     found = answers(reports)
     assert len(found) == keys

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def test_processes_that_open_a_new_store_at_once_all_get_it(tmp_path: Path) -> None:
-    rounds = either(12, 200)
+    rounds = either(6, 200)
     command = [sys.executable, "-m", "tests.faults.opening", str(tmp_path), str(rounds), str(PROCESSES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True)
     said = [json.loads(line) for line in done.stdout.splitlines()]

@@ -151,7 +151,7 @@ def test_with_full_synchronisation_no_power_cut_takes_an_acknowledged_row(tmp_pa
     recording = recorded(tmp_path / "made", "FULL")
     assert len(recording.log) > 500
     assert {call.file for call in recording.log if call.kind == "sync"} == {"", "-wal", "-journal"}
-    found = cuts(tmp_path / "cut", recording, most=150, seeds=either(1, 8))
+    found = cuts(tmp_path / "cut", recording, most=100, seeds=either(1, 8))
     assert [gone for gone in found if gone] == []
     print(f"FULL: {len(found)} cuts over {len(recording.log)} calls, 0 lost")
 

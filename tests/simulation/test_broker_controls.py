@@ -39,22 +39,23 @@ def _does_not_hold(self: State) -> None:
     """Apply what arrives while a batch is on its way."""
 
 
-VARIANTS: dict[str, tuple[Any, str, Any]] = {
-    "no revision check": (Message, "headers", _without_revisions),
-    "no look into the outbox": (Commits, "_found", _never_looks),
-    "a tombstone after its record": (State, "work_messages", _tombstones_last),
-    "a mirror that is not held": (State, "hold", _does_not_hold),
-    "no memory of what others copied": (_Uncopied, "copied", property(lambda self: 0, lambda self, number: None)),
+VARIANTS: dict[str, tuple[Any, str, Any, int]] = {
+    "no revision check": (Message, "headers", _without_revisions, 7),
+    "no look into the outbox": (Commits, "_found", _never_looks, 3),
+    "a tombstone after its record": (State, "work_messages", _tombstones_last, 1),
+    "a mirror that is not held": (State, "hold", _does_not_hold, 2),
+    "no memory of what others copied": (_Uncopied, "copied", property(lambda self: 0, lambda self, number: None), 10),
 }
+"""What is weakened, and the first seed that notices it: tried first, it saves seconds."""
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_simulation_catches_a_weakened_protocol_within_a_few_seeds(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, attribute, broken = VARIANTS[name]
+    owner, attribute, broken, likely = VARIANTS[name]
     monkeypatch.setattr(owner, attribute, broken, raising=False)
-    for seed in range(1, FEW):
+    for seed in (likely, *range(1, FEW)):
         if run_on_broker(seed).broken:
             return
     pytest.fail(f"{FEW} seeds, and nobody noticed")

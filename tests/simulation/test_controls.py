@@ -24,8 +24,6 @@ from reefknot.worker.settings import WorkerSettings
 from tests.simulation.world import run
 
 FEW = 120
-LATE = 48
-"""The seed that catches "nobody asks again", which few others do: tried first, it saves seconds."""
 
 
 class FencelessQueue(MemoryWorkQueue):
@@ -143,15 +141,15 @@ class ForgetfulWorker(Worker):
 
 
 @pytest.mark.parametrize(
-    ("variant", "word"),
+    ("variant", "word", "likely"),
     [
-        ({"store_class": FencelessStore}, "on record"),
-        ({"worker_class": HastyWorker}, "was accepted and is not kept"),
-        ({"router_class": BlindRouter}, "has no result"),
-        ({"router_class": TrustingRouter}, "was not told"),
-        ({"worker_class": UnboundedWorker}, "places of at most"),
-        ({"worker_class": SilentWorker}, "no event says so"),
-        ({"worker_class": ForgetfulWorker}, "is quarantined ("),
+        ({"store_class": FencelessStore}, "on record", 5),
+        ({"worker_class": HastyWorker}, "was accepted and is not kept", 1),
+        ({"router_class": BlindRouter}, "has no result", 2),
+        ({"router_class": TrustingRouter}, "was not told", 48),
+        ({"worker_class": UnboundedWorker}, "places of at most", 1),
+        ({"worker_class": SilentWorker}, "no event says so", 1),
+        ({"worker_class": ForgetfulWorker}, "is quarantined (", 5),
     ],
     ids=[
         "settle without a fence",
@@ -163,8 +161,11 @@ class ForgetfulWorker(Worker):
         "put aside in silence",
     ],
 )
-def test_the_harness_catches_a_broken_system_within_a_few_seeds(variant: dict[str, Any], word: str) -> None:
-    for seed in (LATE, *range(1, FEW)):
+def test_the_harness_catches_a_broken_system_within_a_few_seeds(
+    variant: dict[str, Any], word: str, likely: int
+) -> None:
+    """The seed that is likely to catch it is tried first: it saves seconds."""
+    for seed in (likely, *range(1, FEW)):
         broken = run(seed, **variant).broken
         if any(word in line for line in broken):
             return

@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulation.broker_world import run_on_broker
 
-SEEDS = int(os.environ.get("BROKER_SEEDS", "24"))
+SEEDS = int(os.environ.get("BROKER_SEEDS", "12"))
 CHUNK = 6
 ONE = os.environ.get("BROKER_SEED")
 
@@ -28,7 +28,7 @@ def test_every_promise_holds_whatever_the_broker_does(first: int) -> None:
 
 def test_the_runs_see_every_fault_of_the_broker() -> None:
     """A broker that never fails would hold every promise."""
-    stories = [run_on_broker(seed) for seed in range(1, 9)]
+    stories = [run_on_broker(seed) for seed in range(1, 6)]
     troubles = {word.split()[1] for story in stories for word in story.happened}
 
     assert {"disconnect", "restart", "leaderless", "vanish"} <= troubles
