@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.cli.running import Commands, Ended
+from tests.warm_commands import WarmCommand
 
 CONFIG = """\
 worker:
@@ -85,21 +86,22 @@ class Folder:
         return done.json
 
     def start(
-        self, *words: str, program: Sequence[str] = ("-m", "reefknot"), before: Sequence[str] = (), **streams: Any
+        self, *words: str, program: Sequence[str] = (), before: Sequence[str] = (), **given: Any
     ) -> subprocess.Popen[str]:
         """
         A command as a process of its own.
 
-        `program` is what Python runs, and words before the command; `before` is a program that starts Python.
+        `program` is what Python runs instead, and words before the command; `before` is a program that starts Python.
         """
-        path = os.pathsep.join([str(ROOT), self._environment.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
-            [*before, sys.executable, *program, *words],
-            cwd=self.path,
-            env=self._environment | ({} if program == ("-m", "reefknot") else {"PYTHONPATH": path}),
-            text=True,
-            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given
+        process: subprocess.Popen[str]
+        if program or before or "preexec_fn" in given:
+            path = os.pathsep.join([str(ROOT), self._environment.get("PYTHONPATH", "")])
+            environment = self._environment | ({"PYTHONPATH": path} if program else {})
+            command = [*before, sys.executable, *(program or ("-m", "reefknot")), *words]
+            process = subprocess.Popen(command, cwd=self.path, env=environment, text=True, **streams)
+        else:
+            process = WarmCommand(words, cwd=self.path, env=self._environment, text=True, **streams)
         self._started.append(process)
         return process
 
