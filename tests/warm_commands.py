@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ LIBRARIES = ("cyclopts", "httpx2", "nats", "psycopg", "rich.live", "rich.table",
 
 
 class WarmCommand(subprocess.Popen[str]):
-    """A `Popen` of `python -m reefknot WORDS`, as a fork of a process that has imported it."""
+    """A `Popen` of `python -m MODULE WORDS`, as a fork of a process that has imported reefknot; it needs an `env`."""
 
     def _execute_child(self, args: Sequence[str], *given: Any) -> None:
         """Replace the fork and exec of `Popen`, which made the streams before this and uses them after it."""
@@ -42,7 +43,7 @@ class WarmCommand(subprocess.Popen[str]):
         child, _, _, out, _, err = ends = [int(fd) for fd in streams[:6]]
         self._status, status = os.pipe()
         self._ended = b""
-        request = json.dumps({"words": list(args), "cwd": str(cwd), "environment": dict(env)}).encode()
+        request = json.dumps({"args": list(args), "cwd": str(cwd), "environment": dict(env)}).encode()
         assert len(request) < MOST_BYTES
         own = [mine if fd < 0 else fd for mine, fd in enumerate((child, out, err))]
         socket.send_fds(_launcher(env), [request], [*own, status])
@@ -67,6 +68,21 @@ class WarmCommand(subprocess.Popen[str]):
             if pid:
                 self._handle_exitstatus(status)  # type: ignore[attr-defined]
         return self.returncode
+
+
+def run_warm(
+    *words: str, cwd: Path, env: Mapping[str, str], timeout: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m reefknot WORDS` to its end, as `subprocess.run` would, without input."""
+    args = ["reefknot", *words]
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with WarmCommand(args, cwd=cwd, env=env, text=True, **streams) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
 _launchers: dict[tuple[tuple[str, str], ...], socket.socket] = {}
@@ -112,14 +128,15 @@ def _forked(requests: socket.socket) -> dict[str, Any]:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     running: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([requests, waking], [], [])
+        ready, _, _ = select.select([requests.fileno(), waking], [], [])
         if waking in ready:
             os.read(waking, 4096)
             _tell_of_ends(running)
-        if requests not in ready:
+        if requests.fileno() not in ready:
             continue
         body, fds, _, _ = socket.recv_fds(requests, MOST_BYTES, 4)
         if not body:
+            requests.close()
             sys.exit()
         *streams, status = fds
         pid = os.fork()
@@ -128,8 +145,7 @@ def _forked(requests: socket.socket) -> dict[str, Any]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for number, fd in enumerate(streams):
                 os.dup2(fd, number)
-            os.closerange(3, max(fds) + 1)
-            requests.detach()
+            os.closerange(3, max(*fds, requests.detach(), waking, woken) + 1)
             return dict(json.loads(body))
         os.write(status, pid.to_bytes(4, "little"))
         running[pid] = status
@@ -143,10 +159,8 @@ def _tell_of_ends(running: dict[int, int]) -> None:
         if pid == 0:
             return
         pipe = running.pop(pid)
-        try:
+        with suppress(BrokenPipeError):  # nobody waits for it any more
             os.write(pipe, status.to_bytes(4, "little"))
-        except BrokenPipeError:
-            pass  # nobody waits for it any more
         os.close(pipe)
 
 
@@ -154,8 +168,8 @@ def _stream(fd: int, mode: str, errors: str, *, lines: bool = False) -> io.TextI
     """A standard stream as Python makes it at its start, for what `fd` is now."""
     raw = os.environ.get("PYTHONUNBUFFERED", "") != "" and mode == "w"
     opened = open(fd, f"{mode}b", closefd=False, buffering=0 if raw else -1)  # noqa: SIM115 - it lives as long as we
-    lines = lines or os.isatty(fd)
-    made = io.TextIOWrapper(opened, "utf-8", errors, line_buffering=lines, write_through=raw)  # type: ignore[type-var]
+    lines = (lines or os.isatty(fd)) and not raw
+    made = io.TextIOWrapper(opened, "utf-8", errors, line_buffering=lines, write_through=raw)
     made.mode = mode  # type: ignore[misc]
     return made
 
@@ -167,9 +181,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
     sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "w", "surrogateescape")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace", lines=True)  # type: ignore[misc]
-    sys.argv = ["reefknot", *request["words"]]
+    sys.argv = request["args"]
     sys.path[0] = request["cwd"]
-    runpy.run_module("reefknot", run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     sys.exit()
 
 

@@ -42,6 +42,7 @@ async def wait(inputs, context):
         await asyncio.sleep(0.05)
     return {}
 """
+PRODUCT = ("-m", "reefknot")
 PATIENCE_S = 30.0
 ROOT = Path(__file__).parents[2]
 
@@ -86,22 +87,22 @@ class Folder:
         return done.json
 
     def start(
-        self, *words: str, program: Sequence[str] = (), before: Sequence[str] = (), **given: Any
+        self, *words: str, program: Sequence[str] = PRODUCT, before: Sequence[str] = (), **given: Any
     ) -> subprocess.Popen[str]:
         """
         A command as a process of its own.
 
-        `program` is what Python runs instead, and words before the command; `before` is a program that starts Python.
+        `program` is what Python runs, and words before the command; `before` is a program that starts Python.
         """
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given
         process: subprocess.Popen[str]
-        if program or before or "preexec_fn" in given:
-            path = os.pathsep.join([str(ROOT), self._environment.get("PYTHONPATH", "")])
-            environment = self._environment | ({"PYTHONPATH": path} if program else {})
-            command = [*before, sys.executable, *(program or ("-m", "reefknot")), *words]
+        path = os.pathsep.join([str(ROOT), self._environment.get("PYTHONPATH", "")])
+        environment = self._environment | ({} if program == PRODUCT else {"PYTHONPATH": path})
+        if program[0] != "-m" or before or "preexec_fn" in given:
+            command = [*before, sys.executable, *program, *words]
             process = subprocess.Popen(command, cwd=self.path, env=environment, text=True, **streams)
         else:
-            process = WarmCommand(words, cwd=self.path, env=self._environment, text=True, **streams)
+            process = WarmCommand([*program[1:], *words], cwd=self.path, env=environment, text=True, **streams)
         self._started.append(process)
         return process
 

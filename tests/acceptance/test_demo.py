@@ -15,6 +15,7 @@ from reefknot.cli.config import recommended
 from reefknot.demo import show
 from tests.acceptance.folder import ROOT, until
 from tests.acceptance.terminal import Terminal
+from tests.warm_commands import run_warm
 
 TIMEOUT_S = 180
 
@@ -99,9 +100,7 @@ def test_the_store_is_kept_and_the_printed_commands_work_in_it(told: str, kept: 
     printed = re.findall(r"^   \S*reefknot ([a-z].*)$", told.rpartition("are kept.")[2], re.MULTILINE)
     assert printed == ["top", "job list", "job show invoice-1", "audit tail", "up"]
     for words in ("top", "job list", "job show invoice-1", "audit tail", "up --for 0.1", "audit replay"):
-        done = subprocess.run(
-            [sys.executable, "-m", "reefknot", *words.split()], cwd=kept, capture_output=True, text=True, check=False
-        )
+        done = run_warm(*words.split(), cwd=kept, env=os.environ)
         assert done.returncode == 0, done.stderr
 
 

@@ -21,6 +21,7 @@ from reefknot.app.nats_servers import NatsServer, find_nats_server, running_nats
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import until
 from tests.nats_servers import kill, restart
+from tests.warm_commands import WarmCommand, run_warm
 
 FINE, USAGE, UNREACHABLE, FORBIDDEN, MISCONFIGURED = 0, 2, 69, 77, 78
 LONG_S = 120.0
@@ -50,22 +51,30 @@ class Person:
         self.environment = kept | {"COLUMNS": "200", "XDG_CONFIG_HOME": str(folder)}
         (folder / "steps.py").write_text(STEPS)
 
-    def __call__(self, *words: str, program: Sequence[str] = ("-m", "reefknot")) -> subprocess.CompletedProcess[str]:
-        ended = subprocess.run(
-            [sys.executable, *program, *words],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=LONG_S,
-            check=False,
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self._fine(run_warm(*words, cwd=self.folder, env=self.environment, timeout=LONG_S))
+
+    def cold(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Python runs these words, from its start."""
+        return self._fine(
+            subprocess.run(
+                [sys.executable, *words],
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=LONG_S,
+                check=False,
+            )
         )
+
+    def _fine(self, ended: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
         assert "Traceback" not in ended.stderr, ended.stderr
         return ended
 
-    def refused(self, code: int, *words: str, **more: Any) -> str:
+    def refused(self, code: int, *words: str, program: Sequence[str] = ()) -> str:
         """What a command says that must end with this code, and has no data."""
-        ended = self(*words, **more)
+        ended = self.cold(*program, *words) if program else self(*words)
         assert ended.returncode == code, (ended.returncode, ended.stderr)
         assert ended.stdout == ""
         return ended.stderr
@@ -80,13 +89,8 @@ class Person:
         """A command that goes on, and the file with what it says on stderr."""
         said = self.folder / "said.txt"
         with said.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "reefknot", *words],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-            )
+            streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": file}
+            process = WarmCommand(["reefknot", *words], cwd=self.folder, env=self.environment, **streams)
         try:
             yield said
             process.send_signal(SIGTERM)

@@ -23,6 +23,7 @@ import reefknot as rk
 import reefknot.cli
 from reefknot.cli.output import LONGEST_WORD, fitting_columns
 from tests.acceptance.folder import until
+from tests.warm_commands import run_warm
 
 EXPLAIN = ("policy", "explain", "block:http", "--status", "429")
 TABLES: dict[str, list[tuple[str, ...]]] = {
@@ -94,8 +95,7 @@ class Shown(NamedTuple):
 
 def run(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command of its own process, without a terminal."""
-    words = (sys.executable, "-m", "reefknot", *words)
-    return subprocess.run(words, cwd=path, capture_output=True, text=True, timeout=60, check=False)
+    return run_warm(*words, cwd=path, env=os.environ)
 
 
 @pytest.fixture(scope="module")

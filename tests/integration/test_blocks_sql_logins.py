@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from reefknot.core.failure import ErrorCode
 from reefknot.core.messages import StepResult
 from tests.integration.postgres import Server
 from tests.integration.stepping import run
+from tests.warm_commands import run_warm
 
 SECRET = "the-secret-of-the-server"
 SETUP = """
@@ -148,8 +150,7 @@ def command(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[
     (folder / "reefknot.yaml").write_text(CONFIGURATION.replace("URL", url))
     job = {"type": "sql.query", "payload": {"connection": "report", "query": "SELECT 1 AS a"}}
     (folder / "work.jsonl").write_text(json.dumps({"assignment_id": "a", "request_id": "r", "job": job}) + "\n")
-    line = [sys.executable, "-m", "reefknot", *words]
-    return subprocess.run(line, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
+    return run_warm(*words, cwd=folder, env=os.environ)
 
 
 @pytest.mark.parametrize("words", [("run", "work.jsonl"), ("up", "--for", "0.1"), ("worker", "start")])

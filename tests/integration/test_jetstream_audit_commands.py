@@ -14,6 +14,7 @@ import pytest
 
 from reefknot.app.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
+from tests.warm_commands import run_warm
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 LONG_S = 60.0
@@ -62,12 +63,15 @@ class Shell:
         self.folder = folder
         self.url = url
 
+    @property
+    def _environ(self) -> dict[str, str]:
+        return {**os.environ, "XDG_CONFIG_HOME": str(self.folder), "COLUMNS": "160"}
+
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        environ = {**os.environ, "XDG_CONFIG_HOME": str(self.folder), "COLUMNS": "160"}
         return subprocess.run(
             [sys.executable, *words],
             cwd=self.folder,
-            env=environ,
+            env=self._environ,
             capture_output=True,
             text=True,
             timeout=LONG_S,
@@ -79,7 +83,8 @@ class Shell:
         assert ended.returncode == (-SIGKILL if dies else 0), ended.stderr
 
     def audit(self, *words: str, is_file: bool = False, code: int = 0) -> str:
-        ended = self.run("-m", "reefknot", "audit", *words, *([] if is_file else ["--engine", self.url]))
+        words = ("audit", *words, *([] if is_file else ["--engine", self.url]))
+        ended = run_warm(*words, cwd=self.folder, env=self._environ, timeout=LONG_S)
         assert ended.returncode == code, ended.stderr + ended.stdout
         return ended.stdout
 

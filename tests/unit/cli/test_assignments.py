@@ -17,6 +17,7 @@ from reefknot.cli import assignments as reading
 from reefknot.cli.app import CommandError
 from reefknot.cli.assignments import AssignmentLine, InvalidLine, assignments
 from reefknot.core.messages import ExecAssignment, InvalidMessage, read_assignment
+from tests.warm_commands import run_warm
 
 CONFIGURATION = (
     "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
@@ -46,15 +47,7 @@ def job(name: str, **more: Any) -> dict[str, Any]:
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`reefknot` as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "reefknot", *words],
-        cwd=folder,
-        env={**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_warm(*words, cwd=folder, env={**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)})
 
 
 @pytest.fixture

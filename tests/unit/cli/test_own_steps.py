@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.warm_commands import run_warm
+
 CONFIGURATION = """\
 worker:
   quarantine_failed: {quarantine}
@@ -94,15 +96,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`reefknot` as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "reefknot", *words],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_warm(*words, cwd=folder, env=environment(folder))
 
 
 def work(folder: Path, *types: str) -> str:
