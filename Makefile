@@ -18,8 +18,8 @@ SEEDS ?= 5000
 BROKER_SEEDS ?= 1000
 LOADS ?= 50
 FLOOD ?= 1000000
-# Half of a test's time is waiting, for another process or a lock: two tests for each processor keep it busy.
-JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+# Two thirds of a test's time are waiting, for another process or a lock: three tests for each processor keep it busy.
+JOBS ?= $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN))))
 # The files with tests marked `alone`: collecting all others, only to leave them out, takes ten seconds.
 ALONE = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 # A choice by ARGS may leave one of the two steps without a test, which pytest ends with 5.

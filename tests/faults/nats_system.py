@@ -36,6 +36,7 @@ from reefknot.engines.jetstream.streams import OPEN, Names
 from reefknot.errors import StoreError
 from reefknot.ports.work_queue import Settlement
 from tests.faults.carrying_out import IN_MEMORY
+from tests.warm_commands import WarmCommand
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 5.0
@@ -79,7 +80,7 @@ class Parts:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self.url = url
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, WarmCommand] = {}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "reefknot.yaml").write_text(CONFIG)
         (folder / "noting.py").write_text(STEPS)
@@ -91,10 +92,10 @@ class Parts:
         words += ["--module", "noting"] if kind == "worker" else []
         log = self.folder / f"{name}.log"
         log.unlink(missing_ok=True)
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{self.folder}"}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         with log.open("wb") as file:
-            self._processes[name] = subprocess.Popen(  # noqa: ASYNC220 - it is short, and belongs to this thread
-                [sys.executable, "-m", "tests.faults.nats_system", flaw, *words, "--log-level", "info"],
+            self._processes[name] = WarmCommand(
+                ["tests.faults.nats_system", flaw, *words, "--log-level", "info"],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

@@ -23,13 +23,13 @@ TRIES = 3
 """A machine that stands still is no fault of the system: a run in which it did is made again."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine() -> str:
     """The kind of store; a test that is parametrized replaces it."""
     return "sqlite"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def speed(tmp_path_factory: pytest.TempPathFactory, engine: str) -> float:
     """Assignments a second that this machine runs over HTTP now, when the service itself costs no time."""
     folder = tmp_path_factory.mktemp("speed")
@@ -78,7 +78,7 @@ def wrong_with(found: Findings, capacity: float) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 5, 10] if ALL else [5])
 @pytest.mark.parametrize("queue_size", [50, 500] if ALL else [500])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES, scope="module")
 def test_overload_costs_only_the_excess(tmp_path: Path, speed: float, times: int, queue_size: int, engine: str) -> None:
     """Whether the queue's count is little work or much: the bound in time holds."""
     at_once, judged = at_once_for(speed, times), []
