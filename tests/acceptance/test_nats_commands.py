@@ -161,6 +161,7 @@ def edit(url: str, stream: str, **changes: Any) -> None:
 
 @pytest.mark.parametrize("words", [("job", "list"), ("submit", "--type", "own.hello"), ("up",), ("worker", "list")])
 def test_where_no_server_is_a_command_says_so(person: Person, words: tuple[str, ...]) -> None:
+    (person.folder / "reefknot.yaml").write_text("nats: {patience_seconds: 1}\n")
     said = person.refused(UNREACHABLE, *words, "--engine", f"nats://127.0.0.1:{free_port()}")
 
     assert "the server cannot be reached" in said
