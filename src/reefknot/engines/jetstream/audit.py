@@ -28,6 +28,7 @@ from reefknot.engines.jetstream.events import (
 from reefknot.engines.jetstream.reads import LATEST, StreamMessage, behind, last_message, message_at, page, scan
 from reefknot.engines.jetstream.state import Message, State
 from reefknot.engines.jetstream.streams import Names, stream_info
+from reefknot.engines.jetstream.wire import Written
 from reefknot.errors import StoreError, StoreFullError
 from reefknot.ports.audit_log import AuditEntry
 from reefknot.runtime.changes import Waiters
@@ -40,7 +41,7 @@ MOST_COPIED_BYTES = 4 << 20
 MOST_UNCOPIED_BYTES = 400_000
 """Bytes of events that may wait for their copy before the next changes wait too."""
 MOST_OUTBOX_BYTES = 900_000
-COMPRESSED_FROM = 64_000
+COMPRESSED_FROM = 256_000
 HEADROOM = 8192
 """Bytes of a message that its headers may need."""
 GRACE_MS = 500
@@ -49,6 +50,7 @@ RECOVER_EVERY_S = 10.0
 OUTBOX_KEPT_MS = 86_400_000
 LONGEST_PAUSE_S = 2.0
 CLOSING_S = 5.0
+LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 TRIM = "trim"
 """The name in place of a writer's of the record that says how far retention has gone."""
 
@@ -66,9 +68,26 @@ class _Uncopied:
 
     async def send(self, events: Sequence[SealedEvent]) -> None:
         """Store these as one batch, behind the chain's last event."""
-        first = Message(events[0].subject, expected=self.position, over=self._names.chain(self._chain)).headers()
-        batch = [(one.subject, one.body, {} if number else first) for number, one in enumerate(events)]
-        self.position = await self._connection.store(batch)
+        messages: list[Written] = [(one.subject, one.body, {}) for one in events]
+        messages[0] = self._behind(events[0], self.position)
+        self.position = await self._connection.store(messages)
+
+    async def send_in_order(self, events: Sequence[SealedEvent]) -> None:
+        """
+        Store these one after the other, without a batch's wait for the server's disk.
+
+        Each expects the one before it at the end of the stream. If somebody else writes to it meanwhile, the next one
+        is refused, and all that follow it.
+        """
+        await self.send(events[:1])
+        if len(events) > 1:
+            self.position = await self._connection.store_in_order(
+                [self._behind(one, self.position + number, LAST_SEQUENCE) for number, one in enumerate(events[1:])]
+            )
+
+    def _behind(self, event: SealedEvent, position: int, *more: str) -> Written:
+        message = Message(event.subject, expected=position, over=self._names.chain(self._chain))
+        return event.subject, event.body, message.headers() | dict.fromkeys(more, str(position))
 
     async def missing(self, events: Collection[SealedEvent]) -> list[SealedEvent]:
         """The events among these that are not in the audit stream, by the last one that is, whoever copied it."""
@@ -225,7 +244,10 @@ class AuditWriter:
             while self._uncopied:
                 some = _batch_of(self._uncopied)
                 try:
-                    await self._chain.send(some)
+                    if tries or self._connection.options.replicas > 1:  # replicas refuse one that is so close behind
+                        await self._chain.send(some)
+                    else:
+                        await self._chain.send_in_order(some)
                     self._drop(len(some))
                     tries = 0
                     continue
@@ -238,8 +260,9 @@ class AuditWriter:
                     self._drop(len(self._uncopied) - len(left))
                 except Exception as error:
                     self._say_waiting(tries, error)
-                await self._connection.wait_until_up(1.0)
-                await asyncio.sleep(min(LONGEST_PAUSE_S, 0.005 * 2 ** min(tries, 10)))
+                if tries > 1:
+                    await self._connection.wait_until_up(1.0)
+                    await asyncio.sleep(min(LONGEST_PAUSE_S, 0.005 * 2 ** min(tries, 10)))
 
     def _drop(self, number: int) -> None:
         for _ in range(number):
