@@ -41,7 +41,7 @@ def _does_not_hold(self: State) -> None:
     """Apply what arrives while a batch is on its way."""
 
 
-def _behind_any(self: _Uncopied, event: SealedEvent, position: int, *more: str) -> Written:
+def _behind_any(self: _Uncopied, event: SealedEvent, position: int, is_at_end: bool = False) -> Written:
     return _behind(self, event, position)
 
 

@@ -50,7 +50,6 @@ RECOVER_EVERY_S = 10.0
 OUTBOX_KEPT_MS = 86_400_000
 LONGEST_PAUSE_S = 2.0
 CLOSING_S = 5.0
-LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 TRIM = "trim"
 """The name in place of a writer's of the record that says how far retention has gone."""
 
@@ -63,31 +62,34 @@ class _Uncopied:
         self._names = names
         self._chain = chain
         self.position = 0
+        self._is_alone = False
         self.copied = 0
         """The number in its chain of the last event that was found in the stream."""
 
     async def send(self, events: Sequence[SealedEvent]) -> None:
-        """Store these as one batch, behind the chain's last event."""
-        messages: list[Written] = [(one.subject, one.body, {}) for one in events]
-        messages[0] = self._behind(events[0], self.position)
-        self.position = await self._connection.store(messages)
-
-    async def send_in_order(self, events: Sequence[SealedEvent]) -> None:
         """
-        Store these one after the other, without a batch's wait for the server's disk.
+        Store these behind the chain's last event.
 
-        Each expects the one before it at the end of the stream. If somebody else writes to it meanwhile, the next one
-        is refused, and all that follow it.
+        As one batch, unless nobody else wrote to the stream last time: then one after the other, without a batch's wait
+        for the server's disk. Each expects the one before it at the end of the stream; if somebody writes to it
+        meanwhile, the next one is refused, and so are all that follow it.
         """
-        await self.send(events[:1])
-        if len(events) > 1:
-            self.position = await self._connection.store_in_order(
-                [self._behind(one, self.position + number, LAST_SEQUENCE) for number, one in enumerate(events[1:])]
-            )
+        before, is_alone, self._is_alone = self.position, self._is_alone, False
+        if is_alone:
+            messages = [self._behind(one, before + number, is_at_end=True) for number, one in enumerate(events)]
+            self.position = await self._connection.store_in_order(messages)
+        else:
+            messages = [(one.subject, one.body, {}) for one in events]
+            messages[0] = self._behind(events[0], before)
+            self.position = await self._connection.store(messages)
+        has_replicas = self._connection.options.replicas > 1  # they refuse a message that is so close behind another
+        self._is_alone = self.position == before + len(events) and not has_replicas
 
-    def _behind(self, event: SealedEvent, position: int, *more: str) -> Written:
-        message = Message(event.subject, expected=position, over=self._names.chain(self._chain))
-        return event.subject, event.body, message.headers() | dict.fromkeys(more, str(position))
+    def _behind(self, event: SealedEvent, position: int, is_at_end: bool = False) -> Written:
+        headers = Message(event.subject, expected=position, over=self._names.chain(self._chain)).headers()
+        if is_at_end:
+            headers["Nats-Expected-Last-Sequence"] = str(position)
+        return event.subject, event.body, headers
 
     async def missing(self, events: Collection[SealedEvent]) -> list[SealedEvent]:
         """The events among these that are not in the audit stream, by the last one that is, whoever copied it."""
@@ -244,10 +246,7 @@ class AuditWriter:
             while self._uncopied:
                 some = _batch_of(self._uncopied)
                 try:
-                    if tries or self._connection.options.replicas > 1:  # replicas refuse one that is so close behind
-                        await self._chain.send(some)
-                    else:
-                        await self._chain.send_in_order(some)
+                    await self._chain.send(some)
                     self._drop(len(some))
                     tries = 0
                     continue
@@ -260,9 +259,8 @@ class AuditWriter:
                     self._drop(len(self._uncopied) - len(left))
                 except Exception as error:
                     self._say_waiting(tries, error)
-                if tries > 1:
-                    await self._connection.wait_until_up(1.0)
-                    await asyncio.sleep(min(LONGEST_PAUSE_S, 0.005 * 2 ** min(tries, 10)))
+                await self._connection.wait_until_up(1.0)
+                await asyncio.sleep(min(LONGEST_PAUSE_S, 0.005 * 2 ** min(tries, 10)))
 
     def _drop(self, number: int) -> None:
         for _ in range(number):
