@@ -23,7 +23,7 @@ def _without_revisions(self: Message) -> dict[str, str]:
     return {name: value for name, value in _headers(self).items() if not (is_free and name.startswith("Nats-Expected"))}
 
 
-async def _never_looks(self: Commits, commit_id: str) -> None:
+async def _never_looks(self: Commits, message: Message, commit_id: str) -> None:
     """Take a batch without an answer for lost when its second try is refused."""
 
 
