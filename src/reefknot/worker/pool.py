@@ -12,7 +12,6 @@ Work that was running when a process died is suspect, and runs alone in its proc
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -101,7 +100,7 @@ class Pool:
         """Those of them that the same write starts."""
         self.running: dict[str, asyncio.Task[None]] = {}
         """The attempts in the slots."""
-        self.prefetched: deque[WorkItem] = deque()
+        self.prefetched: dict[str, WorkItem] = {}
         """Claimed, and waiting for a slot to end what it runs now."""
         self.claimed: dict[str, Held] = {}
         """Everything that was claimed and whose report is not kept yet."""
@@ -249,7 +248,7 @@ class Pool:
             self.queue.remove(item.id)
             self._cancel_attempt(item.id)  # its lease was lost unnoticed; the earlier attempt may not report any more
             self.claimed[item.id] = Held(item.id, item.owner, item.fence)
-            self.prefetched.append(item)
+            self.prefetched[item.id] = item
         self._fill_slots()
 
     async def serve(self) -> None:
@@ -354,7 +353,7 @@ class Pool:
     def _fill_slots(self) -> None:
         create = asyncio.get_running_loop().create_task
         while self.prefetched and not self.paused and len(self.running) < self.slots:
-            item = self.prefetched.popleft()
+            item = self._next_prefetched()
             task = create(self._slot(item), name=f"slot {self.name}")
             self.running[item.id] = task
             task.add_done_callback(self._slot_ended)
@@ -377,7 +376,7 @@ class Pool:
                 self._record_service_time(began, started)
             if not self.prefetched or self.paused or task.cancelling():
                 break
-            began, item = self._clock.now(), self.prefetched.popleft()
+            began, item = self._clock.now(), self._next_prefetched()
             self.running[item.id] = task
         self._wake.set()
 
@@ -408,8 +407,11 @@ class Pool:
         task = self.running.get(work_id)
         if task is not None:
             task.cancel()
-        elif any(item.id == work_id for item in self.prefetched):
-            self.prefetched = deque(item for item in self.prefetched if item.id != work_id)
+        else:
+            self.prefetched.pop(work_id, None)
+
+    def _next_prefetched(self) -> WorkItem:
+        return self.prefetched.pop(next(iter(self.prefetched)))
 
     async def _resync(self) -> None:
         """Correct places that are due here and not in the store: somebody else has them, or they are due later."""
@@ -424,8 +426,8 @@ class Pool:
 
     def release_prefetched(self) -> list[Held]:
         """Give up what no slot has begun. Returns it; it stays claimed until it is given back."""
-        prefetched, self.prefetched = self.prefetched, deque()
-        return [held for item in prefetched if (held := self.claimed.get(item.id)) is not None]
+        prefetched, self.prefetched = self.prefetched, {}
+        return [held for work_id in prefetched if (held := self.claimed.get(work_id)) is not None]
 
     def cancel_all(self) -> list[Held]:
         """Stop everything. Returns what was claimed."""
