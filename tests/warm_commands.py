@@ -29,7 +29,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-MOST_BYTES = 200_000
+MOST_BYTES, MOST_FILES = 200_000, 4096
+PATH = "PYTHONPATH"
 NOT_IMPORTED = ("reefknot.__main__", "reefknot.demo", "reefknot.testing", "reefknot.simulation")
 LIBRARIES = ("cyclopts", "httpx2", "nats", "psycopg", "rich.live", "rich.table", "yaml")
 """What modules of the product import where they use it."""
@@ -91,7 +92,7 @@ _launchers: dict[tuple[tuple[str, str], ...], socket.socket] = {}
 
 def _launcher(env: Mapping[str, str]) -> socket.socket:
     """The process that forks commands whose Python is set up as this environment says; it ends with this process."""
-    setup = tuple(sorted((name, value) for name, value in env.items() if name.startswith("PYTHON")))
+    setup = tuple(sorted((name, value) for name, value in env.items() if name.startswith("PYTHON") and name != PATH))
     if setup not in _launchers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [sys.executable, __file__, str(theirs.fileno())]
@@ -146,7 +147,8 @@ def _forked(requests: socket.socket) -> dict[str, Any]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for number, fd in enumerate(streams):
                 os.dup2(fd, number)
-            os.closerange(3, max(*fds, requests.detach(), waking, woken) + 1)
+            requests.detach()
+            os.closerange(3, MOST_FILES)
             return dict(json.loads(body))
         os.write(status, pid.to_bytes(4, "little"))
         running[pid] = status
@@ -175,15 +177,20 @@ def _stream(fd: int, mode: str, errors: str, *, lines: bool = False) -> io.TextI
     return made
 
 
+def _python_path() -> list[str]:
+    return [os.path.abspath(one) for one in os.environ.get(PATH, "").split(os.pathsep) if one]
+
+
 def _become(request: dict[str, Any]) -> NoReturn:
     os.chdir(request["cwd"])
+    before = _python_path()
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.path[: 1 + len(before)] = [request["cwd"], *_python_path()]
     sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "w", "surrogateescape")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace", lines=True)  # type: ignore[misc]
     sys.argv = request["args"]
-    sys.path[0] = request["cwd"]
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except SystemExit as ended:

@@ -122,24 +122,26 @@ def wait_for_ends(folder: Folder, process: subprocess.Popen[str]) -> None:
 
 CALM_STEP = """\
 import asyncio
+from pathlib import Path
 import reefknot as rk
 
 @rk.block("own.calm")
 async def calm(inputs, context):
     with open("begun.txt", "a") as file:
         file.write("calm\\n")
-    number = len(open("begun.txt").read().split())
+    number = len(Path("begun.txt").read_text().split())
     await asyncio.sleep(60 if number == 1 else 0.5)
 """
 LATE_STEP = """\
 import os
 import time
+from pathlib import Path
 import reefknot as rk
 import calm
 
 @rk.block("own.late")
 def late(inputs, context):
-    while not os.path.exists("die") and len(open("begun.txt").read().split()) == 1:
+    while not os.path.exists("die") and len(Path("begun.txt").read_text().split()) == 1:
         time.sleep(0.02)
     os._exit(9)
 """

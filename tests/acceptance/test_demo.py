@@ -112,6 +112,8 @@ def test_on_a_terminal_the_overload_is_one_line_that_is_drawn_over_itself(tmp_pa
         assert len(drawn) == 1
         assert drawn[0].count("\r") > 2
         assert all(len(one) < 80 for one in drawn[0].split("\r"))
+        terminal.type(b"\x03")
+        assert terminal.ends() == 130, "it stops its system"
     finally:
         terminal.close()
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from time import time
 from typing import Any
+from unittest.mock import patch
 
 import apsw
 import pytest
@@ -27,13 +29,18 @@ ALLOWANCE = 20
 Make = Callable[[SqliteStore, list[str], list[str]], dict[str, growth.Call]]
 
 
+_FILLED: dict[Path, float] = {}
+"""When a store was filled: calls ask for what happened since shortly before, however long ago that is by now."""
+
+
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    made = {}
+    made: dict[int, Path] = {}
     for size in (SMALL, LARGE):
         made[size] = tmp_path_factory.mktemp("stores") / f"{size}.db"
         asyncio.run(growth.made(made[size]))
         growth.fill(made[size], size)
+        _FILLED[made[size]] = time()
     return made
 
 
@@ -43,7 +50,8 @@ def counted(path: Path, name: str, make: Make) -> int:
     async def main() -> int:
         store = await SqliteStore(path, SystemClock(), inline=True).start()
         ended, quarantined = await growth.found(store)
-        call = make(store, ended, quarantined)[name]
+        with patch.object(growth, "time", lambda: _FILLED[path]):
+            call = make(store, ended, quarantined)[name]
         await call()
         seen = [0]
 

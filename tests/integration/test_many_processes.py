@@ -17,8 +17,8 @@ from reefknot.ports.audit_log import AuditQuery
 from tests.pace import slowness
 
 PROCESSES = 8
-ITEMS = 400
-RACED_KEYS = 40
+ITEMS = 200
+RACED_KEYS = 20
 
 WORKER = """
 import asyncio, json, sys, time
