@@ -14,6 +14,7 @@ Work that was running when a process died is suspect, and runs alone in its proc
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 from msgspec import structs
@@ -48,6 +49,8 @@ RESYNC_S = 0.05
 AHEAD_MS = 5.0
 """What the slots run within this time is claimed ahead: later claims know better what comes first."""
 MOST_AHEAD = 100
+LEAST_SHARE = 0.02
+"""A claim that takes less than this share of an attempt is not worth one ahead."""
 
 
 RunAttempt = Callable[[WorkItem], Coroutine[Any, Any, bool]]
@@ -127,6 +130,8 @@ class Pool:
         self._mean_ms = 0.0
         self._attempts_timed = 0
         self._attempt_ms = 0.0
+        self._claims_timed = 0
+        self._claim_ms = 0.0
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -193,10 +198,19 @@ class Pool:
         return work_id in self.claimed or work_id in self.queue or work_id in self.running
 
     def ahead(self) -> int:
-        """The number to claim beyond the free slots (prefetch). After a restart it is 0 until attempts were timed."""
-        if self._attempts_timed < KNOWN_AFTER or self._attempt_ms > AHEAD_MS:
+        """
+        The number to claim beyond the free slots (prefetch), so that none stands empty while the next claim is made.
+
+        Of short attempts it is what ends within a few milliseconds, of others what ends during a claim. After a restart
+        it is 0 until attempts were timed.
+        """
+        if self._attempts_timed < KNOWN_AFTER:
             return 0
-        return min(MOST_AHEAD, int(self.slots * AHEAD_MS / max(0.001, self._attempt_ms)))
+        attempt_ms = max(0.001, self._attempt_ms)
+        if attempt_ms <= AHEAD_MS:
+            return min(MOST_AHEAD, int(self.slots * AHEAD_MS / attempt_ms))
+        share = self._claim_ms / attempt_ms
+        return 0 if share < LEAST_SHARE else min(self.slots, ceil(self.slots * share))
 
     def can_start(self, arrivals: int) -> int:
         """
@@ -294,6 +308,7 @@ class Pool:
                 self.wake()
 
     async def _claim_some(self, wanted: int) -> int:
+        asked_at = self._clock.now()
         claim = asyncio.get_running_loop().create_task(self._claim(wanted))
         try:
             items = await asyncio.shield(claim)
@@ -308,6 +323,8 @@ class Pool:
             await asyncio.sleep(STORE_PAUSE_S)
             return wanted
         since, self._asks_since, self._asked = self._asks_since, None, 0
+        self._claims_timed += 1
+        self._claim_ms = running_mean(self._claim_ms, (self._clock.now() - asked_at) * 1000, number=self._claims_timed)
         if not items or not is_suspect(items[0]):
             self._isolation.no_suspect(self)
         elif not self._isolation.begin(self, self._clock.now()):
