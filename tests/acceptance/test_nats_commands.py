@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGHUP, SIGTERM
 from typing import Any
 
 import nats
@@ -518,6 +518,33 @@ def test_a_running_system_says_once_that_the_server_is_away_and_goes_on_when_it_
     assert text.count(" is lost (") == 1, text
     assert text.count(f"connected to {url} again") == 1, text
     assert text.count("a heartbeat was not sent") <= 1, text
+
+
+def test_a_running_system_whose_credentials_are_refused_says_so_and_goes_on_when_they_are_right_again(
+    person: Person, tmp_path: Path
+) -> None:
+    folder = tmp_path / "server"
+
+    def reload(old: str, new: str) -> None:
+        file = folder / "server.conf"
+        file.write_text(file.read_text().replace(old, new))
+        (ports,) = folder.glob("*.ports")
+        os.kill(int(ports.stem.rpartition("_")[2]), SIGHUP)
+
+    settings = f'jetstream {{ store_dir: "{folder / "data"}" }}\nauthorization {{ token: "{TOKEN}" }}'
+    with other_server(folder, settings) as url:
+        (person.folder / "reefknot.yaml").write_text(f"engine: {url}\nnats: {{token: 'env:NATS_TOKEN'}}\n")
+        person.environment["NATS_TOKEN"] = TOKEN
+        with person.running("up", "--module", "steps.py") as said:
+            until(lambda: "steps: " in said.read_text())
+            reload(TOKEN, "another")
+            until(lambda: f"{url} refuses this user" in said.read_text())
+            person.refused(FORBIDDEN, "job", "list")
+            reload("another", TOKEN)
+            until(lambda: f"connected to {url} again" in said.read_text())
+            assert '{"hello": "world"}' in person.done("submit", "--type", "own.hello", "--wait")
+    assert said.read_text().count("refuses this user") == 1
+    assert TOKEN not in said.read_text()
 
 
 def test_every_noun_works_on_a_store_on_nats(person: Person, url: str) -> None:

@@ -161,6 +161,7 @@ class Connection:
             raise self._unavailable("nats-py is not installed", "pip install 'reefknot[nats]'") from error
         client = Client()
         hear_directly(client)
+        _outlive_errors(client)
         settings = self._settings()
         if settings["tls"] is not None:
             _insist_on_tls(client)
@@ -238,6 +239,8 @@ class Connection:
             self._deny(text)
         elif not _is_refusal(self._last_error):  # the end of the connection that follows one says less
             self._last_error = error
+            if self._client is not None and _is_refusal(error):
+                logger().warning("%s refuses this user (%s); trying again", self.options.shown, error_text(error))
 
     def _deny(self, text: str) -> None:
         """Break off the requests that this user may not make: the server answers none of them."""
@@ -467,6 +470,27 @@ class Connection:
         if isinstance(error, ImportError):
             return self._unavailable(f"a file of credentials needs more ({text})", f"pip install {error.name}")
         return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
+
+
+def _outlive_errors(client: Client) -> None:
+    """
+    Let the connection be tried again after an error that the server names, such as credentials that have expired.
+
+    nats-py closes it for ever.
+    """
+    from nats import errors
+
+    process = client._process_err
+
+    async def process_err(err_msg: str) -> None:
+        if DENIED in err_msg.lower():
+            await process(err_msg)
+            return
+        error = errors.Error(f"nats: {err_msg}")
+        await client._error_cb(error)
+        await client._process_op_err(error)
+
+    client._process_err = process_err  # type: ignore[method-assign]
 
 
 def _insist_on_tls(client: Client) -> None:
