@@ -25,13 +25,17 @@ from reefknot.core.redaction import redact
 from reefknot.engines.jetstream.wire import (
     BATCH_ID,
     BATCH_SEQUENCE,
+    DENIED,
+    NO_TLS,
     Direct,
     Hear,
     Written,
     as_heard,
     batch_lines,
     hear_directly,
+    insist_on_tls,
     line_of,
+    outlive_errors,
 )
 from reefknot.errors import (
     ParameterError,
@@ -161,10 +165,10 @@ class Connection:
             raise self._unavailable("nats-py is not installed", "pip install 'reefknot[nats]'") from error
         client = Client()
         hear_directly(client)
-        _outlive_errors(client)
+        outlive_errors(client)
         settings = self._settings()
         if settings["tls"] is not None:
-            _insist_on_tls(client)
+            insist_on_tls(client)
         try:
             async with asyncio.timeout(self.options.patience):
                 await client.connect(servers=list(self.options.servers), **settings)
@@ -472,41 +476,6 @@ class Connection:
         return self._unavailable(f"the server cannot be reached ({text})", "check that a NATS server runs there")
 
 
-def _outlive_errors(client: Client) -> None:
-    """
-    Let the connection be tried again after an error that the server names, such as credentials that have expired.
-
-    nats-py closes it for ever.
-    """
-    from nats import errors
-
-    process = client._process_err
-
-    async def process_err(err_msg: str) -> None:
-        if DENIED in err_msg.lower():
-            await process(err_msg)
-            return
-        error = errors.Error(f"nats: {err_msg}")
-        await client._error_cb(error)
-        await client._process_op_err(error)
-
-    client._process_err = process_err  # type: ignore[method-assign]
-
-
-def _insist_on_tls(client: Client) -> None:
-    """Send nothing to a server that does not ask for TLS: nats-py would give it the password as plain text."""
-    from nats import errors
-
-    command = client._connect_command
-
-    def secure_command() -> bytes:
-        if not client._server_info.get("tls_required"):
-            raise errors.Error(NO_TLS)
-        return command()
-
-    client._connect_command = secure_command  # type: ignore[method-assign]
-
-
 def _is_refusal(error: BaseException | None) -> bool:
     """Whether the server refuses this user, in the words of nats-py."""
     text = "" if error is None else error_text(error).lower()
@@ -524,8 +493,6 @@ LIMITS = {
     10176: "a message of the batch was refused: check the limits of the account and of the server (reefknot doctor)",
 }
 """What to do about other limits that are reached, by the number of the refusal."""
-NO_TLS = "the server does not ask for TLS"
-DENIED = "permissions violation"
 MOST_DENIED = 20
 """Refused subjects that are logged; each once."""
 NO_JETSTREAM = frozenset({10039, 10076, 10035})

@@ -4,6 +4,9 @@ Messages on their way over a NATS connection: those that arrive, heard at once, 
 nats-py reads the headers of every message, and has a queue and a task for each subscription; it builds the bytes of
 every message that is sent in a coroutine of its own. A store receives and sends several messages for each assignment,
 so this was a third of a worker's time. What is listened for comes from the connection to who hears it in one call.
+
+Two more of nats-py's ways are changed here: what it does when the server names an error, and that TLS is the server's
+choice.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 BATCH_ID, BATCH_SEQUENCE = "Nats-Batch-Id", "Nats-Batch-Sequence"
+NO_TLS = "the server does not ask for TLS"
+DENIED = "permissions violation"
 _VERSION = "NATS/1.0"
 _STATUS = len(_VERSION)
 Written = tuple[str, bytes, Mapping[str, str]]
@@ -103,6 +108,41 @@ def hear_directly(client: Client) -> None:
             await as_usual(sid, subject, reply, data, headers)
 
     client._process_msg = take  # type: ignore[method-assign]
+
+
+def outlive_errors(client: Client) -> None:
+    """
+    Let the connection be tried again after an error that the server names, such as credentials that have expired.
+
+    nats-py closes it for ever.
+    """
+    from nats import errors
+
+    process = client._process_err
+
+    async def process_err(err_msg: str) -> None:
+        if DENIED in err_msg.lower():
+            await process(err_msg)
+            return
+        error = errors.Error(f"nats: {err_msg}")
+        await client._error_cb(error)
+        await client._process_op_err(error)
+
+    client._process_err = process_err  # type: ignore[method-assign]
+
+
+def insist_on_tls(client: Client) -> None:
+    """Send nothing to a server that does not ask for TLS: nats-py would give it the password as plain text."""
+    from nats import errors
+
+    command = client._connect_command
+
+    def secure_command() -> bytes:
+        if not client._server_info.get("tls_required"):
+            raise errors.Error(NO_TLS)
+        return command()
+
+    client._connect_command = secure_command  # type: ignore[method-assign]
 
 
 def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:
